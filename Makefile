@@ -1,0 +1,56 @@
+# Every target makes the virtual environment when it is missing. ARGS= is passed through:
+#   make demo ARGS="--json out.json"      make test ARGS="-k greedy -x"
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+CODE := pilotfish field device_runtime edge_runtime export wire engines speculation
+
+.PHONY: help venv demo test test-reference lint format bench clean
+help:
+	@echo "make demo            both ends on this machine, real weights (ARGS='--json out.json')"
+	@echo "make test            the tests, without torch (ARGS goes to pytest)"
+	@echo "make test-reference  parity with transformers; installs torch"
+	@echo "make lint            ruff, mypy --strict, import-linter"
+	@echo "make bench           every benchmark (ARGS='--quick'); figures go to bench-*.json"
+
+venv: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) …"
+	$(INSTALL) -e '.[cpu,export,field,dev]'
+	@touch $@
+
+$(VENV)/.reference: $(VENV)/.installed
+	@echo "installing torch and transformers into $(VENV) …"
+	$(INSTALL) -e '.[reference]'
+	@touch $@
+
+demo: venv
+	@$(BIN)/python -m pilotfish demo $(ARGS)
+
+test: venv
+	$(BIN)/python -m pytest -m 'not reference' $(ARGS)
+
+test-reference: $(VENV)/.reference
+	$(BIN)/python -m pytest tests/reference -m reference $(ARGS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: venv
+	@for script in benchmarks/[a-z]*.py; do \
+		echo "== $$script"; \
+		$(BIN)/python $$script --json bench-$$(basename $$script .py).json $(ARGS) || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,247 @@
+"""`Device`: the drafting end as a Python object."""
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.drafter import Drafter
+from device_runtime.edge_link import EdgeLink
+from device_runtime.record import Generation, Piece, Round
+from device_runtime.session import Proposal, Session
+from device_runtime.stops import Answer
+from engines.chat import ChatTemplate
+from speculation.distributions import Sampling
+from wire.errors import TokenOutOfRangeError, UnsupportedError
+from wire.keys import DeviceKeys
+from wire.messages import MAX_WINDOW
+from wire.protocols import LOCAL, NAMES, STREAM, Law, exchange_named
+from wire.transport import is_loopback
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Options(TypedDict, total=False):
+    """How to generate; `Device.stream` says what each means and what it is by default."""
+
+    protocol: str
+    window: int
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | None
+    stop: Sequence[str]
+
+
+class Device:
+    """A drafter and its edge. Not thread-safe: one generation at a time.
+
+    draft: the drafter's artifact. edge: ``tcp://host:port``, or None when only ``local`` is used.
+    keys: the folder with ``device.key`` and ``edge.pub``; None is allowed on loopback only.
+    """
+
+    def __init__(
+        self,
+        draft: str | Path,
+        edge: str | None = None,
+        keys: str | Path | None = None,
+        *,
+        provider: str = "auto",
+        threads: int | None = None,
+        context: int | None = None,
+    ) -> None:
+        self._link: EdgeLink | None = None
+        if edge is not None and keys is None and not is_loopback(edge):
+            raise UnsupportedError(
+                f"Without keys a device talks to loopback only, not to {edge}; name the folder "
+                "with device.key and edge.pub."
+            )
+        # the edge first: its absence shows at once, loading a model takes a while
+        loaded = DeviceKeys.load(Path(keys)) if keys is not None and edge is not None else None
+        self._drafter = Drafter(Path(draft), provider=provider, threads=threads, context=context)
+        if edge is not None:
+            self._link = EdgeLink(edge, loaded, self._drafter.manifest)
+        self.tokenizer = self._drafter.tokenizer
+        self._session = Session(self._drafter, self._link)
+        self._template = _chat_template(self._drafter)
+        self.last: Generation | None = None
+
+    def generate(self, prompt: str | Sequence[int], **options: "Unpack[Options]") -> Generation:
+        """One answer, whole. The options are those of `stream`."""
+        for _ in self.stream(prompt, **options):
+            pass
+        assert self.last is not None
+        return self.last
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        protocol: str = "greedy",
+        window: int = 4,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Iterator[Piece]:
+        """One answer, piece by piece; the whole is in ``last`` when the iterator ends.
+
+        A text prompt is one user message in the model's chat template, where it has one; a list of
+        token ids is taken as it is. seed: 0 ≤ seed < 2⁶³; None takes a random one.
+        """
+        prompt_ids = self.prompt_ids(prompt)
+        if protocol not in NAMES:
+            raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(NAMES)}.")
+        if not 0 <= window <= MAX_WINDOW or max_tokens < 1:
+            raise UnsupportedError(
+                f"window must be 0 to {MAX_WINDOW} and max_tokens at least 1, not {window} and "
+                f"{max_tokens}."
+            )
+        if seed is not None and not 0 <= seed < 2**63:
+            raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
+        try:
+            sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        except ValueError as error:
+            raise UnsupportedError(f"{error}.") from error
+        law = Law(sampling=sampling, seed=secrets.randbits(63) if seed is None else seed)
+        if protocol not in (STREAM, LOCAL):
+            exchange_named(protocol).check(sampling)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        answer = Answer(
+            self.tokenizer, eos_ids=self._ends, stop=[s for s in stops if s], max_tokens=max_tokens
+        )
+        return self._run(prompt_ids, protocol, law, window, answer)
+
+    def prompt_ids(self, prompt: str | Sequence[int]) -> NDArray[np.uint32]:
+        """The token ids u32 [n] that a prompt stands for."""
+        vocab = self._drafter.manifest.vocab_size
+        if not isinstance(prompt, str):
+            ids = list(prompt)
+            wrong = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < vocab]
+            if wrong:
+                raise TokenOutOfRangeError(
+                    f"{wrong[0]!r} is no token id: the vocabulary has {vocab} tokens."
+                )
+            return np.array(ids, dtype=np.uint32)
+        if self._template is not None:
+            text = self._template.render([{"role": "user", "content": prompt}])
+            return np.array(self.tokenizer.encode(text, special=True), dtype=np.uint32)
+        bos = self._drafter.manifest.bos_id
+        start = [] if bos is None else [bos]
+        return np.array([*start, *self.tokenizer.encode(prompt)], dtype=np.uint32)
+
+    @property
+    def _ends(self) -> list[int]:
+        """The tokens that end an answer: the target's, whose text it is."""
+        return list(self._link.welcome.eos_ids if self._link else self._drafter.manifest.eos_ids)
+
+    def _run(
+        self, prompt: NDArray[np.uint32], protocol: str, law: Law, window: int, answer: Answer
+    ) -> Iterator[Piece]:
+        session = self._session
+        rounds: list[Round] = []
+        begun_s = time.monotonic()
+        first_token_s = 0.0
+        finished = False
+        try:
+            session.start(prompt, protocol, law)
+            for proposal in self._proposals(protocol, law, window, answer):
+                settled_ns = time.monotonic_ns()
+                pieces, kept = _pieces(proposal, answer)
+                record = proposal.record
+                record.tokens = kept
+                record.timings.settle += (time.monotonic_ns() - settled_ns) * 1e-9
+                rounds.append(record)
+                first_token_s = first_token_s or time.monotonic() - begun_s
+                yield from pieces
+                if answer.finish_reason is not None:
+                    break
+            rest = answer.end("length")  # the context is full
+            if rest:
+                yield Piece(rest, [], "target")
+            finished = True
+        finally:
+            if protocol == STREAM or not finished:
+                session.cancel()
+            session.keep(len(prompt) + len(answer.tokens))
+        self.last = Generation(
+            protocol=protocol,
+            prompt_tokens=len(prompt),
+            tokens=answer.tokens,
+            text=answer.text,
+            finish_reason=answer.finish_reason or "length",
+            rounds=rounds,
+            first_token_s=first_token_s,
+            total_s=time.monotonic() - begun_s,
+        )
+
+    def _proposals(
+        self, protocol: str, law: Law, window: int, answer: Answer
+    ) -> Iterator[Proposal]:
+        session = self._session
+        if protocol == STREAM:
+            yield from session.stream(answer.remaining)
+        elif protocol == LOCAL:
+            yield from session.local(law, answer.remaining)
+        else:
+            exchange = exchange_named(protocol)
+            while answer.remaining and len(session.committed) < session.context:
+                yield session.speculate(exchange, law, window, answer.remaining, self._ends)
+
+    def close(self) -> None:
+        """Tell the edge to forget the session, and hang up."""
+        if self._link is None:
+            return
+        link, self._link = self._link, None
+        try:
+            self._session.close()
+        finally:
+            link.close()
+
+    def __enter__(self) -> "Device":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _pieces(proposal: Proposal, answer: Answer) -> tuple[list[Piece], list[int]]:
+    """The pieces that a round adds to the answer, and the tokens of it that the answer keeps."""
+    record = proposal.record
+    if record.protocol in (STREAM, LOCAL):
+        parts = [(record.tokens, "target" if record.protocol == STREAM else LOCAL)]
+    else:
+        last = "bonus" if proposal.full else "corrected"
+        parts = [(record.tokens[: record.accepted], "drafted"), (record.tokens[-1:], last)]
+    pieces, kept = [], []
+    for ids, origin in parts:
+        taken, text = answer.push(ids)
+        kept += taken
+        if taken:
+            pieces.append(Piece(text, taken, origin))
+    return pieces, kept
+
+
+def _chat_template(drafter: Drafter) -> ChatTemplate | None:
+    manifest, tokenizer = drafter.manifest, drafter.tokenizer
+    if manifest.chat_template is None:
+        return None
+    return ChatTemplate(
+        manifest.chat_template,
+        bos_token="" if manifest.bos_id is None else tokenizer.piece(manifest.bos_id),
+        eos_token=tokenizer.piece(manifest.eos_ids[0]) if manifest.eos_ids else "",
+    )

@@ -1,0 +1,158 @@
+"""The device's side of the connection: find the edge, ask it, notice when it is gone.
+
+A request is bytes that may be sent again: when the connection breaks and comes back, or a reply is
+overdue, the very same bytes go out, and the edge answers what it has answered already.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import zmq
+
+from engines.artifact import Manifest
+from wire.errors import (
+    AccessDeniedError,
+    EdgeLostError,
+    EdgeUnreachableError,
+    MalformedError,
+    from_code,
+)
+from wire.keys import DeviceKeys
+from wire.messages import VERSION, Buffer, Failure, Hello, Reply, Request, Welcome
+from wire.transport import Channel
+
+CONNECT_S = 2.5  # until an edge that does not answer counts as absent
+RESEND_S = 10.0  # a reply that is overdue for so long may have been lost
+PATIENCE_S = 120.0  # and after so long nobody waits for it any more
+_REPLY_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply, its bytes both ways, and when the request left and the reply came (monotonic)."""
+
+    reply: Reply
+    frames: Sequence[Buffer]
+    uplink_bytes: int
+    downlink_bytes: int
+    sent_ns: int
+    received_ns: int
+
+
+class EdgeLink:
+    """One edge, connected. Raises typed errors that say what to do; never hangs."""
+
+    def __init__(self, endpoint: str, keys: DeviceKeys | None, manifest: Manifest) -> None:
+        self._channel = Channel(endpoint, keys, _REPLY_BYTES)
+        self._encrypted = keys is not None
+        self._hello = Hello(
+            version=VERSION,
+            tokenizer=manifest.tokenizer_fingerprint,
+            vocab_size=manifest.vocab_size,
+            padded_vocab_size=manifest.padded_vocab_size,
+            hidden_size=manifest.dimensions.hidden,
+        )
+        try:
+            self._wait_for_connection(EdgeUnreachableError)
+            answer = self.ask(self._hello, (), lambda reply: isinstance(reply, Welcome))
+        except BaseException:
+            self.close()
+            raise
+        assert isinstance(answer.reply, Welcome)
+        self.welcome = answer.reply
+        # the edge's clock minus ours, if the handshake took equally long both ways
+        self.clock_offset_ns = (
+            (self.welcome.received_ns - answer.sent_ns)
+            + (self.welcome.sent_ns - answer.received_ns)
+        ) // 2
+
+    def tell(self, message: Request, frames: Sequence[Buffer] = ()) -> int:
+        """Send what is not answered by itself; returns its bytes."""
+        while True:
+            try:
+                return self._channel.send(message, frames)
+            except zmq.Again:
+                self._channel.connected = False
+                self._wait_for_connection(EdgeLostError)
+
+    def ask(
+        self, message: Request, frames: Sequence[Buffer], wanted: Callable[[Reply], bool]
+    ) -> Answer:
+        """Send a request and wait for the reply that is ``wanted``; older replies are dropped."""
+        sent_ns = time.monotonic_ns()
+        size = self.tell(message, frames)
+        return self.wait(message, frames, wanted, size, sent_ns)
+
+    def wait(
+        self,
+        message: Request,
+        frames: Sequence[Buffer],
+        wanted: Callable[[Reply], bool],
+        size: int = 0,
+        sent_ns: int = 0,
+    ) -> Answer:
+        """Wait for a reply that is already on its way; ``message`` is sent again if need be."""
+        give_up = time.monotonic() + PATIENCE_S
+        resend = time.monotonic() + RESEND_S
+        while (now := time.monotonic()) < give_up:
+            arrived = self._channel.receive(min(resend, give_up) - now)
+            if arrived is not None:
+                reply, reply_frames, reply_size = arrived
+                if isinstance(reply, Failure) and _concerns(reply, message):
+                    raise from_code(reply.code, reply.message)
+                if wanted(reply):
+                    return Answer(
+                        reply, reply_frames, size, reply_size, sent_ns, time.monotonic_ns()
+                    )
+            elif not self._channel.connected:
+                self._wait_for_connection(EdgeLostError)
+                size += self.tell(message, frames)
+            elif time.monotonic() >= resend:
+                resend += RESEND_S
+                size += self.tell(message, frames)
+        raise EdgeLostError(
+            f"The edge at {self._channel.endpoint} has not answered for {PATIENCE_S:g} s."
+        )
+
+    def _wait_for_connection(self, otherwise: type[Exception]) -> None:
+        channel = self._channel
+        deadline = time.monotonic() + CONNECT_S
+        while not channel.connected:
+            left = deadline - time.monotonic()
+            if channel.denied:
+                raise AccessDeniedError(
+                    f"The edge at {channel.endpoint} refused this device's key: run "
+                    "`pilotfish keys allow device.pub` on the edge and restart it."
+                )
+            if left <= 0:
+                raise self._absent(otherwise)
+            if channel.receive(left) is not None:
+                raise MalformedError(f"{channel.endpoint} speaks before the handshake.")
+
+    def _absent(self, otherwise: type[Exception]) -> Exception:
+        endpoint = self._channel.endpoint
+        if self._channel.broken_handshakes:
+            if self._encrypted:
+                advice = "is edge.pub that edge's present public key, and does it use keys at all?"
+            else:
+                advice = "it may demand keys: name their folder with --keys."
+            return AccessDeniedError(f"{endpoint} answers, but not to our handshake: {advice}")
+        if otherwise is EdgeLostError:
+            return EdgeLostError(
+                f"The edge at {endpoint} is gone and did not come back within {CONNECT_S:g} s."
+            )
+        return EdgeUnreachableError(
+            f"No edge answers at {endpoint}: is `pilotfish edge serve` running there, and is the "
+            "address right?"
+        )
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+
+def _concerns(failure: Failure, message: Request) -> bool:
+    """Whether a failure is about this request; one that names none is about what was sent last."""
+    generation = getattr(message, "generation", None)
+    return failure.generation is None or failure.generation == generation

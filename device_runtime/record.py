@@ -1,0 +1,80 @@
+"""What happened: one record a round, and the answer that the rounds add up to."""
+
+from dataclasses import dataclass, field
+
+STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
+
+
+@dataclass(kw_only=True)
+class Timings:
+    """Seconds of each stage of a round (DESIGN §4).
+
+    uplink and downlink are told apart by the edge's clock, whose offset the handshake estimated
+    under the usual assumption that its two ways took equally long; their sum needs no assumption.
+    queue is all that the round spent at the edge outside of the target pass and the rule.
+    """
+
+    draft: float = 0.0
+    encode: float = 0.0
+    uplink: float = 0.0
+    queue: float = 0.0
+    verify: float = 0.0
+    downlink: float = 0.0
+    settle: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds from the first drafted token to the last committed one."""
+        return float(sum(getattr(self, stage) for stage in STAGES))
+
+
+@dataclass(kw_only=True)
+class Round:
+    """One draft–verify exchange, or one step of a baseline (window 0)."""
+
+    protocol: str
+    start: int  # committed tokens before the round
+    window: int  # γ: tokens drafted
+    accepted: int
+    tokens: list[int]  # committed by this round and kept in the answer
+    uplink_bytes: int = 0  # frames as handed to ZeroMQ
+    downlink_bytes: int = 0
+    timings: Timings = field(default_factory=Timings)
+
+
+@dataclass(kw_only=True)
+class Generation:
+    """One answer. ``tokens`` holds the end token, ``text`` neither it nor the stop string."""
+
+    protocol: str
+    prompt_tokens: int
+    tokens: list[int]
+    text: str
+    finish_reason: str  # "stop": an end token or a stop string; "length": max_tokens or context
+    rounds: list[Round]
+    first_token_s: float
+    total_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Committed tokens per second, reading the prompt included."""
+        return len(self.tokens) / self.total_s if self.total_s else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """α: the share of drafted tokens that were accepted; 0 without drafts."""
+        drafted = sum(round_.window for round_ in self.rounds)
+        return sum(round_.accepted for round_ in self.rounds) / drafted if drafted else 0.0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an answer as it comes.
+
+    origin: ``drafted`` (and accepted), ``corrected`` (the target's token in place of a rejected
+    one), ``bonus`` (after a window that was accepted whole), ``target`` or ``local`` (baselines).
+    """
+
+    text: str
+    tokens: list[int]
+    origin: str

@@ -1,0 +1,277 @@
+"""The session loop: draft, propose, wait for the verdict, commit; and the two baselines.
+
+The session owns the committed tokens. The drafter's K/V and the edge's session follow them, and
+both can be rebuilt from them: an edge that has forgotten the session is told all tokens again, and
+since every draw is keyed by position the text goes on as it would have (DESIGN §7).
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.drafter import Drafter
+from device_runtime.edge_link import Answer, EdgeLink
+from device_runtime.record import Round, Timings
+from speculation.randomness import Purpose
+from wire.committed import Committed
+from wire.errors import DivergedError, MalformedError, PromptTooLongError, UnknownSessionError
+from wire.messages import (
+    Begin,
+    Buffer,
+    Cancel,
+    Close,
+    Pull,
+    Reply,
+    Times,
+    Tokens,
+    Verdict,
+    Window,
+    ids_frame,
+    read_ids,
+)
+from wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, choose
+
+_NS = 1e-9
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What the rounds yield: tokens that both ends agree on, and how they came about."""
+
+    record: Round  # ``tokens`` holds all of the round; the caller cuts what is not wanted
+    full: bool  # every drafted token was accepted, so the last token is a bonus
+
+
+class Session:
+    """One conversation with one edge, or with none for `local`."""
+
+    def __init__(self, drafter: Drafter, link: EdgeLink | None) -> None:
+        self._drafter = drafter
+        self._link = link
+        self._id = secrets.token_bytes(16)
+        self._generation = -1
+        self._at_edge = 0  # a prefix of the committed tokens that the edge holds too
+        self._begun: tuple[str, Law] | None = None
+        self.committed = Committed()
+        context = drafter.context
+        if link is not None:
+            context = min(context, link.welcome.limits.context)
+        self.context = context
+
+    def start(self, prompt: NDArray[np.uint32], protocol: str, law: Law) -> None:
+        """Begin a generation: what the session and the prompt share is kept on both ends."""
+        if len(prompt) == 0:
+            raise MalformedError("The prompt is empty; a generation needs a token to go on from.")
+        if len(prompt) >= self.context:
+            raise PromptTooLongError(
+                f"The prompt has {len(prompt)} tokens; drafter and target together take at most "
+                f"{self.context - 1}."
+            )
+        kept = _common_prefix(self.committed.ids, prompt)
+        self.committed.truncate(kept)
+        self.committed.extend(prompt[kept:])
+        self._at_edge = min(self._at_edge, kept)
+        self._drafter.forget(min(kept, len(prompt) - 1))
+        self._begun = (protocol, law)
+        if protocol != LOCAL:
+            self._begin()
+        if protocol != STREAM:
+            self._drafter.read(self.committed.ids)
+
+    def _begin(self) -> None:
+        """Tell the edge what it lacks of the committed tokens, and how to sample after them."""
+        assert self._begun is not None
+        protocol, law = self._begun
+        self._generation += 1
+        begin = Begin(
+            session=self._id,
+            generation=self._generation,
+            keep=self._at_edge,
+            hash=self.committed.hash_of(self._at_edge),
+            protocol=protocol,
+            seed=law.seed,
+            temperature=law.sampling.temperature,
+            top_k=law.sampling.top_k,
+            top_p=law.sampling.top_p,
+        )
+        missing = self.committed.ids[self._at_edge :].copy()  # sent without a copy, may yet change
+        self._edge.tell(begin, [ids_frame(missing)])
+        self._at_edge = len(self.committed)
+
+    @property
+    def _edge(self) -> EdgeLink:
+        if self._link is None:
+            raise MalformedError("This device has no edge; only protocol local works without one.")
+        return self._link
+
+    def keep(self, length: int) -> None:
+        """Keep only ``length`` committed tokens: the answer ended within a round."""
+        self.committed.truncate(length)
+        self._at_edge = min(self._at_edge, length)
+        self._drafter.forget(length)
+
+    # Speculation
+
+    def speculate(
+        self, exchange: Exchange, law: Law, window: int, remaining: int, ends: Sequence[int]
+    ) -> Proposal:
+        """One round: a window of at most ``window`` tokens is drafted, verified and committed."""
+        started_ns = time.monotonic_ns()
+        start = len(self.committed)
+        gamma = min(window, remaining - 1, self.context - start - 1)
+        draft = self._drafter.draft(self.committed.ids, max(0, gamma), exchange, law, ends)
+        drafted_ns = time.monotonic_ns()
+        frames = exchange.propose(draft)
+        answer = self._settled_by_edge(start, frames, drafted_ns)
+        verdict = answer.reply
+        assert isinstance(verdict, Verdict)
+        committed = self._accepted_tokens(draft, verdict)
+        self.committed.extend(committed)
+        self._at_edge = len(self.committed)
+        self._drafter.forget(start + verdict.accepted)
+        record = Round(
+            protocol=exchange.name,
+            start=start,
+            window=len(draft.ids),
+            accepted=verdict.accepted,
+            tokens=committed,
+            uplink_bytes=answer.uplink_bytes,
+            downlink_bytes=answer.downlink_bytes,
+            timings=self._timings(verdict.times, answer, started_ns, drafted_ns),
+        )
+        return Proposal(record, verdict.accepted == len(draft.ids))
+
+    def _settled_by_edge(self, start: int, frames: list[Buffer], now_ns: int) -> Answer:
+        """The verdict on these frames; an edge that lost the session is told everything again."""
+        for attempt in range(3):
+            window = Window(
+                session=self._id,
+                generation=self._generation,
+                start=start,
+                hash=self.committed.hash,
+            )
+            try:
+                return self._edge.ask(window, frames, self._answers(Verdict, start))
+            except (UnknownSessionError, DivergedError):
+                if attempt == 2:
+                    raise
+                self._at_edge = 0
+                self._begin()
+        raise AssertionError  # the loop returns or raises
+
+    def _answers(self, kind: type[Verdict] | type[Tokens], start: int) -> Callable[[Reply], bool]:
+        """Tells this round's reply from late ones of earlier rounds."""
+        generation = self._generation
+
+        def wanted(reply: Reply) -> bool:
+            return (
+                isinstance(reply, kind)
+                and reply.session == self._id
+                and reply.generation == generation
+                and reply.start == start
+            )
+
+        return wanted
+
+    def _accepted_tokens(self, draft: Draft, verdict: Verdict) -> list[int]:
+        vocab = self._drafter.manifest.vocab_size
+        if verdict.accepted > len(draft.ids) or verdict.token >= vocab:
+            raise MalformedError("The edge's verdict does not fit the window that was sent.")
+        return [*map(int, draft.ids[: verdict.accepted]), verdict.token]
+
+    def _timings(self, times: Times, answer: Answer, started_ns: int, drafted_ns: int) -> Timings:
+        offset = self._edge.clock_offset_ns
+        at_edge = times.sent_ns - times.received_ns
+        on_link = max(0, answer.received_ns - answer.sent_ns - at_edge)
+        uplink = min(on_link, max(0, times.received_ns - offset - answer.sent_ns))
+        return Timings(
+            draft=(drafted_ns - started_ns) * _NS,
+            encode=(answer.sent_ns - drafted_ns) * _NS,
+            uplink=uplink * _NS,
+            queue=(at_edge - times.verify_ns) * _NS,
+            verify=times.verify_ns * _NS,
+            downlink=(on_link - uplink) * _NS,
+            settle=(time.monotonic_ns() - answer.received_ns) * _NS,
+        )
+
+    # Baselines
+
+    def stream(self, count: int) -> Iterator[Proposal]:
+        """`stream`: the target generates ``count`` tokens alone; they come one by one."""
+        count = min(count, self.context - len(self.committed))
+        expected = len(self.committed) + count
+        answer: Answer | None = None
+        while len(self.committed) < expected:
+            start = len(self.committed)
+            pull = Pull(
+                session=self._id,
+                generation=self._generation,
+                start=start,
+                hash=self.committed.hash,
+                count=expected - start,
+            )
+            wanted = self._answers(Tokens, start)
+            before_ns = time.monotonic_ns()
+            try:
+                if answer is None:
+                    answer = self._edge.ask(pull, (), wanted)
+                else:
+                    answer = self._edge.wait(pull, (), wanted, sent_ns=before_ns)
+            except (UnknownSessionError, DivergedError):
+                self._at_edge, answer = 0, None
+                self._begin()
+                continue
+            yield self._streamed(answer, start, before_ns)
+
+    def _streamed(self, answer: Answer, start: int, before_ns: int) -> Proposal:
+        reply = answer.reply
+        assert isinstance(reply, Tokens)
+        if len(answer.frames) != 1 or len(answer.frames[0]) == 0:
+            raise MalformedError("The edge sent a stream message without tokens.")
+        ids = [*map(int, read_ids(answer.frames[0], self._drafter.manifest.vocab_size))]
+        self.committed.extend(ids)
+        self._at_edge = len(self.committed)
+        waited = answer.received_ns - before_ns
+        verify = min(waited, reply.times.verify_ns)
+        record = Round(
+            protocol=STREAM,
+            start=start,
+            window=0,
+            accepted=0,
+            tokens=ids,
+            uplink_bytes=answer.uplink_bytes,
+            downlink_bytes=answer.downlink_bytes,
+            timings=Timings(verify=verify * _NS, downlink=(waited - verify) * _NS),
+        )
+        return Proposal(record, full=False)
+
+    def local(self, law: Law, count: int) -> Iterator[Proposal]:
+        """`local`: the drafter generates alone."""
+        for _ in range(min(count, self.context - len(self.committed))):
+            started_ns = time.monotonic_ns()
+            start = len(self.committed)
+            token = choose(self._drafter.logits(self.committed.ids), law, start, Purpose.LOCAL)
+            self.committed.extend([token])
+            record = Round(protocol=LOCAL, start=start, window=0, accepted=0, tokens=[token])
+            record.timings.draft = (time.monotonic_ns() - started_ns) * _NS
+            yield Proposal(record, full=False)
+
+    def cancel(self) -> None:
+        """Tell the edge to stop working on the generation, if it is listening."""
+        if self._link is not None and self._begun is not None and self._begun[0] != LOCAL:
+            self._link.tell(Cancel(session=self._id, generation=self._generation))
+
+    def close(self) -> None:
+        """Tell the edge to forget the session."""
+        if self._link is not None and self._generation >= 0:
+            self._link.tell(Close(session=self._id))
+
+
+def _common_prefix(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> int:
+    shorter = min(len(a), len(b))
+    differing = np.flatnonzero(a[:shorter] != b[:shorter])
+    return int(differing[0]) if len(differing) else shorter

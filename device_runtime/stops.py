@@ -1,0 +1,77 @@
+"""Where an answer ends: end tokens, stop strings, the number of tokens."""
+
+from collections.abc import Collection, Sequence
+
+from engines.tokenizer import TextStream, Tokenizer
+
+
+class Answer:
+    """The growing text and tokens of one answer; knows when it has ended and why."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        eos_ids: Collection[int],
+        stop: Sequence[str],
+        max_tokens: int,
+    ) -> None:
+        self.tokens: list[int] = []
+        self.text = ""
+        self.finish_reason: str | None = None
+        self._stream = TextStream(tokenizer)
+        self._eos = frozenset(eos_ids)
+        self._stop = tuple(stop)
+        self._max_tokens = max_tokens
+        self._held = ""  # the end of the text, while it may be the beginning of a stop string
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still come."""
+        return self._max_tokens - len(self.tokens) if self.finish_reason is None else 0
+
+    def push(self, ids: Sequence[int]) -> tuple[list[int], str]:
+        """Take committed ids; returns those that belong to the answer and the text they release."""
+        taken: list[int] = []
+        released = ""
+        for token in ids:
+            if self.finish_reason is not None:
+                break
+            taken.append(token)
+            self.tokens.append(token)
+            if token in self._eos:
+                released += self.end("stop")
+                break
+            released += self._scan(self._stream.push([token]))
+            if self.finish_reason is None and len(self.tokens) >= self._max_tokens:
+                released += self.end("length")
+        return taken, released
+
+    def end(self, reason: str) -> str:
+        """Close the answer; returns the text that was held back."""
+        released = self._scan(self._stream.flush())
+        if self.finish_reason is None:
+            self.finish_reason = reason
+            released += self._held
+            self.text += self._held
+            self._held = ""
+        return released
+
+    def _scan(self, new: str) -> str:
+        """Release what of the text can no longer be part of a stop string."""
+        pending = self._held + new
+        found = [at for at in (pending.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            self.finish_reason = "stop"
+            released, self._held = pending[: min(found)], ""
+        else:
+            keep = max((_overlap(pending, stop) for stop in self._stop), default=0)
+            released, self._held = pending[: len(pending) - keep], pending[len(pending) - keep :]
+        self.text += released
+        return released
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of ``text`` may begin ``stop``."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

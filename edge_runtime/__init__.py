@@ -1,0 +1,1 @@
+"""The edge: a target model that verifies windows for many devices at once."""

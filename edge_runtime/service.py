@@ -1,0 +1,377 @@
+"""What the edge does with each message. The serving loop calls it; nothing here waits.
+
+Every request ends in a reply or, where the wire says so, in silence. Whatever a client sends, the
+worst that happens is a typed failure for that client.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+from engines.decoder import Decoder
+
+import wire
+from edge_runtime.admission import Admission
+from edge_runtime.config import MEBIBYTE, EdgeLimits
+from edge_runtime.scheduler import Job
+from edge_runtime.sessions import Round, Session, Sessions, Stream
+from engines.artifact import Manifest
+from speculation.distributions import Floats
+from speculation.randomness import Purpose
+from wire import messages as m
+from wire.errors import (
+    ConflictError,
+    DivergedError,
+    InternalError,
+    MalformedError,
+    PairMismatchError,
+    PilotfishError,
+    PromptTooLongError,
+    RateLimitedError,
+    TooLargeError,
+    UnknownSessionError,
+    VersionMismatchError,
+)
+from wire.protocols import EXCHANGES, STREAM, Draft, Exchange, Law, Ruling, choose, exchange_named
+from wire.protocols.exchange import expect_frames
+from wire.transport import Envelope, check_size
+
+_log = logging.getLogger("pilotfish.edge")
+
+Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], None]
+Submit = Callable[[Job], None]
+
+
+class Service:
+    """Sessions, and the rules by which messages change them. One owner: the serving loop."""
+
+    def __init__(
+        self, manifest: Manifest, decoder: Decoder, limits: EdgeLimits, submit: Submit, send: Send
+    ) -> None:
+        self._manifest = manifest
+        self._vocab = manifest.vocab_size
+        self._eos = frozenset(manifest.eos_ids)
+        self._message_bytes = limits.message_mib * MEBIBYTE
+        self._limits = m.Limits(
+            context=decoder.context,
+            window=limits.window,
+            message_bytes=self._message_bytes,
+            sessions=limits.sessions_per_client,
+        )
+        self._submit = submit
+        self._send = send
+        self._admission = Admission(limits.messages_per_s)
+        self.sessions = Sessions(limits.sessions, limits.sessions_per_client, limits.idle_s)
+
+    # Messages in
+
+    def handle(self, envelope: Envelope) -> None:
+        """Serve one message of a device."""
+        received_ns = time.monotonic_ns()
+        request: m.Request | None = None
+        try:
+            if not self._admission.admit(envelope.owner, received_ns * 1e-9):
+                raise RateLimitedError("Too many messages in this second; slow down.")
+            check_size(envelope, self._message_bytes)
+            request = m.decode_request(envelope.header)
+            self._dispatch(request, envelope, received_ns)
+        except PilotfishError as error:
+            self._refuse(envelope.client, request, error)
+        except Exception:
+            _log.exception("a message could not be served")
+            self._refuse(
+                envelope.client, request, InternalError("The edge failed at this; see its log.")
+            )
+
+    def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
+        match request:
+            case m.Window():
+                self._window(request, envelope, received_ns)
+            case m.Pull():
+                self._pull(request, envelope, received_ns)
+            case m.Begin():
+                self._begin(request, envelope)
+            case m.Ping(nonce=nonce):
+                pong = m.Pong(nonce=nonce, received_ns=received_ns, sent_ns=time.monotonic_ns())
+                self._send(envelope.client, pong, ())
+            case m.Hello():
+                self._hello(request, envelope, received_ns)
+            case m.Cancel():
+                with suppress(UnknownSessionError):
+                    session = self.sessions.find(request.session, envelope.owner)
+                    if session.generation == request.generation:
+                        self._stop(session)
+            case m.Close():
+                with suppress(UnknownSessionError):
+                    self.sessions.close(self.sessions.find(request.session, envelope.owner))
+
+    def _hello(self, hello: m.Hello, envelope: Envelope, received_ns: int) -> None:
+        if hello.version != m.VERSION:
+            raise VersionMismatchError(
+                f"The device speaks version {hello.version} of the wire, this edge version "
+                f"{m.VERSION}: install the same Pilotfish release on both."
+            )
+        if hello.tokenizer != self._manifest.tokenizer_fingerprint:
+            raise PairMismatchError(
+                f"The drafter's vocabulary ({hello.vocab_size} tokens) is not that of the target "
+                f"{self._manifest.model} ({self._vocab} tokens): use a drafter of the same family."
+            )
+        welcome = m.Welcome(
+            version=m.VERSION,
+            software=wire.SOFTWARE,
+            model=self._manifest.model,
+            vocab_size=self._vocab,
+            padded_vocab_size=self._manifest.padded_vocab_size,
+            hidden_size=self._manifest.dimensions.hidden,
+            eos_ids=self._manifest.eos_ids,
+            protocols=[*EXCHANGES, STREAM],
+            limits=self._limits,
+            received_ns=received_ns,
+            sent_ns=time.monotonic_ns(),
+        )
+        self._send(envelope.client, welcome, ())
+
+    def _begin(self, begin: m.Begin, envelope: Envelope) -> None:
+        expect_frames(envelope.frames, 1)
+        new = m.read_ids(envelope.frames[0], self._vocab)
+        exchange = None if begin.protocol == STREAM else exchange_named(begin.protocol)
+        law = Law(sampling=begin.sampling, seed=begin.seed)
+        if exchange is not None:
+            exchange.check(law.sampling)
+        length = begin.keep + len(new)
+        if length == 0:
+            raise MalformedError("A generation needs at least one token to go on from.")
+        if length >= self._limits.context:
+            raise PromptTooLongError(
+                f"The prompt has {length} tokens; this edge takes at most "
+                f"{self._limits.context - 1}."
+            )
+        session = self._session_for(begin, envelope.owner)
+        self._stop(session)
+        session.committed.truncate(begin.keep)
+        session.committed.extend(new)
+        session.cached = min(session.cached, begin.keep, length - 1)
+        session.generation, session.law, session.exchange = begin.generation, law, exchange
+        session.round = session.stream = None
+        if session.cached < length - 1:  # read the prompt while the device drafts
+            self._run(session, length - 1, rows=0, rule=None)
+
+    def _session_for(self, begin: m.Begin, owner: bytes) -> Session:
+        try:
+            session = self.sessions.find(begin.session, owner)
+        except UnknownSessionError:
+            if begin.keep:
+                raise
+            session = self.sessions.open(begin.session, owner)
+        held = len(session.committed)
+        if begin.keep > held or session.committed.hash_of(begin.keep) != begin.hash:
+            raise DivergedError(
+                f"The edge holds {held} tokens of this session, and the first {begin.keep} are "
+                "not those of the device: begin again with all tokens."
+            )
+        return session
+
+    def _window(self, window: m.Window, envelope: Envelope, received_ns: int) -> None:
+        session = self._generation(window, envelope.owner)
+        exchange, law = session.exchange, session.law
+        if exchange is None or law is None:
+            raise MalformedError("This generation streams; it takes no windows.")
+        last = session.round
+        if last is not None and last.start == window.start:
+            self._retry(last, envelope)
+            return
+        if last is not None and last.verdict is None:
+            raise ConflictError(f"The window at {last.start} is still being verified.")
+        self._expect_position(session, window.start, window.hash)
+        draft = exchange.admit(envelope.frames, self._vocab)
+        if len(draft.ids) > self._limits.window:
+            raise TooLargeError(
+                f"The window has {len(draft.ids)} tokens; this edge takes {self._limits.window}."
+            )
+        self._expect_room(session, len(draft.ids))
+        session.round = Round(envelope.client, window.start, envelope.frames, draft, received_ns)
+        rule = partial(self._rule, exchange, draft, law, window.start)
+        self._run(session, window.start, rows=len(draft.ids) + 1, rule=rule, draft=draft)
+
+    @staticmethod
+    def _rule(exchange: Exchange, draft: Draft, law: Law, start: int, logits: Floats) -> Ruling:
+        return exchange.rule(draft, logits, law, round_start=start)
+
+    def _retry(self, last: Round, envelope: Envelope) -> None:
+        """The same window again: the reply was lost, or is still to come."""
+        if list(map(bytes, last.frames)) != list(map(bytes, envelope.frames)):
+            raise ConflictError(f"Another window at start {last.start} is already decided on.")
+        last.client = envelope.client
+        if last.verdict is not None:
+            self._send(last.client, last.verdict, ())
+
+    def _pull(self, pull: m.Pull, envelope: Envelope, received_ns: int) -> None:
+        expect_frames(envelope.frames, 0)
+        session = self._generation(pull, envelope.owner)
+        if session.exchange is not None:
+            raise MalformedError("This generation speculates; it does not stream.")
+        held = len(session.committed)
+        if pull.start > held or session.committed.hash_of(pull.start) != pull.hash:
+            raise DivergedError(f"The edge holds {held} other tokens of this session.")
+        ahead = session.committed.ids[pull.start :]
+        remaining = pull.count - len(ahead)
+        running = session.stream is not None
+        session.stream = Stream(envelope.client, remaining, received_ns)
+        if len(ahead):  # a retry: what the device has missed
+            times = m.Times(
+                received_ns=received_ns, queue_ns=0, verify_ns=0, sent_ns=time.monotonic_ns()
+            )
+            self._send_tokens(session, pull.start, list(map(int, ahead)), times)
+        if not running:
+            self._stream_on(session)
+
+    def _generation(self, request: m.Window | m.Pull, owner: bytes) -> Session:
+        session = self.sessions.find(request.session, owner)
+        if request.generation != session.generation:
+            raise DivergedError(
+                f"The edge is at generation {session.generation} of this session, the device at "
+                f"{request.generation}: begin again."
+            )
+        return session
+
+    @staticmethod
+    def _expect_position(session: Session, start: int, digest: bytes) -> None:
+        held = len(session.committed)
+        if start != held or digest != session.committed.hash:
+            raise DivergedError(
+                f"The round starts at {start}, but the edge holds {held} tokens"
+                f"{'' if start != held else ' that differ from the device’s'}: begin again."
+            )
+
+    def _expect_room(self, session: Session, window: int) -> None:
+        if len(session.committed) + window + 1 > self._limits.context:
+            raise TooLargeError(
+                f"The session has {len(session.committed)} tokens and the edge's context "
+                f"{self._limits.context}: there is no room for a window of {window}."
+            )
+
+    # Work for the target, and what comes back
+
+    def _run(
+        self,
+        session: Session,
+        length: int,
+        *,
+        rows: int,
+        rule: Callable[[Floats], Ruling] | None,
+        draft: Draft | None = None,
+    ) -> None:
+        """Have the target read the first ``length`` committed tokens, and the draft after them."""
+        # int64 [length + γ]
+        tokens = session.committed.ids[:length].astype(np.int64)
+        if draft is not None:
+            tokens = np.concatenate([tokens, draft.ids.astype(np.int64)])
+        session.job = Job(session, session.generation, tokens, session.cached, rows, rule)
+        self._submit(session.job)
+
+    def finish(self, job: Job) -> None:
+        """Apply a job that the scheduler has done."""
+        session = job.session
+        if job.cancelled or job.generation != session.generation:
+            return
+        if job.error is not None:
+            self._fail(session)
+        elif job.ruling is None:
+            session.cached = max(session.cached, len(job.tokens))
+        elif session.stream is not None:
+            self._streamed(session, session.stream, job, job.ruling.token)
+        elif session.round is not None:
+            self._verified(session, session.round, job, job.ruling)
+
+    def _verified(self, session: Session, round_: Round, job: Job, ruling: Ruling) -> None:
+        session.committed.extend([*map(int, round_.draft.ids[: ruling.accepted]), ruling.token])
+        session.cached = len(session.committed) - 1
+        round_.verdict = m.Verdict(
+            session=session.id,
+            generation=session.generation,
+            start=round_.start,
+            accepted=ruling.accepted,
+            token=ruling.token,
+            times=_times(job, round_.received_ns),
+        )
+        self._send(round_.client, round_.verdict, ())
+
+    def _streamed(self, session: Session, stream: Stream, job: Job, token: int) -> None:
+        start = len(session.committed)
+        session.committed.extend([token])
+        session.cached = start
+        stream.remaining -= 1
+        if token in self._eos:
+            stream.remaining = 0
+        self._send_tokens(session, start, [token], _times(job, stream.received_ns))
+        stream.received_ns = time.monotonic_ns()
+        self._stream_on(session)
+
+    def _stream_on(self, session: Session) -> None:
+        """Generate the stream's next token, if there is one to come."""
+        stream, law, length = session.stream, session.law, len(session.committed)
+        if stream is None or law is None:
+            return
+        if stream.remaining <= 0 or length >= self._limits.context:
+            session.stream = None
+            return
+        rule = partial(_stream_rule, law, length)
+        self._run(session, length, rows=1, rule=rule)
+
+    def _send_tokens(self, session: Session, start: int, ids: list[int], times: m.Times) -> None:
+        assert session.stream is not None
+        tokens = m.Tokens(
+            session=session.id, generation=session.generation, start=start, times=times
+        )
+        self._send(session.stream.client, tokens, (m.ids_frame(np.asarray(ids)),))
+
+    def _stop(self, session: Session) -> None:
+        """Give up the work under way; the committed tokens stay."""
+        if session.job is not None:
+            session.job.cancelled = True
+        session.stream = None
+        if session.round is not None and session.round.verdict is None:
+            session.round = None
+
+    def _fail(self, session: Session) -> None:
+        """A pass failed: tell the device, and let it try the same round again."""
+        waiting = session.round or session.stream
+        start = len(session.committed)
+        session.round = session.stream = None
+        session.cached = 0
+        if waiting is not None:
+            failure = m.Failure(
+                code=InternalError.code,
+                message="The target failed at this round; see the edge's log.",
+                session=session.id,
+                generation=session.generation,
+                start=start,
+            )
+            self._send(waiting.client, failure, ())
+
+    def _refuse(self, client: bytes, request: m.Request | None, error: PilotfishError) -> None:
+        about = request if isinstance(request, m.Begin | m.Window | m.Pull) else None
+        failure = m.Failure(
+            code=error.code,
+            message=str(error)[:1024],
+            session=about.session if about else None,
+            generation=about.generation if about else None,
+            start=about.start if isinstance(about, m.Window | m.Pull) else None,
+        )
+        self._send(client, failure, ())
+
+
+def _stream_rule(law: Law, position: int, logits: Floats) -> Ruling:
+    return Ruling(0, choose(logits[0], law, position, Purpose.TARGET))
+
+
+def _times(job: Job, received_ns: int) -> m.Times:
+    return m.Times(
+        received_ns=received_ns,
+        queue_ns=max(0, job.started_ns - job.queued_ns),
+        verify_ns=job.done_ns - job.started_ns,
+        sent_ns=time.monotonic_ns(),
+    )

@@ -1,0 +1,117 @@
+"""What the edge knows of each conversation, and how many it keeps.
+
+A session belongs to the key (or, without keys, the connection) that began it: to anybody else it
+does not exist. Only the serving loop touches this table.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from edge_runtime.scheduler import Job
+from wire.committed import Committed
+from wire.errors import TooManySessionsError, UnknownSessionError
+from wire.messages import Buffer, Verdict
+from wire.protocols import Draft, Exchange, Law
+
+
+@dataclass
+class Round:
+    """A window on its way through the target, or the last one answered (``verdict``)."""
+
+    client: bytes
+    start: int
+    frames: Sequence[Buffer]  # as they came: a retry is known by its bytes
+    draft: Draft
+    received_ns: int
+    verdict: Verdict | None = None
+
+
+@dataclass
+class Stream:
+    """A `stream` in progress: tokens that are still to be generated."""
+
+    client: bytes
+    remaining: int
+    received_ns: int
+
+
+@dataclass
+class Session:
+    """One conversation: its committed tokens and the generation that is running."""
+
+    id: bytes
+    owner: bytes
+    slot: int
+    committed: Committed = field(default_factory=Committed)
+    cached: int = 0  # a prefix of the committed tokens that the target may hold K/V of
+    generation: int = -1
+    law: Law | None = None
+    exchange: Exchange | None = None  # None: the generation is a `stream`
+    round: Round | None = None
+    stream: Stream | None = None
+    job: Job | None = None  # the latest work in the scheduler
+    touched_s: float = field(default_factory=time.monotonic)
+
+
+class Sessions:
+    """The open sessions: bounded in all, per owner, and in idle time when room is needed."""
+
+    def __init__(
+        self,
+        slots: int,
+        per_owner: int,
+        idle_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._by_id: dict[bytes, Session] = {}
+        self._free = list(range(slots))
+        self._per_owner = per_owner
+        self._idle_s = idle_s
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def find(self, session_id: bytes, owner: bytes) -> Session:
+        """The owner's session, or `UnknownSessionError`."""
+        session = self._by_id.get(session_id)
+        if session is None or session.owner != owner:
+            raise UnknownSessionError(
+                "The edge does not know this session: it restarted, or dropped the session as idle."
+            )
+        session.touched_s = self._clock()
+        return session
+
+    def open(self, session_id: bytes, owner: bytes) -> Session:
+        """A new, empty session; `TooManySessionsError` when there is no room."""
+        if session_id in self._by_id:  # somebody else's: say no more than that it cannot be had
+            raise UnknownSessionError("This session id cannot be used; choose another.")
+        mine = [session for session in self._by_id.values() if session.owner == owner]
+        if len(mine) >= self._per_owner:
+            self._drop_idlest(mine, f"This client has {len(mine)} open sessions, its limit")
+        elif not self._free:
+            everyone = list(self._by_id.values())
+            self._drop_idlest(everyone, f"All {len(everyone)} sessions of this edge are in use")
+        # the lowest free slot: sessions side by side make the cheapest batch
+        slot = min(self._free)
+        self._free.remove(slot)
+        session = Session(session_id, owner, slot, touched_s=self._clock())
+        self._by_id[session_id] = session
+        return session
+
+    def close(self, session: Session) -> None:
+        """Forget a session and free its slot."""
+        if session.job is not None:
+            session.job.cancelled = True
+        del self._by_id[session.id]
+        self._free.append(session.slot)
+
+    def _drop_idlest(self, candidates: list[Session], reason: str) -> None:
+        oldest = min(candidates, key=lambda session: session.touched_s)
+        idle = self._clock() - oldest.touched_s
+        if idle < self._idle_s:
+            raise TooManySessionsError(
+                f"{reason}, and none has been idle for {self._idle_s:g} s; try again later."
+            )
+        self.close(oldest)

@@ -1,0 +1,1 @@
+"""Load an artifact and run it: decoder, KV cache, tokenizer, chat template. No torch, no onnx."""

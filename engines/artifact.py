@@ -1,0 +1,191 @@
+"""An artifact: a directory with a graph, its weights, a tokenizer and `manifest.json`.
+
+The manifest says where the model came from and what a program must know before it loads the
+graph. `Artifact.open` reads and checks it; `Manifest.encode` gives the bytes to write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from engines.errors import ArtifactError
+
+MANIFEST_NAME = "manifest.json"
+GRAPH_NAME = "model.onnx"
+TOKENIZER_NAME = "tokenizer.json"
+FORMAT = 1
+
+Precision = Literal["fp32", "fp16", "int8", "int4"]
+Dialect = Literal["opset24", "opset17", "contrib"]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the weights came from.
+
+    `location` is a hub id, a file name or a directory name (not its path: that would say more
+    about the machine than about the model). `sha256` covers the files that were read.
+    """
+
+    kind: Literal["default", "gguf", "directory", "hub", "random"]
+    location: str
+    revision: str | None = None
+    sha256: dict[str, Sha256] = {}
+
+
+class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of the model; `context` is the largest number of positions."""
+
+    layers: Positive
+    hidden: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    intermediate: Positive
+    context: Positive
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`manifest.json`.
+
+    `vocab_size` counts the tokens that the tokenizer knows; `padded_vocab_size` is the width of
+    the graph's logits. `tokenizer_fingerprint` hashes the id-ordered token strings, so two
+    artifacts with equal vocabularies agree whatever files they came from.
+    """
+
+    format: int = FORMAT
+    model: str
+    source: Source
+    architecture: str
+    precision: Precision
+    dialect: Dialect
+    opset: Positive
+    dimensions: Dimensions
+    vocab_size: Positive
+    padded_vocab_size: Positive
+    kv_dtype: Literal["float32", "float16"]
+    bos_id: TokenId | None
+    eos_ids: list[TokenId]
+    chat_template: str | None
+    tokenizer_fingerprint: Sha256
+    files: dict[str, Sha256]
+
+    def encode(self) -> bytes:
+        """Indented JSON, ready to be written to `manifest.json`."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+
+class Artifact:
+    """An opened artifact directory. Build one with `Artifact.open`."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Artifact:
+        """Read and check the manifest, and see that every file it names is there.
+
+        Hashes are not computed here, for weights can be many gigabytes: see `verify`.
+
+        Raises:
+            ArtifactError: if this is no artifact, is from a newer version, or lacks a file.
+        """
+        directory = Path(path)
+        manifest = _read_manifest(directory)
+        for name in manifest.files:
+            if not (directory / name).is_file():
+                raise ArtifactError(
+                    f"{directory} lacks {name}, which its manifest names: export the model again"
+                )
+        return cls(directory, manifest)
+
+    @property
+    def graph_path(self) -> Path:
+        """The ONNX graph; its external data lie beside it."""
+        return self.path / GRAPH_NAME
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The `tokenizer.json` of the model."""
+        return self.path / TOKENIZER_NAME
+
+    def verify(self) -> None:
+        """Compare every file with its SHA-256 in the manifest.
+
+        Raises:
+            ArtifactError: naming the first file that differs.
+        """
+        for name, expected in self.manifest.files.items():
+            if file_sha256(self.path / name) != expected:
+                raise ArtifactError(
+                    f"{self.path / name} is not the file that was exported (its SHA-256 differs): "
+                    "export the model again"
+                )
+
+
+def file_sha256(path: Path, on_chunk: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file as lower-case hex; `on_chunk` hears the bytes of each chunk read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+            if on_chunk:
+                on_chunk(len(chunk))
+    return digest.hexdigest()
+
+
+def _read_manifest(directory: Path) -> Manifest:
+    """The manifest of `directory`, checked for what its types do not say."""
+    try:
+        data = (directory / MANIFEST_NAME).read_bytes()
+    except FileNotFoundError:
+        state = "holds no manifest.json" if directory.is_dir() else "does not exist"
+        raise ArtifactError(
+            f"{directory} is not an artifact: it {state}. "
+            "Make one with `pilotfish export model SOURCE --out DIR`"
+        ) from None
+    except OSError as error:
+        raise ArtifactError(f"{directory / MANIFEST_NAME} cannot be read: {error}") from None
+    # A newer format may have any fields, so its number is looked at first.
+    try:
+        found = msgspec.json.decode(data, type=_Format).format
+        if found != FORMAT:
+            raise ArtifactError(
+                f"{directory} has manifest format {found}, and this version reads {FORMAT}: "
+                "export the model again, or install the version that made it"
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:  # includes ValidationError
+        raise ArtifactError(f"{directory / MANIFEST_NAME} is not valid: {error}") from None
+    _check(directory, manifest)
+    return manifest
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def _check(directory: Path, manifest: Manifest) -> None:
+    """Refuse a manifest whose parts contradict each other."""
+    problem = None
+    if manifest.vocab_size > manifest.padded_vocab_size:
+        problem = "vocab_size exceeds padded_vocab_size"
+    elif any(token >= manifest.vocab_size for token in manifest.eos_ids):
+        problem = "an eos id is outside the vocabulary"
+    elif manifest.bos_id is not None and manifest.bos_id >= manifest.vocab_size:
+        problem = "bos_id is outside the vocabulary"
+    elif any(Path(name).name != name for name in manifest.files):
+        problem = "files must be plain names, without a path"
+    elif missing := {GRAPH_NAME, TOKENIZER_NAME} - manifest.files.keys():
+        problem = f"files does not name {', '.join(sorted(missing))}"
+    if problem:
+        raise ArtifactError(f"{directory / MANIFEST_NAME} is not valid: {problem}")

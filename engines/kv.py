@@ -1,0 +1,57 @@
+"""Keys and values of all slots: static buffers whose capacity grows.
+
+One buffer per layer for keys and one for values, [slots, kv_heads, C, head_dim]; a pass over
+neighbouring slots is given a piece of each, and writes into it in place. A slot's length says
+where the truth ends: what lies behind it is never seen, so rolling back is a smaller number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.artifact import Manifest
+
+STEP = 64  # capacities are multiples of this many cells
+GROWTH = 1.25  # attention costs C, so spare capacity is kept small
+
+
+class KVCache:
+    """Buffers and lengths. Zero-initialised: masked garbage must not be NaN."""
+
+    def __init__(self, manifest: Manifest, slots: int) -> None:
+        sizes = manifest.dimensions
+        self.dtype = np.dtype(manifest.kv_dtype)
+        self.capacity = STEP
+        self.lengths = [0] * slots
+        # [2 · layers, slots, kv_heads, C, head_dim]; key of layer i at 2i, value at 2i + 1
+        self._cells: NDArray[np.floating] = np.zeros(
+            (2 * sizes.layers, slots, sizes.kv_heads, STEP, sizes.head_dim), self.dtype
+        )
+
+    def reserve(self, cells: int) -> bool:
+        """Make room for `cells` in every slot; true if the buffers moved."""
+        if cells <= self.capacity:
+            return False
+        wanted = max(cells, int(self.capacity * GROWTH))
+        self.capacity = -(-wanted // STEP) * STEP
+        planes, slots, heads, _, dim = self._cells.shape
+        old = self._cells
+        self._cells = np.zeros((planes, slots, heads, self.capacity, dim), self.dtype)
+        for slot, length in enumerate(self.lengths):
+            self._cells[:, slot, :, :length] = old[:, slot, :, :length]
+        return True
+
+    def piece(self, plane: int, first: int, count: int) -> NDArray[np.floating]:
+        """Slots first … first + count − 1 of a plane: [count, kv_heads, C, head_dim], contiguous."""
+        return self._cells[plane, first : first + count]
+
+    def gather(self, slot: int, start: int, offsets: Sequence[int]) -> None:
+        """Move the entries at start + offsets to start, start + 1, …, and end the slot there."""
+        if list(offsets) != list(range(len(offsets))):
+            chosen = self._cells[:, slot, :, [start + offset for offset in offsets]]
+            # An index list among slices comes first: [n, planes, kv_heads, head_dim].
+            self._cells[:, slot, :, start : start + len(offsets)] = np.moveaxis(chosen, 0, 2)
+        self.lengths[slot] = start + len(offsets)

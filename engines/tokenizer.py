@@ -1,0 +1,231 @@
+"""Text ↔ token ids, and ids → text while they are still coming.
+
+In: a `tokenizer.json`. Every token stands for bytes, and a text is the UTF-8 of its tokens' bytes,
+malformed parts replaced by U+FFFD. That is the law of `decode`, and `TextStream` keeps it: the
+concatenation of what it emits equals `decode` of all ids, whatever the split.
+
+Two families of vocabularies are known, told apart by the decoder: byte-level BPE (GPT-2, Llama 3,
+Qwen, SmolLM2), where each character of a token stands for one byte, and SentencePiece BPE with
+byte fall-back (Llama 2, Mistral), where "▁" is a space and <0x0A> a byte.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from engines.artifact import TOKENIZER_NAME, Artifact
+from engines.errors import ArtifactError
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+SPACE_MARK = "▁"
+
+
+class Tokenizer:
+    """The tokenizer of an artifact.
+
+    Args:
+        location: an opened artifact, its directory, or a `tokenizer.json`.
+
+    Raises:
+        ArtifactError: if the file is missing, damaged, or of a family that is not known.
+    """
+
+    def __init__(self, location: Artifact | str | os.PathLike[str]) -> None:
+        path = location.path if isinstance(location, Artifact) else Path(location)
+        if path.is_dir():
+            path = path / TOKENIZER_NAME
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{path} cannot be read: {error}") from None
+        self._load(text, str(path))
+
+    @classmethod
+    def from_json(cls, text: str) -> Tokenizer:
+        """A tokenizer from the content of a `tokenizer.json`."""
+        tokenizer = cls.__new__(cls)
+        tokenizer._load(text, TOKENIZER_NAME)
+        return tokenizer
+
+    def _load(self, text: str, name: str) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+            decoder = json.loads(text).get("decoder")
+        except Exception as error:  # the library raises bare Exception
+            raise ArtifactError(f"{name} is not a tokenizer.json: {error}") from None
+        self._family = _family(decoder, name)
+        self._bytes: dict[int, bytes] = {}  # of the tokens met so far
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(id for id, token in added.items() if token.special)
+        self._json = text
+
+    @cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        """Reads special tokens as the text they are. A second one, for the switch is not
+        thread-safe."""
+        tokenizer = tokenizers.Tokenizer.from_str(self._json)
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of `text`. No BOS is added.
+
+        Args:
+            text: any string; lone surrogates become "?".
+            special: whether "<|im_start|>" and its like are one token each, as in a rendered
+                chat template, or plain text, as in what a user typed.
+        """
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        tokenizer = self._tokenizer if special else self._literal
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """Text of `ids`; special tokens are left out unless `special`."""
+        stream = TextStream(self, special=special)
+        return stream.push(ids) + stream.flush()
+
+    def piece(self, id: int) -> str:
+        """The token as the vocabulary spells it; "" for an id that it does not have."""
+        return self._tokenizer.id_to_token(id) or ""
+
+    def token_bytes(self, id: int) -> bytes:
+        """What the token adds to a text; b"" for an id that the vocabulary does not have."""
+        found = self._bytes.get(id)
+        if found is None:
+            found = self._bytes[id] = self._family.token_bytes(self.piece(id))
+        return found
+
+    def is_special(self, id: int) -> bool:
+        """Whether the id is a control token such as <|im_end|>, not text."""
+        return id in self._special
+
+    @property
+    def drops_first_space(self) -> bool:
+        """Whether a text loses its first space, which SentencePiece put there when encoding."""
+        return self._family.drops_first_space
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The largest token id + 1."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over the token strings in the order of their ids.
+
+        Each is preceded by its UTF-8 length as a little-endian u32; 0xFFFFFFFF alone stands for
+        an id without a token.
+        """
+        by_id = {
+            id: piece for piece, id in self._tokenizer.get_vocab(with_added_tokens=True).items()
+        }
+        digest = hashlib.sha256()
+        for id in range(self.vocab_size):
+            piece = by_id.get(id)
+            if piece is None:
+                digest.update(b"\xff\xff\xff\xff")
+            else:
+                data = piece.encode("utf-8")
+                digest.update(len(data).to_bytes(4, "little") + data)
+        return digest.hexdigest()
+
+
+class TextStream:
+    """Text of tokens that come a few at a time. Not for use by two threads at once.
+
+    What `push` returns is final: an unfinished UTF-8 sequence waits for the tokens that finish it.
+    The cost of a push is that of its own tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._keep_special = special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at_start = tokenizer.drops_first_space
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these tokens complete; may be empty."""
+        tokenizer = self._tokenizer
+        data = b"".join(
+            tokenizer.token_bytes(id)
+            for id in ids
+            if self._keep_special or not tokenizer.is_special(id)
+        )
+        if self._at_start and data:
+            self._at_start = False
+            data = data.removeprefix(b" ")
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """What was held back, as U+FFFD; the stream then starts a new text."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        self._at_start = self._tokenizer.drops_first_space
+        return rest
+
+
+class _Family(NamedTuple):
+    """How a vocabulary's tokens stand for bytes."""
+
+    token_bytes: Callable[[str], bytes]
+    drops_first_space: bool
+
+
+def _byte_level(piece: str) -> bytes:
+    """Bytes of a byte-level token; one with a foreign character (an added token) is plain text."""
+    try:
+        return bytes(BYTE_OF_CHARACTER[character] for character in piece)
+    except KeyError:
+        return piece.encode("utf-8")
+
+
+def _sentencepiece(piece: str) -> bytes:
+    """Bytes of a SentencePiece token."""
+    if match := BYTE_TOKEN.fullmatch(piece):
+        return bytes([int(match[1], 16)])
+    return piece.replace(SPACE_MARK, " ").encode("utf-8")
+
+
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes follow U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(others)
+    }
+
+
+BYTE_OF_CHARACTER = _byte_characters()
+
+
+def _family(decoder: dict[str, Any] | None, name: str) -> _Family:
+    """The family of a vocabulary, from the `decoder` of its tokenizer.json."""
+    steps = [decoder] if decoder else []
+    if decoder and decoder["type"] == "Sequence":
+        steps = decoder["decoders"]
+    kinds = {step["type"] for step in steps}
+    if kinds == {"ByteLevel"}:
+        return _Family(_byte_level, drops_first_space=False)
+    marks_spaces = any(
+        step.get("replacement") == SPACE_MARK or step.get("pattern") == {"String": SPACE_MARK}
+        for step in steps
+    )
+    if marks_spaces and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        strips = any(step["type"] == "Strip" and step["start"] for step in steps)
+        prepends = any(step.get("prepend_scheme", "never") != "never" for step in steps)
+        return _Family(_sentencepiece, drops_first_space=strips or prepends)
+    raise ArtifactError(
+        f"{name}: the decoder {sorted(kinds)} belongs to a family of tokenizers that is not "
+        "supported (byte-level BPE and SentencePiece BPE are)"
+    )

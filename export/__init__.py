@@ -1,0 +1,1 @@
+"""Make artifacts: weights in (GGUF, safetensors), ONNX graph and manifest out. No torch."""

@@ -1,0 +1,57 @@
+"""The artifacts below a folder, for `pilotfish export list`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from engines.artifact import MANIFEST_NAME, Artifact
+from engines.errors import ArtifactError
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One artifact. `size` is the sum of its files, in bytes."""
+
+    path: str
+    model: str
+    precision: str
+    dialect: str
+    size: int
+
+
+def list_artifacts(folder: str | os.PathLike[str]) -> list[Entry]:
+    """Artifacts in `folder` and below, sorted by path.
+
+    What is not an artifact, or is a damaged one, is left out; hidden directories (exports under
+    way among them) are not entered.
+
+    Raises:
+        ArtifactError: if there is no such folder.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ArtifactError(f"{root} is not a directory")
+    entries = []
+    for name, children, files in os.walk(root):
+        children[:] = [child for child in children if not child.startswith(".")]
+        if MANIFEST_NAME not in files:
+            continue
+        children.clear()  # an artifact holds no other
+        try:
+            entries.append(_entry(Artifact.open(name)))
+        except ArtifactError:
+            continue
+    return sorted(entries, key=lambda entry: entry.path)
+
+
+def _entry(artifact: Artifact) -> Entry:
+    manifest = artifact.manifest
+    return Entry(
+        path=str(artifact.path),
+        model=manifest.model,
+        precision=manifest.precision,
+        dialect=manifest.dialect,
+        size=sum((artifact.path / name).stat().st_size for name in manifest.files),
+    )

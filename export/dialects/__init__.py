@@ -1,0 +1,43 @@
+"""Dialects: one network in the operators that a runtime knows. A new one is one file and a line."""
+
+from __future__ import annotations
+
+from engines.artifact import Precision
+from export.dialects.contrib import Contrib
+from export.dialects.dialect import Dialect
+from export.dialects.opset17 import Opset17
+from export.dialects.opset24 import Opset24
+from export.errors import ExportError
+
+__all__ = ["DIALECTS", "Dialect", "choose_dialect"]
+
+DIALECTS: dict[str, type[Dialect]] = {
+    dialect.name: dialect for dialect in (Opset24, Opset17, Contrib)
+}
+OPSET24_SINCE = (1, 25)  # onnxruntime
+
+
+def choose_dialect(name: str, precision: Precision, runtime: tuple[int, ...]) -> type[Dialect]:
+    """The dialect called `name`, or what "auto" means for this precision and onnxruntime version.
+
+    Quantised models are drafters: contrib answers one slot fastest. The others are targets, whose
+    passes hold several slots.
+
+    Raises:
+        ExportError: for an unknown name, or a precision that the dialect cannot express.
+    """
+    if name == "auto":
+        if precision in Contrib.precisions and precision != "fp32":
+            name = "contrib"
+        else:
+            name = "opset24" if runtime >= OPSET24_SINCE else "opset17"
+    if name not in DIALECTS:
+        raise ExportError(f"unknown dialect {name!r}: choose auto, {', '.join(DIALECTS)}")
+    dialect = DIALECTS[name]
+    if precision not in dialect.precisions:
+        able = [other.name for other in DIALECTS.values() if precision in other.precisions]
+        raise ExportError(
+            f"{name} cannot express {precision}: choose --dialect {' or '.join(able)}, "
+            f"or --precision {' or '.join(dialect.precisions)}"
+        )
+    return dialect

@@ -1,0 +1,51 @@
+"""ONNX opset 24: fused standard operators, for ONNX Runtime ≥ 1.25 and TensorRT ≥ 10.15."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from export.dialects.padded import PaddedAttention
+from export.quantize import BLOCK, Quantized
+
+
+class Opset24(PaddedAttention):
+    """RMSNormalization, RotaryEmbedding, TensorScatter, Attention, blocked DequantizeLinear."""
+
+    name = "opset24"
+    opset = 24
+    precisions = ("fp32", "fp16", "int8", "int4")
+
+    def rms_norm(self, x: str, name: str) -> str:
+        """x / rms(x) · weight over the last axis, computed in float32."""
+        return self.graph.op(
+            "RMSNormalization", x, self.weight(name), axis=-1, epsilon=self.config.norm_eps
+        )
+
+    @cached_property
+    def _tables(self) -> tuple[str, str]:
+        cos, sin = self.rotary_tables()
+        return self.weight("rotary.cos", cos), self.weight("rotary.sin", sin)
+
+    def rotate(self, x: str, heads: int) -> str:
+        """Rotary embedding of [B, S, heads · head_dim]."""
+        cos, sin = self._tables
+        return self.graph.op("RotaryEmbedding", x, cos, sin, self.slot_positions, num_heads=heads)
+
+    def append(self, past: str, new: str, present: str) -> None:
+        """Write `new` [B, kv_heads, S, head_dim] into `past`, giving `present`."""
+        self.graph.op("TensorScatter", past, new, self.write_indices, name=present, axis=2)
+
+    def attend(self, q: str, key: str, value: str) -> str:
+        """q [B, heads, S, head_dim] over the cache → [B, heads, S, head_dim]."""
+        return self.graph.op("Attention", q, key, value, self.mask)
+
+    def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
+        """A product with a blocked DequantizeLinear, which runtimes fuse into one kernel."""
+        dtype = f"uint{weight.bits}"
+        operands = [
+            self.graph.weight(f"{name}.codes", weight.codes.T, dtype),
+            self.graph.weight(f"{name}.scales", weight.scales.T),
+            self.graph.weight(f"{name}.zero_points", weight.zero_points.T, dtype),
+        ]
+        dequantized = self.graph.op("DequantizeLinear", *operands, axis=0, block_size=BLOCK)
+        return self.graph.op("MatMul", x, dequantized)

@@ -1,0 +1,165 @@
+"""An ONNX graph under construction.
+
+In:  operators one by one, and weights as they come from the source.
+Out: `model.onnx` (structure and small constants) and its external data file, which may exceed
+     2 GB. A weight is on disk when `weight` returns, so memory never holds more than one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_helper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+# Old enough for the oldest runtime that reads the opset; 4-bit types need 10.
+IR_VERSION = {17: 8, 24: 10}
+PAGE = 4096  # external tensors start on a page, so that a runtime can map them
+
+Dim = int | str
+ELEMENT: dict[str, int] = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "int64": TensorProto.INT64,
+    "int32": TensorProto.INT32,
+    "int8": TensorProto.INT8,
+    "uint8": TensorProto.UINT8,
+    "uint4": TensorProto.UINT4,
+}
+
+
+class GraphWriter:
+    """Collects nodes; streams weights into `data`. Values are named by strings, as in ONNX."""
+
+    def __init__(self, data: BinaryIO, data_name: str) -> None:
+        self._data = data
+        self._data_name = data_name
+        self._digest = hashlib.sha256()
+        self._nodes: list[Any] = []
+        self._initializers: dict[str, Any] = {}
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._names = 0
+
+    @property
+    def data_sha256(self) -> str:
+        """Digest of the external data written so far."""
+        return self._digest.hexdigest()
+
+    def input(self, name: str, dtype: str, shape: Sequence[Dim]) -> str:
+        self._inputs.append(helper.make_tensor_value_info(name, ELEMENT[dtype], list(shape)))
+        return name
+
+    def output(self, name: str, dtype: str, shape: Sequence[Dim]) -> str:
+        self._outputs.append(helper.make_tensor_value_info(name, ELEMENT[dtype], list(shape)))
+        return name
+
+    def op(self, kind: str, *inputs: str, name: str = "", domain: str = "", **attrs: Any) -> str:
+        """Append an operator with one output and return that output."""
+        return self.multi(kind, *inputs, names=[name or self._fresh(kind)], domain=domain, **attrs)[
+            0
+        ]
+
+    def multi(
+        self, kind: str, *inputs: str, names: Sequence[str], domain: str = "", **attrs: Any
+    ) -> list[str]:
+        """Append an operator whose outputs get these names ("" = not asked for)."""
+        node = helper.make_node(kind, inputs, names, domain=domain, **attrs)
+        node.name = next(name for name in names if name)
+        self._nodes.append(node)
+        return list(names)
+
+    def fresh(self, kind: str, count: int) -> list[str]:
+        """New value names, for the outputs of `multi`."""
+        return [self._fresh(kind) for _ in range(count)]
+
+    def constant(self, values: Any, dtype: str) -> str:
+        """A small constant, kept in the graph file; equal constants are one."""
+        array = np.asarray(values, dtype)
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"constant.{len(self._constants)}"
+            self._initializers[name] = numpy_helper.from_array(array, name)
+            self._constants[key] = name
+        return self._constants[key]
+
+    def weight(self, name: str, array: NDArray[Any], dtype: str | None = None) -> str:
+        """Write `array` to the data file; dtype "uint4" packs u8 codes below 16 in pairs."""
+        dtype = dtype or array.dtype.name
+        payload = np.ascontiguousarray(pack_nibbles(array) if dtype == "uint4" else array)
+        offset = self._pad_to_page()
+        self._write(payload.reshape(-1).view(np.uint8))
+        tensor = TensorProto(
+            name=name,
+            data_type=ELEMENT[dtype],
+            dims=array.shape,
+            data_location=TensorProto.EXTERNAL,
+        )
+        for key, value in (
+            ("location", self._data_name),
+            ("offset", str(offset)),
+            ("length", str(payload.nbytes)),
+        ):
+            tensor.external_data.append(StringStringEntryProto(key=key, value=value))
+        self._initializers[name] = tensor
+        return name
+
+    def has(self, name: str) -> bool:
+        """Whether a weight of this name was written."""
+        return name in self._initializers
+
+    def take_back(self, value: str) -> list[str]:
+        """Remove the operator that was just appended to make `value`; return its inputs.
+
+        For dialects that fuse an operator with the one before it.
+        """
+        node = self._nodes.pop()
+        if list(node.output) != [value]:
+            raise ValueError(f"{value} is not what the last operator made")
+        return list(node.input)
+
+    def save(self, path: Path, *, opset: int, contrib: bool) -> None:
+        """Write the graph file; the data file is the caller's to close."""
+        imports = [helper.make_opsetid("", opset)]
+        if contrib:
+            imports.append(helper.make_opsetid("com.microsoft", 1))
+        graph = helper.make_graph(
+            self._nodes,
+            "decoder",
+            self._inputs,
+            self._outputs,
+            list(self._initializers.values()),
+        )
+        model: ModelProto = helper.make_model(graph, opset_imports=imports)
+        model.ir_version = IR_VERSION[opset]
+        model.producer_name = "pilotfish"
+        path.write_bytes(model.SerializeToString())
+
+    def _fresh(self, kind: str) -> str:
+        self._names += 1
+        return f"{kind}.{self._names}"
+
+    def _pad_to_page(self) -> int:
+        offset = self._data.tell()
+        self._write(np.zeros(-offset % PAGE, np.uint8))
+        return offset + -offset % PAGE
+
+    def _write(self, payload: NDArray[np.uint8]) -> None:
+        self._data.write(payload)
+        self._digest.update(payload)
+
+
+def pack_nibbles(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Codes below 16, u8 [..., n] → bytes, first element in the low nibble (ONNX's order)."""
+    flat = array.ravel()
+    if flat.size % 2:
+        flat = np.append(flat, np.uint8(0))
+    return flat[0::2] | (flat[1::2] << 4)

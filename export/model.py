@@ -1,0 +1,143 @@
+"""Export a model: source in, artifact directory out.
+
+The directory appears whole or not at all: files are written beside it, synced, and renamed.
+Weights stream through, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.artifact import (
+    GRAPH_NAME,
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    Artifact,
+    Dimensions,
+    Manifest,
+    Precision,
+    file_sha256,
+)
+from engines.errors import ProviderError
+from engines.runtime import runtime_version
+from engines.tokenizer import Tokenizer
+from export.architectures import ARCHITECTURES
+from export.atomic import replacing
+from export.dialects import Dialect, choose_dialect
+from export.graph import GraphWriter
+from export.sources import Progress, WeightSource, open_source
+
+DATA_NAME = "model.onnx.data"
+NEWEST_RUNTIME = (1, 31)  # assumed where none is installed
+
+
+def export_model(
+    source: str | WeightSource,
+    out: str | Path,
+    *,
+    precision: Precision = "fp32",
+    dialect: str = "auto",
+    progress: Progress | None = None,
+) -> Artifact:
+    """Write the artifact of `source` to the directory `out`, replacing an artifact there.
+
+    Args:
+        source: "default", a GGUF file, a Hugging Face directory or hub id, or an open source.
+        dialect: "opset24", "opset17", "contrib", or "auto": by precision and installed runtime.
+        progress: called as progress(label, done, total).
+
+    Raises:
+        ExportError: if the source cannot be read, something in it is not supported, or `out`
+            holds something that is no artifact.
+    """
+    kind = choose_dialect(dialect, precision, _runtime())
+    weights = open_source(source, progress) if isinstance(source, str) else source
+    with replacing(Path(out)) as directory:
+        digests = _write_graph(weights, directory, precision, kind, progress)
+        tokenizer = directory / TOKENIZER_NAME
+        tokenizer.write_text(weights.tokenizer_json, encoding="utf-8")
+        digests[TOKENIZER_NAME] = file_sha256(tokenizer)
+        fingerprint = Tokenizer(tokenizer).fingerprint
+        manifest = _manifest(weights, precision, kind, fingerprint, digests)
+        (directory / MANIFEST_NAME).write_bytes(manifest.encode())
+    return Artifact.open(out)
+
+
+def _write_graph(
+    source: WeightSource,
+    directory: Path,
+    precision: Precision,
+    kind: type[Dialect],
+    progress: Progress | None,
+) -> dict[str, str]:
+    """Write graph and weights; file name → SHA-256."""
+    config = source.config
+    with (directory / DATA_NAME).open("wb") as data:
+        graph = GraphWriter(data, DATA_NAME)
+        read = _counting(source, progress) if progress else source.tensor
+        ARCHITECTURES[config.model_type](kind(graph, config, read, precision), config)
+        graph.save(directory / GRAPH_NAME, opset=kind.opset, contrib=kind.contrib)
+    return {
+        GRAPH_NAME: file_sha256(directory / GRAPH_NAME),
+        DATA_NAME: graph.data_sha256,
+    }
+
+
+def _counting(source: WeightSource, progress: Progress) -> Callable[[str], NDArray[np.float32]]:
+    """`source.tensor`, telling how many weights have been read."""
+    seen: set[str] = set()
+    total = len(source.names())
+
+    def read(name: str) -> NDArray[np.float32]:
+        seen.add(name)
+        progress("weights", len(seen), total)
+        return source.tensor(name)
+
+    return read
+
+
+def _manifest(
+    source: WeightSource,
+    precision: Precision,
+    kind: type[Dialect],
+    fingerprint: str,
+    digests: dict[str, str],
+) -> Manifest:
+    config = source.config
+    return Manifest(
+        model=config.name,
+        source=source.description,
+        architecture=config.model_type,
+        precision=precision,
+        dialect=kind.name,
+        opset=kind.opset,
+        dimensions=Dimensions(
+            layers=config.layers,
+            hidden=config.hidden,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            intermediate=config.intermediate,
+            context=config.context,
+        ),
+        vocab_size=source.vocab_size,
+        padded_vocab_size=config.vocab_size,
+        kv_dtype="float16" if precision == "fp16" else "float32",
+        bos_id=source.bos_id,
+        eos_ids=source.eos_ids,
+        chat_template=source.chat_template,
+        tokenizer_fingerprint=fingerprint,
+        files=digests,
+    )
+
+
+def _runtime() -> tuple[int, ...]:
+    """Version of the runtime that "auto" chooses for."""
+    try:
+        return runtime_version()
+    except ProviderError:
+        return NEWEST_RUNTIME

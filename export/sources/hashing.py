@@ -1,0 +1,22 @@
+"""SHA-256 of the files that a model is made from, with progress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from engines.artifact import file_sha256
+from export.sources.source import Progress
+
+
+def hash_files(paths: Sequence[Path], progress: Progress) -> dict[str, str]:
+    """File name → SHA-256 as lower-case hex."""
+    total = sum(path.stat().st_size for path in paths)
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress("hash", done, total)
+
+    return {path.name: file_sha256(path, advance) for path in paths}

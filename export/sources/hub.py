@@ -1,0 +1,59 @@
+"""A model on the Hugging Face hub as a source: fetched into the hub's own cache, then a directory.
+
+In: "owner/name" or "owner/name@revision". Where the hub is, and the token for gated models, is what
+`huggingface_hub` is set up for (HF_ENDPOINT, HF_HOME, HF_TOKEN).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from export.errors import DownloadError
+from export.sources.huggingface import DirectorySource
+from export.sources.source import Progress
+
+HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+WANTED = ("*.json", "*.safetensors", "merges.txt", "chat_template.jinja")
+# Copies in other formats; Mistral's repeat all weights.
+UNWANTED = ("*/*", "consolidated*")
+
+
+def open_hub(source: str, progress: Progress) -> DirectorySource:
+    """Fetch what is not in the hub's cache yet, and open it.
+
+    Raises:
+        DownloadError: if the hub cannot be reached, or does not have or give the model.
+        ExportError: if the model is not supported.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    match = HUB_ID.fullmatch(source)
+    if match is None:
+        raise DownloadError(f"{source!r} is not a hub id such as owner/name")
+    try:
+        path = Path(
+            snapshot_download(
+                match["id"],
+                revision=match["revision"],
+                allow_patterns=list(WANTED),
+                ignore_patterns=list(UNWANTED),
+            )
+        )
+    except GatedRepoError:
+        raise DownloadError(
+            f"{source} is gated: accept its licence on the hub, then log in with `hf auth login`"
+        ) from None
+    except RepositoryNotFoundError:
+        raise DownloadError(
+            f"the hub has no {source}, or shows it to its members only (`hf auth login`)"
+        ) from None
+    except Exception as error:  # of the HTTP client, which differs between versions
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DownloadError(
+            f"{source} could not be fetched from the hub: {reason}. Without a network, give a "
+            "directory with the model's files, or a GGUF file"
+        ) from None
+    # The cache names a snapshot's directory after its commit.
+    return DirectorySource(path, progress, kind="hub", location=match["id"], revision=path.name)

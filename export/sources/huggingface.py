@@ -1,0 +1,201 @@
+"""A Hugging Face checkpoint in a directory as a source.
+
+In: config.json, safetensors (single or sharded), tokenizer.json (or GPT-2's vocab.json and
+merges.txt), and what there is of generation_config.json, tokenizer_config.json and
+chat_template.jinja. Out: a `WeightSource`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.artifact import Source
+from engines.errors import ArtifactError
+from engines.tokenizer import Tokenizer
+from export.errors import ExportError
+from export.sources.hashing import hash_files
+from export.sources.huggingface_config import read_config
+from export.sources.safetensors_file import SafetensorsFile
+from export.sources.source import Progress
+from export.tokenizer import gpt2_tokenizer_json
+
+INDEX = "model.safetensors.index.json"
+
+
+class DirectorySource:
+    """A `WeightSource` over a directory with config.json and safetensors.
+
+    Raises:
+        ExportError: if files are missing or damaged, or the model is not supported.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        progress: Progress,
+        *,
+        kind: Literal["directory", "hub"] = "directory",
+        location: str | None = None,
+        revision: str | None = None,
+    ) -> None:
+        self._path, self._progress = path, progress
+        self._kind: Literal["directory", "hub"] = kind
+        self._location = location or path.resolve().name
+        self._revision = revision
+        values = _read_object(path / "config.json", required=True)
+        name = self._location.rpartition("/")[2]
+        self.config = read_config(values, name, str(path / "config.json"))
+        self._files = _open_weights(path)
+        self._places = self._find_weights()
+        self.tokenizer_json = _read_tokenizer(path)
+        self.vocab_size = self._checked_vocabulary()
+        self.chat_template = _read_chat_template(path)
+        generation = _read_object(path / "generation_config.json")
+        self.bos_id = self._begin_id(generation, values)
+        self.eos_ids = self._end_ids(generation, values)
+
+    @cached_property
+    def description(self) -> Source:
+        """Where the model came from; hashes the files when first asked."""
+        names = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
+        paths = [self._path / name for name in names if (self._path / name).is_file()]
+        return Source(
+            kind=self._kind,
+            location=self._location,
+            revision=self._revision,
+            sha256=hash_files([*paths, *(file.path for file in self._files)], self._progress),
+        )
+
+    def names(self) -> Collection[str]:
+        """Names of the weights; without the output projection where it is the embedding."""
+        return self._places.keys()
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """One weight as float32, in Hugging Face's layout."""
+        if name not in self._places:
+            raise ExportError(f"{self._path} has no weight {name}")
+        file, stored_name = self._places[name]
+        return file.tensor(stored_name)
+
+    def _find_weights(self) -> dict[str, tuple[SafetensorsFile, str]]:
+        """Canonical name → file and name there."""
+        stored = {name: file for file in self._files for name in file.names()}
+        # A checkpoint saved without its head leaves out the prefix.
+        bare = not any(name.startswith("model.") for name in stored)
+        places = {}
+        for name, file in stored.items():
+            canonical = f"model.{name}" if bare and name != "lm_head.weight" else name
+            places[canonical] = (file, name)
+        if self.config.tied:
+            places.pop("lm_head.weight", None)
+        return places
+
+    def _checked_vocabulary(self) -> int:
+        """Number of tokens; ExportError if the tokenizer cannot be used with this model."""
+        try:
+            size = Tokenizer.from_json(self.tokenizer_json).vocab_size
+        except ArtifactError as error:
+            raise ExportError(f"{self._path}: {error}") from None
+        if size > self.config.vocab_size:
+            raise ExportError(
+                f"{self._path}: the tokenizer knows {size} tokens, the embedding only "
+                f"{self.config.vocab_size}"
+            )
+        return size
+
+    def _begin_id(self, *objects: dict[str, Any]) -> int | None:
+        """Id that begins a text, from the first object that names one."""
+        for values in objects:
+            id = values.get("bos_token_id")
+            if isinstance(id, int) and 0 <= id < self.config.vocab_size:
+                return id
+        return None
+
+    def _end_ids(self, *objects: dict[str, Any]) -> list[int]:
+        """Ids that end a generation, from the first object that names any."""
+        for values in objects:
+            stated = values.get("eos_token_id")
+            if stated is not None:
+                ids = stated if isinstance(stated, list) else [stated]
+                if all(isinstance(id, int) and 0 <= id < self.config.vocab_size for id in ids):
+                    return list(dict.fromkeys(ids))
+                raise ExportError(f"{self._path}: eos_token_id {stated!r} is not in the vocabulary")
+        return []
+
+
+def open_directory(source: str, progress: Progress) -> DirectorySource:
+    """A directory with config.json and safetensors."""
+    return DirectorySource(Path(source), progress)
+
+
+def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:
+    """A JSON object; {} if the file may be absent and is."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        if required:
+            raise ExportError(
+                f"{path.parent} holds no {path.name}: it is not a Hugging Face model"
+            ) from None
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ExportError(f"{path} cannot be read: {error}") from None
+
+
+def _open_weights(path: Path) -> list[SafetensorsFile]:
+    """The shards that the index names, or else the only safetensors file."""
+    if (path / INDEX).is_file():
+        shards = _read_object(path / INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(v, str) for v in shards.values()):
+            raise ExportError(f"{path / INDEX} has no weight_map")
+        return [SafetensorsFile(path / Path(name).name) for name in sorted(set(shards.values()))]
+    found = sorted(path.glob("*.safetensors"))
+    whole = path / "model.safetensors"
+    if whole in found or len(found) == 1:
+        return [SafetensorsFile(whole if whole in found else found[0])]
+    if found:
+        raise ExportError(f"{path} holds several safetensors files and no {INDEX}")
+    if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
+        raise ExportError(
+            f"{path} holds pickled weights only, which can run code when they are read: "
+            "convert them to safetensors"
+        )
+    raise ExportError(f"{path} holds no safetensors")
+
+
+def _read_tokenizer(path: Path) -> str:
+    """Content of tokenizer.json, or one made of vocab.json and merges.txt."""
+    try:
+        if (path / "tokenizer.json").is_file():
+            return (path / "tokenizer.json").read_text("utf-8")
+        if (path / "merges.txt").is_file():
+            return gpt2_tokenizer_json(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExportError(f"{path}: the tokenizer cannot be read: {error}") from None
+    other = " (tokenizer.model alone is not supported: convert it)"
+    raise ExportError(
+        f"{path} holds no tokenizer.json{other if (path / 'tokenizer.model').is_file() else ''}"
+    )
+
+
+def _read_chat_template(path: Path) -> str | None:
+    """chat_template.jinja, or what tokenizer_config.json or chat_template.json has."""
+    try:
+        return (path / "chat_template.jinja").read_text("utf-8")
+    except OSError:
+        pass
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        stated = _read_object(path / name).get("chat_template")
+        if isinstance(stated, list):  # several, each with a name
+            named = {entry.get("name"): entry.get("template") for entry in stated}
+            stated = named.get("default")
+        if isinstance(stated, str):
+            return stated
+    return None

@@ -1,0 +1,41 @@
+"""A file of weights as a memory map that does not fill the memory.
+
+Pages of a view stay in memory until the next view is taken; then the kernel may drop them, and
+reads them again if an older view is still looked at. So a walk over all weights costs the memory
+of one.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.errors import ExportError
+
+
+class MappedFile:
+    """A file, mapped for reading.
+
+    Raises:
+        ExportError: if it cannot be read, or is empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # ValueError: an empty file
+            raise ExportError(f"{path} cannot be read: {error}") from None
+        self._last = (0, 0)  # start and length of the pages of the last view
+
+    def view(self, start: int, size: int) -> NDArray[np.uint8]:
+        """`size` bytes from `start`, which must lie within the file; shape [size], read-only."""
+        if self._last[1]:
+            self.data.madvise(mmap.MADV_DONTNEED, *self._last)
+        first = start - start % mmap.PAGESIZE
+        self._last = (first, start + size - first)
+        return np.frombuffer(self.data, np.uint8, count=size, offset=start)

@@ -1,0 +1,68 @@
+"""What every source of weights offers to the exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.artifact import Source
+from export.config import ModelConfig
+
+Progress = Callable[[str, int, int | None], None]
+"""Called as progress(label, done, total); total is None while it is unknown."""
+
+
+class WeightSource(Protocol):
+    """A model on disk: configuration, tokenizer, and weights that are read one at a time."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        ...
+
+    @property
+    def description(self) -> Source:
+        """Where the model came from, for the manifest."""
+        ...
+
+    @property
+    def tokenizer_json(self) -> str:
+        """Content of a `tokenizer.json`."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the tokenizer knows: its largest id + 1, without padding rows."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the chat template, if the model has one."""
+        ...
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, if there is one."""
+        ...
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """Tokens that end a generation."""
+        ...
+
+    def names(self) -> Collection[str]:
+        """Names of the weights, as Hugging Face's modules have them."""
+        ...
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """One weight: Hugging Face's layout ([out, in]), its rotary convention, dequantised.
+
+        The array may be a read-only view of the file.
+
+        Raises:
+            ExportError: if the source has no such weight or cannot decode it.
+        """
+        ...

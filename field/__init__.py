@@ -1,0 +1,1 @@
+"""Measuring and reporting: what a generation cost, and where its time went."""

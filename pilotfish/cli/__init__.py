@@ -1,0 +1,66 @@
+"""The ``pilotfish`` command: parse, run one subcommand, turn typed errors into one line."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import wire
+from engines.errors import EngineError
+from pilotfish.cli import demo, device, edge, export, keys
+from wire.errors import PilotfishError
+
+_INTERRUPTED = 130
+
+_EXAMPLES = """\
+first steps:
+  pilotfish demo                              both ends on this machine, nothing to prepare
+  pilotfish export model default --out drafter --precision int4
+  pilotfish export model default --out target
+  pilotfish keys new edge; pilotfish keys new device; pilotfish keys allow device
+  pilotfish edge serve --target target --keys
+  pilotfish device run --draft drafter --edge tcp://127.0.0.1:7077 --keys "Why is the sky blue?"
+
+exit codes: 0 done; 2 wrong usage; 64-78 as in sysexits.h (69 no edge, 75 edge full, 77 no access);
+130 interrupted.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="pilotfish",
+        description="Speculative decoding across a link: a drafter here, a target on the edge.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=wire.SOFTWARE)
+    top.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (demo, device, edge, export, keys):
+        command.add_to(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    args = parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO if args.verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except (PilotfishError, EngineError) as error:
+        print(f"pilotfish: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("pilotfish: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

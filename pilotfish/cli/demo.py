@@ -1,0 +1,111 @@
+"""``pilotfish demo``: the main job on one machine, with nothing to prepare.
+
+An edge process with the fp32 target and this process with the int4 drafter, CURVE between them.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from device_runtime.device import Device
+from device_runtime.record import Generation
+from edge_runtime.process import EdgeServer
+from engines.artifact import Artifact
+from engines.errors import ArtifactError
+from field.report import report, summary
+from pilotfish.cli.export import artifacts_directory, export_model
+from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.cli.screen import Screen
+from wire import keys
+from wire.protocols import LOCAL, STREAM
+
+_PROMPT = "Explain in a few sentences why the sky is blue."
+_DRAFTER, _TARGET = "smollm2-135m-int4", "smollm2-135m-fp32"
+
+
+def add_to(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "demo",
+        help="both ends on this machine, nothing to prepare",
+        description="Exports the default pair on first use (SmolLM2-135M: int4 drafter, fp32 "
+        "target), starts an edge process, and answers one prompt under each protocol.",
+    )
+    parser.add_argument("--prompt", default=_PROMPT, help="the user's message")
+    parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="(%(default)s)")
+    parser.add_argument("--window", type=int, default=4, metavar="N", help="γ (%(default)s)")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="of dsd (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=7, metavar="N", help="of dsd (%(default)s)")
+    json_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    drafter = _artifact(_DRAFTER, "int4")
+    target = _artifact(_TARGET, "fp32")
+    screen = Screen(quiet=args.json == "-")
+    with tempfile.TemporaryDirectory(prefix="pilotfish-demo-") as folder:
+        key_folder = Path(folder)
+        keys.create(key_folder, keys.EDGE)
+        keys.allow(key_folder, keys.create(key_folder, keys.DEVICE))
+        with (
+            EdgeServer(target, keys=key_folder) as edge,
+            Device(drafter, edge.endpoint, key_folder) as device,
+        ):
+            screen.notes.print(f"edge process {edge.pid} on {edge.endpoint}, encrypted; ", end="")
+            screen.legend()
+            generations = [
+                _generate(device, screen, args, "greedy", 0.0),
+                _generate(device, screen, args, "dsd", args.temperature),
+                _generate(device, screen, args, STREAM, 0.0),
+                _generate(device, screen, args, LOCAL, 0.0),
+            ]
+    figures = _figures(generations, args.window)
+    screen.notes.print(report(list(figures["protocols"].values())))
+    verdict = "equals" if figures["matches_target"] else "DIFFERS FROM"
+    screen.notes.print(f"greedy over the link {verdict} the target's own greedy output")
+    if args.json:
+        write_json(args.json, figures)
+    return 0
+
+
+def _generate(
+    device: Device, screen: Screen, args: argparse.Namespace, protocol: str, temperature: float
+) -> Generation:
+    screen.notes.rule(f"{protocol}, temperature {temperature:g}")
+    for piece in device.stream(
+        args.prompt,
+        protocol=protocol,
+        window=args.window,
+        max_tokens=args.max_tokens,
+        temperature=temperature,
+        seed=args.seed,
+    ):
+        screen.show(piece)
+    screen.end()
+    assert device.last is not None
+    return device.last
+
+
+def _figures(generations: list[Generation], window: int) -> dict[str, Any]:
+    """The main run's figures (greedy) at the top, and each protocol's under its name."""
+    rows = {g.protocol: summary(g, window) for g in generations}
+    tokens = {g.protocol: g.tokens for g in generations}
+    return {
+        **rows["greedy"],
+        "matches_target": tokens["greedy"] == tokens[STREAM],
+        "protocols": rows,
+    }
+
+
+def _artifact(name: str, precision: str) -> Path:
+    """The default model in this precision, exported on first use, or again if it is of no use."""
+    path = artifacts_directory() / name
+    try:
+        Artifact.open(path)
+    except ArtifactError:
+        export_model("default", path, precision, "auto")
+    return path

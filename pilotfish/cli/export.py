@@ -1,0 +1,97 @@
+"""``pilotfish export``: make artifacts, list them."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from engines.errors import EngineError
+from pilotfish.cli.options import Commands
+from pilotfish.cli.progress import Bars
+
+
+def add_to(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "export", help="make artifacts, list them", description="Weights in, artifacts out."
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    model = actions.add_parser(
+        "model",
+        help="export a model",
+        description="Writes a graph, its weights, the tokenizer and a manifest into a folder. "
+        "Needs the extra 'export' (pip install 'pilotfish[export]').",
+    )
+    model.add_argument(
+        "source", help="'default', a GGUF file, a Hugging Face directory, or a hub id"
+    )
+    model.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    model.add_argument(
+        "--precision",
+        choices=("fp32", "fp16", "int8", "int4"),
+        default="fp32",
+        help="of the weights: int4 suits a drafter on a CPU (default: %(default)s)",
+    )
+    model.add_argument(
+        "--dialect",
+        choices=("auto", "opset24", "opset17", "contrib"),
+        default="auto",
+        help="which operators the graph uses; auto takes what runs best here (default)",
+    )
+    model.set_defaults(run=_model)
+    listing = actions.add_parser("list", help="list the artifacts below a folder")
+    listing.add_argument(
+        "folder", type=Path, nargs="?", help="default: where `pilotfish demo` keeps its own"
+    )
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(run=_list)
+
+
+def artifacts_directory() -> Path:
+    """Where artifacts go that nobody named a folder for."""
+    own = os.environ.get("PILOTFISH_CACHE")
+    cache = (
+        Path(own)
+        if own
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotfish"
+    )
+    return cache / "artifacts"
+
+
+def export_model(source: str, out: Path, precision: str, dialect: str) -> None:
+    """Export with a progress bar; says which extra to install if the export tools are missing."""
+    try:
+        from export.model import export_model as write
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"Exporting needs {error.name}, which is not installed: "
+            "pip install 'pilotfish[export]'."
+        ) from error
+    with Bars() as bars:
+        write(source, out, precision=precision, dialect=dialect, progress=bars.show)
+
+
+def _model(args: argparse.Namespace) -> int:
+    export_model(args.source, args.out, args.precision, args.dialect)
+    print(args.out)
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    from export.catalog import list_artifacts
+
+    folder = args.folder or artifacts_directory()
+    entries = list_artifacts(folder)
+    if args.json:
+        print(json.dumps(msgspec.to_builtins(entries), indent=2))
+        return 0
+    table = Table("path", "model", "precision", "dialect", "MiB", title=f"Artifacts in {folder}")
+    for entry in entries:
+        size = f"{entry.size / 2**20:.0f}"
+        table.add_row(entry.path, entry.model, entry.precision, entry.dialect, size)
+    Console().print(table)
+    return 0

@@ -1,0 +1,37 @@
+"""Text as it streams: accepted drafts look different from what the target had to add."""
+
+from rich.console import Console
+from rich.text import Text
+
+from device_runtime.record import Piece
+
+STYLES = {
+    "drafted": "green",
+    "corrected": "bold yellow",
+    "bonus": "cyan",
+    "target": "default",
+    "local": "magenta",
+}
+
+
+class Screen:
+    """Writes text to stdout and notes to stderr; colours only where a person looks."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._out = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self.notes = Console(stderr=True, highlight=False)
+
+    def show(self, piece: Piece) -> None:
+        """One piece of an answer."""
+        self._out.print(Text(piece.text, style=STYLES[piece.origin]), end="")
+
+    def end(self) -> None:
+        """The answer is complete."""
+        self._out.print()
+
+    def legend(self) -> None:
+        """What the colours mean."""
+        legend = Text("tokens: ")
+        for origin in ("drafted", "corrected", "bonus"):
+            legend.append(f"{origin} ", style=STYLES[origin])
+        self.notes.print(legend)

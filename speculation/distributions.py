@@ -1,0 +1,88 @@
+"""From logits to the distribution that is sampled: temperature, then top-k, then top-p.
+
+Both ends use these functions, so "the target's distribution p" and "the drafter's q" mean exactly
+what stands here. Temperature 0 is the limit case: all mass on the argmax (the lowest id of a tie).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating]
+
+# A nucleus is nearly always found among this many most probable tokens; otherwise all are sorted.
+_NUCLEUS_GUESS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a distribution is shaped before it is sampled.
+
+    temperature: ≥ 0; 0 is greedy. top_k: tokens kept, 0 for all (ties with the k-th are kept).
+    top_p: nucleus mass in (0, 1]; the token that crosses it is kept (tslt (14), corrected).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ValueError(f"temperature must be between 0 and 100, not {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (off) or positive, not {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+
+    @property
+    def greedy(self) -> bool:
+        """True when the distribution has all its mass on the argmax."""
+        return self.temperature == 0.0
+
+
+def probabilities(logits: Floats, sampling: Sampling) -> Floats:
+    """Distributions of ``logits`` [n, V], shaped by ``sampling``; [n, V] of the same dtype.
+
+    Each row sums to 1 up to rounding; the rules divide by the row sum in float64 where it matters.
+    """
+    if sampling.greedy:
+        out = np.zeros_like(logits)
+        out[np.arange(len(logits)), logits.argmax(axis=1)] = 1.0
+        return out
+    # [n, V]
+    weights: Floats = logits - logits.max(axis=1, keepdims=True)
+    weights /= weights.dtype.type(sampling.temperature)
+    np.exp(weights, out=weights)
+    vocab = weights.shape[1]
+    if 0 < sampling.top_k < vocab:
+        kth = np.partition(weights, vocab - sampling.top_k, axis=1)[:, vocab - sampling.top_k]
+        weights[weights < kth[:, None]] = 0.0
+    if sampling.top_p < 1.0:
+        for row in weights:
+            row[~nucleus(row, sampling.top_p)] = 0.0
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
+
+
+def nucleus(weights: Floats, mass: float) -> NDArray[np.bool_]:
+    """The smallest set of most probable tokens that holds ``mass``; weights [V] to bool [V].
+
+    The token that crosses ``mass`` belongs to it; equal weights go in the order of their ids.
+    """
+    wanted = mass * weights.sum(dtype=np.float64)
+    kept = np.zeros(len(weights), dtype=np.bool_)
+    for size in (min(_NUCLEUS_GUESS, len(weights)), len(weights)):
+        if size < len(weights):
+            edge = np.partition(weights, len(weights) - size)[len(weights) - size]
+            # everything at least as heavy as the size-th token, ties included, so that order holds
+            ids = np.flatnonzero(weights >= edge)
+        else:
+            ids = np.arange(len(weights))
+        ordered = ids[np.argsort(-weights[ids], kind="stable")]
+        running = np.cumsum(weights[ordered], dtype=np.float64)
+        if running[-1] >= wanted or size == len(weights):
+            count = int(np.searchsorted(running, wanted)) + 1
+            kept[ordered[:count]] = True
+            break
+    return kept

@@ -1,0 +1,59 @@
+"""The committed tokens of a session, which both ends hold and compare by a running hash.
+
+hash(n) = BLAKE2b-64 of the first n ids as little-endian u32. A round names the hash of what it
+builds on, so that the two ends cannot part ways unseen (DESIGN §7).
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def _digest(ids: NDArray[np.uint32]) -> "hashlib.blake2b":
+    return hashlib.blake2b(ids.astype("<u4", copy=False).tobytes(), digest_size=8)
+
+
+class Committed:
+    """An append-only list of token ids that may be cut back; the running hash follows it."""
+
+    def __init__(self) -> None:
+        self._ids = np.empty(256, dtype=np.uint32)
+        self._length = 0
+        self._hash = _digest(self._ids[:0])
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def ids(self) -> NDArray[np.uint32]:
+        """The committed ids u32 [n], as a view that the next change may outdate."""
+        return self._ids[: self._length]
+
+    @property
+    def hash(self) -> bytes:
+        """8 bytes that stand for all committed tokens."""
+        return self._hash.digest()
+
+    def hash_of(self, length: int) -> bytes:
+        """The hash of the first ``length`` tokens."""
+        return self.hash if length == self._length else _digest(self._ids[:length]).digest()
+
+    def extend(self, ids: Iterable[int] | NDArray[np.integer]) -> None:
+        """Commit more tokens."""
+        new = np.fromiter(ids, dtype=np.uint32)
+        end = self._length + len(new)
+        if end > len(self._ids):
+            grown = np.empty(max(end, 2 * len(self._ids)), dtype=np.uint32)
+            grown[: self._length] = self.ids
+            self._ids = grown
+        self._ids[self._length : end] = new
+        self._length = end
+        self._hash.update(new.astype("<u4", copy=False).tobytes())
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens after the first ``length``."""
+        if length < self._length:
+            self._length = length
+            self._hash = _digest(self.ids)

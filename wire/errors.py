@@ -1,0 +1,162 @@
+"""Everything that can go wrong between a device and an edge, each with a code, an exit and advice.
+
+One class per kind. ``code`` travels on the wire, ``exit_code`` is what a command ends with, and the
+message is a whole sentence that says what to do. `from_code` turns a received code back into its
+class, so that a caller catches the same type wherever the fault was found.
+"""
+
+from typing import ClassVar
+
+
+class PilotfishError(Exception):
+    """Root of the hierarchy; never raised itself."""
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+
+class MalformedError(PilotfishError):
+    """The bytes are not a message of this protocol."""
+
+    code = "malformed"
+    exit_code = 65
+
+
+class VersionMismatchError(PilotfishError):
+    """The two ends speak different versions of the wire."""
+
+    code = "version-mismatch"
+    exit_code = 76
+
+
+class PairMismatchError(PilotfishError):
+    """Drafter and target do not share a vocabulary."""
+
+    code = "pair-mismatch"
+    exit_code = 76
+
+
+class UnsupportedError(PilotfishError):
+    """A protocol or option that this end does not offer."""
+
+    code = "unsupported"
+    exit_code = 64
+
+
+class TooLargeError(PilotfishError):
+    """A message, window or prompt beyond the edge's limits."""
+
+    code = "too-large"
+    exit_code = 65
+
+
+class PromptTooLongError(TooLargeError):
+    """The prompt leaves no room in the context of one of the models."""
+
+    code = "prompt-too-long"
+
+
+class TokenOutOfRangeError(PilotfishError):
+    """A token id that the vocabulary does not have."""
+
+    code = "token-out-of-range"
+    exit_code = 65
+
+
+class BadDraftError(PilotfishError):
+    """Distributions that no honest drafter could have sampled the window from."""
+
+    code = "bad-draft"
+    exit_code = 65
+
+
+class DivergedError(PilotfishError):
+    """The two ends disagree about the committed tokens."""
+
+    code = "diverged"
+    exit_code = 70
+
+
+class ConflictError(PilotfishError):
+    """A different window at a start that has already been answered, or is being answered."""
+
+    code = "conflict"
+    exit_code = 70
+
+
+class UnknownSessionError(PilotfishError):
+    """The edge does not know the session: it restarted, or dropped the session as idle."""
+
+    code = "unknown-session"
+    exit_code = 70
+
+
+class TooManySessionsError(PilotfishError):
+    """The edge has no room for another session now."""
+
+    code = "too-many-sessions"
+    exit_code = 75
+
+
+class RateLimitedError(PilotfishError):
+    """More messages per second than the edge takes from one client."""
+
+    code = "rate-limited"
+    exit_code = 75
+
+
+class InternalError(PilotfishError):
+    """A fault inside the edge; its log has the details."""
+
+    code = "internal"
+    exit_code = 70
+
+
+class AccessDeniedError(PilotfishError):
+    """The encrypted handshake was refused."""
+
+    code = "access-denied"
+    exit_code = 77
+
+
+class EdgeUnreachableError(PilotfishError):
+    """Nobody answered at the edge's address."""
+
+    code = "edge-unreachable"
+    exit_code = 69
+
+
+class EdgeLostError(PilotfishError):
+    """The edge went away in the middle of the work and did not come back in time."""
+
+    code = "edge-lost"
+    exit_code = 69
+
+
+class KeysError(PilotfishError):
+    """Key files that are missing, malformed or not needed to be shown to everyone."""
+
+    code = "keys"
+    exit_code = 77
+
+
+class ListenError(PilotfishError):
+    """The edge cannot or may not listen there."""
+
+    code = "listen"
+    exit_code = 71
+
+
+def _all(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
+    found = {kind.code: kind}
+    for child in kind.__subclasses__():
+        found.update(_all(child))
+    return found
+
+
+def from_code(code: str, message: str) -> PilotfishError:
+    """The error that ``code`` names; an unknown code (a newer edge's) becomes an InternalError."""
+    kind = _all(PilotfishError).get(code)
+    if kind is None:
+        return InternalError(f"{message} (code {code!r})")
+    return kind(message)

@@ -1,0 +1,241 @@
+"""The headers of every message, typed and bounded; `docs/wire.md` is the specification.
+
+A message is one ZeroMQ multipart message: a msgpack header, then raw little-endian array frames.
+A header is a msgpack map with a ``type``; unknown types, unknown fields, missing fields and values
+outside their bounds are `MalformedError`. Arrays are never inside a header, and never copied.
+"""
+
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from speculation.distributions import Sampling
+from wire.errors import MalformedError, TokenOutOfRangeError
+
+VERSION: Final = 1
+HEADER_BYTES: Final = 16 * 1024
+MAX_FRAMES: Final = 8  # arrays behind one header
+MAX_WINDOW: Final = 128
+
+U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Seed = U63
+SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
+Name = Annotated[str, msgspec.Meta(max_length=64)]
+Text = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """Base of all headers."""
+
+
+class Limits(Header, frozen=True):
+    """What one client may ask of the edge."""
+
+    context: U31  # tokens of a session, prompt and answer together
+    window: U31  # draft tokens of a round
+    message_bytes: U31  # header and frames of one message together
+    sessions: U31  # open sessions of one client
+
+
+# Device to edge
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", gc=False):
+    """First message of a connection. Unknown fields are allowed: newer devices may send more."""
+
+    version: U31
+    tokenizer: Text  # fingerprint
+    vocab_size: U31  # true
+    padded_vocab_size: U31
+    hidden_size: U31
+
+
+class Begin(Header, tag="begin", frozen=True):
+    """Starts a generation: keep the first ``keep`` tokens, append frame 0 (ids u32), sample so.
+
+    A session that the edge does not know starts empty, which only ``keep`` = 0 allows.
+    """
+
+    session: SessionId
+    generation: U31
+    keep: U31
+    hash: Digest  # of the kept tokens
+    protocol: Name
+    seed: Seed
+    temperature: float
+    top_k: U31
+    top_p: float
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the target's distribution is shaped; `MalformedError` if it makes no sense."""
+        try:
+            return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        except ValueError as error:
+            raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
+
+
+class Window(Header, tag="window", frozen=True):
+    """One round's draft: frame 0 is ids u32 [γ], the other frames are the protocol's."""
+
+    session: SessionId
+    generation: U31
+    start: U31  # committed tokens so far; the window's first token gets this position
+    hash: Digest  # of the committed tokens
+
+
+class Pull(Header, tag="pull", frozen=True):
+    """`stream`: let the target generate ``count`` tokens alone."""
+
+    session: SessionId
+    generation: U31
+    start: U31
+    hash: Digest
+    count: U31
+
+
+class Cancel(Header, tag="cancel", frozen=True):
+    """Stop whatever the generation is doing; it is not answered."""
+
+    session: SessionId
+    generation: U31
+
+
+class Close(Header, tag="close", frozen=True):
+    """Forget the session; it is not answered."""
+
+    session: SessionId
+
+
+class Ping(Header, tag="ping", frozen=True):
+    """Answered at once, also while the target is busy."""
+
+    nonce: U63
+
+
+# Edge to device
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome", gc=False):
+    """The edge's side of the handshake."""
+
+    version: U31
+    software: Name
+    model: Text
+    vocab_size: U31
+    padded_vocab_size: U31
+    hidden_size: U31
+    eos_ids: Annotated[list[U31], msgspec.Meta(max_length=256)]
+    protocols: Annotated[list[Name], msgspec.Meta(max_length=64)]
+    limits: Limits
+    received_ns: U63
+    sent_ns: U63  # both of the edge's monotonic clock
+
+
+class Times(Header, frozen=True):
+    """When a request reached the edge and what it waited for, on the edge's monotonic clock."""
+
+    received_ns: U63
+    queue_ns: U63  # waiting for a target pass
+    verify_ns: U63  # target pass and rule
+    sent_ns: U63
+
+
+class Verdict(Header, tag="verdict", frozen=True):
+    """The first ``accepted`` tokens of the window and then ``token`` are committed."""
+
+    session: SessionId
+    generation: U31
+    start: U31
+    accepted: U31
+    token: U31
+    times: Times
+
+
+class Tokens(Header, tag="tokens", frozen=True):
+    """`stream`: frame 0 holds the committed ids u32 from position ``start`` on."""
+
+    session: SessionId
+    generation: U31
+    start: U31
+    times: Times
+
+
+class Pong(Header, tag="pong", frozen=True):
+    """The answer to a `Ping`."""
+
+    nonce: U63
+    received_ns: U63
+    sent_ns: U63
+
+
+class Failure(Header, tag="failure", frozen=True):
+    """A typed error; the other fields say what it is about, where that is known."""
+
+    code: Name
+    message: Text
+    session: SessionId | None = None
+    generation: U31 | None = None
+    start: U31 | None = None
+
+
+Request = Hello | Begin | Window | Pull | Cancel | Close | Ping
+Reply = Welcome | Verdict | Tokens | Pong | Failure
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
+_replies: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
+
+# Anything that holds the bytes of a frame: what arrived is a view of ZeroMQ's own memory.
+Buffer = bytes | memoryview
+M = TypeVar("M")
+
+
+def encode(message: Request | Reply) -> bytes:
+    """The header frame of a message."""
+    return _encoder.encode(message)
+
+
+def decode_request(header: Buffer) -> Request:
+    """A device's header; `MalformedError` says what is wrong with it."""
+    return _checked(_requests, header)
+
+
+def decode_reply(header: Buffer) -> Reply:
+    """An edge's header; `MalformedError` says what is wrong with it."""
+    return _checked(_replies, header)
+
+
+def _checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer) -> M:
+    if len(header) > HEADER_BYTES:
+        raise MalformedError(f"The header has {len(header)} bytes; the limit is {HEADER_BYTES}.")
+    try:
+        return decoder.decode(header)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise MalformedError(f"The header is not a known message: {error}.") from error
+
+
+def ids_frame(ids: NDArray[np.integer]) -> memoryview:
+    """Token ids as they travel: little-endian u32."""
+    return frame(np.asarray(ids, dtype="<u4"))
+
+
+def frame(array: NDArray[Any]) -> memoryview:
+    """The bytes of an array as a frame, without a copy where it is contiguous already."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def read_ids(frame: Buffer, vocab_size: int) -> NDArray[np.uint32]:
+    """Ids u32 [n] of a frame, without a copy; checked against the vocabulary."""
+    if len(frame) % 4:
+        raise MalformedError(f"An ids frame has {len(frame)} bytes, which is no multiple of 4.")
+    ids = np.frombuffer(frame, dtype="<u4")
+    if len(ids) and int(ids.max()) >= vocab_size:
+        raise TokenOutOfRangeError(
+            f"Token id {int(ids.max())} is out of range: the vocabulary has {vocab_size} tokens."
+        )
+    return ids

@@ -1,0 +1,189 @@
+"""ZeroMQ sockets with what every Pilotfish end needs: CURVE, limits, heartbeats, no surprises.
+
+`Listener` is the edge's ROUTER, `Channel` the device's DEALER. Both count bytes as the lengths of
+the frames that they hand to ZeroMQ, and hand out frames as views of ZeroMQ's memory. Neither is
+thread-safe: each has one owner.
+"""
+
+import ipaddress
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from wire.access import DOMAIN, Gate
+from wire.errors import ListenError, MalformedError, PilotfishError, TooLargeError
+from wire.keys import DeviceKeys, EdgeKeys
+from wire.messages import MAX_FRAMES, Buffer, Reply, Request, decode_reply, encode
+
+HEARTBEAT_MS = 300
+HEARTBEAT_TIMEOUT_MS = 900  # a black-holed path shows within 1.2 s
+_SEND_QUEUE = 64  # messages per peer; a client that does not read loses replies, nobody else does
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A message as it reached the edge. ``owner``: the client's key; its address without one."""
+
+    client: bytes
+    owner: bytes
+    header: Buffer
+    frames: Sequence[Buffer]
+    size: int
+
+
+def _common(socket: "zmq.Socket[bytes]", message_bytes: int) -> None:
+    socket.linger = 0
+    socket.maxmsgsize = message_bytes
+    socket.sndhwm = socket.rcvhwm = _SEND_QUEUE
+    socket.heartbeat_ivl = HEARTBEAT_MS
+    socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+    socket.ipv6 = True
+
+
+def is_loopback(endpoint: str) -> bool:
+    """True for an endpoint that other machines cannot reach."""
+    if endpoint.startswith(("ipc://", "inproc://")):
+        return True
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Listener:
+    """The edge's socket: many devices, each known by its CURVE key."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        endpoint: str,
+        keys: EdgeKeys | None,
+        message_bytes: int,
+    ) -> None:
+        if keys is None and not is_loopback(endpoint):
+            raise ListenError(
+                f"Without keys the edge listens on loopback only, not on {endpoint}. "
+                "Make keys with `pilotfish keys new edge` and name their folder with --keys."
+            )
+        self.gate = Gate(context, keys.allowed) if keys else None
+        self.socket = context.socket(zmq.ROUTER)
+        # one frame may be as long as a whole message; the limit on the sum is answered, not cut off
+        _common(self.socket, message_bytes)
+        if keys is not None:
+            self.socket.zap_domain = DOMAIN
+            self.socket.curve_server = True
+            self.socket.curve_secretkey = keys.secret
+        try:
+            self.socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ListenError(f"The edge cannot listen on {endpoint}: {error}.") from error
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def receive(self) -> Iterator[Envelope]:
+        """Everything that has arrived, without waiting."""
+        while True:
+            try:
+                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            client = parts[0].bytes
+            header: Buffer = parts[1].buffer if len(parts) > 1 else b""
+            owner = str(parts[-1].get("User-Id")).encode() if self.gate else client
+            frames = [part.buffer for part in parts[2:]]
+            yield Envelope(client, owner, header, frames, sum(map(len, parts[1:])))
+
+    def send(self, client: bytes, message: Reply, frames: Sequence[Buffer] = ()) -> None:
+        """Send without waiting; a client that has gone or does not read misses it."""
+        self.socket.send_multipart([client, encode(message), *frames], zmq.NOBLOCK, copy=False)
+
+    def close(self) -> None:
+        """Close the sockets; nothing waits."""
+        self.socket.close(0)
+        if self.gate is not None:
+            self.gate.close()
+
+
+def check_size(envelope: Envelope, message_bytes: int) -> None:
+    """Raise for a message with too many frames or bytes."""
+    if len(envelope.frames) > MAX_FRAMES:
+        raise MalformedError(f"A message has at most {MAX_FRAMES} array frames.")
+    if envelope.size > message_bytes:
+        raise TooLargeError(
+            f"The message has {envelope.size} bytes; this edge takes {message_bytes}. "
+            "Use a smaller window, or a protocol that sends less."
+        )
+
+
+class Channel:
+    """The device's socket: one edge, and what ZeroMQ's monitor tells about the connection."""
+
+    def __init__(self, endpoint: str, keys: DeviceKeys | None, message_bytes: int) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        _common(self._socket, message_bytes)
+        self._socket.immediate = True  # never queue for an edge that is not there
+        self._socket.reconnect_ivl = 100
+        self._socket.reconnect_ivl_max = 1000
+        if keys is not None:
+            self._socket.curve_serverkey = keys.edge
+            self._socket.curve_publickey = keys.public
+            self._socket.curve_secretkey = keys.secret
+        self._monitor = self._socket.get_monitor_socket()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self.endpoint = endpoint
+        self.connected = False
+        self.denied = False  # the edge's allow-list said no
+        self.broken_handshakes = 0
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise PilotfishError(
+                f"{endpoint!r} is no address of an edge ({error}); write tcp://HOST:PORT."
+            ) from error
+
+    def send(self, message: Request, frames: Sequence[Buffer] = ()) -> int:
+        """Hand a message to ZeroMQ; returns its bytes. `zmq.Again` if there is no connection."""
+        header = encode(message)
+        # NOTE copy=False lets ZeroMQ keep a view: frames must not change until the reply is there.
+        self._socket.send_multipart([header, *frames], zmq.NOBLOCK, copy=False)
+        return len(header) + sum(map(len, frames))
+
+    def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
+        """The next message, its frames and bytes; None after ``timeout_s`` or a change of the link.
+
+        Link changes are noted in `connected` and `denied`, so that the caller can react at once.
+        """
+        ready = dict(self._poller.poll(math.ceil(max(0.0, timeout_s) * 1e3)))
+        if self._socket in ready:
+            parts = self._socket.recv_multipart(copy=False)
+            buffers: list[Buffer] = [part.buffer for part in parts]
+            return decode_reply(buffers[0]), buffers[1:], sum(map(len, buffers))
+        if self._monitor in ready:
+            self._note(recv_monitor_message(self._monitor)["event"])
+        return None
+
+    def _note(self, event: int) -> None:
+        if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self.connected = True
+        elif event == zmq.Event.DISCONNECTED:
+            self.connected = False
+        elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            self.denied = True
+        elif event in (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):
+            self.broken_handshakes += 1
+
+    def close(self, linger_s: float = 0.2) -> None:
+        """Close the socket; what was sent last has ``linger_s`` to leave."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(int(linger_s * 1000))
+        self._context.term()
