@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 import numpy as np
 from engines.decoder import Decoder, Pass
@@ -24,9 +23,6 @@ from numpy.typing import NDArray
 
 from speculation.distributions import Floats
 from wire.protocols import Ruling
-
-if TYPE_CHECKING:
-    from edge_runtime.sessions import Session
 
 _log = logging.getLogger("pilotfish.edge")
 
@@ -38,14 +34,15 @@ _LINGER_LIMIT_S = 0.003
 
 @dataclass(eq=False)
 class Job:
-    """Work for the target on one session's slot.
+    """Work for the target on the slot of one session; ``session`` and ``generation`` name whose.
 
     tokens: the whole sequence, int64 [n]. keep: how many of them the slot may hold already.
     rule: turns the logits [rows, V] of the last ``rows`` tokens into a ruling; None for a prefill.
     """
 
-    session: "Session"
+    session: bytes
     generation: int
+    slot: int
     tokens: NDArray[np.int64]
     keep: int
     rows: int
@@ -111,7 +108,7 @@ class Scheduler(threading.Thread):
         if job is None:
             self._stopping = True
         elif not job.cancelled:
-            self._waiting.setdefault(job.session.slot, deque()).append(job)
+            self._waiting.setdefault(job.slot, deque()).append(job)
 
     def _next_batch(self) -> list[Job]:
         """The jobs of the next pass: the one that waits longest and all that fit beside it."""
@@ -132,14 +129,14 @@ class Scheduler(threading.Thread):
 
     def _piece(self, job: Job) -> NDArray[np.int64]:
         """The tokens that the job's next pass appends to its slot."""
-        base = min(job.keep, self._decoder.length(job.session.slot))
+        base = min(job.keep, self._decoder.length(job.slot))
         return job.tokens[base : base + CHUNK]
 
     def _pass(self, batch: list[Job]) -> None:
         started_ns = time.monotonic_ns()
         passes, last = [], []
         for job in batch:
-            slot = job.session.slot
+            slot = job.slot
             base = min(job.keep, self._decoder.length(slot))
             self._decoder.rollback(slot, base)
             piece = job.tokens[base : base + CHUNK]
@@ -167,7 +164,7 @@ class Scheduler(threading.Thread):
                 job.queued_ns = time.monotonic_ns()  # to the end of the line, behind the windows
 
     def _hand_back(self, job: Job) -> None:
-        slot = job.session.slot
+        slot = job.slot
         self._waiting[slot].popleft()
         if not self._waiting[slot]:
             del self._waiting[slot]

@@ -269,13 +269,15 @@ class Service:
         tokens = session.committed.ids[:length].astype(np.int64)
         if draft is not None:
             tokens = np.concatenate([tokens, draft.ids.astype(np.int64)])
-        session.job = Job(session, session.generation, tokens, session.cached, rows, rule)
+        session.job = Job(
+            session.id, session.generation, session.slot, tokens, session.cached, rows, rule
+        )
         self._submit(session.job)
 
     def finish(self, job: Job) -> None:
         """Apply a job that the scheduler has done."""
-        session = job.session
-        if job.cancelled or job.generation != session.generation:
+        session = self.sessions.get(job.session)
+        if session is None or job.cancelled or job.generation != session.generation:
             return
         if job.error is not None:
             self._fail(session)

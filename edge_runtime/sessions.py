@@ -73,6 +73,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def get(self, session_id: bytes) -> Session | None:
+        """The session, whoever owns it."""
+        return self._by_id.get(session_id)
+
     def find(self, session_id: bytes, owner: bytes) -> Session:
         """The owner's session, or `UnknownSessionError`."""
         session = self._by_id.get(session_id)
