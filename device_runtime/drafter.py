@@ -4,10 +4,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
-from engines.decoder import Decoder, Pass
 from numpy.typing import NDArray
 
 from engines.artifact import Artifact
+from engines.decoder import Decoder, Pass
 from engines.tokenizer import Tokenizer
 from speculation.distributions import Floats
 from wire.protocols import Draft, Exchange, Law

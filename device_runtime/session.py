@@ -185,7 +185,7 @@ class Session:
 
     def _timings(self, times: Times, answer: Answer, started_ns: int, drafted_ns: int) -> Timings:
         offset = self._edge.clock_offset_ns
-        at_edge = times.sent_ns - times.received_ns
+        at_edge = times.held_ns
         on_link = max(0, answer.received_ns - answer.sent_ns - at_edge)
         uplink = min(on_link, max(0, times.received_ns - offset - answer.sent_ns))
         return Timings(

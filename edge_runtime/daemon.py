@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 import zmq
-from engines.decoder import Decoder
 
 from edge_runtime.config import MEBIBYTE, EdgeConfig
 from edge_runtime.scheduler import Scheduler
 from edge_runtime.service import Service
 from engines.artifact import Artifact
+from engines.decoder import Decoder
 from wire.keys import EdgeKeys
 from wire.messages import Buffer, Reply
 from wire.transport import Listener

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 import numpy as np
-from engines.decoder import Decoder, Pass
 from numpy.typing import NDArray
 
+from engines.decoder import Decoder, Pass
 from speculation.distributions import Floats
 from wire.protocols import Ruling
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 
 import numpy as np
-from engines.decoder import Decoder
 
 import wire
 from edge_runtime.admission import Admission
@@ -19,6 +18,7 @@ from edge_runtime.config import MEBIBYTE, EdgeLimits
 from edge_runtime.scheduler import Job
 from edge_runtime.sessions import Round, Session, Sessions, Stream
 from engines.artifact import Manifest
+from engines.decoder import Decoder
 from speculation.distributions import Floats
 from speculation.randomness import Purpose
 from wire import messages as m
@@ -221,9 +221,7 @@ class Service:
         running = session.stream is not None
         session.stream = Stream(envelope.client, remaining, received_ns)
         if len(ahead):  # a retry: what the device has missed
-            times = m.Times(
-                received_ns=received_ns, queue_ns=0, verify_ns=0, sent_ns=time.monotonic_ns()
-            )
+            times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
             self._send_tokens(session, pull.start, list(map(int, ahead)), times)
         if not running:
             self._stream_on(session)
@@ -373,7 +371,7 @@ def _stream_rule(law: Law, position: int, logits: Floats) -> Ruling:
 def _times(job: Job, received_ns: int) -> m.Times:
     return m.Times(
         received_ns=received_ns,
+        held_ns=time.monotonic_ns() - received_ns,
         queue_ns=max(0, job.started_ns - job.queued_ns),
         verify_ns=job.done_ns - job.started_ns,
-        sent_ns=time.monotonic_ns(),
     )

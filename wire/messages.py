@@ -1,8 +1,10 @@
 """The headers of every message, typed and bounded; `docs/wire.md` is the specification.
 
 A message is one ZeroMQ multipart message: a msgpack header, then raw little-endian array frames.
-A header is a msgpack map with a ``type``; unknown types, unknown fields, missing fields and values
-outside their bounds are `MalformedError`. Arrays are never inside a header, and never copied.
+A header is a msgpack array: the type's name, then the fields in the order in which they stand here
+(`Hello` and `Welcome` may have more, so that versions can tell each other apart). Unknown types,
+wrong numbers of fields and values outside their bounds are `MalformedError`. Arrays are never
+inside a header, and never copied.
 """
 
 from typing import Annotated, Any, Final, TypeVar
@@ -28,7 +30,14 @@ Name = Annotated[str, msgspec.Meta(max_length=64)]
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class Header(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    array_like=True,
+    forbid_unknown_fields=True,
+    gc=False,
+):
     """Base of all headers."""
 
 
@@ -44,8 +53,8 @@ class Limits(Header, frozen=True):
 # Device to edge
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", gc=False):
-    """First message of a connection. Unknown fields are allowed: newer devices may send more."""
+class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hello", gc=False):
+    """First message of a connection. More fields are allowed: newer devices may send some."""
 
     version: U31
     tokenizer: Text  # fingerprint
@@ -120,8 +129,8 @@ class Ping(Header, tag="ping", frozen=True):
 # Edge to device
 
 
-class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome", gc=False):
-    """The edge's side of the handshake."""
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="welcome", gc=False):
+    """The edge's side of the handshake. More fields are allowed."""
 
     version: U31
     software: Name
@@ -137,12 +146,12 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome", gc=False
 
 
 class Times(Header, frozen=True):
-    """When a request reached the edge and what it waited for, on the edge's monotonic clock."""
+    """When a request reached the edge, on its monotonic clock, and for how long it was there."""
 
     received_ns: U63
-    queue_ns: U63  # waiting for a target pass
-    verify_ns: U63  # target pass and rule
-    sent_ns: U63
+    held_ns: U63  # until the reply was sent
+    queue_ns: U63  # of these: waiting for a target pass
+    verify_ns: U63  # of these: target pass and rule
 
 
 class Verdict(Header, tag="verdict", frozen=True):
