@@ -156,7 +156,7 @@ def test_uniforms_are_uniform():
     draws = np.concatenate(
         [uniforms(8, 5, Purpose.ACCEPT, start, round_start=start) for start in range(0, 4000, 8)]
     )
-    assert 0.0 < draws.min()
+    assert draws.min() > 0.0
     assert draws.max() < 1.0
     counts = np.histogram(draws, bins=20, range=(0, 1))[0]
     expected = len(draws) / 20

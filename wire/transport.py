@@ -35,24 +35,34 @@ class Envelope:
     size: int
 
 
-def _common(socket: "zmq.Socket[bytes]", message_bytes: int) -> None:
+def _common(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
     socket.linger = 0
     socket.maxmsgsize = message_bytes
     socket.sndhwm = socket.rcvhwm = _SEND_QUEUE
     socket.heartbeat_ivl = HEARTBEAT_MS
     socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
-    socket.ipv6 = True
+    # Names mean v4 addresses, since with ipv6 `localhost` would miss an edge on 127.0.0.1.
+    socket.ipv6 = "[" in endpoint
 
 
 def is_loopback(endpoint: str) -> bool:
     """True for an endpoint that other machines cannot reach."""
     if endpoint.startswith(("ipc://", "inproc://")):
         return True
-    host = urlsplit(endpoint).hostname or ""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        host = urlsplit(endpoint).hostname or ""
+    except ValueError:  # brackets that do not match
+        return False
+    address = _ip_address(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost"
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 class Listener:
@@ -73,7 +83,7 @@ class Listener:
         self.gate = Gate(context, keys.allowed) if keys else None
         self.socket = context.socket(zmq.ROUTER)
         # one frame may be as long as a whole message; the limit on the sum is answered, not cut off
-        _common(self.socket, message_bytes)
+        _common(self.socket, endpoint, message_bytes)
         if keys is not None:
             self.socket.zap_domain = DOMAIN
             self.socket.curve_server = True
@@ -83,7 +93,8 @@ class Listener:
         except zmq.ZMQError as error:
             self.close()
             raise ListenError(f"The edge cannot listen on {endpoint}: {error}.") from error
-        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        last = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.endpoint = last.replace("[::ffff:127.0.0.1]", "127.0.0.1")  # as a person writes it
 
     def receive(self) -> Iterator[Envelope]:
         """Everything that has arrived, without waiting."""
@@ -126,7 +137,7 @@ class Channel:
     def __init__(self, endpoint: str, keys: DeviceKeys | None, message_bytes: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        _common(self._socket, message_bytes)
+        _common(self._socket, endpoint, message_bytes)
         self._socket.immediate = True  # never queue for an edge that is not there
         self._socket.reconnect_ivl = 100
         self._socket.reconnect_ivl_max = 1000

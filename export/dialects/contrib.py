@@ -16,8 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from engines.artifact import Precision
-from export.dialects.dialect import Dialect, ReadWeight
 from export.config import ModelConfig
+from export.dialects.dialect import Dialect, ReadWeight
 from export.graph import GraphWriter, pack_nibbles
 from export.quantize import BLOCK, Quantized
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import cached_property
 
 from engines.artifact import Precision
+from export.config import ModelConfig
 from export.dialects.dialect import ReadWeight
 from export.dialects.padded import PaddedAttention
 from export.errors import ExportError
-from export.config import ModelConfig
 from export.graph import GraphWriter
 from export.quantize import Quantized
 

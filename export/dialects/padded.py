@@ -14,8 +14,8 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from engines.artifact import Precision
-from export.dialects.dialect import Dialect, ReadWeight
 from export.config import ModelConfig
+from export.dialects.dialect import Dialect, ReadWeight
 from export.graph import GraphWriter
 
 

@@ -11,17 +11,14 @@ from typing import Any
 from device_runtime.device import Device
 from device_runtime.record import Generation
 from edge_runtime.process import EdgeServer
-from engines.artifact import Artifact
-from engines.errors import ArtifactError
 from field.report import report, summary
-from pilotfish.cli.export import artifacts_directory, export_model
+from pilotfish.cli.export import default_pair
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.screen import Screen
 from wire import keys
 from wire.protocols import LOCAL, STREAM
 
 _PROMPT = "Explain in a few sentences why the sky is blue."
-_DRAFTER, _TARGET = "smollm2-135m-int4", "smollm2-135m-fp32"
 
 
 def add_to(commands: Commands) -> None:
@@ -44,8 +41,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    drafter = _artifact(_DRAFTER, "int4")
-    target = _artifact(_TARGET, "fp32")
+    drafter, target = default_pair()
     screen = Screen(quiet=args.json == "-")
     with tempfile.TemporaryDirectory(prefix="pilotfish-demo-") as folder:
         key_folder = Path(folder)
@@ -99,13 +95,3 @@ def _figures(generations: list[Generation], window: int) -> dict[str, Any]:
         "matches_target": tokens["greedy"] == tokens[STREAM],
         "protocols": rows,
     }
-
-
-def _artifact(name: str, precision: str) -> Path:
-    """The default model in this precision, exported on first use, or again if it is of no use."""
-    path = artifacts_directory() / name
-    try:
-        Artifact.open(path)
-    except ArtifactError:
-        export_model("default", path, precision, "auto")
-    return path

@@ -9,9 +9,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from engines.errors import EngineError
+from engines.artifact import Artifact
+from engines.errors import ArtifactError, EngineError
 from pilotfish.cli.options import Commands
 from pilotfish.cli.progress import Bars
+
+_DRAFTER, _TARGET = "smollm2-135m-int4", "smollm2-135m-fp32"
 
 
 def add_to(commands: Commands) -> None:
@@ -60,6 +63,20 @@ def artifacts_directory() -> Path:
         else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotfish"
     )
     return cache / "artifacts"
+
+
+def default_pair() -> tuple[Path, Path]:
+    """The default model as int4 drafter and as fp32 target, exported where there is none yet."""
+    return _default(_DRAFTER, "int4"), _default(_TARGET, "fp32")
+
+
+def _default(name: str, precision: str) -> Path:
+    path = artifacts_directory() / name
+    try:
+        Artifact.open(path)
+    except ArtifactError:
+        export_model("default", path, precision, "auto")
+    return path
 
 
 def export_model(source: str, out: Path, precision: str, dialect: str) -> None:

@@ -2,7 +2,7 @@
 
 In: the default model's GGUF file (fetched if need be). Its vocabulary is tokenized under each
 pre-tokenizer that this project knows, by way of copies of its metadata with another
-`tokenizer.ggml.pre`. Needs llama-cpp-python:  python tests/reference/make_golden_tokens.py
+`tokenizer.ggml.pre`. Needs llama-cpp-python:  python -m tests.reference.make_golden_tokens
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 import gguf
 import llama_cpp
 import numpy as np
-from tokenizer_strings import make_strings
 
 from export.sources.default import fetch_default
 from export.sources.gguf_file import GgufFile
+from tests.tokenizer_strings import make_strings
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden_tokens.npz"
 PRETOKENIZERS = ("smollm", "gpt-2", "llama-bpe", "qwen2", "default")

@@ -1,0 +1,69 @@
+"""A tiny pair of models and a few edges, shared by all tests that need an edge at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pilotfish import Device, EdgeServer
+from tests.tiny import tiny_artifact
+from wire import keys
+
+VOCAB = 64
+PADDED_VOCAB = 72
+CONTEXT = 256
+
+
+class Pair(NamedTuple):
+    """Artifact folders of a drafter and its target."""
+
+    draft: Path
+    target: Path
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Random weights; alike enough that about half of the drafts are accepted."""
+    folder = tmp_path_factory.mktemp("pair")
+    sizes = {"vocab": VOCAB, "padded_vocab": PADDED_VOCAB, "context": CONTEXT, "seed": 1}
+    tiny_artifact(folder / "draft", sharpness=1.2, **sizes)
+    tiny_artifact(folder / "target", sharpness=1.0, **sizes)
+    return Pair(folder / "draft", folder / "target")
+
+
+@pytest.fixture(scope="session")
+def edge(pair: Pair) -> Iterator[EdgeServer]:
+    """An edge on loopback, without keys."""
+    with EdgeServer(pair.target, threads=1) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def device(pair: Pair, edge: EdgeServer) -> Iterator[Device]:
+    """A well-behaved device on that edge."""
+    with Device(pair.draft, edge.endpoint, threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def key_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Keys of an edge, of two devices that it lets in, and of one that it does not."""
+    root = tmp_path_factory.mktemp("keys")
+    folders = {name: root / name for name in ("edge", "alice", "bob", "eve")}
+    edge_public = keys.create(folders["edge"], keys.EDGE)
+    for name in ("alice", "bob", "eve"):
+        public = keys.create(folders[name], keys.DEVICE)
+        (folders[name] / "edge.pub").write_bytes(edge_public.read_bytes())
+        if name != "eve":
+            keys.allow(folders["edge"], public, name)
+    return folders
+
+
+@pytest.fixture(scope="session")
+def locked_edge(pair: Pair, key_folders: dict[str, Path]) -> Iterator[EdgeServer]:
+    """An edge that lets Alice and Bob in."""
+    with EdgeServer(pair.target, keys=key_folders["edge"], threads=1) as server:
+        yield server

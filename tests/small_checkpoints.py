@@ -1,0 +1,212 @@
+"""Tiny models on disk, in the forms that real ones have, for tests of what reads them.
+
+`write_directory` makes a Hugging Face directory, `write_gguf` a GGUF file. Both hold the same
+weights, made from a seed, so a test can compare what it reads with `tiny_weights`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the")]
+SPECIAL = "<|end|>"
+TOKENS = [*BYTES, "th", "the", "Ġthe", SPECIAL]  # the last is a special token
+VOCAB = 264  # rows of the embedding: some are padding
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 259,
+}
+
+
+def tokenizer_json() -> str:
+    """Byte-level BPE with three merges and one special token; 260 tokens."""
+    vocabulary = {token: id for id, token in enumerate(TOKENS)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, MERGES))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(SPECIAL, special=True, normalized=False)])
+    return tokenizer.to_str()
+
+
+def tiny_weights(config: Mapping[str, Any], seed: int = 1) -> dict[str, NDArray[np.float32]]:
+    """Weights of a llama, mistral, qwen2 or qwen3, by Hugging Face's names."""
+    rng = np.random.default_rng(seed)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim", hidden // heads)
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        shapes |= {
+            f"{prefix}input_layernorm.weight": (hidden,),
+            f"{prefix}post_attention_layernorm.weight": (hidden,),
+            f"{prefix}self_attn.q_proj.weight": (heads * head_dim, hidden),
+            f"{prefix}self_attn.k_proj.weight": (kv_heads * head_dim, hidden),
+            f"{prefix}self_attn.v_proj.weight": (kv_heads * head_dim, hidden),
+            f"{prefix}self_attn.o_proj.weight": (hidden, heads * head_dim),
+            f"{prefix}mlp.gate_proj.weight": (inner, hidden),
+            f"{prefix}mlp.up_proj.weight": (inner, hidden),
+            f"{prefix}mlp.down_proj.weight": (hidden, inner),
+        }
+        if config["model_type"] == "qwen2":
+            for name, width in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+                shapes[f"{prefix}self_attn.{name}_proj.bias"] = (width * head_dim,)
+        if config["model_type"] == "qwen3":
+            shapes |= {f"{prefix}self_attn.{n}_norm.weight": (head_dim,) for n in "qk"}
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+def write_directory(
+    path: Path,
+    config: Mapping[str, Any] = LLAMA,
+    *,
+    dtype: str = "F32",
+    shards: int = 1,
+    weights: Mapping[str, NDArray[np.float32]] | None = None,
+    files: Mapping[str, Any] | None = None,
+) -> Path:
+    """A Hugging Face directory; `files` are further JSON objects or texts by file name."""
+    path.mkdir(parents=True, exist_ok=True)
+    stored = {
+        name: value.astype(DTYPES[dtype])
+        for name, value in (tiny_weights(config) if weights is None else weights).items()
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "tokenizer.json").write_text(tokenizer_json(), "utf-8")
+    for name, content in (files or {}).items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (path / name).write_text(text, "utf-8")
+    if shards == 1:
+        save_file(stored, path / "model.safetensors")
+        return path
+    names = list(stored)
+    places = {}
+    for index in range(shards):
+        file = f"model-{index + 1:05}-of-{shards:05}.safetensors"
+        chosen = names[index::shards]
+        save_file({name: stored[name] for name in chosen}, path / file)
+        places |= dict.fromkeys(chosen, file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return path
+
+
+def write_gguf(
+    path: Path,
+    config: Mapping[str, Any] = LLAMA,
+    *,
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    weights: Mapping[str, NDArray[np.float32]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    extra: Mapping[str, NDArray[np.float32]] | None = None,
+    vocabulary: bool = True,
+) -> Path:
+    """A GGUF file, named and permuted as llama.cpp's converter does it.
+
+    `settings` are further metadata (with the architecture's prefix written {}), `extra` further
+    tensors by their GGUF names. Matrices are stored as `kind`.
+    """
+    architecture = config["model_type"]
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    if "head_dim" in config:
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    for key, value in (settings or {}).items():
+        _add_setting(writer, key.format(architecture), value)
+    if vocabulary:
+        add_byte_vocabulary(writer)
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"]
+    )
+    for name, value in (tiny_weights(config) if weights is None else weights).items():
+        if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+            key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
+            value = interleave(value, config[key])
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        _add_tensor(writer, gguf_name, value, kind)
+    for name, value in (extra or {}).items():
+        _add_tensor(writer, name, value, gguf.GGMLQuantizationType.F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_byte_vocabulary(writer: gguf.GGUFWriter, pretokenizer: str = "gpt-2") -> None:
+    """The vocabulary of `tokenizer_json`, and the padding that converters add."""
+    padding = [f"[PAD{id}]" for id in range(len(TOKENS), VOCAB)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pretokenizer)
+    writer.add_token_list([*TOKENS, *padding])
+    writer.add_token_types([1] * (len(TOKENS) - 1) + [3] + [5] * len(padding))
+    writer.add_token_merges([" ".join(pair) for pair in MERGES])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(TOKENS.index(SPECIAL))
+
+
+def interleave(value: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """llama.cpp's `permute` (convert_hf_to_gguf.py), word for word."""
+    return (
+        value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(value.shape)
+    )
+
+
+def _add_setting(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, Sequence):
+        writer.add_array(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+def _add_tensor(
+    writer: gguf.GGUFWriter,
+    name: str,
+    value: NDArray[np.float32],
+    kind: gguf.GGMLQuantizationType,
+) -> None:
+    """Norms and biases stay float32, as in real files."""
+    kind = kind if value.ndim == 2 else gguf.GGMLQuantizationType.F32
+    writer.add_tensor(name, gguf.quantize(value, kind), raw_dtype=kind)

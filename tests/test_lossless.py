@@ -1,0 +1,121 @@
+"""What comes out of a real edge process follows the target's law: χ² over thousands of answers."""
+
+import math
+
+import numpy as np
+import pytest
+
+from engines.decoder import Decoder, Pass
+from pilotfish import Device, EdgeServer, PilotfishError
+from speculation.distributions import Sampling, probabilities
+from tests.tiny import tiny_artifact
+
+VOCAB = 6
+CONTEXT = 64
+EOS = VOCAB - 1
+PROMPT = [1, 3, 2]
+LENGTH = 3
+ANSWERS = 3000
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lossless")
+    tiny_artifact(folder / "target", vocab=VOCAB, seed=1)
+    tiny_artifact(folder / "draft", vocab=VOCAB, seed=2)
+    with EdgeServer(folder / "target", rate=1e6, context=CONTEXT) as edge, Device(
+        folder / "draft", edge.endpoint
+    ) as device:
+        yield device, folder
+
+
+def law(artifact, sampling):
+    """Probability of every answer of at most LENGTH tokens, an end token ending it: {ids: p}."""
+    decoder = Decoder(artifact)
+    outcomes = {}
+
+    def spread(prefix, probability):
+        if len(prefix) == LENGTH or (prefix and prefix[-1] == EOS):
+            outcomes[prefix] = probability
+            return
+        decoder.rollback(0, 0)
+        tokens = np.array([*PROMPT, *prefix])
+        logits = decoder.forward([Pass(slot=0, tokens=tokens, rows=1)])[0].logits.astype(float)
+        for token, p in enumerate(probabilities(logits, sampling)[0]):
+            if p > 0:
+                spread((*prefix, token), probability * p)
+
+    spread((), 1.0)
+    return outcomes
+
+
+def p_value(counts, expected):
+    """Upper tail of χ² by Wilson and Hilferty; cells that expect less than 5 are pooled."""
+    small = expected < 5
+    observed = np.append(counts[~small], counts[small].sum())
+    wanted = np.append(expected[~small], expected[small].sum())
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    statistic = ((observed - wanted) ** 2 / wanted).sum()
+    df = len(wanted) - 1
+    z = ((statistic / df) ** (1 / 3) - (1 - 2 / (9 * df))) / math.sqrt(2 / (9 * df))
+    return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+def frequencies(device, outcomes, **options):
+    counts = dict.fromkeys(outcomes, 0)
+    for seed in range(ANSWERS):
+        answer = device.generate(PROMPT, max_tokens=LENGTH, seed=seed, **options)
+        counts[tuple(answer.tokens)] += 1  # a KeyError: an answer of probability 0
+    return np.array(list(counts.values()))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options"),
+    [
+        ("dsd", {"temperature": 1.0, "window": 2}),
+        ("dsd", {"temperature": 1.3, "top_k": 4, "top_p": 0.9, "window": 1}),
+        ("stream", {"temperature": 1.0}),
+    ],
+)
+def test_answers_follow_the_targets_law(pair, protocol, options):
+    device, folder = pair
+    window = {"window": options["window"]} if "window" in options else {}
+    sampling = Sampling(**{k: v for k, v in options.items() if k != "window"})
+    outcomes = law(folder / "target", sampling)
+    drafters = law(folder / "draft", sampling)
+    counts = frequencies(device, outcomes, protocol=protocol, **options | window)
+    expected = np.array(list(outcomes.values())) * ANSWERS
+    assert p_value(counts, expected) > 1e-4
+    # the test can fail: the drafter's own law is far away
+    wrong = np.array([drafters.get(ids, 0.0) for ids in outcomes]) * ANSWERS
+    assert p_value(counts, np.maximum(wrong, 1e-9)) < 1e-12
+
+
+def test_dsd_at_temperature_zero_is_greedy(pair):
+    device, _ = pair
+    greedy = device.generate(PROMPT, protocol="greedy", max_tokens=20, window=3)
+    sampled = device.generate(PROMPT, protocol="dsd", max_tokens=20, window=3, seed=5)
+    assert sampled.tokens == greedy.tokens
+
+
+@pytest.mark.parametrize("protocol", ["greedy", "stream", "local"])
+def test_a_full_context_ends_the_answer_and_a_longer_prompt_is_refused(pair, protocol):
+    device, _ = pair
+    with pytest.raises(PilotfishError, match="tokens"):
+        device.generate([1] * CONTEXT, protocol=protocol)
+    options = {"protocol": protocol, "window": 4, "max_tokens": 64}
+    answer = device.generate([1, 2] * (CONTEXT // 2 - 5), **options)
+    whole = answer.prompt_tokens + len(answer.tokens)
+    assert whole == CONTEXT or answer.tokens[-1] == EOS
+    assert answer.finish_reason == ("length" if whole == CONTEXT else "stop")
+
+
+def test_a_seed_repeats_its_answer_and_another_does_not(pair):
+    device, _ = pair
+    options = {"protocol": "dsd", "temperature": 1.0, "window": 3, "max_tokens": 24}
+    first = device.generate(PROMPT, seed=1, **options)
+    device.generate([2, 2], seed=9, **options)
+    again = device.generate(PROMPT, seed=1, **options)
+    others = [device.generate(PROMPT, seed=seed, **options).tokens for seed in range(2, 8)]
+    assert again.tokens == first.tokens
+    assert any(tokens != first.tokens for tokens in others)
