@@ -93,8 +93,7 @@ class Listener:
         except zmq.ZMQError as error:
             self.close()
             raise ListenError(f"The edge cannot listen on {endpoint}: {error}.") from error
-        last = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.endpoint = last.replace("[::ffff:127.0.0.1]", "127.0.0.1")  # as a person writes it
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def receive(self) -> Iterator[Envelope]:
         """Everything that has arrived, without waiting."""
