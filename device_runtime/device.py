@@ -135,9 +135,8 @@ class Device:
         if self._template is not None:
             text = self._template.render([{"role": "user", "content": prompt}])
             return np.array(self.tokenizer.encode(text, special=True), dtype=np.uint32)
-        bos = self._drafter.manifest.bos_id
-        start = [] if bos is None else [bos]
-        return np.array([*start, *self.tokenizer.encode(prompt)], dtype=np.uint32)
+        ids = [*self.tokenizer.beginning, *self.tokenizer.encode(prompt)]
+        return np.array(ids, dtype=np.uint32)
 
     @property
     def _ends(self) -> list[int]:

@@ -46,7 +46,8 @@ class Drafter:
 
     def _step(self, tokens: NDArray[np.integer]) -> Floats:
         passed = Pass(slot=0, tokens=tokens.astype(np.int64), rows=1)
-        return self._decoder.forward([passed])[0].logits[0]
+        logits: Floats = self._decoder.forward([passed])[0].logits[0]
+        return logits
 
     def draft(
         self, committed: Ids, window: int, exchange: Exchange, law: Law, ends: Collection[int]

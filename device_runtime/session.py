@@ -102,6 +102,17 @@ class Session:
         self._edge.tell(begin, [ids_frame(missing)])
         self._at_edge = len(self.committed)
 
+    def _begin_anew(self, reason: UnknownSessionError | DivergedError) -> None:
+        """Give the edge everything again.
+
+        A session that it does not know gets a new name: the old one may belong to a connection
+        that broke, and without keys nobody can prove that this was ours.
+        """
+        if isinstance(reason, UnknownSessionError):
+            self._id = secrets.token_bytes(16)
+        self._at_edge = 0
+        self._begin()
+
     @property
     def _edge(self) -> EdgeLink:
         if self._link is None:
@@ -156,11 +167,10 @@ class Session:
             )
             try:
                 return self._edge.ask(window, frames, self._answers(Verdict, start))
-            except (UnknownSessionError, DivergedError):
+            except (UnknownSessionError, DivergedError) as error:
                 if attempt == 2:
                     raise
-                self._at_edge = 0
-                self._begin()
+                self._begin_anew(error)
         raise AssertionError  # the loop returns or raises
 
     def _answers(self, kind: type[Verdict] | type[Tokens], start: int) -> Callable[[Reply], bool]:
@@ -221,9 +231,9 @@ class Session:
                     answer = self._edge.ask(pull, (), wanted)
                 else:
                     answer = self._edge.wait(pull, (), wanted, sent_ns=before_ns)
-            except (UnknownSessionError, DivergedError):
-                self._at_edge, answer = 0, None
-                self._begin()
+            except (UnknownSessionError, DivergedError) as error:
+                answer = None
+                self._begin_anew(error)
                 continue
             yield self._streamed(answer, start, before_ns)
 

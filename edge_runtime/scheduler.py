@@ -34,17 +34,15 @@ _LINGER_LIMIT_S = 0.003
 
 @dataclass(eq=False)
 class Job:
-    """Work for the target on the slot of one session; ``session`` and ``generation`` name whose.
+    """Work for the target on the slot of one session; ``session`` names whose.
 
-    tokens: the whole sequence, int64 [n]. keep: how many of them the slot may hold already.
+    tokens: the whole sequence, int64 [n], of which the slot may hold a part already.
     rule: turns the logits [rows, V] of the last ``rows`` tokens into a ruling; None for a prefill.
     """
 
     session: bytes
-    generation: int
     slot: int
     tokens: NDArray[np.int64]
-    keep: int
     rows: int
     rule: Callable[[Floats], Ruling] | None
     queued_ns: int = field(default_factory=time.monotonic_ns)
@@ -63,6 +61,7 @@ class Scheduler(threading.Thread):
         self._decoder = decoder
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._waiting: dict[int, deque[Job]] = {}
+        self._held: dict[int, tuple[bytes, NDArray[np.int64]]] = {}  # whose tokens a slot holds
         self._last_pass_s = 0.0
         self._last_width = 0  # sessions in the last pass
         self._stopping = False
@@ -123,37 +122,49 @@ class Scheduler(threading.Thread):
         )
         if not heads:
             return []
-        if len(self._piece(heads[0])) > NARROW:
+        if len(self._piece(heads[0])[1]) > NARROW:
             return heads[:1]
-        return [job for job in heads if len(self._piece(job)) <= NARROW]
+        return [job for job in heads if len(self._piece(job)[1]) <= NARROW]
 
-    def _piece(self, job: Job) -> NDArray[np.int64]:
-        """The tokens that the job's next pass appends to its slot."""
-        base = min(job.keep, self._decoder.length(job.slot))
-        return job.tokens[base : base + CHUNK]
+    def _piece(self, job: Job) -> tuple[int, NDArray[np.int64]]:
+        """Where the job's next pass goes on in its slot, and the tokens that it appends there.
+
+        What the slot holds of the same session and sequence is not run again. The rows that are
+        wanted come in one pass, however long.
+        """
+        whose, held = self._held.get(job.slot, (b"", job.tokens[:0]))
+        base = 0
+        if whose == job.session:
+            shared = min(len(held), len(job.tokens) - max(job.rows, 1))
+            differing = np.flatnonzero(held[:shared] != job.tokens[:shared])
+            base = int(differing[0]) if len(differing) else shared
+        left = len(job.tokens) - base
+        size = left if left <= max(CHUNK, job.rows) else min(CHUNK, left - job.rows)
+        return base, job.tokens[base : base + size]
 
     def _pass(self, batch: list[Job]) -> None:
         started_ns = time.monotonic_ns()
-        passes, last = [], []
+        passes, ends, last = [], [], []
         for job in batch:
-            slot = job.slot
-            base = min(job.keep, self._decoder.length(slot))
-            self._decoder.rollback(slot, base)
-            piece = job.tokens[base : base + CHUNK]
-            job.keep = base + len(piece)
+            base, piece = self._piece(job)
+            self._decoder.rollback(job.slot, base)
+            self._held[job.slot] = (job.session, job.tokens[:base])
+            ends.append(base + len(piece))
             job.started_ns = job.started_ns or started_ns
-            last.append(job.keep == len(job.tokens))
-            passes.append(Pass(slot=slot, tokens=piece, rows=job.rows if last[-1] else 0))
+            last.append(ends[-1] == len(job.tokens))
+            passes.append(Pass(slot=job.slot, tokens=piece, rows=job.rows if last[-1] else 0))
         try:
             outputs = self._decoder.forward(passes)
-            for job, complete, output in zip(batch, last, outputs, strict=True):
-                if complete and job.rule is not None:
-                    job.ruling = job.rule(output.logits)
         except Exception as error:
             _log.exception("a target pass failed")
             for job in batch:
                 job.error = error
             last = [True] * len(batch)
+        else:
+            for job, end, complete, output in zip(batch, ends, last, outputs, strict=True):
+                self._held[job.slot] = (job.session, job.tokens[:end])
+                if complete:
+                    _rule(job, output.logits)
         self.passes += 1
         self._last_pass_s = (time.monotonic_ns() - started_ns) * 1e-9
         self._last_width = len(batch)
@@ -171,3 +182,12 @@ class Scheduler(threading.Thread):
         job.done_ns = time.monotonic_ns()
         self.outbox.put(job)
         os.eventfd_write(self.wake, 1)
+
+
+def _rule(job: Job, logits: Floats) -> None:
+    """Decide on a job; if that fails, the other jobs of the pass are none the worse."""
+    try:
+        job.ruling = None if job.rule is None else job.rule(logits)
+    except Exception as error:
+        _log.exception("a rule failed")
+        job.error = error

@@ -22,6 +22,7 @@ from engines.decoder import Decoder
 from speculation.distributions import Floats
 from speculation.randomness import Purpose
 from wire import messages as m
+from wire.committed import Committed
 from wire.errors import (
     ConflictError,
     DivergedError,
@@ -153,10 +154,9 @@ class Service:
         self._stop(session)
         session.committed.truncate(begin.keep)
         session.committed.extend(new)
-        session.cached = min(session.cached, begin.keep, length - 1)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
         session.round = session.stream = None
-        if session.cached < length - 1:  # read the prompt while the device drafts
+        if len(new) > 1:  # read the prompt while the device drafts
             self._run(session, length - 1, rows=0, rule=None)
 
     def _session_for(self, begin: m.Begin, owner: bytes) -> Session:
@@ -165,14 +165,23 @@ class Service:
         except UnknownSessionError:
             if begin.keep:
                 raise
-            session = self.sessions.open(begin.session, owner)
-        held = len(session.committed)
-        if begin.keep > held or session.committed.hash_of(begin.keep) != begin.hash:
+            self._expect_kept(begin, Committed())
+            return self.sessions.open(begin.session, owner)
+        if begin.generation <= session.generation:
             raise DivergedError(
-                f"The edge holds {held} tokens of this session, and the first {begin.keep} are "
-                "not those of the device: begin again with all tokens."
+                f"The edge is at generation {session.generation} of this session already, and "
+                f"generation {begin.generation} does not come after it."
             )
+        self._expect_kept(begin, session.committed)
         return session
+
+    @staticmethod
+    def _expect_kept(begin: m.Begin, committed: Committed) -> None:
+        if begin.keep > len(committed) or committed.hash_of(begin.keep) != begin.hash:
+            raise DivergedError(
+                f"The edge holds {len(committed)} tokens of this session, and the first "
+                f"{begin.keep} are not those of the device: begin again with all tokens."
+            )
 
     def _window(self, window: m.Window, envelope: Envelope, received_ns: int) -> None:
         session = self._generation(window, envelope.owner)
@@ -181,7 +190,7 @@ class Service:
             raise MalformedError("This generation streams; it takes no windows.")
         last = session.round
         if last is not None and last.start == window.start:
-            self._retry(last, envelope)
+            self._retry(session, last, window, envelope)
             return
         if last is not None and last.verdict is None:
             raise ConflictError(f"The window at {last.start} is still being verified.")
@@ -200,8 +209,12 @@ class Service:
     def _rule(exchange: Exchange, draft: Draft, law: Law, start: int, logits: Floats) -> Ruling:
         return exchange.rule(draft, logits, law, round_start=start)
 
-    def _retry(self, last: Round, envelope: Envelope) -> None:
+    def _retry(
+        self, session: Session, last: Round, window: m.Window, envelope: Envelope
+    ) -> None:
         """The same window again: the reply was lost, or is still to come."""
+        if window.hash != session.committed.hash_of(last.start):
+            raise DivergedError(f"The edge holds other tokens before {last.start}: begin again.")
         if list(map(bytes, last.frames)) != list(map(bytes, envelope.frames)):
             raise ConflictError(f"Another window at start {last.start} is already decided on.")
         last.client = envelope.client
@@ -267,20 +280,20 @@ class Service:
         tokens = session.committed.ids[:length].astype(np.int64)
         if draft is not None:
             tokens = np.concatenate([tokens, draft.ids.astype(np.int64)])
-        session.job = Job(
-            session.id, session.generation, session.slot, tokens, session.cached, rows, rule
-        )
-        self._submit(session.job)
+        job = Job(session.id, session.slot, tokens, rows, rule)
+        session.jobs.append(job)
+        self._submit(job)
 
     def finish(self, job: Job) -> None:
         """Apply a job that the scheduler has done."""
         session = self.sessions.get(job.session)
-        if session is None or job.cancelled or job.generation != session.generation:
+        if session is None or job.cancelled:
             return
+        session.jobs.remove(job)
         if job.error is not None:
             self._fail(session)
         elif job.ruling is None:
-            session.cached = max(session.cached, len(job.tokens))
+            return  # a prompt has been read
         elif session.stream is not None:
             self._streamed(session, session.stream, job, job.ruling.token)
         elif session.round is not None:
@@ -288,7 +301,6 @@ class Service:
 
     def _verified(self, session: Session, round_: Round, job: Job, ruling: Ruling) -> None:
         session.committed.extend([*map(int, round_.draft.ids[: ruling.accepted]), ruling.token])
-        session.cached = len(session.committed) - 1
         round_.verdict = m.Verdict(
             session=session.id,
             generation=session.generation,
@@ -302,7 +314,6 @@ class Service:
     def _streamed(self, session: Session, stream: Stream, job: Job, token: int) -> None:
         start = len(session.committed)
         session.committed.extend([token])
-        session.cached = start
         stream.remaining -= 1
         if token in self._eos:
             stream.remaining = 0
@@ -330,8 +341,7 @@ class Service:
 
     def _stop(self, session: Session) -> None:
         """Give up the work under way; the committed tokens stay."""
-        if session.job is not None:
-            session.job.cancelled = True
+        session.call_off()
         session.stream = None
         if session.round is not None and session.round.verdict is None:
             session.round = None
@@ -341,7 +351,6 @@ class Service:
         waiting = session.round or session.stream
         start = len(session.committed)
         session.round = session.stream = None
-        session.cached = 0
         if waiting is not None:
             failure = m.Failure(
                 code=InternalError.code,

@@ -44,14 +44,19 @@ class Session:
     owner: bytes
     slot: int
     committed: Committed = field(default_factory=Committed)
-    cached: int = 0  # a prefix of the committed tokens that the target may hold K/V of
     generation: int = -1
     law: Law | None = None
     exchange: Exchange | None = None  # None: the generation is a `stream`
     round: Round | None = None
     stream: Stream | None = None
-    job: Job | None = None  # the latest work in the scheduler
+    jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
+
+    def call_off(self) -> None:
+        """Whatever the target still has to do for this session is of no use any more."""
+        for job in self.jobs:
+            job.cancelled = True
+        self.jobs.clear()
 
 
 class Sessions:
@@ -74,8 +79,11 @@ class Sessions:
         return len(self._by_id)
 
     def get(self, session_id: bytes) -> Session | None:
-        """The session, whoever owns it."""
-        return self._by_id.get(session_id)
+        """The session that the target has worked for, whoever owns it; that is not idling."""
+        session = self._by_id.get(session_id)
+        if session is not None:
+            session.touched_s = self._clock()
+        return session
 
     def find(self, session_id: bytes, owner: bytes) -> Session:
         """The owner's session, or `UnknownSessionError`."""
@@ -106,8 +114,7 @@ class Sessions:
 
     def close(self, session: Session) -> None:
         """Forget a session and free its slot."""
-        if session.job is not None:
-            session.job.cancelled = True
+        session.call_off()
         del self._by_id[session.id]
         self._free.append(session.slot)
 

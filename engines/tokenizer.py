@@ -63,6 +63,8 @@ class Tokenizer:
             decoder = json.loads(text).get("decoder")
         except Exception as error:  # the library raises bare Exception
             raise ArtifactError(f"{name} is not a tokenizer.json: {error}") from None
+        if not self._tokenizer.get_vocab_size():
+            raise ArtifactError(f"{name} has no tokens")
         self._family = _family(decoder, name)
         self._bytes: dict[int, bytes] = {}  # of the tokens met so far
         added = self._tokenizer.get_added_tokens_decoder()
@@ -71,8 +73,9 @@ class Tokenizer:
 
     @cached_property
     def _literal(self) -> tokenizers.Tokenizer:
-        """Reads special tokens as the text they are. A second one, for the switch is not
-        thread-safe."""
+        """One that reads special tokens as plain text; switching `_tokenizer` over and back would
+        not be thread-safe.
+        """
         tokenizer = tokenizers.Tokenizer.from_str(self._json)
         tokenizer.encode_special_tokens = True
         return tokenizer
@@ -89,6 +92,13 @@ class Tokenizer:
         tokenizer = self._tokenizer if special else self._literal
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    @cached_property
+    def beginning(self) -> list[int]:
+        """What stands before a raw text, such as BOS; [] where the model wants nothing there."""
+        plain: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
+        whole: list[int] = self._tokenizer.encode("a", add_special_tokens=True).ids
+        return whole[: -len(plain)] if plain and whole[-len(plain) :] == plain else []
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Text of `ids`; special tokens are left out unless `special`."""

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from export.errors import ExportError
 from export.pretokenizers import PRETOKENIZERS
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
 PADDING = re.compile(r"\[PAD\d+\]")  # names that converters give to rows without a token
 SPACE_MARK = "▁"
 GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
@@ -67,7 +67,18 @@ class GgufVocabulary:
                 if kind in (CONTROL, USER_DEFINED) and token
             ]
         )
+        bos = self._id("bos_token_id")
+        if bos is not None and self._adds_bos(model):
+            token = self._tokens[bos]
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=f"{token} $A", special_tokens=[(token, bos)]
+            )
         return tokenizer
+
+    def _adds_bos(self, model: object) -> bool:
+        """Whether BOS stands before a raw text: as stated, else as llama.cpp takes it."""
+        usual = model == "llama" or self._metadata.get("tokenizer.ggml.pre") == "llama-bpe"
+        return bool(self._metadata.get("tokenizer.ggml.add_bos_token", usual))
 
     def _byte_level(self) -> tokenizers.Tokenizer:
         """GPT-2's kind: merges are in the file."""

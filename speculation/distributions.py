@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating]
 
+_COLDEST = 1e-6  # closer to 0 than this, float32 would know no difference, but for 0/0
+
 # A nucleus is nearly always found among this many most probable tokens; otherwise all are sorted.
 _NUCLEUS_GUESS = 1024
 
@@ -19,7 +21,7 @@ _NUCLEUS_GUESS = 1024
 class Sampling:
     """How a distribution is shaped before it is sampled.
 
-    temperature: ≥ 0; 0 is greedy. top_k: tokens kept, 0 for all (ties with the k-th are kept).
+    temperature: 0 is greedy, else 10⁻⁶ to 100. top_k: tokens kept, 0 for all (ties with the k-th are kept).
     top_p: nucleus mass in (0, 1]; the token that crosses it is kept (tslt (14), corrected).
     """
 
@@ -28,8 +30,10 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ValueError(f"temperature must be between 0 and 100, not {self.temperature}")
+        if self.temperature != 0.0 and not _COLDEST <= self.temperature <= 100.0:
+            raise ValueError(
+                f"temperature must be 0, or between {_COLDEST:g} and 100, not {self.temperature}"
+            )
         if self.top_k < 0:
             raise ValueError(f"top_k must be 0 (off) or positive, not {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,77 +17,26 @@ from hypothesis import strategies as st
 from engines.errors import ArtifactError
 from engines.tokenizer import TextStream, Tokenizer
 from export.errors import ExportError
-from export.sources.default import fetch_default
 from export.sources.gguf_file import GgufFile
 from export.tokenizer import GgufVocabulary, gpt2_tokenizer_json
 from tests.small_checkpoints import SPECIAL, TOKENS, tokenizer_json, write_gguf
-from tests.tokenizer_strings import CODE, PROSE, make_strings
+from tests.tokenizer_strings import make_strings
+from tests.vocabularies import (
+    HERE,
+    merge_by_score,
+    sentencepiece,
+    sentencepiece_metadata,
+    smollm2,
+    smollm2_metadata,
+)
 
 GOLDEN = Path(__file__).parent / "data" / "golden_tokens.npz"
-HERE = Path("vocabulary.gguf")  # named in errors only
-
-
-@cache
-def smollm2_metadata() -> dict[str, object]:
-    return dict(GgufFile(fetch_default(lambda label, done, total: None)).metadata)
-
-
-@cache
-def smollm2(pretokenizer: str = "smollm") -> Tokenizer:
-    metadata = smollm2_metadata() | {"tokenizer.ggml.pre": pretokenizer}
-    return Tokenizer.from_json(GgufVocabulary(metadata, HERE).tokenizer_json)
-
-
-def merge_by_score(text: str, scores: dict[str, float]) -> list[str]:
-    """SentencePiece's BPE, as plainly as possible: join the best-scoring neighbours, leftmost
-    first, until none are left."""
-    pieces = list(text)
-    while True:
-        unions = [left + right for left, right in pairwise(pieces)]
-        candidates = [(-scores[union], i) for i, union in enumerate(unions) if union in scores]
-        if not candidates:
-            return pieces
-        _, i = min(candidates)
-        pieces[i : i + 2] = [unions[i]]
-
-
-@cache
-def sentencepiece_metadata() -> dict[str, object]:
-    """A small Llama-2-like vocabulary: bytes, characters, and 200 joined pieces."""
-    texts = ["▁" + text.replace(" ", "▁") for text in (*PROSE, *CODE)]
-    characters = ["▁", *sorted(set("".join(texts)) - {"▁", "\n", "\t", "\r"})[:120]]
-    scores = dict.fromkeys(characters, -1e6)
-    for rank in range(200):
-        counts: dict[str, int] = {}
-        for text in texts:
-            pieces = merge_by_score(text, scores)
-            for left, right in pairwise(pieces):
-                if left in scores and right in scores:
-                    counts[left + right] = counts.get(left + right, 0) + 1
-        best = max(counts, key=lambda union: (counts[union], union))
-        scores[best] = -float(rank)
-    control = ["<unk>", "<s>", "</s>"]
-    raw = [f"<0x{byte:02X}>" for byte in range(256)]
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [*control, *raw, *scores],
-        "tokenizer.ggml.scores": [0.0] * 259 + list(scores.values()),
-        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * len(scores)],
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-    }
 
 
 @cache
 def known_bytes(tokenizer: Tokenizer) -> set[int]:
     """Bytes that the vocabulary can write: SmolLM2's lacks some that only rare planes use."""
     return {byte for id in range(tokenizer.vocab_size) for byte in tokenizer.token_bytes(id)}
-
-
-@cache
-def sentencepiece() -> Tokenizer:
-    return Tokenizer.from_json(GgufVocabulary(sentencepiece_metadata(), HERE).tokenizer_json)
 
 
 @pytest.mark.parametrize(
@@ -289,3 +237,20 @@ def test_tokenizer_reads_file_and_directory(tmp_path: Path) -> None:
         tokenizer = Tokenizer(location)
         assert tokenizer.vocab_size == len(TOKENS)
         assert tokenizer.encode(f" the{SPECIAL}", special=True) == [258, 259]
+
+
+@pytest.mark.parametrize(("stated", "beginning"), [({}, [1]), ({"add_bos_token": False}, [])])
+def test_a_text_begins_with_bos_where_the_file_wants_it(stated, beginning):
+    """SentencePiece models want it unless the file says no; special tokens are never doubled."""
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "▁", "a", "▁a"],
+        "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1],
+        "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -2.0, -3.0, -1.0],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    } | {f"tokenizer.ggml.{key}": value for key, value in stated.items()}
+    tokenizer = Tokenizer.from_json(GgufVocabulary(metadata, Path("x.gguf")).tokenizer_json)
+    assert tokenizer.beginning == beginning
+    assert tokenizer.encode("a") == [5]

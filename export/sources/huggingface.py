@@ -86,7 +86,12 @@ class DirectorySource:
 
     def _find_weights(self) -> dict[str, tuple[SafetensorsFile, str]]:
         """Canonical name → file and name there."""
-        stored = {name: file for file in self._files for name in file.names()}
+        stored = {
+            name: file
+            for file in self._files
+            for name in file.names()
+            if not name.endswith(".rotary_emb.inv_freq")  # old checkpoints hold what is computed
+        }
         # A checkpoint saved without its head leaves out the prefix.
         bare = not any(name.startswith("model.") for name in stored)
         places = {}

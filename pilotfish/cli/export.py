@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from engines.artifact import Artifact
+from engines.artifact import Artifact, Precision, cache_directory
 from engines.errors import ArtifactError, EngineError
 from pilotfish.cli.options import Commands
 from pilotfish.cli.progress import Bars
@@ -56,13 +55,7 @@ def add_to(commands: Commands) -> None:
 
 def artifacts_directory() -> Path:
     """Where artifacts go that nobody named a folder for."""
-    own = os.environ.get("PILOTFISH_CACHE")
-    cache = (
-        Path(own)
-        if own
-        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotfish"
-    )
-    return cache / "artifacts"
+    return cache_directory() / "artifacts"
 
 
 def default_pair() -> tuple[Path, Path]:
@@ -70,7 +63,7 @@ def default_pair() -> tuple[Path, Path]:
     return _default(_DRAFTER, "int4"), _default(_TARGET, "fp32")
 
 
-def _default(name: str, precision: str) -> Path:
+def _default(name: str, precision: Precision) -> Path:
     path = artifacts_directory() / name
     try:
         Artifact.open(path)
@@ -79,7 +72,7 @@ def _default(name: str, precision: str) -> Path:
     return path
 
 
-def export_model(source: str, out: Path, precision: str, dialect: str) -> None:
+def export_model(source: str, out: Path, precision: Precision, dialect: str) -> None:
     """Export with a progress bar; says which extra to install if the export tools are missing."""
     try:
         from export.model import export_model as write

@@ -1,0 +1,127 @@
+"""Tokenizers and chat templates against transformers, and against llama.cpp where it is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.chat import ChatTemplate
+from engines.tokenizer import TextStream, Tokenizer
+from export.sources.default import fetch_default
+from export.sources.gguf import GgufSource
+from export.tokenizer import GgufVocabulary
+from tests.tokenizer_strings import make_strings
+from tests.vocabularies import HERE, sentencepiece_metadata, smollm2, smollm2_metadata
+
+pytestmark = pytest.mark.reference
+TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
+TOOL = {"type": "function", "function": {"name": "get", "description": "a <b>", "parameters": {}}}
+CHATS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "Hi <b> & 'q' ünï 🐟"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "<think>so</think>Hello"},
+        {"role": "user", "content": "  spaced  \n"},
+    ],
+]
+
+
+def transformers_tokenizer(text: str, folder: Path, **settings: Any) -> Any:
+    """A tokenizer.json as transformers reads it from a model's directory."""
+    from transformers import AutoTokenizer
+
+    (folder / "tokenizer.json").write_text(text, "utf-8")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | settings
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("pretokenizer", ["smollm", "gpt-2", "llama-bpe", "qwen2", "llama"])
+def test_tokenizer_json_as_transformers_reads_it(pretokenizer: str, tmp_path: Path) -> None:
+    metadata = sentencepiece_metadata()
+    if pretokenizer != "llama":
+        metadata = smollm2_metadata() | {"tokenizer.ggml.pre": pretokenizer}
+    text = GgufVocabulary(metadata, HERE).tokenizer_json
+    ours, theirs = Tokenizer.from_json(text), transformers_tokenizer(text, tmp_path)
+    assert ours.vocab_size == len(theirs)
+    for string in make_strings():
+        ids = theirs.encode(string, add_special_tokens=False)
+        assert ours.encode(string, special=True) == ids, string
+        expected = theirs.decode(ids, clean_up_tokenization_spaces=False)
+        assert ours.decode(ids, special=True) == expected
+        stream = TextStream(ours, special=True)
+        assert "".join(stream.push([id]) for id in ids) + stream.flush() == expected
+
+
+def test_pair_of_files_as_transformers_reads_it(tmp_path: Path) -> None:
+    from transformers import GPT2Tokenizer
+
+    from export.tokenizer import gpt2_tokenizer_json
+
+    tree = json.loads(GgufVocabulary(smollm2_metadata(), HERE).tokenizer_json)["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(tree["vocab"]), "utf-8")
+    merges = "\n".join(" ".join(pair) for pair in tree["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", "utf-8")
+    special = {f"{role}_token": "<|endoftext|>" for role in ("bos", "eos", "unk")}
+    settings = {"tokenizer_class": "GPT2Tokenizer", **special}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours = Tokenizer.from_json(gpt2_tokenizer_json(tmp_path))
+    theirs = GPT2Tokenizer.from_pretrained(tmp_path)
+    for string in make_strings():
+        expected = theirs.encode(string, add_special_tokens=False)
+        assert ours.encode(string, special=True) == expected, string
+
+
+@contextmanager
+def llama_cpp_tokenizer(path: Path) -> Iterator[Any]:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    with closing(llama_cpp.Llama(str(path), vocab_only=True, verbose=False)) as model:
+        yield model
+
+
+def test_smollm2_live() -> None:
+    with llama_cpp_tokenizer(fetch_default(lambda label, done, total: None)) as theirs:
+        for special in (False, True):
+            for string in make_strings():
+                expected = theirs.tokenize(string.encode(), add_bos=False, special=special)
+                assert smollm2().encode(string, special=special) == expected, string
+                assert smollm2().decode(expected) == theirs.detokenize(expected).decode()
+
+
+def test_sentencepiece_live(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    from tests.reference.make_golden_tokens import write_vocabulary
+
+    metadata = sentencepiece_metadata()
+    write_vocabulary(tmp_path / "spm.gguf", metadata, "default")
+    ours = Tokenizer.from_json(GgufVocabulary(metadata, HERE).tokenizer_json)
+    with llama_cpp_tokenizer(tmp_path / "spm.gguf") as theirs:
+        for string in make_strings():
+            expected = theirs.tokenize(string.encode(), add_bos=False, special=True)
+            assert ours.encode(string, special=True) == expected, string
+
+
+@pytest.mark.parametrize("name", ["smollm2", "qwen2.5", "qwen3", "llama3", "mistral"])
+def test_chat_templates_as_transformers_renders_them(name: str, tmp_path: Path) -> None:
+    if name == "smollm2":
+        source = GgufSource(fetch_default(lambda *step: None), lambda *step: None).chat_template
+    else:
+        source = (TEMPLATES / f"{name}.jinja").read_text("utf-8")
+    assert source is not None
+    tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    text = GgufVocabulary(smollm2_metadata(), HERE).tokenizer_json
+    theirs = transformers_tokenizer(text, tmp_path, chat_template=source, **tokens)
+    ours = ChatTemplate(source, **tokens)
+    for chat in CHATS[:1] if name == "mistral" else CHATS:  # Mistral knows no system
+        for prompt in (False, True):
+            for tools in (None, [TOOL]):
+                expected = theirs.apply_chat_template(
+                    chat, tokenize=False, add_generation_prompt=prompt, tools=tools
+                )
+                assert ours.render(chat, add_generation_prompt=prompt, tools=tools) == expected

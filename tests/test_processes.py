@@ -1,0 +1,421 @@
+"""Ends that are absent, die, freeze or talk nonsense: one clear line, in time, and nothing left.
+
+A line on stderr within three seconds (the interpreter's own start aside), the exit code of
+`wire.errors`, no traceback, no process left behind; and an edge that comes back is gone on with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pilotfish import Device, EdgeServer
+from pilotfish.cli.export import default_pair
+from tests.conftest import Pair
+from tests.tiny import tiny_artifact
+from wire import keys
+from wire.errors import EdgeLostError, ListenError
+
+PATIENCE_S = 3.0
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "pilotfish", *map(str, arguments)]
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def startup_s() -> float:
+    """How long the command takes to do nothing, on this machine, as busy as it is."""
+    began = time.monotonic()
+    subprocess.run(command("--version"), check=True, capture_output=True)
+    return 2 * (time.monotonic() - began)
+
+
+def complaint(process: subprocess.Popen[str], code: int, within_s: float) -> str:
+    """The one line on stderr of a process that ends in time and with this code."""
+    began = time.monotonic()
+    try:
+        _, stderr = process.communicate(timeout=within_s + 20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        pytest.fail(f"still running: {process.communicate()}")
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    lines = stderr.strip().splitlines()
+    assert len(lines) == 1, stderr
+    assert lines[0].startswith("pilotfish: ")
+    assert time.monotonic() - began < within_s
+    return lines[0]
+
+
+def await_end(pid: int, within_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + within_s
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"  # a zombie only waits for somebody to take note of its end
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+# Nobody there, or nobody who lets us in
+
+
+@pytest.fixture
+def strange_listener() -> Iterator[Callable[[bytes], str]]:
+    """A TCP server that says these bytes to whoever connects, and nothing else."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(0.1)
+    stop = threading.Event()
+    connections = []
+    greeting = b""
+
+    def serve() -> None:
+        while not stop.is_set():
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            connections.append(connection)
+            connection.sendall(greeting)
+
+    def talk(what: bytes) -> str:
+        nonlocal greeting
+        greeting = what
+        thread.start()
+        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+    thread = threading.Thread(target=serve)
+    yield talk
+    stop.set()
+    if thread.ident is not None:
+        thread.join()
+    for connection in [*connections, listener]:
+        connection.close()
+
+
+def device_run(pair: Pair, address: str, *more: object) -> subprocess.Popen[str]:
+    return start("device", "run", "abc", "--draft", pair.draft, "--edge", address, *more)
+
+
+def test_edge_absent(pair: Pair, startup_s: float) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    line = complaint(device_run(pair, address), 69, startup_s + PATIENCE_S)
+    assert address in line
+
+
+@pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n"])
+def test_something_else_listens_there(
+    pair: Pair, startup_s: float, strange_listener: Callable[[bytes], str], greeting: bytes
+) -> None:
+    address = strange_listener(greeting)
+    process = device_run(pair, address)
+    line = complaint(process, 77 if greeting else 69, startup_s + PATIENCE_S)
+    assert address in line
+
+
+def test_a_device_that_is_not_on_the_list(pair, locked_edge, key_folders, startup_s) -> None:
+    process = device_run(pair, locked_edge.endpoint, "--keys", key_folders["eve"])
+    assert "keys allow" in complaint(process, 77, startup_s + PATIENCE_S)
+
+
+def test_a_wrong_edge_key(pair, locked_edge, key_folders, startup_s, tmp_path) -> None:
+    folder = tmp_path / "keys"
+    keys.create(folder, keys.DEVICE)
+    other = keys.create(tmp_path / "other", keys.EDGE)
+    (folder / "edge.pub").write_bytes(other.read_bytes())
+    process = device_run(pair, locked_edge.endpoint, "--keys", folder)
+    assert "edge.pub" in complaint(process, 77, startup_s + PATIENCE_S)
+
+
+def test_no_keys_where_keys_are_needed(pair, locked_edge, startup_s) -> None:
+    process = device_run(pair, locked_edge.endpoint)
+    assert "--keys" in complaint(process, 77, startup_s + PATIENCE_S)
+
+
+def test_keys_where_there_are_none(pair, edge, key_folders, startup_s) -> None:
+    process = device_run(pair, edge.endpoint, "--keys", key_folders["alice"])
+    assert "keys" in complaint(process, 77, startup_s + PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [
+        ("tcp://10.1.2.3:7077", 64),  # beyond loopback without keys
+        ("127.0.0.1:7077", 64),
+        ("tcp://[::1:7077", 64),
+        ("tcp://127.0.0.1:99999", 64),
+        ("tcp://127.0.0.1", 64),
+        ("nonsense", 64),
+    ],
+)
+def test_addresses_that_are_none(pair: Pair, startup_s: float, address: str, code: int) -> None:
+    complaint(device_run(pair, address), code, startup_s + PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--target", "nowhere"], 66),
+        (["--listen", "tcp://0.0.0.0:0"], 71),
+        (["--listen", "tcp://127.0.0.1:99999"], 71),
+        (["--listen", "nonsense"], 71),
+        (["--keys", "nowhere"], 77),
+        (["--provider", "abacus"], 69),
+    ],
+)
+def test_edges_that_cannot_serve(pair, startup_s, arguments: list[str], code: int) -> None:
+    process = start("edge", "serve", "--target", pair.target, *arguments)
+    complaint(process, code, startup_s + PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--sessions=0", "--sessions-per-client=0", "--context=0", "--max-window=-1", "--message-mib=0",
+     "--rate=0", "--idle=-1", "--rate=nan", "--threads=0", "--message-mib=99999"],
+)  # fmt: skip
+def test_limits_that_make_no_sense(pair: Pair, flag: str) -> None:
+    done = subprocess.run(
+        command("edge", "serve", "--target", pair.target, flag),
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert flag.split("=")[0] in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_address_in_use(pair: Pair, edge: EdgeServer, startup_s: float) -> None:
+    process = start("edge", "serve", "--target", pair.target, "--listen", edge.endpoint)
+    assert edge.endpoint in complaint(process, 71, startup_s + PATIENCE_S)
+    with pytest.raises(ListenError), EdgeServer(pair.target, edge.endpoint):
+        pass
+
+
+# In the middle of the work
+
+
+@pytest.fixture(scope="module")
+def long_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A tiny pair that never comes to an end by itself."""
+    folder = tmp_path_factory.mktemp("long")
+    for name, sharpness in (("draft", 0.9), ("target", 0.7)):
+        artifact = tiny_artifact(
+            folder / name, vocab=64, seed=1, context=32768, sharpness=sharpness
+        )
+        path = artifact.path / "manifest.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_ids": []}))
+    return Pair(folder / "draft", folder / "target")
+
+
+@pytest.fixture
+def running(long_pair: Pair) -> Iterator[tuple[EdgeServer, subprocess.Popen[str]]]:
+    """An edge, and a device in the middle of a long answer."""
+    with EdgeServer(long_pair.target, context=32768, threads=1) as server:
+        process = device_run(
+            long_pair, server.endpoint, "--max-tokens", 32000, "--window", 1, "--threads", 1
+        )
+        assert process.stdout is not None
+        os.read(process.stdout.fileno(), 1)
+        yield server, process
+        process.kill()
+        process.communicate()
+        os.kill(server.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("blow", "within_s"),
+    [
+        (signal.SIGKILL, PATIENCE_S),
+        (signal.SIGTERM, PATIENCE_S),
+        (signal.SIGSTOP, PATIENCE_S + 1.2),  # silence is noticed after 1.2 s
+    ],
+)
+def test_edge_lost_in_the_middle(running, blow: signal.Signals, within_s: float) -> None:
+    server, process = running
+    os.kill(server.pid, blow)
+    line = complaint(process, 69, within_s)
+    assert server.endpoint in line
+
+
+def test_interrupted_device(running) -> None:
+    server, process = running
+    process.send_signal(signal.SIGINT)
+    assert complaint(process, 130, PATIENCE_S) == "pilotfish: interrupted"
+    assert alive(server.pid)
+
+
+def test_interrupted_device_of_a_frozen_edge(running) -> None:
+    server, process = running
+    os.kill(server.pid, signal.SIGSTOP)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert complaint(process, 130, PATIENCE_S) == "pilotfish: interrupted"
+
+
+@pytest.mark.parametrize(("blow", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_stopping_an_edge(pair: Pair, blow: signal.Signals, code: int) -> None:
+    process = start("edge", "serve", "--target", pair.target, "--listen", "tcp://127.0.0.1:0")
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    address = re.fullmatch(r"pilotfish: the edge serves on (tcp://127\.0\.0\.1:\d+)\n", line)
+    assert address
+    with Device(pair.draft, address[1]) as device:
+        assert device.generate(PROMPT, max_tokens=4).tokens
+        began = time.monotonic()
+        process.send_signal(blow)
+        _, rest = process.communicate(timeout=20)
+        assert time.monotonic() - began < PATIENCE_S
+        assert process.returncode == code
+        assert rest in ("", "pilotfish: interrupted\n")
+        began = time.monotonic()
+        with pytest.raises(EdgeLostError, match="gone"):
+            device.generate(PROMPT, max_tokens=4)
+        assert time.monotonic() - began < PATIENCE_S
+
+
+def test_interrupted_edge_that_is_still_loading(pair: Pair) -> None:
+    for delay_s in (0.4, 0.8, 1.2):
+        process = start("edge", "serve", "--target", pair.target, "--listen", "tcp://127.0.0.1:0")
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=20)
+        assert process.returncode == 130 or process.returncode == -signal.SIGINT
+        assert "Traceback" not in stderr
+
+
+# Nothing left behind
+
+
+def test_an_edge_goes_when_its_parent_is_killed(pair: Pair) -> None:
+    script = (
+        "import sys, time; from pilotfish import EdgeServer\n"
+        f"with EdgeServer({str(pair.target)!r}) as edge:\n"
+        "    print(edge.pid, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    assert alive(pid)
+    process.kill()
+    process.communicate()
+    await_end(pid)
+
+
+def test_an_edge_that_ends_by_itself_is_told_of(pair: Pair) -> None:
+    server = EdgeServer(pair.target).start()
+    os.kill(server.pid, signal.SIGKILL)
+    server.stop()
+    with pytest.raises(EdgeLostError):
+        print(server.pid)
+
+
+@pytest.fixture(scope="module")
+def demo_ready() -> None:
+    default_pair()
+
+
+@pytest.mark.usefixtures("demo_ready")
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+def test_a_demo_that_is_cut_short(blow: signal.Signals, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("demo"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.read(20)
+    (edge_pid,) = children(process.pid)
+    began = time.monotonic()
+    process.send_signal(blow)
+    _, stderr = process.communicate(timeout=20)
+    assert time.monotonic() - began < PATIENCE_S
+    await_end(edge_pid)
+    assert process.returncode == (130 if blow == signal.SIGINT else -blow)
+    assert "Traceback" not in stderr
+    if blow == signal.SIGINT:
+        assert stderr.splitlines()[-1] == "pilotfish: interrupted"
+        assert list(tmp_path.iterdir()) == []
+
+
+# An edge that comes back
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize(
+    ("protocol", "temperature"), [("greedy", 0.0), ("dsd", 1.0), ("stream", 1.0)]
+)
+def test_a_restarted_edge_goes_on_with_the_same_text(
+    pair: Pair, key_folders, protocol: str, temperature: float, locked: bool
+) -> None:
+    options = {
+        "protocol": protocol, "temperature": temperature, "seed": 0, "window": 3, "max_tokens": 40,
+    }  # fmt: skip
+    edge_keys = key_folders["edge"] if locked else None
+    device_keys = key_folders["alice"] if locked else None
+    first = EdgeServer(pair.target, keys=edge_keys, threads=1).start()
+    try:
+        with Device(pair.draft, first.endpoint, device_keys, threads=1) as device:
+            wanted = device.generate(PROMPT, **options).tokens
+            pieces = device.stream(PROMPT, **options)
+            got = [*next(pieces).tokens, *next(pieces).tokens]
+            os.kill(first.pid, signal.SIGKILL)
+            first.stop()
+            with EdgeServer(pair.target, first.endpoint, keys=edge_keys, threads=1):
+                got += [token for piece in pieces for token in piece.tokens]
+                assert got == wanted
+                assert device.generate(PROMPT, **options).tokens == wanted
+    finally:
+        first.stop()
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_an_edge_that_was_frozen_for_a_while(pair: Pair, key_folders, locked: bool) -> None:
+    """The connection breaks, and without keys the edge does not know the new one's owner."""
+    options = {"protocol": "dsd", "temperature": 1.0, "seed": 0, "window": 3, "max_tokens": 40}
+    edge_keys = key_folders["edge"] if locked else None
+    device_keys = key_folders["alice"] if locked else None
+    with (
+        EdgeServer(pair.target, keys=edge_keys, threads=1) as server,
+        Device(pair.draft, server.endpoint, device_keys, threads=1) as device,
+    ):
+        wanted = device.generate(PROMPT, **options).tokens
+        pieces = device.stream(PROMPT, **options)
+        got = next(pieces).tokens
+        os.kill(server.pid, signal.SIGSTOP)
+        waker = threading.Timer(1.6, os.kill, (server.pid, signal.SIGCONT))
+        waker.start()
+        got = [*got, *(token for piece in pieces for token in piece.tokens)]
+        waker.join()
+        assert got == wanted
