@@ -1,6 +1,6 @@
 """From the rounds of a generation to figures, and from figures to a table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,8 +8,10 @@ from rich.table import Table
 
 from device_runtime.record import STAGES, Generation
 
+Figures = dict[str, Any]
 
-def summary(generation: Generation, window: int) -> dict[str, Any]:
+
+def summary(generation: Generation, window: int) -> Figures:
     """The figures of one generation. Bytes are frames as sent; timings are p50 in milliseconds."""
     rounds = generation.rounds
     count = max(1, len(rounds))
@@ -37,26 +39,28 @@ def summary(generation: Generation, window: int) -> dict[str, Any]:
     }
 
 
-def report(figures: Sequence[dict[str, Any]]) -> Table:
-    """A table of generations, one row each."""
-    table = Table(caption="bytes are frames as sent, a round; times are medians of a round in ms")
-    for heading in ("protocol", "window", "tokens", "rounds", "α", "tokens/round"):
-        table.add_column(heading, justify="right")
-    for heading in ("up B", "down B", "tokens/s", "first ms", *STAGES):
-        table.add_column(heading, justify="right")
-    for row in figures:
-        times = row["timings_ms"]
-        table.add_row(
-            row["protocol"],
-            str(row["window"]),
-            str(row["tokens"]),
-            str(row["rounds"]),
-            f"{row['acceptance']:.2f}",
-            f"{row['tokens_per_round']:.2f}",
-            f"{row['uplink_bytes_per_round']:.0f}",
-            f"{row['downlink_bytes_per_round']:.0f}",
-            f"{row['tokens_per_s']:.1f}",
-            f"{row['first_token_ms']:.0f}",
-            *(f"{times[stage]:.2f}" for stage in STAGES),
-        )
+# Rows of the report: heading, and how a generation's figures fill it.
+_ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+    ("window γ", lambda f: f"{f['window']}"),
+    ("tokens", lambda f: f"{f['tokens']}"),
+    ("rounds", lambda f: f"{f['rounds']}"),
+    ("acceptance α", lambda f: f"{f['acceptance']:.2f}"),
+    ("tokens a round", lambda f: f"{f['tokens_per_round']:.2f}"),
+    ("bytes up a round", lambda f: f"{f['uplink_bytes_per_round']:,.0f}"),
+    ("bytes down a round", lambda f: f"{f['downlink_bytes_per_round']:,.0f}"),
+    ("tokens/s", lambda f: f"{f['tokens_per_s']:.1f}"),
+    ("first token, ms", lambda f: f"{f['first_token_ms']:.0f}"),
+)
+
+
+def report(figures: Sequence[Figures]) -> Table:
+    """A table of generations, a column each."""
+    table = Table("", caption="bytes are frames as sent; times are medians of a round")
+    for column in figures:
+        table.add_column(column["protocol"], justify="right")
+    for heading, cell in _ROWS:
+        table.add_row(heading, *(cell(column) for column in figures))
+    table.add_section()
+    for stage in STAGES:
+        table.add_row(f"{stage}, ms", *(f"{f['timings_ms'][stage]:.2f}" for f in figures))
     return table

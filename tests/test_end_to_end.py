@@ -99,7 +99,7 @@ def test_records_count_bytes_and_time(device):
     assert spent <= answer.total_s
     figures = summary(answer, 3)
     assert figures["tokens"] == 12
-    assert report([figures]).row_count == 1
+    assert len(report([figures]).columns) == 2
 
 
 def test_one_session_goes_on_without_sending_its_past_again(device):
