@@ -15,6 +15,7 @@ from device_runtime.edge_link import EdgeLink
 from device_runtime.record import Generation, Piece, Round
 from device_runtime.session import Proposal, Session
 from device_runtime.stops import Answer
+from engines.artifact import Artifact, Manifest
 from engines.chat import ChatTemplate
 from speculation.distributions import Sampling
 from wire.errors import TokenOutOfRangeError, UnsupportedError
@@ -58,19 +59,19 @@ class Device:
         context: int | None = None,
     ) -> None:
         self._link: EdgeLink | None = None
-        if edge is not None and keys is None and not is_loopback(edge):
-            raise UnsupportedError(
-                f"Without keys a device talks to loopback only, not to {edge}; name the folder "
-                "with device.key and edge.pub."
-            )
+        artifact = Artifact.open(draft)
         # the edge first: its absence shows at once, loading a model takes a while
-        loaded = DeviceKeys.load(Path(keys)) if keys is not None and edge is not None else None
-        self._drafter = Drafter(Path(draft), provider=provider, threads=threads, context=context)
         if edge is not None:
-            self._link = EdgeLink(edge, loaded, self._drafter.manifest)
+            self._link = _connect(edge, keys, artifact.manifest)
+        try:
+            self._drafter = Drafter(artifact, provider=provider, threads=threads, context=context)
+            self._template = _chat_template(self._drafter)
+        except BaseException:
+            if self._link is not None:
+                self._link.close()
+            raise
         self.tokenizer = self._drafter.tokenizer
         self._session = Session(self._drafter, self._link)
-        self._template = _chat_template(self._drafter)
         self.last: Generation | None = None
 
     def generate(self, prompt: str | Sequence[int], **options: "Unpack[Options]") -> Generation:
@@ -216,6 +217,15 @@ class Device:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _connect(edge: str, keys: str | Path | None, manifest: Manifest) -> EdgeLink:
+    if keys is None and not is_loopback(edge):
+        raise UnsupportedError(
+            f"Without keys a device talks to loopback only, not to {edge}; name the folder "
+            "with device.key and edge.pub."
+        )
+    return EdgeLink(edge, DeviceKeys.load(Path(keys)) if keys is not None else None, manifest)
 
 
 def _pieces(proposal: Proposal, answer: Answer) -> tuple[list[Piece], list[int]]:

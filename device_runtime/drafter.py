@@ -1,7 +1,6 @@
 """Drafting a chain of tokens with the small model."""
 
 from collections.abc import Collection
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +18,12 @@ class Drafter:
     """The small model of one session: its K/V follow the committed tokens and the open window."""
 
     def __init__(
-        self, directory: Path, *, provider: str, threads: int | None, context: int | None
+        self, artifact: Artifact, *, provider: str, threads: int | None, context: int | None
     ) -> None:
-        self.artifact = Artifact.open(directory)
-        self.manifest = self.artifact.manifest
-        self.tokenizer = Tokenizer(self.artifact)
+        self.manifest = artifact.manifest
+        self.tokenizer = Tokenizer(artifact)
         self._decoder = Decoder(
-            self.artifact, slots=1, context=context, threads=threads, provider=provider
+            artifact, slots=1, context=context, threads=threads, provider=provider
         )
         self.context = self._decoder.context
 

@@ -6,6 +6,7 @@ overdue, the very same bytes go out, and the edge answers what it has answered a
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import zmq
@@ -75,6 +76,11 @@ class EdgeLink:
             except zmq.Again:
                 self._channel.connected = False
                 self._wait_for_connection(EdgeLostError)
+
+    def mention(self, message: Request) -> None:
+        """Send what is not worth waiting for: if there is no connection, nobody need know."""
+        with suppress(zmq.Again):
+            self._channel.send(message)
 
     def ask(
         self, message: Request, frames: Sequence[Buffer], wanted: Callable[[Reply], bool]

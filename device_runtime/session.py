@@ -36,6 +36,7 @@ from wire.messages import (
 from wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, choose
 
 _NS = 1e-9
+_ATTEMPTS = 3  # an edge that forgets a session more often in one round will not learn it
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Session:
 
     def _settled_by_edge(self, start: int, frames: list[Buffer], now_ns: int) -> Answer:
         """The verdict on these frames; an edge that lost the session is told everything again."""
-        for attempt in range(3):
+        for attempt in range(_ATTEMPTS):
             window = Window(
                 session=self._id,
                 generation=self._generation,
@@ -168,7 +169,7 @@ class Session:
             try:
                 return self._edge.ask(window, frames, self._answers(Verdict, start))
             except (UnknownSessionError, DivergedError) as error:
-                if attempt == 2:
+                if attempt == _ATTEMPTS - 1:
                     raise
                 self._begin_anew(error)
         raise AssertionError  # the loop returns or raises
@@ -215,6 +216,7 @@ class Session:
         count = min(count, self.context - len(self.committed))
         expected = len(self.committed) + count
         answer: Answer | None = None
+        attempts = 0
         while len(self.committed) < expected:
             start = len(self.committed)
             pull = Pull(
@@ -232,9 +234,13 @@ class Session:
                 else:
                     answer = self._edge.wait(pull, (), wanted, sent_ns=before_ns)
             except (UnknownSessionError, DivergedError) as error:
+                attempts += 1
+                if attempts == _ATTEMPTS:
+                    raise
                 answer = None
                 self._begin_anew(error)
                 continue
+            attempts = 0
             yield self._streamed(answer, start, before_ns)
 
     def _streamed(self, answer: Answer, start: int, before_ns: int) -> Proposal:
@@ -273,12 +279,12 @@ class Session:
     def cancel(self) -> None:
         """Tell the edge to stop working on the generation, if it is listening."""
         if self._link is not None and self._begun is not None and self._begun[0] != LOCAL:
-            self._link.tell(Cancel(session=self._id, generation=self._generation))
+            self._link.mention(Cancel(session=self._id, generation=self._generation))
 
     def close(self) -> None:
         """Tell the edge to forget the session."""
         if self._link is not None and self._generation >= 0:
-            self._link.tell(Close(session=self._id))
+            self._link.mention(Close(session=self._id))
 
 
 def _common_prefix(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> int:

@@ -209,9 +209,7 @@ class Service:
     def _rule(exchange: Exchange, draft: Draft, law: Law, start: int, logits: Floats) -> Ruling:
         return exchange.rule(draft, logits, law, round_start=start)
 
-    def _retry(
-        self, session: Session, last: Round, window: m.Window, envelope: Envelope
-    ) -> None:
+    def _retry(self, session: Session, last: Round, window: m.Window, envelope: Envelope) -> None:
         """The same window again: the reply was lost, or is still to come."""
         if window.hash != session.committed.hash_of(last.start):
             raise DivergedError(f"The edge holds other tokens before {last.start}: begin again.")

@@ -31,7 +31,7 @@ ELEMENT: dict[str, int] = {
     "int32": TensorProto.INT32,
     "int8": TensorProto.INT8,
     "uint8": TensorProto.UINT8,
-    "uint4": TensorProto.UINT4,
+    "int4": TensorProto.INT4,
 }
 
 
@@ -92,9 +92,12 @@ class GraphWriter:
         return self._constants[key]
 
     def weight(self, name: str, array: NDArray[Any], dtype: str | None = None) -> str:
-        """Write `array` to the data file; dtype "uint4" packs u8 codes below 16 in pairs."""
+        """Write `array` to the data file, which may hold the bits of another `dtype`.
+
+        For "int4" the array is u8, one value in the low four bits of each.
+        """
         dtype = dtype or array.dtype.name
-        payload = np.ascontiguousarray(pack_nibbles(array) if dtype == "uint4" else array)
+        payload = np.ascontiguousarray(pack_nibbles(array) if dtype == "int4" else array)
         offset = self._pad_to_page()
         self._write(payload.reshape(-1).view(np.uint8))
         tensor = TensorProto(
@@ -158,7 +161,7 @@ class GraphWriter:
 
 
 def pack_nibbles(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Codes below 16, u8 [..., n] → bytes, first element in the low nibble (ONNX's order)."""
+    """Values below 16, u8 [..., n] → bytes, first element in the low nibble (ONNX's order)."""
     flat = array.ravel()
     if flat.size % 2:
         flat = np.append(flat, np.uint8(0))

@@ -11,6 +11,9 @@ edge ``edge.key`` and ``allowed/``; one folder may serve both ends, as in the de
 import os
 import re
 import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,14 +75,16 @@ def create(directory: Path, name: str) -> Path:
     """Make a new pair ``NAME.key`` and ``NAME.pub``; returns the public file. Never overwrites."""
     _check_name(name)
     secret_path, public_path = directory / f"{name}.key", directory / f"{name}.pub"
-    if secret_path.exists():
-        raise KeysError(f"{secret_path} exists already; remove it first if it is to be replaced.")
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for path in (secret_path, public_path):
+        if path.exists():
+            raise KeysError(f"{path} exists already; remove it first if it is to be replaced.")
     public, secret = zmq.curve_keypair()
-    descriptor = os.open(secret_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(secret + b"\n")
-    public_path.write_bytes(public + b"\n")
+    with _writing(secret_path):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(secret_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secret + b"\n")
+        public_path.write_bytes(public + b"\n")
     return public_path
 
 
@@ -93,8 +98,9 @@ def allow(directory: Path, public: Path, name: str | None = None) -> Path:
         raise KeysError(
             f"{target} holds another key already; give this device another name with --name."
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(key + b"\n")
+    with _writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(key + b"\n")
     return target
 
 
@@ -119,6 +125,14 @@ def read_public(path: Path) -> bytes:
         raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise KeysError(f"{path} cannot be written: {error.strerror}.") from error
+
+
 def _read_secret(directory: Path, name: str) -> bytes:
     path = directory / f"{name}.key"
     try:
@@ -139,7 +153,7 @@ def _checked(key: bytes, path: Path) -> bytes:
     try:
         if len(z85.decode(key)) == 32:
             return key
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, struct.error):  # the last: five characters beyond 32 bits
         pass
     raise KeysError(f"{path} does not hold a key: 40 characters of Z85 are expected.")
 

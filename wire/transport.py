@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from wire.access import DOMAIN, Gate
-from wire.errors import ListenError, MalformedError, PilotfishError, TooLargeError
+from wire.errors import ListenError, MalformedError, TooLargeError, UnsupportedError
 from wire.keys import DeviceKeys, EdgeKeys
 from wire.messages import MAX_FRAMES, Buffer, Reply, Request, decode_reply, encode
 
@@ -65,6 +65,14 @@ def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
     return getattr(address, "ipv4_mapped", None) or address
 
 
+def _has_port(endpoint: str) -> bool:
+    """False for a TCP address whose port is none; ZeroMQ would take it modulo 65,536."""
+    try:
+        return not endpoint.startswith("tcp:") or urlsplit(endpoint).port is not None
+    except ValueError:
+        return False
+
+
 class Listener:
     """The edge's socket: many devices, each known by its CURVE key."""
 
@@ -80,6 +88,8 @@ class Listener:
                 f"Without keys the edge listens on loopback only, not on {endpoint}. "
                 "Make keys with `pilotfish keys new edge` and name their folder with --keys."
             )
+        if not _has_port(endpoint):
+            raise ListenError(f"{endpoint!r} is no address to listen on; write tcp://HOST:PORT.")
         self.gate = Gate(context, keys.allowed) if keys else None
         self.socket = context.socket(zmq.ROUTER)
         # one frame may be as long as a whole message; the limit on the sum is answered, not cut off
@@ -134,6 +144,8 @@ class Channel:
     """The device's socket: one edge, and what ZeroMQ's monitor tells about the connection."""
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, message_bytes: int) -> None:
+        if not _has_port(endpoint):
+            raise UnsupportedError(f"{endpoint!r} is no address of an edge; write tcp://HOST:PORT.")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _common(self._socket, endpoint, message_bytes)
@@ -156,7 +168,7 @@ class Channel:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             self.close()
-            raise PilotfishError(
+            raise UnsupportedError(
                 f"{endpoint!r} is no address of an edge ({error}); write tcp://HOST:PORT."
             ) from error
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import numpy as np
-
 from export.dialects.padded import PaddedAttention
 from export.quantize import BLOCK, Quantized
 
@@ -42,15 +40,16 @@ class Opset24(PaddedAttention):
         return self.graph.op("Attention", q, key, value, self.mask)
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """A product with a blocked DequantizeLinear, which runtimes fuse into one kernel."""
-        dtype = f"uint{weight.bits}"
-        zero_points = np.full(weight.scales.T.shape, weight.zero_point, np.uint8)
+        """A product with a blocked DequantizeLinear, which runtimes fuse into one kernel.
+
+        Gemm, for ONNX Runtime would first fuse MatMul with the residual sum after it.
+        """
+        signed = weight.codes.T ^ weight.zero_point  # two's complement, in u8
         dequantized = self.graph.op(
             "DequantizeLinear",
-            self.graph.weight(f"{name}.codes", weight.codes.T, dtype),
+            self.graph.weight(f"{name}.codes", signed, f"int{weight.bits}"),
             self.graph.weight(f"{name}.scales", weight.scales.T),
-            self.graph.weight(f"{name}.zero_points", zero_points, dtype),
             axis=0,
             block_size=BLOCK,
         )
-        return self.graph.op("MatMul", x, dequantized)
+        return self.graph.op("Gemm", x, dequantized)

@@ -9,8 +9,9 @@ from pathlib import Path
 from edge_runtime.config import EdgeConfig, EdgeLimits
 from edge_runtime.daemon import serve
 from engines.errors import EngineError
-from pilotfish.cli.options import Commands, engine_options, keys_option
+from pilotfish.cli.options import Commands, between, engine_options, keys_option, positive
 from wire.errors import ListenError, PilotfishError
+from wire.messages import MAX_WINDOW
 
 
 def add_to(commands: Commands) -> None:
@@ -30,13 +31,28 @@ def add_to(commands: Commands) -> None:
     add("--listen", default=EdgeConfig.listen, metavar="ADDRESS", help="tcp://HOST:PORT")
     keys_option(serve_parser, "the folder with edge.key and allowed/; needed beyond loopback")
     engine_options(serve_parser)
-    add("--sessions", type=int, default=limits.sessions, help="conversations held at once")
-    add("--sessions-per-client", type=int, default=limits.sessions_per_client, help="of one key")
-    add("--context", type=int, default=limits.context, help="tokens of one conversation")
-    add("--max-window", type=int, default=limits.window, help="draft tokens of one round")
-    add("--message-mib", type=int, default=limits.message_mib, help="size of one message")
-    add("--rate", type=float, default=limits.messages_per_s, help="messages a second of one key")
-    add("--idle", type=float, default=limits.idle_s, help="seconds after which a session may go")
+    add("--sessions", type=between(1), default=limits.sessions, help="conversations held at once")
+    add(
+        "--sessions-per-client",
+        type=between(1),
+        default=limits.sessions_per_client,
+        help="of one key",
+    )
+    add("--context", type=between(2), default=limits.context, help="tokens of one conversation")
+    add(
+        "--max-window",
+        type=between(0, MAX_WINDOW),
+        default=limits.window,
+        help="draft tokens of one round",
+    )
+    add(
+        "--message-mib",
+        type=between(1, 2047),
+        default=limits.message_mib,
+        help="size of one message",
+    )
+    add("--rate", type=positive, default=limits.messages_per_s, help="messages a second of one key")
+    add("--idle", type=positive, default=limits.idle_s, help="seconds after which a session may go")
     add("--parent-fd", type=int, help=argparse.SUPPRESS)  # see edge_runtime.process
     serve_parser.set_defaults(run=_serve)
 

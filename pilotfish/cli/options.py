@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,6 +12,26 @@ from wire.keys import default_directory
 from wire.protocols import NAMES
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def between(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    """An argparse type: a whole number within these bounds."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{value} is not between {low} and {high}")
+        return value
+
+    return number
+
+
+def positive(text: str) -> float:
+    """An argparse type: a number above 0."""
+    value = float(text)
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
 
 
 def keys_option(parser: argparse.ArgumentParser, what: str) -> None:
@@ -34,7 +56,9 @@ def json_option(parser: argparse.ArgumentParser) -> None:
 def engine_options(parser: argparse.ArgumentParser) -> None:
     """How a model is run."""
     parser.add_argument("--provider", default="auto", help="auto (default), cpu or cuda")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    parser.add_argument(
+        "--threads", type=between(1), metavar="N", help="CPU threads (default: all cores)"
+    )
 
 
 def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens: int) -> None:

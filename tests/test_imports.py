@@ -1,0 +1,42 @@
+"""What runs on a device needs no training or export framework: importing it pulls in none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+name = sys.argv[1]
+root = importlib.import_module(name)
+for module in pkgutil.walk_packages(root.__path__, name + "."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+own = sum(loaded.startswith(name + ".") for loaded in sys.modules)
+heavy = {"torch", "transformers", "onnx", "gguf", "safetensors", "ml_dtypes", "huggingface_hub"}
+print(own, *sorted(heavy & {loaded.split(".")[0] for loaded in sys.modules}))
+"""
+PACKAGES = (
+    "speculation", "wire", "engines", "device_runtime", "edge_runtime", "field", "pilotfish",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_import_is_light(package: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, package], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    own, *heavy = done.stdout.split()
+    assert int(own) > 0
+    assert heavy == []
+
+
+def test_the_check_would_notice() -> None:
+    """`export` may import onnx, and does."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, "export"], capture_output=True, text=True, check=True
+    )
+    assert "onnx" in done.stdout.split()
