@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.artifact import Artifact
+from engines.binding import Binding
 from engines.errors import CapacityError
 from engines.kv import KVCache
-from engines.passes import Inputs, Pass, check, packed, padded, single
+from engines.passes import Pass, check, fill_packed, fill_padded, fill_single
 from engines.runtime import open_session
 
 __all__ = ["Decoder", "Output", "Pass"]
@@ -70,9 +71,9 @@ class Decoder:
         self.context = min(context or manifest.dimensions.context, manifest.dimensions.context)
         self._padded_vocab = manifest.padded_vocab_size
         self._layers = manifest.dimensions.layers
-        self._kv = KVCache(manifest, slots)
+        self._kv = KVCache(manifest, slots, self.context)
         self._appended = [(0, 0)] * slots  # start and number of each slot's last tokens
-        self._bindings: dict[tuple[int, int], Any] = {}
+        self._bindings: dict[tuple[int, int], Binding] = {}
         self._batches = False
         self._session: Any = None
         self._session, self.provider = open_session(
@@ -190,38 +191,29 @@ class Decoder:
     def _run(self, first: int, count: int, passes: list[Pass], row: int) -> None:
         """One run of the graph; its rows go to the output buffers from `row` on."""
         kv = self._kv
-        longest = max(len(item.tokens) for item in passes)
-        if kv.reserve(max(kv.lengths[first : first + count]) + longest):
+        lengths = kv.lengths[first : first + count]
+        if kv.reserve(max(lengths) + max(len(item.tokens) for item in passes)):
             self._bindings.clear()
-        inputs = packed(passes, kv.lengths)
-        if self._batches:
-            inputs |= padded(passes, first, count, kv.lengths, kv.capacity, kv.dtype)
-        else:
-            inputs |= single(passes[0], kv.lengths[first], kv.dtype)
         binding = self._binding(first, count)
-        rows = max(sum(item.wanted for item in passes), 1)
-        self._bind(binding, inputs, rows, row)
-        self._session.run_with_iobinding(binding)
+        rows = fill_packed(binding, passes, kv.lengths)
+        if self._batches:
+            fill_padded(binding, passes, first, lengths, kv.capacity, kv.dtype)
+        else:
+            fill_single(binding, passes[0], lengths[0], kv.capacity, kv.dtype)
+        binding.output("logits", self._logits[row : row + rows])
+        binding.output("hidden_states", self._hidden[row : row + rows])
+        binding.run()
 
-    def _bind(self, binding: Any, inputs: Inputs, rows: int, row: int) -> None:
-        for name, array in inputs.items():
-            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        for name, buffer in (("logits", self._logits), ("hidden_states", self._hidden)):
-            piece = buffer[row : row + rows]
-            binding.bind_output(name, "cpu", 0, np.float32, piece.shape, piece.ctypes.data)
-
-    def _binding(self, first: int, count: int) -> Any:
-        """Keys and values of these slots, bound to be read and written in place."""
-        if (first, count) not in self._bindings:
-            binding = self._session.io_binding()
+    def _binding(self, first: int, count: int) -> Binding:
+        """The binding of these slots, whose keys and values are read and written in place."""
+        binding = self._bindings.get((first, count))
+        if binding is None:
+            binding = self._bindings[first, count] = Binding(self._session)
             for plane in range(2 * self._layers):
                 name = f"{plane // 2}.{KEY_VALUE[plane % 2]}"
                 piece = self._kv.piece(plane, first, count)
-                place = ("cpu", 0, piece.dtype.type, piece.shape, piece.ctypes.data)
-                binding.bind_input(f"past.{name}", *place)
-                binding.bind_output(f"present.{name}", *place)
-            self._bindings[first, count] = binding
-        return self._bindings[first, count]
+                binding.in_place(f"past.{name}", f"present.{name}", piece)
+        return binding
 
     def _probe(self, session: Any) -> None:
         """Learn the graph's form and run one token, which is then forgotten."""

@@ -19,16 +19,20 @@ GROWTH = 1.25  # attention costs C, so spare capacity is kept small
 
 
 class KVCache:
-    """Buffers and lengths. Zero-initialised: masked garbage must not be NaN."""
+    """Buffers and lengths. Zero-initialised: masked garbage must not be NaN.
 
-    def __init__(self, manifest: Manifest, slots: int) -> None:
+    `limit` is the length that no slot exceeds; capacity goes beyond it only for padding.
+    """
+
+    def __init__(self, manifest: Manifest, slots: int, limit: int) -> None:
         sizes = manifest.dimensions
         self.dtype = np.dtype(manifest.kv_dtype)
-        self.capacity = STEP
+        self._limit = limit
+        self.capacity = min(STEP, limit)
         self.lengths = [0] * slots
         # [2 · layers, slots, kv_heads, C, head_dim]; key of layer i at 2i, value at 2i + 1
         self._cells: NDArray[np.floating] = np.zeros(
-            (2 * sizes.layers, slots, sizes.kv_heads, STEP, sizes.head_dim), self.dtype
+            (2 * sizes.layers, slots, sizes.kv_heads, self.capacity, sizes.head_dim), self.dtype
         )
 
     def reserve(self, cells: int) -> bool:
@@ -36,7 +40,8 @@ class KVCache:
         if cells <= self.capacity:
             return False
         wanted = max(cells, int(self.capacity * GROWTH))
-        self.capacity = -(-wanted // STEP) * STEP
+        wanted = -(-wanted // STEP) * STEP
+        self.capacity = min(wanted, max(cells, self._limit))
         planes, slots, heads, _, dim = self._cells.shape
         old = self._cells
         self._cells = np.zeros((planes, slots, heads, self.capacity, dim), self.dtype)

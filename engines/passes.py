@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Inputs = dict[str, NDArray[Any]]
+from engines.binding import Binding
+
 HIDDEN_FROM_VIEW = {"float32": -1e9, "float16": -3e4}  # added to a score, leaves weight 0
 
 
@@ -42,22 +43,30 @@ class Pass:
 
     def depths(self) -> NDArray[np.int64]:
         """Distance of each token from the committed prefix, 0 for the first; [S]."""
-        if self.parents is None:
-            return np.arange(len(self.tokens))
-        depths = np.zeros(len(self.tokens), np.int64)
-        for i, parent in enumerate(self.parents):
-            depths[i] = depths[parent] + 1 if parent >= 0 else 0
+        depths = np.arange(len(self.tokens))
+        if self.parents is not None:
+            for i, parent in enumerate(self.parents):
+                depths[i] = depths[parent] + 1 if parent >= 0 else 0
         return depths
 
-    def sees(self) -> NDArray[np.bool_]:
-        """[S, S]: token i sees token j of this pass if j is i or an ancestor of i."""
+    def show(self, mask: NDArray[Any], length: int) -> None:
+        """Write into `mask` [S, C] what each token sees: all before `length`, its ancestors, itself.
+
+        0 stands for seen, a large negative number for the rest.
+        """
+        size = len(self.tokens)
+        hidden = HIDDEN_FROM_VIEW[mask.dtype.name]
+        mask[:, :length] = 0
+        mask[:, length:] = hidden
         if self.parents is None:
-            return np.tri(len(self.tokens), dtype=np.bool_)
-        seen = np.eye(len(self.tokens), dtype=np.bool_)
+            for i in range(size):
+                mask[i, length : length + i + 1] = 0
+            return
+        own = mask[:, length : length + size]
         for i, parent in enumerate(self.parents):
             if parent >= 0:
-                seen[i] |= seen[parent]
-        return seen
+                own[i] = own[parent]
+            own[i, i] = 0
 
 
 def check(item: Pass, slots: int, vocabulary: int) -> None:
@@ -67,7 +76,7 @@ def check(item: Pass, slots: int, vocabulary: int) -> None:
         raise ValueError(f"slot {item.slot} is not among the {slots} of this decoder")
     if item.tokens.ndim != 1 or size == 0:
         raise ValueError("a pass needs a row of at least one token")
-    if item.tokens.min() < 0 or item.tokens.max() >= vocabulary:
+    if item.tokens.view(np.uint64).max() >= vocabulary:  # a negative id is a huge unsigned one
         raise ValueError(f"token ids must lie in 0…{vocabulary - 1}")
     if not 0 <= item.wanted <= size:
         raise ValueError(f"{item.wanted} rows are wanted of {size} tokens")
@@ -79,55 +88,68 @@ def check(item: Pass, slots: int, vocabulary: int) -> None:
         raise ValueError("parents[i] must be -1 or an earlier token of the pass")
 
 
-def packed(passes: Sequence[Pass], lengths: Sequence[int]) -> Inputs:
-    """The inputs of every dialect; `lengths` are those of all slots."""
-    ends = np.cumsum([len(item.tokens) for item in passes])
-    rows = [np.arange(end - item.wanted, end) for item, end in zip(passes, ends, strict=True)]
-    wanted = np.concatenate(rows)
-    return {
-        "input_ids": np.concatenate([item.tokens for item in passes]),
-        "position_ids": np.concatenate([lengths[item.slot] + item.depths() for item in passes]),
-        # A graph that computes nothing is not worth the risk: where no row is wanted, take one.
-        "logit_rows": wanted if len(wanted) else np.zeros(1, np.int64),
-    }
+def fill_packed(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]) -> int:
+    """The inputs of every dialect; `lengths` are those of all slots. Returns the rows computed."""
+    total = sum(len(item.tokens) for item in passes)
+    # A graph that computes nothing is not worth the risk: where no row is wanted, take one.
+    wanted = max(sum(item.wanted for item in passes), 1)
+    tokens = binding.input("input_ids", (total,))
+    positions = binding.input("position_ids", (total,))
+    rows = binding.input("logit_rows", (wanted,))
+    end = row = 0
+    for item in passes:
+        start, end = end, end + len(item.tokens)
+        tokens[start:end] = item.tokens
+        np.add(item.depths(), lengths[item.slot], out=positions[start:end])
+        rows[row : row + item.wanted] = range(end - item.wanted, end)
+        row += item.wanted
+    return wanted
 
 
-def padded(
+def fill_padded(
+    binding: Binding,
     passes: Sequence[Pass],
     first: int,
-    count: int,
     lengths: Sequence[int],
     capacity: int,
     dtype: np.dtype[Any],
-) -> Inputs:
-    """The attention's inputs over slots first … first + count − 1; idle ones see nothing."""
+) -> None:
+    """The attention's inputs over slots first, first + 1, …, whose `lengths` are given.
+
+    What an idle slot or padding attends to does not matter, for nobody reads the answer; that
+    it is finite does, and masks always are.
+    """
+    count = len(lengths)
     size = max(len(item.tokens) for item in passes)
-    unpack = np.zeros((count, size), np.int64)
-    mask = np.full((count, 1, size, capacity), HIDDEN_FROM_VIEW[dtype.name], dtype)
-    pack, start = [], 0
+    total = sum(len(item.tokens) for item in passes)
+    unpack = binding.input("unpack", (count, size))
+    pack = binding.input("pack", (total,))
+    mask = binding.input("attention_mask", (count, 1, size, capacity), dtype)
+    binding.input("write_indices", (count,))[:] = lengths
+    end = 0
     for item in passes:
-        own, row, length = len(item.tokens), item.slot - first, lengths[item.slot]
-        unpack[row, :own] = np.arange(start, start + own)
-        pack.append(np.arange(own) + row * size)
-        mask[row, 0, :own, :length] = 0
-        mask[row, 0, :own, length : length + own][item.sees()] = 0
-        start += own
-    return {
-        "unpack": unpack,
-        "pack": np.concatenate(pack),
-        "write_indices": np.array(lengths[first : first + count], np.int64),
-        "attention_mask": mask,
-    }
+        own, slot = len(item.tokens), item.slot - first
+        start, end = end, end + own
+        unpack[slot, :own] = range(start, end)
+        unpack[slot, own:] = start
+        pack[start:end] = range(slot * size, slot * size + own)
+        item.show(mask[slot, 0, :own], lengths[slot])
+    busy = {item.slot - first for item in passes}
+    for slot in range(count):
+        if slot not in busy:
+            unpack[slot] = 0
 
 
-def single(item: Pass, length: int, dtype: np.dtype[Any]) -> Inputs:
-    """The attention's inputs for one slot under the contrib dialect."""
-    own = len(item.tokens)
-    total = length + own
-    bias = np.zeros((1, 1, own, total), dtype)
-    bias[0, 0, :, length:][~item.sees()] = HIDDEN_FROM_VIEW[dtype.name]
-    return {
-        "seqlens_k": np.array([total - 1], np.int32),
-        "total_sequence_length": np.array([total], np.int32),
-        "attention_bias": bias,
-    }
+def fill_single(
+    binding: Binding, item: Pass, length: int, capacity: int, dtype: np.dtype[Any]
+) -> None:
+    """The attention's inputs for one slot under the contrib dialect.
+
+    The total is given as the capacity, for the bias must be as wide as the total and would
+    have to be bound for each pass; what is computed follows seqlens_k.
+    """
+    size = len(item.tokens)
+    binding.input("seqlens_k", (1,), np.int32)[0] = length + size - 1
+    binding.input("total_sequence_length", (1,), np.int32)[0] = capacity
+    bias = binding.input("attention_bias", (1, 1, size, capacity), dtype)
+    item.show(bias[0, 0], length)

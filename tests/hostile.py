@@ -48,6 +48,13 @@ def ids_bytes(ids: Sequence[int]) -> bytes:
     return np.array(ids, dtype="<u4").tobytes()
 
 
+def resident_mib(pid: int | str = "self") -> float:
+    """Memory that a process really holds."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
 class RawClient:
     """A DEALER that sends any frames."""
 
