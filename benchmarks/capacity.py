@@ -39,6 +39,7 @@ from _common import (
 from numpy.typing import NDArray
 
 from device_runtime.drafter import Drafter
+from engines.artifact import Artifact
 from engines.decoder import Decoder, Pass
 from pilotfish import Device, EdgeServer, PilotfishError
 from speculation.distributions import Sampling
@@ -329,7 +330,7 @@ def main() -> int:
     decoder = Decoder(target, slots=DEVICES, context=2048)
     with Device(draft) as device:
         prompts = [device.prompt_ids(prompt) for prompt in PROMPTS[:DEVICES]]
-    drafter = Drafter(draft, provider="auto", threads=None, context=None)
+    drafter = Drafter(Artifact.open(draft), provider="auto", threads=None, context=None)
     recordings: dict[int, list[Recording]] = {window: [] for window in WINDOWS}
     for window in WINDOWS:
         for prompt in prompts:

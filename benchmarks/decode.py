@@ -39,6 +39,7 @@ from export.sources import WeightSource, open_source
 CONTEXTS = (200, 1500)
 WINDOWS = (1, 4, 8, 16)
 GOAL = 1.05
+SETTLE_S = 0.06  # onnxruntime's workers spin for 40 ms after a run, on everyone's cores
 console = Console(stderr=True)
 
 Step = Callable[[int], None]  # runs S new tokens on the prepared context, and forgets them
@@ -284,7 +285,8 @@ def measure(
             seconds: list[list[float]] = [[] for _ in engines]
             for _ in range(repetitions):
                 for step, kept in zip(steps, seconds, strict=True):
-                    step(size)  # brings weights and threads back after the other engines
+                    time.sleep(SETTLE_S)
+                    step(size)  # brings weights and threads back
                     for _ in range(2):
                         begin = time.perf_counter()
                         step(size)

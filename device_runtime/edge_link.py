@@ -7,7 +7,7 @@ overdue, the very same bytes go out, and the edge answers what it has answered a
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import zmq
 
@@ -29,8 +29,7 @@ PATIENCE_S = 120.0  # and after so long nobody waits for it any more
 _REPLY_BYTES = 256 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """A reply, its bytes both ways, and when the request left and the reply came (monotonic)."""
 
     reply: Reply

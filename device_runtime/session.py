@@ -192,7 +192,7 @@ class Session:
         vocab = self._drafter.manifest.vocab_size
         if verdict.accepted > len(draft.ids) or verdict.token >= vocab:
             raise MalformedError("The edge's verdict does not fit the window that was sent.")
-        return [*map(int, draft.ids[: verdict.accepted]), verdict.token]
+        return [*draft.ids[: verdict.accepted].tolist(), verdict.token]
 
     def _timings(self, times: Times, answer: Answer, started_ns: int, drafted_ns: int) -> Timings:
         offset = self._edge.clock_offset_ns

@@ -59,6 +59,9 @@ class Answer:
 
     def _scan(self, new: str) -> str:
         """Release what of the text can no longer be part of a stop string."""
+        if not self._stop:
+            self.text += new
+            return new
         pending = self._held + new
         found = [at for at in (pending.find(stop) for stop in self._stop) if at >= 0]
         if found:

@@ -1,15 +1,17 @@
 """The edge daemon: load the target, listen, serve until told to stop."""
 
+import gc
 import logging
-import os
+import math
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from itertools import islice
+from functools import partial
 
 import zmq
 
 from edge_runtime.config import MEBIBYTE, EdgeConfig
+from edge_runtime.doorkeeper import Doorkeeper
 from edge_runtime.scheduler import Scheduler
 from edge_runtime.service import Service
 from engines.artifact import Artifact
@@ -49,13 +51,12 @@ def serve(
         service = Service(
             artifact.manifest, decoder, config.limits, scheduler.submit, _sender(listener)
         )
+        gc.collect()
+        gc.freeze()  # what was loaded stays; no collection between two rounds looks through it
         with _Signals() as signals:
-            scheduler.start()
             _log.info("serving %s on %s", artifact.manifest.model, listener.endpoint)
             announce(listener.endpoint)
             code = _loop(listener, scheduler, service, signals, lifeline)
-        scheduler.stop()
-        scheduler.join(timeout=5.0)
         _log.info("stopped after %d target passes", scheduler.passes)
         return code
     finally:
@@ -80,28 +81,46 @@ def _loop(
     signals: "_Signals",
     lifeline: int | None,
 ) -> int:
-    poller = zmq.Poller()
-    for source in (listener.socket, scheduler.wake, signals.descriptor):
-        poller.register(source, zmq.POLLIN)
+    duties: dict[zmq.Socket[bytes], Callable[[], bool]] = {
+        listener.socket: partial(_receive, listener, service)
+    }
     if listener.gate is not None:
-        poller.register(listener.gate.socket, zmq.POLLIN)
+        duties[listener.gate.socket] = listener.gate.answer
+    doorkeeper = Doorkeeper({int(source.fd): duty for source, duty in duties.items()})
+    doorkeeper.start()
+    poller = zmq.Poller()
+    for source in (*duties, signals.descriptor):
+        poller.register(source, zmq.POLLIN)
     if lifeline is not None:
         poller.register(lifeline, zmq.POLLIN | zmq.POLLERR)
+    wait_s: float | None = None
     while True:
-        ready = dict(poller.poll())
-        if scheduler.wake in ready:
-            os.eventfd_read(scheduler.wake)
-            while not scheduler.outbox.empty():
-                service.finish(scheduler.outbox.get())
-        if listener.gate is not None and listener.gate.socket in ready:
-            listener.gate.answer()
-        if listener.socket in ready:
-            for envelope in islice(listener.receive(), _BURST):
-                service.handle(envelope)
+        for source, _ in poller.poll(None if wait_s is None else math.ceil(wait_s * 1e3)):
+            if source in duties:
+                duties[source]()
+            elif source == lifeline:
+                return 0
         if signals.received is not None:
             return 0 if signals.received == signal.SIGTERM else 128 + signals.received
-        if lifeline is not None and lifeline in ready:
-            return 0
+        wait_s = scheduler.wait_s()
+        if wait_s == 0.0:
+            doorkeeper.begin()
+            done = scheduler.run()
+            with doorkeeper.turn:
+                for job in done:
+                    service.finish(job)
+            doorkeeper.end()
+
+
+def _receive(listener: Listener, service: Service) -> bool:
+    """Serve the messages that have arrived; True if some of them had to be left."""
+    for _ in range(_BURST):
+        envelope = listener.receive()
+        if envelope is not None:
+            service.handle(envelope)
+        if not listener.waiting:
+            return False
+    return True
 
 
 class _Signals:

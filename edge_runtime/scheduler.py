@@ -1,4 +1,4 @@
-"""Batches the work of all sessions into target passes, in a thread of its own.
+"""Batches the work of all sessions into target passes.
 
 In:  jobs: "make the target hold this sequence, show me the logits of its last rows, and rule".
 Out: the same jobs, done, in the order of the passes.
@@ -6,16 +6,18 @@ Out: the same jobs, done, in the order of the passes.
 One pass takes the oldest job's next piece and every other session's piece of like width: the
 windows of several devices share a pass, and a long prompt advances in chunks between them, so that
 it holds nobody up for longer than one chunk. Jobs of one slot never overtake each other.
+
+A pass that leaves without a device that was about to arrive costs it a whole pass. So the scheduler
+remembers how soon each device came back after its last verdict, and waits for those that are due
+within a share of a pass. A device that is alone, or far from ready, is waited for by nobody.
 """
 
 import logging
-import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,21 +30,21 @@ _log = logging.getLogger("pilotfish.edge")
 
 CHUNK = 128  # tokens of a prompt per pass
 NARROW = 32  # a pass of at most so many tokens a session is a window's, not a prompt's
-_LINGER_SHARE = 0.1  # of the last pass: how long to wait for the sessions that were in it
-_LINGER_LIMIT_S = 0.003
+_PATIENCE = 0.125  # of a pass: how long the jobs at hand wait for devices that are due
+_LATE = 1.25  # times its last turnaround, and a device is not waited for any more
 
 
 @dataclass(eq=False)
 class Job:
     """Work for the target on the slot of one session; ``session`` names whose.
 
-    tokens: the whole sequence, int64 [n], of which the slot may hold a part already.
+    tokens: the whole sequence, u32 [n], of which the slot may hold a part already.
     rule: turns the logits [rows, V] of the last ``rows`` tokens into a ruling; None for a prefill.
     """
 
     session: bytes
     slot: int
-    tokens: NDArray[np.int64]
+    tokens: NDArray[np.uint32]
     rows: int
     rule: Callable[[Floats], Ruling] | None
     queued_ns: int = field(default_factory=time.monotonic_ns)
@@ -53,63 +55,66 @@ class Job:
     cancelled: bool = False
 
 
-class Scheduler(threading.Thread):
-    """Owns the target's decoder. `submit` and `stop` may be called from another thread."""
+class Piece(NamedTuple):
+    """One pass of a job: it goes on after ``base`` tokens of its slot, with these i64 [S]."""
+
+    base: int
+    tokens: NDArray[np.int64]
+
+
+class Scheduler:
+    """Owns the target's decoder. One owner, except that `submit` may be called while it runs."""
 
     def __init__(self, decoder: Decoder) -> None:
-        super().__init__(name="target", daemon=True)
         self._decoder = decoder
-        self._inbox: SimpleQueue[Job | None] = SimpleQueue()
-        self._waiting: dict[int, deque[Job]] = {}
-        self._held: dict[int, tuple[bytes, NDArray[np.int64]]] = {}  # whose tokens a slot holds
-        self._last_pass_s = 0.0
-        self._last_width = 0  # sessions in the last pass
-        self._stopping = False
-        self.outbox: SimpleQueue[Job] = SimpleQueue()
-        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable: look at the outbox
+        self._inbox: deque[Job] = deque()
+        self._waiting: dict[int, deque[Job]] = {}  # by slot
+        self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}  # whose tokens a slot holds
+        self._answered_ns: dict[int, int] = {}  # when a slot's last window was decided on
+        self._turnaround_ns: dict[int, int] = {}  # from there to the slot's next job, last time
+        self._pass_ns = 0  # how long the last pass over windows took
+        self._free_ns = 0  # when the last pass ended
         self.passes = 0
 
     def submit(self, job: Job) -> None:
-        """Queue a job; it comes back through ``outbox``, unless it is cancelled before its turn."""
-        self._inbox.put(job)
+        """Queue a job; `run` hands it back when it is done, unless it was cancelled before."""
+        self._inbox.append(job)
 
-    def stop(self) -> None:
-        """Finish the current pass, then end the thread."""
-        self._inbox.put(None)
-
-    def run(self) -> None:
-        """The thread: gather, run one pass, hand back."""
-        while self._gather():
-            batch = self._next_batch()
-            if batch:
-                self._pass(batch)
-
-    def _gather(self) -> bool:
-        """Take in new jobs; waits while there is nothing to do. False when it is time to stop."""
+    def wait_s(self) -> float | None:
+        """Seconds for which it pays to wait for more jobs before the next pass; None: no job."""
+        self._take_in()
         if not self._waiting:
-            self._take(self._inbox.get())
-        self._drain()
-        # The sessions of the last pass answer within moments of each other: a pass that leaves
-        # without the slowest of them costs it a whole pass.
-        deadline = time.monotonic() + min(_LINGER_SHARE * self._last_pass_s, _LINGER_LIMIT_S)
-        while len(self._waiting) < self._last_width and not self._stopping:
-            try:
-                self._take(self._inbox.get(timeout=max(0.0, deadline - time.monotonic())))
-            except Empty:
-                break
-        return not self._stopping
+            return None
+        now_ns = time.monotonic_ns()
+        due = [
+            at
+            for slot, answered_ns in self._answered_ns.items()
+            if (at := answered_ns + int(_LATE * self._turnaround_ns.get(slot, 0))) > now_ns
+        ]
+        if not due:
+            return 0.0
+        oldest = min((queue[0] for queue in self._waiting.values()), key=_age)
+        limit_ns = max(oldest.queued_ns, self._free_ns) + int(_PATIENCE * self._pass_ns)
+        latest_ns = max((at for at in due if at <= limit_ns), default=now_ns)
+        return (latest_ns - now_ns) * 1e-9 if _is_narrow(self._piece(oldest)) else 0.0
 
-    def _drain(self) -> None:
-        while not self._inbox.empty():
-            self._take(self._inbox.get())
+    def run(self) -> list[Job]:
+        """Make one pass, if there is a job, and return the jobs that it completed."""
+        self._take_in()
+        batch = self._next_batch()
+        return self._pass(batch) if batch else []
 
-    def _take(self, job: Job | None) -> None:
-        if job is None:
-            self._stopping = True
-        elif not job.cancelled:
+    def _take_in(self) -> None:
+        while self._inbox:
+            job = self._inbox.popleft()
+            if job.cancelled:
+                continue
             self._waiting.setdefault(job.slot, deque()).append(job)
+            answered_ns = self._answered_ns.pop(job.slot, None)
+            if answered_ns is not None:
+                self._turnaround_ns[job.slot] = job.queued_ns - answered_ns
 
-    def _next_batch(self) -> list[Job]:
+    def _next_batch(self) -> list[tuple[Job, Piece]]:
         """The jobs of the next pass: the one that waits longest and all that fit beside it."""
         for slot in list(self._waiting):
             queue = self._waiting[slot]
@@ -117,17 +122,14 @@ class Scheduler(threading.Thread):
                 queue.popleft()
             if not queue:
                 del self._waiting[slot]
-        heads = sorted(
-            (queue[0] for queue in self._waiting.values()), key=lambda job: job.queued_ns
-        )
-        if not heads:
-            return []
-        if len(self._piece(heads[0])[1]) > NARROW:
-            return heads[:1]
-        return [job for job in heads if len(self._piece(job)[1]) <= NARROW]
+        heads = sorted((queue[0] for queue in self._waiting.values()), key=_age)
+        batch = [(job, self._piece(job)) for job in heads]
+        if batch and not _is_narrow(batch[0][1]):
+            return batch[:1]
+        return [(job, piece) for job, piece in batch if _is_narrow(piece)]
 
-    def _piece(self, job: Job) -> tuple[int, NDArray[np.int64]]:
-        """Where the job's next pass goes on in its slot, and the tokens that it appends there.
+    def _piece(self, job: Job) -> Piece:
+        """What the job's next pass does.
 
         What the slot holds of the same session and sequence is not run again. The rows that are
         wanted come in one pass, however long.
@@ -136,52 +138,61 @@ class Scheduler(threading.Thread):
         base = 0
         if whose == job.session:
             shared = min(len(held), len(job.tokens) - max(job.rows, 1))
-            differing = np.flatnonzero(held[:shared] != job.tokens[:shared])
+            differing = (held[:shared] != job.tokens[:shared]).nonzero()[0]
             base = int(differing[0]) if len(differing) else shared
         left = len(job.tokens) - base
         size = left if left <= max(CHUNK, job.rows) else min(CHUNK, left - job.rows)
-        return base, job.tokens[base : base + size]
+        return Piece(base, job.tokens[base : base + size].astype(np.int64))
 
-    def _pass(self, batch: list[Job]) -> None:
+    def _pass(self, batch: list[tuple[Job, Piece]]) -> list[Job]:
         started_ns = time.monotonic_ns()
-        passes, ends, last = [], [], []
-        for job in batch:
-            base, piece = self._piece(job)
+        passes = []
+        for job, (base, tokens) in batch:
             self._decoder.rollback(job.slot, base)
             self._held[job.slot] = (job.session, job.tokens[:base])
-            ends.append(base + len(piece))
             job.started_ns = job.started_ns or started_ns
-            last.append(ends[-1] == len(job.tokens))
-            passes.append(Pass(slot=job.slot, tokens=piece, rows=job.rows if last[-1] else 0))
+            rows = job.rows if base + len(tokens) == len(job.tokens) else 0
+            passes.append(Pass(slot=job.slot, tokens=tokens, rows=rows))
+        done = []
         try:
             outputs = self._decoder.forward(passes)
         except Exception as error:
             _log.exception("a target pass failed")
-            for job in batch:
+            for job, _ in batch:
                 job.error = error
-            last = [True] * len(batch)
+                done.append(job)
         else:
-            for job, end, complete, output in zip(batch, ends, last, outputs, strict=True):
+            for (job, (base, tokens)), output in zip(batch, outputs, strict=True):
+                end = base + len(tokens)
                 self._held[job.slot] = (job.session, job.tokens[:end])
-                if complete:
+                if end == len(job.tokens):
                     _rule(job, output.logits)
+                    done.append(job)
+                else:
+                    job.queued_ns = time.monotonic_ns()  # behind the windows that wait
         self.passes += 1
-        self._last_pass_s = (time.monotonic_ns() - started_ns) * 1e-9
-        self._last_width = len(batch)
-        for job, complete in zip(batch, last, strict=True):
-            if complete:
-                self._hand_back(job)
-            else:
-                job.queued_ns = time.monotonic_ns()  # to the end of the line, behind the windows
+        self._free_ns = time.monotonic_ns()
+        if _is_narrow(batch[0][1]):
+            self._pass_ns = self._free_ns - started_ns
+        for job in done:
+            self._hand_back(job)
+        return done
 
     def _hand_back(self, job: Job) -> None:
-        slot = job.slot
-        self._waiting[slot].popleft()
-        if not self._waiting[slot]:
-            del self._waiting[slot]
-        job.done_ns = time.monotonic_ns()
-        self.outbox.put(job)
-        os.eventfd_write(self.wake, 1)
+        queue = self._waiting[job.slot]
+        queue.popleft()
+        if not queue:
+            del self._waiting[job.slot]
+            self._answered_ns[job.slot] = self._free_ns
+        job.done_ns = self._free_ns
+
+
+def _age(job: Job) -> int:
+    return job.queued_ns
+
+
+def _is_narrow(piece: Piece) -> bool:
+    return len(piece.tokens) <= NARROW
 
 
 def _rule(job: Job, logits: Floats) -> None:

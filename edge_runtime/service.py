@@ -274,10 +274,8 @@ class Service:
         draft: Draft | None = None,
     ) -> None:
         """Have the target read the first ``length`` committed tokens, and the draft after them."""
-        # int64 [length + γ]
-        tokens = session.committed.ids[:length].astype(np.int64)
-        if draft is not None:
-            tokens = np.concatenate([tokens, draft.ids.astype(np.int64)])
+        # [length + γ]; a copy, since the committed tokens go on changing
+        tokens = np.concatenate([session.committed.ids[:length], *([draft.ids] if draft else [])])
         job = Job(session.id, session.slot, tokens, rows, rule)
         session.jobs.append(job)
         self._submit(job)
@@ -298,7 +296,7 @@ class Service:
             self._verified(session, session.round, job, job.ruling)
 
     def _verified(self, session: Session, round_: Round, job: Job, ruling: Ruling) -> None:
-        session.committed.extend([*map(int, round_.draft.ids[: ruling.accepted]), ruling.token])
+        session.committed.extend([*round_.draft.ids[: ruling.accepted].tolist(), ruling.token])
         round_.verdict = m.Verdict(
             session=session.id,
             generation=session.generation,

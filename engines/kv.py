@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from engines.artifact import Manifest
 
-STEP = 64  # capacities are multiples of this many cells
-GROWTH = 1.25  # attention costs C, so spare capacity is kept small
+STEP = 128  # capacities are multiples of this many cells
+GROWTH = 1.0625  # attention costs C, so spare capacity is kept small
 
 
 class KVCache:

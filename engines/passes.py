@@ -103,6 +103,7 @@ def fill_packed(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]
         np.add(item.depths(), lengths[item.slot], out=positions[start:end])
         rows[row : row + item.wanted] = range(end - item.wanted, end)
         row += item.wanted
+    rows[row:] = 0
     return wanted
 
 

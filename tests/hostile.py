@@ -191,7 +191,7 @@ def take_tokens(client: RawClient, count: int) -> list[int]:
 
 
 class SocketlessEdge:
-    """Service, scheduler and decoder; `deliver` is what the socket would do, `turn` the loop."""
+    """Service, scheduler and decoder; `deliver` is what the socket would do, `turn` one pass."""
 
     def __init__(self, target: Path, **limits: Any) -> None:
         artifact = Artifact.open(target)
@@ -199,6 +199,7 @@ class SocketlessEdge:
         decoder = Decoder(artifact, slots=chosen.sessions, context=chosen.context, threads=1)
         self.replies: list[tuple[bytes, m.Reply, list[bytes]]] = []
         self.scheduler = Scheduler(decoder)
+        self._working = False
         self.service = Service(
             artifact.manifest, decoder, chosen, self.scheduler.submit, self._keep
         )
@@ -208,7 +209,7 @@ class SocketlessEdge:
 
     def start(self) -> None:
         """Let the target work."""
-        self.scheduler.start()
+        self._working = True
 
     def deliver(self, frames: Sequence[bytes], client: bytes = b"me") -> None:
         """A message arrives."""
@@ -216,16 +217,15 @@ class SocketlessEdge:
         self.service.handle(Envelope(client, client, header, rest, sum(map(len, frames))))
 
     def turn(self) -> None:
-        """Apply what the target has done."""
-        while not self.scheduler.outbox.empty():
-            self.service.finish(self.scheduler.outbox.get())
+        """Let the target make one pass, and apply what it has done."""
+        for job in self.scheduler.run() if self._working else []:
+            self.service.finish(job)
 
     def reply(self) -> m.Reply:
         """The next reply; waits for the target if need be."""
         deadline = time.monotonic() + WAIT_S
         while not self.replies and time.monotonic() < deadline:
             self.turn()
-            time.sleep(0.0005)
         if not self.replies:
             pytest.fail("the edge said nothing")
         return self.replies.pop(0)[1]
@@ -238,10 +238,8 @@ class SocketlessEdge:
         return reply
 
     def close(self) -> None:
-        """Stop the target's thread."""
-        if self.scheduler.is_alive():
-            self.scheduler.stop()
-            self.scheduler.join()
+        """The target works no more."""
+        self._working = False
 
     def __enter__(self) -> SocketlessEdge:
         return self

@@ -8,8 +8,10 @@ full speed; a share goes through the socket of a real edge process.
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import msgspec
 import numpy as np
@@ -35,8 +37,8 @@ Frames = list[bytes]
 
 # What a mutated field may become: limits, their neighbours, and other types.
 ODD_VALUES = (
-    0, 1, -1, 2, 63, 64, 65, 127, 128, 255, 256, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1,
-    0.0, -0.0, 0.5, 1e-46, 1e300, float("nan"), float("inf"), True, None, "", "stream", "x" * 5000,
+    0, 1, -1, 2, 63, 64, 65, 127, 128, 255, 256, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63,
+    2**64 - 1, 0.0, -0.0, 0.5, 1e-46, 1e300, float("nan"), float("inf"), True, None, "", "stream", "x" * 5000,
     b"", b"x" * 16, b"\x00" * 8, [], [[]], {}, {"type": "ping"},
 )  # fmt: skip
 
@@ -56,25 +58,26 @@ class Talk:
         rng = self.rng
         if self.lost or len(self.session.committed) > CONTEXT - 70 or rng.random() < 0.02:
             return self._begin()
-        kind = rng.random()
-        if kind < 0.03:
-            return [m.encode(m.Ping(nonce=rng.getrandbits(60)))]
-        if kind < 0.05:
-            return [m.encode(self._hello())]
-        if kind < 0.06:
-            return [m.encode(m.Cancel(session=self.session.id, generation=self.session.generation))]
-        if kind < 0.065:
-            self.lost = True
-            return [m.encode(m.Close(session=self.session.id))]
+        if rng.random() < 0.07:
+            return [m.encode(self._aside())]
         if self.protocol == "stream":
             return self.session.pull(rng.choice([0, 1, 2, 5]))
         return self._window()
 
-    def _hello(self) -> m.Hello:
-        return m.Hello(
-            version=self.rng.choice([m.VERSION, m.VERSION + 1]), tokenizer="ab" * 32,
-            vocab_size=VOCAB, padded_vocab_size=PADDED_VOCAB, hidden_size=64,
-        )  # fmt: skip
+    def _aside(self) -> m.Request:
+        session, rng = self.session, self.rng
+        kind = rng.choice(["ping", "ping", "hello", "hello", "cancel", "close"])
+        if kind == "hello":
+            return m.Hello(
+                version=rng.choice([m.VERSION, m.VERSION + 1]), tokenizer="ab" * 32,
+                vocab_size=VOCAB, padded_vocab_size=PADDED_VOCAB, hidden_size=64,
+            )  # fmt: skip
+        if kind == "cancel":
+            return m.Cancel(session=session.id, generation=session.generation)
+        if kind == "close":
+            self.lost = True
+            return m.Close(session=session.id)
+        return m.Ping(nonce=rng.getrandbits(60))
 
     def _begin(self) -> Frames:
         rng = self.rng
@@ -155,23 +158,26 @@ def _shuffle(frames: Frames, rng: random.Random) -> Frames:
     return frames
 
 
-def _odd_field(frames: Frames, rng: random.Random) -> Frames:
+def _header(frames: Frames) -> list[object]:
+    """The header's fields; none if it is past recognition."""
     try:
         header = msgspec.msgpack.decode(frames[0])
-    except msgspec.DecodeError:
-        return frames
-    if isinstance(header, list) and header:
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return []
+    return header if isinstance(header, list) else []
+
+
+def _odd_field(frames: Frames, rng: random.Random) -> Frames:
+    header = _header(frames)
+    if header:
         header[rng.randrange(len(header))] = rng.choice(ODD_VALUES)
         frames[0] = packed(header)
     return frames
 
 
 def _other_type(frames: Frames, rng: random.Random) -> Frames:
-    try:
-        header = msgspec.msgpack.decode(frames[0])
-    except msgspec.DecodeError:
-        return frames
-    if isinstance(header, list) and header:
+    header = _header(frames)
+    if header:
         header[0] = rng.choice(["hello", "begin", "window", "pull", "close", "verdict", "wind"])
         frames[0] = packed(header)
     return frames
@@ -179,7 +185,8 @@ def _other_type(frames: Frames, rng: random.Random) -> Frames:
 
 def _odd_ids(frames: Frames, rng: random.Random) -> Frames:
     wild = [VOCAB - 1, VOCAB, PADDED_VOCAB, 2**32 - 1]
-    ids = [rng.choice([rng.randrange(VOCAB), rng.choice(wild)]) for _ in range(rng.choice([0, 3, 65]))]
+    count = rng.choice([0, 3, 65])
+    ids = [rng.choice([rng.randrange(VOCAB), rng.choice(wild)]) for _ in range(count)]
     return [frames[0], ids_bytes(ids), *frames[2:]]
 
 
@@ -254,6 +261,7 @@ def test_a_hundred_thousand_messages(
         "version-mismatch", "prompt-too-long", "too-large",
     }  # fmt: skip
     assert seen["Verdict"] > MESSAGES / 100, seen
+    time.sleep(0.1)  # so that an idle session yields
     assert text_of(service) == wanted
 
 
@@ -264,9 +272,12 @@ def test_spoilt_messages_through_the_socket(pair: Pair) -> None:
     with (
         EdgeServer(pair.target, sessions=8, idle=0.05, rate=1e9, threads=1) as edge,
         Device(pair.draft, edge.endpoint, threads=1) as device,
+        ExitStack() as opened,
     ):
         wanted = device.generate(PROMPT, **options).tokens
-        clients = [(RawClient(edge.endpoint), Talk(rng)) for _ in range(CLIENTS)]
+        clients = [
+            (opened.enter_context(RawClient(edge.endpoint)), Talk(rng)) for _ in range(CLIENTS)
+        ]
         before = resident_mib(edge.pid)
         for count in range(BY_SOCKET):
             client, talk = rng.choice(clients)
@@ -281,8 +292,6 @@ def test_spoilt_messages_through_the_socket(pair: Pair) -> None:
         assert seen["Verdict"] > 20
         assert resident_mib(edge.pid) - before < 32
         assert device.generate(PROMPT, **options).tokens == wanted
-        for client, _ in clients:
-            client.close()
 
 
 def test_the_seeds_of_the_fuzz_are_valid() -> None:

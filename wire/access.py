@@ -26,8 +26,13 @@ class Gate:
         self.socket.linger = 0
         self.socket.bind(_ADDRESS)
 
-    def answer(self) -> None:
-        """Answer one question; poll `socket` to know when there is one."""
+    def answer(self) -> bool:
+        """Answer all questions; poll `socket` to know when there are some. Leaves none: False."""
+        while self.socket.poll(0):
+            self._answer_one()
+        return False
+
+    def _answer_one(self) -> None:
         version, request, domain, address, _identity, mechanism, *credentials = (
             self.socket.recv_multipart()
         )

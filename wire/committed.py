@@ -10,9 +10,11 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+_U32 = np.dtype("<u4")
+
 
 def _digest(ids: NDArray[np.uint32]) -> "hashlib.blake2b":
-    return hashlib.blake2b(ids.astype("<u4", copy=False).tobytes(), digest_size=8)
+    return hashlib.blake2b(ids.astype(_U32, copy=False).tobytes(), digest_size=8)
 
 
 class Committed:
@@ -50,7 +52,7 @@ class Committed:
             self._ids = grown
         self._ids[self._length : end] = new
         self._length = end
-        self._hash.update(new.astype("<u4", copy=False).tobytes())
+        self._hash.update(new.astype(_U32, copy=False).tobytes())
 
     def truncate(self, length: int) -> None:
         """Forget all tokens after the first ``length``."""

@@ -7,8 +7,8 @@ thread-safe: each has one owner.
 
 import ipaddress
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import zmq
@@ -24,8 +24,12 @@ HEARTBEAT_TIMEOUT_MS = 900  # a black-holed path shows within 1.2 s
 _SEND_QUEUE = 64  # messages per peer; a client that does not read loses replies, nobody else does
 
 
-@dataclass(frozen=True)
-class Envelope:
+# Plain numbers: arithmetic on pyzmq's enums costs microseconds a message.
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+
+
+class Envelope(NamedTuple):
     """A message as it reached the edge. ``owner``: the client's key; its address without one."""
 
     client: bytes
@@ -105,28 +109,47 @@ class Listener:
             raise ListenError(f"The edge cannot listen on {endpoint}: {error}.") from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def receive(self) -> Iterator[Envelope]:
-        """Everything that has arrived, without waiting."""
-        while True:
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            client = parts[0].bytes
-            header: Buffer = parts[1].buffer if len(parts) > 1 else b""
-            owner = str(parts[-1].get("User-Id")).encode() if self.gate else client
-            frames = [part.buffer for part in parts[2:]]
-            yield Envelope(client, owner, header, frames, sum(map(len, parts[1:])))
+    def receive(self) -> Envelope | None:
+        """The next message that has arrived, without waiting; None if there is none."""
+        try:
+            first, *parts = _receive(self.socket)
+        except zmq.Again:
+            return None
+        client = first.bytes
+        header: Buffer = parts[0].buffer if parts else b""
+        owner = str(first.get("User-Id")).encode() if self.gate else client
+        frames = [part.buffer for part in parts[1:]]
+        return Envelope(client, owner, header, frames, sum(map(len, parts)))
+
+    @property
+    def waiting(self) -> bool:
+        """Has a message arrived? Asking costs less than to receive none."""
+        return bool(int(self.socket.get(_EVENTS)) & _POLLIN)
 
     def send(self, client: bytes, message: Reply, frames: Sequence[Buffer] = ()) -> None:
         """Send without waiting; a client that has gone or does not read misses it."""
-        self.socket.send_multipart([client, encode(message), *frames], zmq.NOBLOCK, copy=False)
+        _send(self.socket, [client, encode(message), *frames])
 
     def close(self) -> None:
         """Close the sockets; nothing waits."""
         self.socket.close(0)
         if self.gate is not None:
             self.gate.close()
+
+
+def _send(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
+    """One message, without waiting. NOTE long parts are views: they must not change for a while."""
+    for part in parts[:-1]:
+        socket.send(part, _NOBLOCK | _MORE, copy=False)
+    socket.send(parts[-1], _NOBLOCK, copy=False)
+
+
+def _receive(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
+    """The message that is there."""
+    parts = [socket.recv(_NOBLOCK, copy=False)]
+    while parts[-1].more:
+        parts.append(socket.recv(_NOBLOCK, copy=False))
+    return parts
 
 
 def check_size(envelope: Envelope, message_bytes: int) -> None:
@@ -180,8 +203,7 @@ class Channel:
     def send(self, message: Request, frames: Sequence[Buffer] = ()) -> int:
         """Hand a message to ZeroMQ; returns its bytes. `zmq.Again` if there is no connection."""
         header = encode(message)
-        # NOTE copy=False lets ZeroMQ keep a view: frames must not change until the reply is there.
-        self._socket.send_multipart([header, *frames], zmq.NOBLOCK, copy=False)
+        _send(self._socket, [header, *frames])
         return len(header) + sum(map(len, frames))
 
     def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
@@ -189,12 +211,10 @@ class Channel:
 
         Link changes are noted in `connected` and `denied`, so that the caller can react at once.
         """
-        ready = dict(self._poller.poll(math.ceil(max(0.0, timeout_s) * 1e3)))
-        if self._socket in ready:
-            parts = self._socket.recv_multipart(copy=False)
-            buffers: list[Buffer] = [part.buffer for part in parts]
-            return decode_reply(buffers[0]), buffers[1:], sum(map(len, buffers))
-        if self._monitor in ready:
+        for source, _ in self._poller.poll(math.ceil(max(0.0, timeout_s) * 1e3)):
+            if source is self._socket:
+                buffers: list[Buffer] = [part.buffer for part in _receive(self._socket)]
+                return decode_reply(buffers[0]), buffers[1:], sum(map(len, buffers))
             self._note(recv_monitor_message(self._monitor)["event"])
         return None
 

@@ -57,7 +57,7 @@ class Opset17(PaddedAttention):
         """x / rms(x) · weight over the last axis, computed in float32."""
         op = self.graph.op
         wide = self.cast(x, "float32") if self.float == "float16" else x
-        square = op("Mul", wide, wide)
+        square = op("Pow", wide, self.graph.constant(2.0, "float32"))
         mean = op("ReduceMean", square, axes=[-1], keepdims=1)
         shifted = op("Add", mean, self.graph.constant(self.config.norm_eps, "float32"))
         normed = op("Div", wide, op("Sqrt", shifted))

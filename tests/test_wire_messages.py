@@ -1,0 +1,186 @@
+"""Every message survives its trip, and the running hash is always that of the tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec import inspect
+
+from wire import messages as m
+from wire.committed import Committed
+from wire.errors import MalformedError, TokenOutOfRangeError
+
+REQUESTS = get_args(m.Request)
+REPLIES = get_args(m.Reply)
+
+
+def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
+    """All values that a field of this type may have."""
+    match kind:
+        case inspect.IntType(ge=low, le=high, lt=below):
+            return st.integers(low, high if high is not None else below - 1)
+        case inspect.FloatType():
+            return st.floats(allow_nan=False)
+        case inspect.BytesType(min_length=least, max_length=most):
+            return st.binary(min_size=least, max_size=most)
+        case inspect.StrType(max_length=most):
+            return st.text(max_size=most)
+        case inspect.ListType(item_type=item, max_length=most):
+            return st.lists(values(item), max_size=min(most, 20))
+        case inspect.NoneType():
+            return st.none()
+        case inspect.UnionType(types=types):
+            return st.one_of(*map(values, types))
+        case inspect.StructType(cls=cls):
+            return messages(cls)
+    raise NotImplementedError(kind)
+
+
+def messages(cls: type) -> st.SearchStrategy[Any]:
+    info = inspect.type_info(cls)
+    assert isinstance(info, inspect.StructType)
+    return st.builds(cls, **{field.name: values(field.type) for field in info.fields})
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_request_comes_out_as_it_went_in(kind: type) -> None:
+    @given(messages(kind))
+    @settings(max_examples=60)
+    def check(message: Any) -> None:
+        header = m.encode(message)
+        assert m.decode_request(header) == message
+        assert m.decode_request(memoryview(header)) == message
+        assert len(header) <= m.HEADER_BYTES
+
+    check()
+
+
+@pytest.mark.parametrize("kind", REPLIES)
+def test_a_reply_comes_out_as_it_went_in(kind: type) -> None:
+    @given(messages(kind))
+    @settings(max_examples=60)
+    def check(message: Any) -> None:
+        assert m.decode_reply(m.encode(message)) == message
+
+    check()
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_request_is_no_reply_and_the_other_way_round(kind: type) -> None:
+    @given(messages(kind))
+    @settings(max_examples=10)
+    def check(message: Any) -> None:
+        with pytest.raises(MalformedError):
+            m.decode_reply(m.encode(message))
+
+    check()
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=500)
+def test_any_bytes_are_a_message_or_malformed(header: bytes) -> None:
+    for decode in (m.decode_request, m.decode_reply):
+        try:
+            message = decode(header)
+        except MalformedError as error:
+            assert str(error).endswith(".")
+        else:
+            assert decode(m.encode(message)) == message
+
+
+JSON_LIKE = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(st.sampled_from(["hello", "begin", "window", "pull", "cancel", "ping"]), st.lists(JSON_LIKE))
+@settings(max_examples=300)
+def test_any_fields_are_a_message_or_malformed(tag: str, rest: list[Any]) -> None:
+    try:
+        message = m.decode_request(msgspec.msgpack.encode([tag, *rest]))
+    except MalformedError:
+        return
+    assert m.decode_request(m.encode(message)) == message
+
+
+@given(st.lists(st.integers(0, 999), max_size=300), st.booleans())
+def test_ids_come_out_as_they_went_in(ids: list[int], as_u32: bool) -> None:
+    array = np.array(ids, dtype=np.uint32 if as_u32 else np.int64)
+    framed = m.ids_frame(array)
+    assert len(framed) == 4 * len(ids)
+    assert m.read_ids(framed, 1000).tolist() == ids
+    assert m.read_ids(bytes(framed), 1000).dtype == np.uint32
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300), st.integers(1, 2**32 - 1))
+def test_ids_outside_the_vocabulary_are_found(ids: list[int], vocab: int) -> None:
+    framed = m.ids_frame(np.array(ids, dtype=np.uint32))
+    if max(ids) < vocab:
+        assert m.read_ids(framed, vocab).tolist() == ids
+    else:
+        with pytest.raises(TokenOutOfRangeError, match=str(max(ids))):
+            m.read_ids(framed, vocab)
+
+
+class CommittedMachine(RuleBasedStateMachine):
+    """`Committed` beside a plain list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committed = Committed()
+        self.model: list[int] = []
+
+    @rule(ids=st.lists(st.integers(0, 2**32 - 1), max_size=400), as_array=st.booleans())
+    def extend(self, ids: list[int], as_array: bool) -> None:
+        self.committed.extend(np.array(ids, dtype=np.uint32) if as_array else ids)
+        self.model += ids
+
+    @rule(share=st.floats(0, 1.2))
+    def truncate(self, share: float) -> None:
+        length = int(share * len(self.model))
+        self.committed.truncate(length)
+        del self.model[length:]
+
+    @rule()
+    def a_view_does_not_change(self) -> None:
+        held = self.committed.ids.copy()
+        self.committed.extend([7] * 300)
+        self.committed.truncate(len(held))
+        assert self.committed.ids.tolist() == held.tolist()
+
+    @invariant()
+    def same_tokens(self) -> None:
+        assert len(self.committed) == len(self.model)
+        assert self.committed.ids.tolist() == self.model
+
+    @invariant()
+    def hash_is_that_of_the_tokens(self) -> None:
+        for length in {0, len(self.model) // 2, len(self.model)}:
+            packed = np.array(self.model[:length], dtype="<u4").tobytes()
+            wanted = hashlib.blake2b(packed, digest_size=8).digest()
+            assert self.committed.hash_of(length) == wanted
+        assert self.committed.hash == self.committed.hash_of(len(self.model))
+
+
+TestCommitted = CommittedMachine.TestCase
+TestCommitted.settings = settings(max_examples=50, stateful_step_count=20)
+
+
+def test_an_id_that_is_none_commits_nothing() -> None:
+    committed = Committed()
+    committed.extend([1, 2])
+    for wrong in ([3, -1], [3, 2**32]):
+        with pytest.raises(OverflowError):
+            committed.extend(wrong)
+    assert committed.ids.tolist() == [1, 2]
+    assert committed.hash == committed.hash_of(2)
