@@ -65,8 +65,9 @@ class Piece(NamedTuple):
 class Scheduler:
     """Owns the target's decoder. One owner, except that `submit` may be called while it runs."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._decoder = decoder
+        self._clock = clock
         self._inbox: deque[Job] = deque()
         self._waiting: dict[int, deque[Job]] = {}  # by slot
         self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}  # whose tokens a slot holds
@@ -85,7 +86,7 @@ class Scheduler:
         self._take_in()
         if not self._waiting:
             return None
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock()
         due = [
             at
             for slot, answered_ns in self._answered_ns.items()
@@ -145,7 +146,7 @@ class Scheduler:
         return Piece(base, job.tokens[base : base + size].astype(np.int64))
 
     def _pass(self, batch: list[tuple[Job, Piece]]) -> list[Job]:
-        started_ns = time.monotonic_ns()
+        started_ns = self._clock()
         passes = []
         for job, (base, tokens) in batch:
             self._decoder.rollback(job.slot, base)
@@ -169,9 +170,9 @@ class Scheduler:
                     _rule(job, output.logits)
                     done.append(job)
                 else:
-                    job.queued_ns = time.monotonic_ns()  # behind the windows that wait
+                    job.queued_ns = self._clock()  # behind the windows that wait
         self.passes += 1
-        self._free_ns = time.monotonic_ns()
+        self._free_ns = self._clock()
         if _is_narrow(batch[0][1]):
             self._pass_ns = self._free_ns - started_ns
         for job in done:

@@ -83,7 +83,7 @@ class Decoder:
     @property
     def hidden_size(self) -> int:
         """Width of the hidden states."""
-        return self._hidden.shape[1]
+        return int(self._hidden.shape[1])
 
     def length(self, slot: int) -> int:
         """Tokens in the slot."""

@@ -79,7 +79,7 @@ def open_session(
         raise ProviderError(f"unknown provider {provider!r}: choose auto, {', '.join(PROVIDERS)}")
     wanted = list(PROVIDERS) if provider == "auto" else [provider]
     compiled = onnxruntime.get_available_providers()
-    reasons = []
+    reasons: list[str] = []
     for name in wanted:
         if PROVIDERS[name] not in compiled:
             reason = f"onnxruntime {onnxruntime.__version__} was built without it"

@@ -55,10 +55,12 @@ class GraphWriter:
         return self._digest.hexdigest()
 
     def input(self, name: str, dtype: str, shape: Sequence[Dim]) -> str:
+        """Declare an input; a string in ``shape`` names a size that varies."""
         self._inputs.append(helper.make_tensor_value_info(name, ELEMENT[dtype], list(shape)))
         return name
 
     def output(self, name: str, dtype: str, shape: Sequence[Dim]) -> str:
+        """Declare a value as an output."""
         self._outputs.append(helper.make_tensor_value_info(name, ELEMENT[dtype], list(shape)))
         return name
 
@@ -156,8 +158,8 @@ class GraphWriter:
         return offset + -offset % PAGE
 
     def _write(self, payload: NDArray[np.uint8]) -> None:
-        self._data.write(payload)
-        self._digest.update(payload)
+        self._data.write(payload.data)
+        self._digest.update(payload.data)
 
 
 def pack_nibbles(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -165,4 +167,5 @@ def pack_nibbles(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
     flat = array.ravel()
     if flat.size % 2:
         flat = np.append(flat, np.uint8(0))
-    return flat[0::2] | (flat[1::2] << 4)
+    packed: NDArray[np.uint8] = flat[0::2] | (flat[1::2] << np.uint8(4))
+    return packed

@@ -21,8 +21,8 @@ _NUCLEUS_GUESS = 1024
 class Sampling:
     """How a distribution is shaped before it is sampled.
 
-    temperature: 0 is greedy, else 10⁻⁶ to 100. top_k: tokens kept, 0 for all (ties with the k-th are kept).
-    top_p: nucleus mass in (0, 1]; the token that crosses it is kept (tslt (14), corrected).
+    temperature: 0 is greedy, else 10⁻⁶ to 100. top_k: tokens kept, 0 for all; ties with the k-th
+    are kept. top_p: nucleus mass in (0, 1]; the token that crosses it is kept (tslt (14)).
     """
 
     temperature: float = 0.0

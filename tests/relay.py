@@ -2,10 +2,11 @@
 
 import socket
 import threading
+from contextlib import suppress
 
 
 class Relay:
-    """Listens on ``endpoint`` and passes bytes to ``target`` and back, until it is cut or closed."""
+    """Listens on ``endpoint``, passes bytes to ``target`` and back, until it is cut or closed."""
 
     def __init__(self, target):
         host, port = target.removeprefix("tcp://").rsplit(":", 1)
@@ -40,10 +41,8 @@ class Relay:
     def cut(self):
         """Break all connections; new ones are welcome."""
         for end in self._open:
-            try:
+            with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
         self._open.clear()
 
     def close(self):

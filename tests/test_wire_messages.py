@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, get_args
 
 import msgspec
@@ -23,24 +25,17 @@ REPLIES = get_args(m.Reply)
 
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
     """All values that a field of this type may have."""
-    match kind:
-        case inspect.IntType(ge=low, le=high, lt=below):
-            return st.integers(low, high if high is not None else below - 1)
-        case inspect.FloatType():
-            return st.floats(allow_nan=False)
-        case inspect.BytesType(min_length=least, max_length=most):
-            return st.binary(min_size=least, max_size=most)
-        case inspect.StrType(max_length=most):
-            return st.text(max_size=most)
-        case inspect.ListType(item_type=item, max_length=most):
-            return st.lists(values(item), max_size=min(most, 20))
-        case inspect.NoneType():
-            return st.none()
-        case inspect.UnionType(types=types):
-            return st.one_of(*map(values, types))
-        case inspect.StructType(cls=cls):
-            return messages(cls)
-    raise NotImplementedError(kind)
+    found: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
+        inspect.IntType: lambda t: st.integers(t.ge, t.le if t.le is not None else t.lt - 1),
+        inspect.FloatType: lambda t: st.floats(allow_nan=False),
+        inspect.BytesType: lambda t: st.binary(min_size=t.min_length, max_size=t.max_length),
+        inspect.StrType: lambda t: st.text(max_size=t.max_length),
+        inspect.ListType: lambda t: st.lists(values(t.item_type), max_size=min(t.max_length, 20)),
+        inspect.NoneType: lambda t: st.none(),
+        inspect.UnionType: lambda t: st.one_of(*map(values, t.types)),
+        inspect.StructType: lambda t: messages(t.cls),
+    }
+    return found[type(kind)](kind)
 
 
 def messages(cls: type) -> st.SearchStrategy[Any]:
@@ -52,7 +47,7 @@ def messages(cls: type) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_a_request_comes_out_as_it_went_in(kind: type) -> None:
     @given(messages(kind))
-    @settings(max_examples=60)
+    @settings(max_examples=40)
     def check(message: Any) -> None:
         header = m.encode(message)
         assert m.decode_request(header) == message
@@ -65,7 +60,7 @@ def test_a_request_comes_out_as_it_went_in(kind: type) -> None:
 @pytest.mark.parametrize("kind", REPLIES)
 def test_a_reply_comes_out_as_it_went_in(kind: type) -> None:
     @given(messages(kind))
-    @settings(max_examples=60)
+    @settings(max_examples=40)
     def check(message: Any) -> None:
         assert m.decode_reply(m.encode(message)) == message
 
@@ -84,27 +79,21 @@ def test_a_request_is_no_reply_and_the_other_way_round(kind: type) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500)
 def test_any_bytes_are_a_message_or_malformed(header: bytes) -> None:
     for decode in (m.decode_request, m.decode_reply):
-        try:
+        with suppress(MalformedError):
             message = decode(header)
-        except MalformedError as error:
-            assert str(error).endswith(".")
-        else:
             assert decode(m.encode(message)) == message
 
 
-JSON_LIKE = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
-    | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=12,
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=9)
+    | st.binary(max_size=17)
 )  # fmt: skip
+FIELDS = st.lists(SCALARS | st.lists(SCALARS, max_size=3), max_size=11)
 
 
-@given(st.sampled_from(["hello", "begin", "window", "pull", "cancel", "ping"]), st.lists(JSON_LIKE))
-@settings(max_examples=300)
+@given(st.sampled_from(["hello", "begin", "window", "pull", "cancel", "ping"]), FIELDS)
 def test_any_fields_are_a_message_or_malformed(tag: str, rest: list[Any]) -> None:
     try:
         message = m.decode_request(msgspec.msgpack.encode([tag, *rest]))
@@ -173,7 +162,7 @@ class CommittedMachine(RuleBasedStateMachine):
 
 
 TestCommitted = CommittedMachine.TestCase
-TestCommitted.settings = settings(max_examples=50, stateful_step_count=20)
+TestCommitted.settings = settings(max_examples=50, stateful_step_count=12)
 
 
 def test_an_id_that_is_none_commits_nothing() -> None:

@@ -19,9 +19,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.artifact import Dialect as DialectName
 from engines.artifact import Precision
 from export.config import ModelConfig
-from export.graph import ELEMENT, GraphWriter
+from export.graph import ELEMENT, Dim, GraphWriter
 from export.quantize import Quantized, quantize, quantize_rows
 
 ReadWeight = Callable[[str], NDArray[np.float32]]
@@ -31,7 +32,7 @@ BITS: dict[str, int] = {"int8": 8, "int4": 4}
 class Dialect(ABC):
     """Layers of one model, as operators of one dialect, appended to one graph."""
 
-    name: ClassVar[str]
+    name: ClassVar[DialectName]
     opset: ClassVar[int]
     contrib: ClassVar[bool] = False
     precisions: ClassVar[Sequence[str]]
@@ -109,6 +110,7 @@ class Dialect(ABC):
         return self.graph.op("Gather", self.weight(name), rows)
 
     def add(self, x: str, y: str) -> str:
+        """x + y."""
         return self.graph.op("Add", x, y)
 
     def layer_norm(self, x: str, name: str) -> str:
@@ -146,20 +148,18 @@ class Dialect(ABC):
 
     # --- building blocks -------------------------------------------------------------------
 
-    def split(self, x: str, sizes: Sequence[int]) -> list[str]:
-        return self.graph.multi(
-            "Split",
-            x,
-            self.graph.constant(sizes, "int64"),
-            names=self.graph.fresh("Split", len(sizes)),
-            axis=-1,
-        )
+    def split(self, x: str, sizes: Sequence[int], axis: int = -1) -> list[str]:
+        """Neighbouring parts of these sizes."""
+        names = self.graph.fresh("Split", len(sizes))
+        count = self.graph.constant(sizes, "int64")
+        return self.graph.multi("Split", x, count, names=names, axis=axis)
 
     def reshape(self, x: str, shape: Sequence[int]) -> str:
         """Reshape to constants; 0 keeps a dimension, −1 is inferred."""
         return self.graph.op("Reshape", x, self.graph.constant(shape, "int64"))
 
     def cast(self, x: str, dtype: str) -> str:
+        """x in another dtype."""
         return self.graph.op("Cast", x, to=ELEMENT[dtype])
 
     def rotary_tables(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -170,7 +170,7 @@ class Dialect(ABC):
 
     def cache(self, layer: int) -> tuple[str, str, str, str]:
         """Declare one layer's cache; names of past key, past value, present key, present value."""
-        shape = ["B", self.config.kv_heads, "C", self.config.head_dim]
+        shape: list[Dim] = ["B", self.config.kv_heads, "C", self.config.head_dim]
         names = [f"{when}.{layer}.{what}" for when in ("past", "present") for what in KEY_VALUE]
         for name in names[:2]:
             self.graph.input(name, self.float, shape)

@@ -1,8 +1,7 @@
 """ONNX opset 17: primitives only, for ONNX Runtime ≤ 1.24 (Python 3.10) and TensorRT 8.6–10.14.
 
 The same graph as opset24, decomposed so that TensorRT's parser takes it: the cache is written by
-ScatterND with one index tensor for all layers, queries of one key head are stacked along S, and
-nothing has more than four dimensions.
+ScatterND with one index tensor for all layers, and nothing has more than four dimensions.
 """
 
 from __future__ import annotations
@@ -29,29 +28,24 @@ class Opset17(PaddedAttention):
         self, graph: GraphWriter, config: ModelConfig, read: ReadWeight, precision: Precision
     ) -> None:
         super().__init__(graph, config, read, precision)
-        op = graph.op
-        self.group = config.heads // config.kv_heads
-        slots = op("Shape", self.unpack, start=0, end=1)
-        width = op("Shape", self.unpack, start=1, end=2)
-        heads, dim, one = (
-            graph.constant([value], "int64") for value in (config.heads, config.head_dim, 1)
-        )
-        # The shapes of queries before and after stacking the heads of one key head.
-        self._unstacked = op("Concat", slots, heads, width, dim, axis=0)
         # Where each new entry goes, [B, kv_heads, S, 3]: slot, key head, cell.
-        index_shape = op(
-            "Concat", slots, graph.constant([config.kv_heads], "int64"), width, one, axis=0
-        )
-        zero, step = graph.constant(0, "int64"), graph.constant(1, "int64")
-        count = [op("Squeeze", size, graph.constant([0], "int64")) for size in (slots, width)]
-        slot = self.reshape(op("Range", zero, count[0], step), [-1, 1, 1, 1])
-        head = graph.constant([[[[h]] for h in range(config.kv_heads)]], "int64")
-        offset = self.reshape(op("Range", zero, count[1], step), [1, 1, -1, 1])
+        op, one = graph.op, graph.constant([1], "int64")
+        slots = op("Shape", self.unpack, start=0, end=1)
+        size = op("Shape", self.unpack, start=1, end=2)
+        heads = graph.constant([self.config.kv_heads], "int64")
+        index_shape = op("Concat", slots, heads, size, one, axis=0)
+        slot = self.reshape(self._count(slots), [-1, 1, 1, 1])
+        head = graph.constant([[[[h]] for h in range(self.config.kv_heads)]], "int64")
+        offset = self.reshape(self._count(size), [1, 1, -1, 1])
         cell = op("Add", self.reshape(self.write_indices, [-1, 1, 1, 1]), offset)
         spread = [op("Expand", part, index_shape) for part in (slot, head, cell)]
         self._cells = op("Concat", *spread, axis=-1)
-        # [B, 1, group · S, C]: stacked queries see what their token sees.
-        self._stacked_mask = op("Concat", *[self.mask] * self.group, axis=2)
+
+    def _count(self, size: str) -> str:
+        """0, 1, …, size − 1, of `size` [1]."""
+        zero, step = self.graph.constant(0, "int64"), self.graph.constant(1, "int64")
+        end = self.graph.op("Squeeze", size, self.graph.constant([0], "int64"))
+        return self.graph.op("Range", zero, end, step)
 
     def rms_norm(self, x: str, name: str) -> str:
         """x / rms(x) · weight over the last axis, computed in float32."""
@@ -67,39 +61,35 @@ class Opset17(PaddedAttention):
 
     @cached_property
     def _angles(self) -> tuple[str, str]:
-        """cos and sin of the tokens at hand, [B, S, 1, head_dim // 2] each; layers share them."""
+        """cos and sin of the tokens at hand, [B, 1, S, head_dim // 2] each; layers share them."""
         cos, sin = self.rotary_tables()
         rows = [
             self.graph.op("Gather", self.weight(name, table), self.slot_positions, axis=0)
             for name, table in (("rotary.cos", cos), ("rotary.sin", sin))
         ]
-        axis = self.graph.constant([2], "int64")
+        axis = self.graph.constant([1], "int64")
         cos_rows, sin_rows = (self.graph.op("Unsqueeze", row, axis) for row in rows)
         return cos_rows, sin_rows
 
-    def rotate(self, x: str, heads: int) -> str:
-        """Rotary embedding of [B, S, heads · head_dim]."""
+    def rotate(self, x: str) -> str:
+        """Rotary embedding of [B, heads, S, head_dim]."""
         op, (cos, sin) = self.graph.op, self._angles
         half = self.config.head_dim // 2
-        first, second = self.split(self.reshape(x, [0, 0, heads, 2 * half]), [half, half])
+        first, second = self.split(x, [half, half])
         turned_first = op("Sub", op("Mul", first, cos), op("Mul", second, sin))
         turned_second = op("Add", op("Mul", second, cos), op("Mul", first, sin))
-        turned = op("Concat", turned_first, turned_second, axis=-1)
-        return self.reshape(turned, [0, 0, heads * 2 * half])
+        return op("Concat", turned_first, turned_second, axis=-1)
 
     def append(self, past: str, new: str, present: str) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`, giving `present`."""
         self.graph.op("ScatterND", past, self._cells, new, name=present)
 
-    def attend(self, q: str, key: str, value: str) -> str:
-        """q [B, heads, S, head_dim] over the cache → [B, heads, S, head_dim]."""
-        op, config = self.graph.op, self.config
-        scale = self.graph.constant(config.head_dim**-0.5, self.float)
-        # [B, kv_heads, group · S, head_dim]
-        stacked = self.reshape(op("Mul", q, scale), [0, config.kv_heads, -1, config.head_dim])
-        scores = op("MatMul", stacked, op("Transpose", key, perm=[0, 1, 3, 2]))
-        seen = op("Softmax", op("Add", scores, self._stacked_mask), axis=-1)
-        return op("Reshape", op("MatMul", seen, value), self._unstacked)
+    def attend(self, q: str, key: str, value: str, mask: str) -> str:
+        """Softmax(q · keyᵀ / √head_dim + mask) · value, like q [B, kv_heads, group · S, head_dim]."""
+        op = self.graph.op
+        scaled = op("Mul", q, self.graph.constant(self.config.head_dim**-0.5, self.float))
+        scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
+        return op("MatMul", op("Softmax", op("Add", scores, mask), axis=-1), value)
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Not in this opset.

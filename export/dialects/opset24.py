@@ -26,18 +26,17 @@ class Opset24(PaddedAttention):
         cos, sin = self.rotary_tables()
         return self.weight("rotary.cos", cos), self.weight("rotary.sin", sin)
 
-    def rotate(self, x: str, heads: int) -> str:
-        """Rotary embedding of [B, S, heads · head_dim]."""
-        cos, sin = self._tables
-        return self.graph.op("RotaryEmbedding", x, cos, sin, self.slot_positions, num_heads=heads)
+    def rotate(self, x: str) -> str:
+        """Rotary embedding of [B, heads, S, head_dim]."""
+        return self.graph.op("RotaryEmbedding", x, *self._tables, self.slot_positions)
 
     def append(self, past: str, new: str, present: str) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`, giving `present`."""
         self.graph.op("TensorScatter", past, new, self.write_indices, name=present, axis=2)
 
-    def attend(self, q: str, key: str, value: str) -> str:
-        """q [B, heads, S, head_dim] over the cache → [B, heads, S, head_dim]."""
-        return self.graph.op("Attention", q, key, value, self.mask)
+    def attend(self, q: str, key: str, value: str, mask: str) -> str:
+        """Softmax(q · keyᵀ / √head_dim + mask) · value, like q [B, kv_heads, group · S, head_dim]."""
+        return self.graph.op("Attention", q, key, value, mask)
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """A product with a blocked DequantizeLinear, which runtimes fuse into one kernel.

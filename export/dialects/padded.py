@@ -12,6 +12,7 @@ behind a slot's end, where nobody looks and the next pass writes again.
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cached_property
 
 from engines.artifact import Precision
 from export.config import ModelConfig
@@ -30,50 +31,76 @@ class PaddedAttention(Dialect):
         self.pack = graph.input("pack", "int64", ["T"])
         self.write_indices = graph.input("write_indices", "int64", ["B"])
         self.mask = graph.input("attention_mask", self.float, ["B", 1, "S", "C"])
-        # [B, S]
+        # Positions [B, S] of the tokens as they are laid out.
         self.slot_positions = graph.op("Gather", self.positions, self.unpack, axis=0)
+        self._stacked_mask = graph.op("Concat", *[self.mask] * self.group, axis=2)
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head."""
+        return self.config.heads // self.config.kv_heads
 
     @abstractmethod
-    def rotate(self, x: str, heads: int) -> str:
-        """Rotary embedding of [B, S, heads · head_dim]."""
+    def rotate(self, x: str) -> str:
+        """Rotary embedding of [B, heads, S, head_dim]."""
 
     @abstractmethod
     def append(self, past: str, new: str, present: str) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`, giving `present`."""
 
     @abstractmethod
-    def attend(self, q: str, key: str, value: str) -> str:
-        """q [B, heads, S, head_dim] over the cache → [B, heads, S, head_dim]."""
+    def attend(self, q: str, key: str, value: str, mask: str) -> str:
+        """Softmax(q · keyᵀ / √head_dim + mask) · value, like q [B, kv_heads, group · S, head_dim]."""
 
     def attention(
         self, layer: int, qkv: str, *, q_norm: str | None = None, k_norm: str | None = None
     ) -> str:
         """Rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
-        config = self.config
-        widths = [heads * config.head_dim for heads in (config.heads, *[config.kv_heads] * 2)]
-        laid_out = self.graph.op("Gather", qkv, self.unpack, axis=0)  # [B, S, q + k + v]
+        config, op = self.config, self.graph.op
+        heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
+        rows = self.reshape(qkv, [-1, dim])  # [T · (heads + 2 · kv_heads), head_dim]
+        qk = op("Gather", rows, self._qk_rows, axis=0)  # [B, heads + kv_heads, S, head_dim]
+        v = op("Gather", rows, self._v_rows, axis=0)  # [B, kv_heads, S, head_dim]
         if q_norm and k_norm:
-            q, k, v = self.split(laid_out, widths)
-            q = self.rotate(self._norm_heads(q, config.heads, q_norm), config.heads)
-            k = self.rotate(self._norm_heads(k, config.kv_heads, k_norm), config.kv_heads)
-        elif config.rope_theta is not None:  # q and k turn alike: one operator for both
-            qk, v = self.split(laid_out, [widths[0] + widths[1], widths[2]])
-            q, k = self.split(self.rotate(qk, config.heads + config.kv_heads), widths[:2])
+            q, k = self.split(qk, [heads, kv_heads], axis=1)
+            q, k = self.rotate(self.rms_norm(q, q_norm)), self.rotate(self.rms_norm(k, k_norm))
         else:
-            q, k, v = self.split(laid_out, widths)
+            turned = self.rotate(qk) if config.rope_theta is not None else qk
+            q, k = self.split(turned, [heads, kv_heads], axis=1)
         past_key, past_value, key, value = self.cache(layer)
-        self.append(past_key, self._heads_first(k, config.kv_heads), key)
-        self.append(past_value, self._heads_first(v, config.kv_heads), value)
-        attended = self.attend(self._heads_first(q, config.heads), key, value)
-        rows = self.graph.op("Transpose", attended, perm=[0, 2, 1, 3])  # [B, S, heads, head_dim]
-        return self.graph.op("Gather", self.reshape(rows, [-1, widths[0]]), self.pack, axis=0)
+        self.append(past_key, k, key)
+        self.append(past_value, v, value)
+        # The heads that share a key head stand one below the other: keys are read once.
+        stacked = self.reshape(q, [0, kv_heads, -1, dim])
+        attended = self.attend(stacked, key, value, self._stacked_mask)
+        answers = op("Gather", self.reshape(attended, [-1, dim]), self._answer_rows, axis=0)
+        return self.reshape(answers, [-1, heads * dim])  # from [T, heads, head_dim]
 
-    def _heads_first(self, x: str, heads: int) -> str:
-        """[B, S, heads · head_dim] → [B, heads, S, head_dim]."""
-        split = self.reshape(x, [0, 0, heads, self.config.head_dim])
-        return self.graph.op("Transpose", split, perm=[0, 2, 1, 3])
+    @cached_property
+    def _qk_rows(self) -> str:
+        """Which row of [T · (heads + 2 · kv_heads)] goes to [B, heads + kv_heads, S]."""
+        return self._rows(0, self.config.heads + self.config.kv_heads)
 
-    def _norm_heads(self, x: str, heads: int, name: str) -> str:
-        """RMS norm of each head of [B, S, heads · head_dim]."""
-        split = self.reshape(x, [0, 0, heads, self.config.head_dim])
-        return self.reshape(self.rms_norm(split, name), [0, 0, heads * self.config.head_dim])
+    @cached_property
+    def _v_rows(self) -> str:
+        """Likewise for [B, kv_heads, S]."""
+        return self._rows(self.config.heads + self.config.kv_heads, self.config.kv_heads)
+
+    def _rows(self, first: int, count: int) -> str:
+        graph, total = self.graph, self.config.heads + 2 * self.config.kv_heads
+        tokens = graph.op("Mul", self.unpack, graph.constant(total, "int64"))
+        tokens = graph.op("Unsqueeze", tokens, graph.constant([1], "int64"))  # [B, 1, S]
+        return graph.op(
+            "Add", tokens, graph.constant([[first + i] for i in range(count)], "int64")
+        )
+
+    @cached_property
+    def _answer_rows(self) -> str:
+        """Which row of [B · heads · S] goes to [T, heads]; `pack` numbers the cells of [B, S]."""
+        graph, op = self.graph, self.graph.op
+        size = op("Shape", self.unpack, start=1, end=2)
+        slot = op("Div", self.pack, size)
+        ahead = op("Mul", op("Mul", slot, size), graph.constant(self.config.heads - 1, "int64"))
+        first = self.reshape(op("Add", self.pack, ahead), [-1, 1])  # [T, 1]
+        head = op("Mul", graph.constant(range(self.config.heads), "int64"), size)
+        return op("Add", first, head)
