@@ -112,7 +112,7 @@ def conclude(
     for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(*(_cell(row[column]) for column in columns))
+        table.add_row(*(_cell(row.get(column, "")) for column in columns))
     console.print(table)
     for goal in goals:
         mark = "[green]met   [/]" if goal["met"] else "[red]MISSED[/]"

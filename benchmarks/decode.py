@@ -82,9 +82,23 @@ class GenAI:
         if not (out / "model.onnx").exists():
             directory = huggingface_directory(source, work)
             subprocess.run(
-                [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", directory,
-                 "-o", out, "-p", precision, "-e", "cpu", "-c", work / "cache"],
-                check=True, capture_output=True,
+                [
+                    sys.executable,
+                    "-m",
+                    "onnxruntime_genai.models.builder",
+                    "-i",
+                    directory,
+                    "-o",
+                    out,
+                    "-p",
+                    precision,
+                    "-e",
+                    "cpu",
+                    "-c",
+                    work / "cache",
+                ],
+                check=True,
+                capture_output=True,
             )
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
@@ -149,8 +163,13 @@ class LlamaCpp:
                     str(plain).encode(), str(path).encode(), ctypes.byref(parameters)
                 )
         self._llama = llama_cpp.Llama(
-            str(path), n_ctx=2048, n_batch=512, logits_all=True, verbose=False,
-            type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32,
+            str(path),
+            n_ctx=2048,
+            n_batch=512,
+            logits_all=True,
+            verbose=False,
+            type_k=llama_cpp.GGML_TYPE_F32,
+            type_v=llama_cpp.GGML_TYPE_F32,
         )
         self._batch = llama_cpp.llama_batch_init(512, 0, 1)
         self._vocabulary = source.config.vocab_size
@@ -192,30 +211,53 @@ def huggingface_directory(source: WeightSource, work: Path) -> Path:
         return out
     out.mkdir()
     config = source.config
-    save_file({name: source.tensor(name) for name in source.names()}, out / "model.safetensors",
-              metadata={"format": "pt"})
+    save_file(
+        {name: source.tensor(name) for name in source.names()},
+        out / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     (out / "tokenizer.json").write_text(source.tokenizer_json)
     (out / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
     )
-    (out / "config.json").write_text(json.dumps({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
-        "hidden_size": config.hidden, "intermediate_size": config.intermediate,
-        "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim,
-        "max_position_embeddings": config.context, "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta, "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tied, "hidden_act": "silu", "torch_dtype": "float32",
-        "bos_token_id": source.bos_id, "eos_token_id": source.eos_ids[0],
-    }))
+    (out / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "hidden_size": config.hidden,
+                "intermediate_size": config.intermediate,
+                "num_hidden_layers": config.layers,
+                "num_attention_heads": config.heads,
+                "num_key_value_heads": config.kv_heads,
+                "head_dim": config.head_dim,
+                "max_position_embeddings": config.context,
+                "rms_norm_eps": config.norm_eps,
+                "rope_theta": config.rope_theta,
+                "vocab_size": config.vocab_size,
+                "tie_word_embeddings": config.tied,
+                "hidden_act": "silu",
+                "torch_dtype": "float32",
+                "bos_token_id": source.bos_id,
+                "eos_token_id": source.eos_ids[0],
+            }
+        )
+    )
     return out
 
 
 GGUF_NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
 
@@ -272,7 +314,10 @@ def load(precision: str, source: WeightSource, work: Path) -> list[Any]:
 
 
 def measure(
-    engines: list[Any], precision: str, source: WeightSource, repetitions: int,
+    engines: list[Any],
+    precision: str,
+    source: WeightSource,
+    repetitions: int,
     progress: Progress,
 ) -> list[dict[str, Any]]:
     """Rows of one precision; every repetition runs all engines in turn."""
@@ -294,9 +339,13 @@ def measure(
                 progress.advance(task)
             rows += [
                 {
-                    "engine": engine.name, "detail": engine.detail, "precision": precision,
-                    "context": context, "tokens": size,
-                    "p50_ms": statistics.median(kept) * 1e3, "min_ms": min(kept) * 1e3,
+                    "engine": engine.name,
+                    "detail": engine.detail,
+                    "precision": precision,
+                    "context": context,
+                    "tokens": size,
+                    "p50_ms": statistics.median(kept) * 1e3,
+                    "min_ms": min(kept) * 1e3,
                 }
                 for engine, kept in zip(engines, seconds, strict=True)
             ]
@@ -314,10 +363,14 @@ def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         peers = [value for name, value in times.items() if name != Pilotfish.name]
         if peers:
             ratio = times[Pilotfish.name] / min(peers)
-            goals.append({
-                "name": f"{precision}, context {context}, S={size}: time over the faster peer's",
-                "value": round(ratio, 3), "goal": GOAL, "met": ratio <= GOAL,
-            })
+            goals.append(
+                {
+                    "name": f"{precision}, context {context}, S={size}: time over the faster peer's",
+                    "value": round(ratio, 3),
+                    "goal": GOAL,
+                    "met": ratio <= GOAL,
+                }
+            )
     return goals
 
 
@@ -334,8 +387,11 @@ def show(rows: list[dict[str, Any]], goals: list[dict[str, Any]]) -> None:
         goal = next((g for name, g in ratios.items() if name.startswith(f"{label}:")), None)
         ratio = f"{goal['value']:.2f} {'✓' if goal['met'] else '✗'}" if goal else "no peer"
         table.add_row(
-            head["precision"], str(head["context"]), str(head["tokens"]),
-            *(f"{row['p50_ms']:.1f} ({row['min_ms']:.1f})" for row in group), ratio,
+            head["precision"],
+            str(head["context"]),
+            str(head["tokens"]),
+            *(f"{row['p50_ms']:.1f} ({row['min_ms']:.1f})" for row in group),
+            ratio,
         )
     Console().print(table)
 

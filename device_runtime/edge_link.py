@@ -61,11 +61,25 @@ class EdgeLink:
             raise
         assert isinstance(answer.reply, Welcome)
         self.welcome = answer.reply
-        # the edge's clock minus ours, if the handshake took equally long both ways
-        self.clock_offset_ns = (
-            (self.welcome.received_ns - answer.sent_ns)
-            + (self.welcome.sent_ns - answer.received_ns)
-        ) // 2
+        self.clock_offset_ns = 0  # the edge's clock minus ours
+        self._quickest_ns = 2**62
+        self.compare_clocks(
+            answer, self.welcome.received_ns, self.welcome.sent_ns - self.welcome.received_ns
+        )
+
+    def compare_clocks(self, answer: Answer, received_ns: int, held_ns: int) -> int:
+        """Nanoseconds that an exchange spent on the link, both ways; learns the clocks' offset.
+
+        received_ns: when the request reached the edge, by its clock; held_ns: until it replied.
+        The quickest exchange tells the offset best, if it took equally long both ways. Clocks
+        drift, so what was quickest long ago slowly loses its say.
+        """
+        on_link_ns = max(0, answer.received_ns - answer.sent_ns - held_ns)
+        self._quickest_ns += self._quickest_ns >> 10
+        if on_link_ns <= self._quickest_ns:
+            self._quickest_ns = on_link_ns
+            self.clock_offset_ns = received_ns - answer.sent_ns - on_link_ns // 2
+        return on_link_ns
 
     def tell(self, message: Request, frames: Sequence[Buffer] = ()) -> int:
         """Send what is not answered by itself; returns its bytes."""

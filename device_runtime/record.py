@@ -9,7 +9,7 @@ STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 class Timings:
     """Seconds of each stage of a round (DESIGN §4).
 
-    uplink and downlink are told apart by the edge's clock, whose offset the handshake estimated
+    uplink and downlink are told apart by the edge's clock, whose offset the quickest exchange tells
     under the usual assumption that its two ways took equally long; their sum needs no assumption.
     queue is all that the round spent at the edge outside of the target pass and the rule.
     """

@@ -195,10 +195,10 @@ class Session:
         return [*draft.ids[: verdict.accepted].tolist(), verdict.token]
 
     def _timings(self, times: Times, answer: Answer, started_ns: int, drafted_ns: int) -> Timings:
-        offset = self._edge.clock_offset_ns
-        at_edge = times.held_ns
-        on_link = max(0, answer.received_ns - answer.sent_ns - at_edge)
-        uplink = min(on_link, max(0, times.received_ns - offset - answer.sent_ns))
+        edge, at_edge = self._edge, times.held_ns
+        on_link = edge.compare_clocks(answer, times.received_ns, at_edge)
+        uplink = times.received_ns - edge.clock_offset_ns - answer.sent_ns
+        uplink = min(on_link, max(0, uplink))
         return Timings(
             draft=(drafted_ns - started_ns) * _NS,
             encode=(answer.sent_ns - drafted_ns) * _NS,

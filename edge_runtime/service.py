@@ -296,7 +296,6 @@ class Service:
             self._verified(session, session.round, job, job.ruling)
 
     def _verified(self, session: Session, round_: Round, job: Job, ruling: Ruling) -> None:
-        session.committed.extend([*round_.draft.ids[: ruling.accepted].tolist(), ruling.token])
         round_.verdict = m.Verdict(
             session=session.id,
             generation=session.generation,
@@ -305,7 +304,8 @@ class Service:
             token=ruling.token,
             times=_times(job, round_.received_ns),
         )
-        self._send(round_.client, round_.verdict, ())
+        self._send(round_.client, round_.verdict, ())  # the device waits for nothing else
+        session.committed.extend([*round_.draft.ids[: ruling.accepted].tolist(), ruling.token])
 
     def _streamed(self, session: Session, stream: Stream, job: Job, token: int) -> None:
         start = len(session.committed)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engines.artifact import Manifest
 
-STEP = 128  # capacities are multiples of this many cells
+STEP = 64  # capacities are multiples of this many cells
 GROWTH = 1.0625  # attention costs C, so spare capacity is kept small
 
 
@@ -50,7 +50,7 @@ class KVCache:
         return True
 
     def piece(self, plane: int, first: int, count: int) -> NDArray[np.floating]:
-        """Slots first … first + count − 1 of a plane: [count, kv_heads, C, head_dim], contiguous."""
+        """`count` neighbouring slots of a plane: [count, kv_heads, C, head_dim], contiguous."""
         return self._cells[plane, first : first + count]
 
     def gather(self, slot: int, start: int, offsets: Sequence[int]) -> None:

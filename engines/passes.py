@@ -50,7 +50,7 @@ class Pass:
         return depths
 
     def show(self, mask: NDArray[Any], length: int) -> None:
-        """Write into `mask` [S, C] what each token sees: all before `length`, its ancestors, itself.
+        """Write into `mask` [S, C] what each token sees: the prefix, its ancestors and itself.
 
         0 stands for seen, a large negative number for the rest.
         """

@@ -221,14 +221,16 @@ class SocketlessEdge:
         for job in self.scheduler.run() if self._working else []:
             self.service.finish(job)
 
-    def reply(self) -> m.Reply:
-        """The next reply; waits for the target if need be."""
+    def reply(self, client: bytes = b"me") -> m.Reply:
+        """The next reply to a client, waiting for the target; replies to others are dropped."""
         deadline = time.monotonic() + WAIT_S
-        while not self.replies and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            while self.replies:
+                to, reply, _ = self.replies.pop(0)
+                if to == client:
+                    return reply
             self.turn()
-        if not self.replies:
-            pytest.fail("the edge said nothing")
-        return self.replies.pop(0)[1]
+        pytest.fail("the edge said nothing")
 
     def fails(self, code: str) -> m.Failure:
         """The next reply is a failure of this kind."""

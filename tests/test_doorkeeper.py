@@ -117,7 +117,7 @@ def test_it_survives_passes_without_number_and_sleeps_after_them() -> None:
 def slow_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chunk of a prompt keeps it busy for tens of milliseconds."""
     path = tmp_path_factory.mktemp("slow") / "target"
-    tiny_artifact(path, vocab=64, hidden=512, intermediate=4096, layers=8, context=1024)
+    tiny_artifact(path, vocab=64, hidden=512, intermediate=4096, layers=4, context=1024)
     return path
 
 

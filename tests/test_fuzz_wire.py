@@ -38,9 +38,14 @@ Frames = list[bytes]
 # What a mutated field may become: limits, their neighbours, and other types.
 ODD_VALUES = (
     0, 1, -1, 2, 63, 64, 65, 127, 128, 255, 256, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63,
-    2**64 - 1, 0.0, -0.0, 0.5, 1e-46, 1e300, float("nan"), float("inf"), True, None, "", "stream", "x" * 5000,
-    b"", b"x" * 16, b"\x00" * 8, [], [[]], {}, {"type": "ping"},
+    2**64 - 1, 0.0, -0.0, 0.5, 1e-46, 1e300, float("nan"), float("inf"), True, None, "", "stream",
+    "x" * 5000, b"", b"x" * 16, b"\x00" * 8, [], [[]], {}, {"type": "ping"},
 )  # fmt: skip
+
+
+# [n, V]: any rows of it may be a window's q
+DISTRIBUTIONS = np.random.default_rng(1).random((64, VOCAB)).astype("<f4")
+DISTRIBUTIONS /= DISTRIBUTIONS.sum(axis=1, keepdims=True)
 
 
 class Talk:
@@ -86,7 +91,7 @@ class Talk:
         self.lost, self.sent = False, {}
         self.protocol = rng.choice(["greedy", "dsd", "dsd", "stream"])
         length = rng.choice([1, 2, 5, 30, 150, CONTEXT - 2, CONTEXT])
-        prompt = [rng.randrange(VOCAB) for _ in range(length)]
+        prompt = rng.choices(range(VOCAB), k=length)
         return self.session.begin(
             prompt, self.protocol, seed=rng.getrandbits(60), top_k=rng.choice([0, 1, 5])
         )
@@ -94,13 +99,12 @@ class Talk:
     def _window(self) -> Frames:
         rng = self.rng
         gamma = rng.choice([0, 1, 2, 4, 8])
-        ids = [rng.randrange(VOCAB) for _ in range(gamma)]
+        ids = rng.choices(range(VOCAB), k=gamma)
         self.sent[len(self.session.committed)] = ids
         if self.protocol == "greedy":
             return self.session.window(ids)
-        q = np.random.default_rng(rng.getrandbits(32)).random((gamma, VOCAB), np.float32)
-        q /= q.sum(axis=1, keepdims=True)
-        return self.session.window(ids, q.astype("<f4").tobytes())
+        at = rng.randrange(len(DISTRIBUTIONS) - gamma)
+        return self.session.window(ids, DISTRIBUTIONS[at : at + gamma].tobytes())
 
     def hear(self, reply: m.Reply, frames: Frames) -> None:
         """Follow what the edge did; lose the thread where it followed a spoilt message."""
@@ -220,7 +224,7 @@ def text_of(edge: SocketlessEdge) -> list[int]:
     for _ in range(8):
         q = np.full((2, VOCAB), 1 / VOCAB, dtype="<f4")
         edge.deliver(session.window([7, 9], q.tobytes()), b"honest")
-        session.settle([7, 9], edge.reply())
+        session.settle([7, 9], edge.reply(b"honest"))
     edge.deliver([m.encode(m.Close(session=session.id))], b"honest")
     return session.committed.ids.tolist()
 
@@ -301,4 +305,3 @@ def test_the_seeds_of_the_fuzz_are_valid() -> None:
     talk = Talk(rng)
     kinds = Counter(type(m.decode_request(talk.next()[0])).__name__ for _ in range(2000))
     assert kinds.keys() == {"Begin", "Window", "Pull", "Ping", "Hello", "Cancel", "Close"}
-

@@ -177,9 +177,7 @@ def test_what_is_missing_is_named(folder: Path, capsys: pytest.CaptureFixture[st
     assert run("list", "--keys", folder / "none") == 0
 
 
-def test_folders_that_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     public = keys.create(tmp_path, keys.DEVICE)
     file = tmp_path / "file"
     file.write_text("no folder")

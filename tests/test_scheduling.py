@@ -18,7 +18,7 @@ def greedy_text(edge: SocketlessEdge, prompt: list[int], client: bytes = b"me") 
     edge.deliver(session.begin(prompt), client)
     for _ in range(4):
         edge.deliver(session.window(), client)
-        session.settle([], edge.reply())
+        session.settle([], edge.reply(client))
     return session.committed.ids.tolist()
 
 

@@ -142,25 +142,38 @@ def tiny_tokenizer(vocab: int) -> str:
     while len(tokens) < vocab - 1:
         tokens.append(f"<{len(tokens)}>")
     eos = {
-        "id": vocab - 1, "content": EOS, "single_word": False, "lstrip": False, "rstrip": False,
-        "normalized": False, "special": True,
+        "id": vocab - 1,
+        "content": EOS,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
     }
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return json.dumps({
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [eos],
-        "normalizer": None,
-        "pre_tokenizer": {**byte_level, "use_regex": True},
-        "post_processor": None,
-        "decoder": {**byte_level, "use_regex": True},
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-            "vocab": {token: id for id, token in enumerate(tokens)}, "merges": merges,
-        },
-    })
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [eos],
+            "normalizer": None,
+            "pre_tokenizer": {**byte_level, "use_regex": True},
+            "post_processor": None,
+            "decoder": {**byte_level, "use_regex": True},
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "vocab": {token: id for id, token in enumerate(tokens)},
+                "merges": merges,
+            },
+        }
+    )
 
 
 def _byte_characters() -> list[str]:

@@ -85,7 +85,7 @@ class Opset17(PaddedAttention):
         self.graph.op("ScatterND", past, self._cells, new, name=present)
 
     def attend(self, q: str, key: str, value: str, mask: str) -> str:
-        """Softmax(q · keyᵀ / √head_dim + mask) · value, like q [B, kv_heads, group · S, head_dim]."""
+        """Softmax(q · keyᵀ / √head_dim + mask) · value; q is [B, kv_heads, group · S, head_dim]."""
         op = self.graph.op
         scaled = op("Mul", q, self.graph.constant(self.config.head_dim**-0.5, self.float))
         scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))

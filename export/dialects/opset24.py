@@ -35,7 +35,7 @@ class Opset24(PaddedAttention):
         self.graph.op("TensorScatter", past, new, self.write_indices, name=present, axis=2)
 
     def attend(self, q: str, key: str, value: str, mask: str) -> str:
-        """Softmax(q · keyᵀ / √head_dim + mask) · value, like q [B, kv_heads, group · S, head_dim]."""
+        """Softmax(q · keyᵀ / √head_dim + mask) · value; q is [B, kv_heads, group · S, head_dim]."""
         return self.graph.op("Attention", q, key, value, mask)
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:

@@ -50,7 +50,7 @@ class PaddedAttention(Dialect):
 
     @abstractmethod
     def attend(self, q: str, key: str, value: str, mask: str) -> str:
-        """Softmax(q · keyᵀ / √head_dim + mask) · value, like q [B, kv_heads, group · S, head_dim]."""
+        """Softmax(q · keyᵀ / √head_dim + mask) · value; q is [B, kv_heads, group · S, head_dim]."""
 
     def attention(
         self, layer: int, qkv: str, *, q_norm: str | None = None, k_norm: str | None = None
@@ -90,9 +90,7 @@ class PaddedAttention(Dialect):
         graph, total = self.graph, self.config.heads + 2 * self.config.kv_heads
         tokens = graph.op("Mul", self.unpack, graph.constant(total, "int64"))
         tokens = graph.op("Unsqueeze", tokens, graph.constant([1], "int64"))  # [B, 1, S]
-        return graph.op(
-            "Add", tokens, graph.constant([[first + i] for i in range(count)], "int64")
-        )
+        return graph.op("Add", tokens, graph.constant([[first + i] for i in range(count)], "int64"))
 
     @cached_property
     def _answer_rows(self) -> str:
