@@ -23,7 +23,7 @@ from wire.keys import DeviceKeys
 from wire.messages import VERSION, Buffer, Failure, Hello, Reply, Request, Welcome
 from wire.transport import Channel
 
-CONNECT_S = 2.5  # until an edge that does not answer counts as absent
+CONNECT_S = 2.2  # until an edge that does not answer counts as absent
 RESEND_S = 10.0  # a reply that is overdue for so long may have been lost
 PATIENCE_S = 120.0  # and after so long nobody waits for it any more
 _REPLY_BYTES = 256 * 1024 * 1024

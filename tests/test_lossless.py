@@ -23,9 +23,10 @@ def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lossless")
     tiny_artifact(folder / "target", vocab=VOCAB, seed=1)
     tiny_artifact(folder / "draft", vocab=VOCAB, seed=2)
-    with EdgeServer(folder / "target", rate=1e6, context=CONTEXT) as edge, Device(
-        folder / "draft", edge.endpoint
-    ) as device:
+    with (
+        EdgeServer(folder / "target", rate=1e6, context=CONTEXT) as edge,
+        Device(folder / "draft", edge.endpoint) as device,
+    ):
         yield device, folder
 
 
