@@ -365,7 +365,7 @@ def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             ratio = times[Pilotfish.name] / min(peers)
             goals.append(
                 {
-                    "name": f"{precision}, context {context}, S={size}: time over the faster peer's",
+                    "name": f"{precision}, context {context}, S={size}: time over the faster peer",
                     "value": round(ratio, 3),
                     "goal": GOAL,
                     "met": ratio <= GOAL,
