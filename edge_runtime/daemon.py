@@ -5,7 +5,8 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import zmq
@@ -40,13 +41,14 @@ def serve(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     listener = Listener(context, config.listen, keys, config.limits.message_mib * MEBIBYTE)
     try:
-        decoder = Decoder(
-            artifact,
-            slots=config.limits.sessions,
-            context=config.limits.context,
-            threads=config.threads,
-            provider=config.provider,
-        )
+        with _handshakes(listener):
+            decoder = Decoder(
+                artifact,
+                slots=config.limits.sessions,
+                context=config.limits.context,
+                threads=config.threads,
+                provider=config.provider,
+            )
         scheduler = Scheduler(decoder)
         service = Service(
             artifact.manifest, decoder, config.limits, scheduler.submit, _sender(listener)
@@ -62,6 +64,21 @@ def serve(
     finally:
         listener.close()
         context.destroy(linger=0)
+
+
+@contextmanager
+def _handshakes(listener: Listener) -> Iterator[None]:
+    """Let devices in while the target loads: a restarted edge is not an absent one."""
+    if listener.gate is None:
+        yield
+        return
+    doorkeeper = Doorkeeper({int(listener.gate.socket.fd): listener.gate.answer})
+    doorkeeper.start()
+    doorkeeper.begin()
+    try:
+        yield
+    finally:
+        doorkeeper.end()
 
 
 def _sender(listener: Listener) -> Callable[[bytes, Reply, Sequence[Buffer]], None]:

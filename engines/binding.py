@@ -18,7 +18,7 @@ class Binding:
         self._session = session
         self._binding = session.io_binding()
         self._inputs: dict[str, NDArray[Any]] = {}
-        self._outputs: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.rows: tuple[int, int, int] | None = None  # which rows of which outputs are bound
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> NDArray[Any]:
         """The array that the graph will read as `name`; the caller fills all of it."""
@@ -30,10 +30,8 @@ class Binding:
 
     def output(self, name: str, array: NDArray[Any]) -> None:
         """Have the graph write `name` into `array`, which the caller keeps alive."""
-        place = (array.__array_interface__["data"][0], array.shape)
-        if self._outputs.get(name) != place:
-            self._outputs[name] = place
-            self._binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, place[0])
+        pointer = array.ctypes.data
+        self._binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, pointer)
 
     def in_place(self, past: str, present: str, array: NDArray[Any]) -> None:
         """Have the graph read `past` from `array` and write `present` over it."""

@@ -99,7 +99,8 @@ class Decoder:
             ValueError: if a pass is malformed, or a slot has two.
         """
         self._check(passes)
-        rows = sum(item.wanted for item in passes)
+        # One more than wanted, for a run of which no row is wanted computes one all the same.
+        rows = sum(item.wanted for item in passes) + 1
         if rows > len(self._logits):
             self._allocate_outputs(rows)
         done = 0
@@ -161,7 +162,7 @@ class Decoder:
         self._appended[slot] = (start, len(offsets))
 
     def _check(self, passes: Sequence[Pass]) -> None:
-        if len({item.slot for item in passes}) < len(passes):
+        if len(passes) > 1 and len({item.slot for item in passes}) < len(passes):
             raise ValueError("a slot can have one pass per forward")
         for item in passes:
             check(item, self.slots, self.vocab_size)
@@ -200,8 +201,11 @@ class Decoder:
             fill_padded(binding, passes, first, lengths, kv.capacity, kv.dtype)
         else:
             fill_single(binding, passes[0], lengths[0], kv.capacity, kv.dtype)
-        binding.output("logits", self._logits[row : row + rows])
-        binding.output("hidden_states", self._hidden[row : row + rows])
+        place = (row, rows, len(self._logits))  # the buffers are replaced by longer ones only
+        if binding.rows != place:
+            binding.rows = place
+            binding.output("logits", self._logits[row : row + rows])
+            binding.output("hidden_states", self._hidden[row : row + rows])
         binding.run()
 
     def _binding(self, first: int, count: int) -> Binding:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engines.binding import Binding
 
-HIDDEN_FROM_VIEW = {"float32": -1e9, "float16": -3e4}  # added to a score, leaves weight 0
+HIDDEN_FROM_VIEW = -3e4  # added to a score, leaves weight 0, in half precision too
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,27 +42,26 @@ class Pass:
         return len(self.tokens) if self.rows is None else self.rows
 
     def depths(self) -> NDArray[np.int64]:
-        """Distance of each token from the committed prefix, 0 for the first; [S]."""
-        depths = np.arange(len(self.tokens))
-        if self.parents is not None:
-            for i, parent in enumerate(self.parents):
-                depths[i] = depths[parent] + 1 if parent >= 0 else 0
+        """Distance of each token of a tree from the committed prefix, 0 for the first; [S]."""
+        depths = np.zeros(len(self.tokens), np.int64)
+        for i, parent in enumerate(() if self.parents is None else self.parents):
+            depths[i] = depths[parent] + 1 if parent >= 0 else 0
         return depths
 
     def show(self, mask: NDArray[Any], length: int) -> None:
         """Write into `mask` [S, C] what each token sees: the prefix, its ancestors and itself.
 
-        0 stands for seen, a large negative number for the rest.
+        0 stands for seen, HIDDEN_FROM_VIEW for the rest.
         """
-        size = len(self.tokens)
-        hidden = HIDDEN_FROM_VIEW[mask.dtype.name]
-        mask[:, :length] = 0
-        mask[:, length:] = hidden
+        first = length + 1  # every token of a chain sees the first one
+        mask[:, :first] = 0
+        mask[:, first:] = HIDDEN_FROM_VIEW
         if self.parents is None:
-            for i in range(size):
-                mask[i, length : length + i + 1] = 0
+            for i in range(1, len(self.tokens)):
+                mask[i, first : first + i] = 0
             return
-        own = mask[:, length : length + size]
+        mask[:, length] = HIDDEN_FROM_VIEW
+        own = mask[:, length : length + len(self.tokens)]
         for i, parent in enumerate(self.parents):
             if parent >= 0:
                 own[i] = own[parent]
@@ -76,7 +75,8 @@ def check(item: Pass, slots: int, vocabulary: int) -> None:
         raise ValueError(f"slot {item.slot} is not among the {slots} of this decoder")
     if item.tokens.ndim != 1 or size == 0:
         raise ValueError("a pass needs a row of at least one token")
-    if item.tokens.view(np.uint64).max() >= vocabulary:  # a negative id is a huge unsigned one
+    ids = item.tokens.tolist()  # a few numbers: faster than an array's methods
+    if min(ids) < 0 or max(ids) >= vocabulary:
         raise ValueError(f"token ids must lie in 0…{vocabulary - 1}")
     if not 0 <= item.wanted <= size:
         raise ValueError(f"{item.wanted} rows are wanted of {size} tokens")
@@ -98,12 +98,14 @@ def fill_packed(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]
     rows = binding.input("logit_rows", (wanted,))
     end = row = 0
     for item in passes:
-        start, end = end, end + len(item.tokens)
+        start, end, length = end, end + len(item.tokens), lengths[item.slot]
         tokens[start:end] = item.tokens
-        np.add(item.depths(), lengths[item.slot], out=positions[start:end])
+        if item.parents is None:
+            positions[start:end] = range(length, length + end - start)
+        else:
+            positions[start:end] = item.depths() + length
         rows[row : row + item.wanted] = range(end - item.wanted, end)
         row += item.wanted
-    rows[row:] = 0
     return wanted
 
 

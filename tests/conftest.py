@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,10 @@ import pytest
 from pilotfish import Device, EdgeServer
 from tests.tiny import tiny_artifact
 from wire import keys
+
+# A shell that runs the tests in the background makes them, and so all their children, deaf to
+# Ctrl-C; what some of these tests are about.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 VOCAB = 64
 PADDED_VOCAB = 72

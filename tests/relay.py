@@ -9,13 +9,17 @@ class Relay:
     """Listens on ``endpoint``, passes bytes to ``target`` and back, until it is cut or closed."""
 
     def __init__(self, target):
-        host, port = target.removeprefix("tcp://").rsplit(":", 1)
-        self._target = (host, int(port))
+        self.turn_to(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._open = []
         self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def turn_to(self, target):
+        """From now on new connections lead there."""
+        host, port = target.removeprefix("tcp://").rsplit(":", 1)
+        self._target = (host, int(port))
 
     def _accept(self):
         while True:

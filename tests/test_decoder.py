@@ -138,6 +138,18 @@ def test_slots_of_different_lengths_share_a_pass(decoder):
             decoder.rollback(item.slot, lengths[item.slot])
 
 
+def test_passes_of_which_no_row_is_wanted_stand_beside_others(decoder):
+    decoder = Decoder(decoder.artifact, slots=SLOTS)  # with buffers that are as yet small
+    decoder.forward([Pass(slot=0, tokens=TOKENS[:3])])
+    quiet = Pass(slot=4, tokens=TOKENS[:5], rows=0)
+    asked, none = decoder.forward([Pass(slot=0, tokens=TOKENS[3:6]), quiet])
+    assert none.logits.shape[0] == none.hidden.shape[0] == 0
+    logits = asked.logits.copy()
+    same(logits, whole(decoder, TOKENS[:6], slot=1)[3:])
+    after = decoder.forward([Pass(slot=4, tokens=TOKENS[5:6])])[0].logits.copy()
+    same(after, whole(decoder, TOKENS[:6], slot=1)[5:])
+
+
 def test_a_tree_is_its_paths(decoder):
     prefix, nodes = TOKENS[:20], np.array([5, 6, 7, 8, 9, 10, 5])
     parents = np.array([-1, -1, 0, 0, 2, 1, 1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -24,9 +25,13 @@ from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
 from pilotfish.cli.export import default_pair
 from tests.conftest import Pair
+from tests.relay import Relay
 from tests.tiny import tiny_artifact
 from wire import keys
 from wire.errors import EdgeLostError, ListenError
+from wire.keys import DeviceKeys
+from wire.messages import Ping
+from wire.transport import Channel
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -347,21 +352,50 @@ def test_stopping_an_edge(pair: Pair, blow: signal.Signals, code: int) -> None:
         assert time.monotonic() - began < patience_s()
 
 
-@pytest.mark.parametrize("locked", [False, True])
-def test_interrupted_edge_that_is_still_loading(
-    default_target: Path, key_folders, startup_s: float, locked: bool
-) -> None:
+def loading_edge(target: Path, *options: object) -> tuple[subprocess.Popen[str], str]:
+    """An edge that listens already, but does not serve yet; and its address."""
     port = free_port()
-    options = ["--keys", key_folders["edge"]] if locked else []
     address = f"tcp://127.0.0.1:{port}"
-    process = start("edge", "serve", "--target", default_target, "--listen", address, *options)
-    deadline = time.monotonic() + startup_s + 20
-    while time.monotonic() < deadline:  # it listens first and loads then
+    process = start("edge", "serve", "--target", target, "--listen", address, *options)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
-            break
         except ConnectionRefusedError:
             time.sleep(0.01)
+        else:
+            return process, address
+    process.kill()
+    pytest.fail("the edge does not listen")
+
+
+def test_an_edge_that_is_still_loading_is_not_absent(default_target: Path, key_folders) -> None:
+    process, address = loading_edge(default_target, "--keys", key_folders["edge"])
+    channel = Channel(address, DeviceKeys.load(key_folders["alice"]), 2**20)
+    assert process.stderr is not None
+    try:
+        deadline = time.monotonic() + patience_s()
+        while not channel.connected and time.monotonic() < deadline:
+            channel.receive(0.1)
+        assert channel.connected
+        assert not select.select([process.stderr], [], [], 0)[0]  # it does not yet say it serves
+        channel.send(Ping(nonce=5))
+        while (answer := channel.receive(60)) is None:
+            pass
+        assert answer[0].nonce == 5
+        assert "serves on" in process.stderr.readline()
+    finally:
+        channel.close()
+        process.terminate()
+        process.communicate()
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_interrupted_edge_that_is_still_loading(
+    default_target: Path, key_folders, locked: bool
+) -> None:
+    options = ["--keys", key_folders["edge"]] if locked else []
+    process, _ = loading_edge(default_target, *options)
     process.send_signal(signal.SIGINT)
     assert complaint(process, 130, patience_s()) == "pilotfish: interrupted"
 
@@ -443,6 +477,41 @@ def test_a_restarted_edge_goes_on_with_the_same_text(
                 assert device.generate(PROMPT, **options).tokens == wanted
     finally:
         first.stop()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "temperature"), [("greedy", 0.0), ("dsd", 1.0), ("stream", 1.0)]
+)
+def test_an_edge_killed_under_way_and_replaced(
+    long_pair: Pair, key_folders, protocol: str, temperature: float
+) -> None:
+    """The device is waiting for the answer of an edge that dies; another stands in its place."""
+    options = {"protocol": protocol, "temperature": temperature, "seed": 3, "max_tokens": 400}
+    edges = [
+        EdgeServer(long_pair.target, keys=key_folders["edge"], threads=1).start() for _ in range(2)
+    ]
+    relay = Relay(edges[0].endpoint)
+    try:
+        with Device(long_pair.draft, relay.endpoint, key_folders["alice"], threads=1) as device:
+            wanted = device.generate(PROMPT, **options).tokens
+
+            def replace() -> None:
+                relay.turn_to(edges[1].endpoint)
+                os.kill(edges[0].pid, signal.SIGKILL)
+
+            began = time.monotonic()
+            device.generate(PROMPT, **options)
+            killer = threading.Timer((time.monotonic() - began) / 2, replace)
+            killer.start()
+            got = device.generate(PROMPT, **options).tokens
+            assert killer.finished.is_set()
+            killer.join()
+            assert got == wanted
+            assert relay.connections == 2
+    finally:
+        relay.close()
+        for server in edges:
+            server.stop()
 
 
 @pytest.mark.parametrize("locked", [False, True])

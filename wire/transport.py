@@ -22,7 +22,7 @@ from wire.messages import MAX_FRAMES, Buffer, Reply, Request, decode_reply, enco
 HEARTBEAT_MS = 300
 HEARTBEAT_TIMEOUT_MS = 900  # a black-holed path shows within 1.2 s
 _SEND_QUEUE = 64  # messages per peer; a client that does not read loses replies, nobody else does
-
+_MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
 
 # Plain numbers: arithmetic on pyzmq's enums costs microseconds a message.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
@@ -145,10 +145,17 @@ def _send(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
 
 
 def _receive(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
-    """The message that is there."""
+    """The message that is there; of more parts than any message has, the last replace each other.
+
+    ZeroMQ bounds how long a part is, not how many there are, and hands out whole messages only.
+    """
     parts = [socket.recv(_NOBLOCK, copy=False)]
     while parts[-1].more:
-        parts.append(socket.recv(_NOBLOCK, copy=False))
+        part = socket.recv(_NOBLOCK, copy=False)
+        if len(parts) < _MOST_PARTS:
+            parts.append(part)
+        else:
+            parts[-1] = part
     return parts
 
 

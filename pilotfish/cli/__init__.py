@@ -58,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PilotfishError, EngineError) as error:
         print(f"pilotfish: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ImportError) as error:
+        # a module in C that is interrupted while it is imported makes an ImportError of it
+        if not isinstance(error.__cause__ or error, KeyboardInterrupt):
+            raise
         print("pilotfish: interrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:  # whoever read our output has enough

@@ -1,0 +1,222 @@
+"""An edge that talks nonsense: the device ends with a typed error, or passes it over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import zmq
+
+from engines.artifact import Artifact
+from pilotfish import Device, PilotfishError
+from tests.conftest import CONTEXT, VOCAB, Pair
+from wire import messages as m
+from wire.errors import (
+    InternalError,
+    MalformedError,
+    PairMismatchError,
+    PromptTooLongError,
+    RateLimitedError,
+    TokenOutOfRangeError,
+    UnknownSessionError,
+    VersionMismatchError,
+)
+
+PROMPT = [3, 1, 4, 1, 5]
+TIMES = m.Times(received_ns=1, held_ns=1, queue_ns=0, verify_ns=0)
+Answer = list[m.Reply | bytes]
+
+
+class LyingEdge(threading.Thread):
+    """A ROUTER that welcomes devices and answers the rest by a script: request → parts to send."""
+
+    def __init__(self, pair: Pair, script: Callable[[m.Request], list[Answer]]) -> None:
+        super().__init__(daemon=True)
+        self._manifest = Artifact.open(pair.target).manifest
+        self._script = script
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        self._over = threading.Event()
+        self.requests: list[m.Request] = []
+
+    def welcome(self) -> m.Welcome:
+        return m.Welcome(
+            version=m.VERSION, software="liar", model="liar", vocab_size=VOCAB,
+            padded_vocab_size=VOCAB, hidden_size=64, eos_ids=self._manifest.eos_ids,
+            protocols=["greedy"], received_ns=1, sent_ns=2,
+            limits=m.Limits(context=CONTEXT, window=64, message_bytes=2**20, sessions=1),
+        )  # fmt: skip
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            if not self._socket.poll(20):
+                continue
+            client, header, *_ = self._socket.recv_multipart()
+            request = m.decode_request(header)
+            self.requests.append(request)
+            answers = self._script(request)
+            if not answers and isinstance(request, m.Hello):
+                answers = [[self.welcome()]]
+            for parts in answers:
+                packed = [p if isinstance(p, bytes) else m.encode(p) for p in parts]
+                self._socket.send_multipart([client, *packed])
+        self._context.destroy(linger=0)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@pytest.fixture
+def liar(pair: Pair) -> Iterator[Callable[..., tuple[LyingEdge, Device]]]:
+    opened: list[LyingEdge | Device] = []
+
+    def make(script: Callable[[m.Request], list[Answer]]) -> tuple[LyingEdge, Device]:
+        edge = LyingEdge(pair, script)
+        edge.start()
+        opened.append(edge)
+        device = Device(pair.draft, edge.endpoint, threads=1)
+        opened.append(device)
+        return edge, device
+
+    yield make
+    for each in reversed(opened):
+        each.close() if isinstance(each, Device) else each.stop()
+
+
+def verdict(request: m.Window, **changes: int) -> m.Verdict:
+    values = {"generation": request.generation, "start": request.start, "accepted": 0, "token": 1}
+    return m.Verdict(session=request.session, times=TIMES, **{**values, **changes})
+
+
+def failure(request: m.Window | m.Pull, code: str) -> m.Failure:
+    return m.Failure(
+        code=code, message="No.", session=request.session, generation=request.generation
+    )
+
+
+WINDOWS: dict[str, tuple[type[PilotfishError], Callable[[m.Window], Answer]]] = {
+    "garbage": (MalformedError, lambda w: [b"\xc1\xc1"]),
+    "an empty header": (MalformedError, lambda w: [b""]),
+    "a request": (MalformedError, lambda w: [m.encode(m.Ping(nonce=1))]),
+    "more accepted than sent": (MalformedError, lambda w: [verdict(w, accepted=9)]),
+    "a token that is none": (MalformedError, lambda w: [verdict(w, token=VOCAB)]),
+    "a failure of its own": (InternalError, lambda w: [failure(w, "internal")]),
+    "a failure of the future": (InternalError, lambda w: [failure(w, "tired")]),
+    "a limit": (RateLimitedError, lambda w: [failure(w, "rate-limited")]),
+}
+
+
+@pytest.mark.parametrize(("error", "answer"), WINDOWS.values(), ids=WINDOWS.keys())
+def test_bad_answers_to_a_window(
+    liar, error: type[PilotfishError], answer: Callable[[m.Window], Answer]
+) -> None:
+    _, device = liar(lambda request: [answer(request)] if isinstance(request, m.Window) else [])
+    with pytest.raises(error):
+        device.generate(PROMPT, window=4, max_tokens=20)
+
+
+PULLS: dict[str, tuple[type[PilotfishError], list[bytes]]] = {
+    "no tokens": (MalformedError, []),
+    "an empty frame": (MalformedError, [b""]),
+    "two frames": (MalformedError, [b"\x01\x00\x00\x00"] * 2),
+    "half a token": (MalformedError, [b"\x01\x00"]),
+    "a token that is none": (TokenOutOfRangeError, [b"\xff\xff\xff\xff"]),
+}
+
+
+@pytest.mark.parametrize(("error", "frames"), PULLS.values(), ids=PULLS.keys())
+def test_bad_tokens_of_a_stream(liar, error: type[PilotfishError], frames: list[bytes]) -> None:
+    def script(request: m.Request) -> list[Answer]:
+        if not isinstance(request, m.Pull):
+            return []
+        tokens = m.Tokens(
+            session=request.session, generation=request.generation, start=request.start, times=TIMES
+        )
+        return [[tokens, *frames]]
+
+    _, device = liar(script)
+    with pytest.raises(error):
+        device.generate(PROMPT, protocol="stream", max_tokens=5)
+
+
+def test_more_tokens_than_were_asked_for(liar) -> None:
+    def script(request: m.Request) -> list[Answer]:
+        if not isinstance(request, m.Pull):
+            return []
+        tokens = m.Tokens(
+            session=request.session, generation=request.generation, start=request.start, times=TIMES
+        )
+        return [[tokens, np.arange(50, dtype="<u4").tobytes()]]
+
+    _, device = liar(script)
+    assert device.generate(PROMPT, protocol="stream", max_tokens=5).tokens == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("protocol", ["greedy", "stream"])
+@pytest.mark.parametrize("code", ["unknown-session", "diverged"])
+def test_an_edge_that_never_learns_the_session(liar, protocol: str, code: str) -> None:
+    def script(request: m.Request) -> list[Answer]:
+        return [[failure(request, code)]] if isinstance(request, m.Window | m.Pull) else []
+
+    edge, device = liar(script)
+    with pytest.raises(PilotfishError) as raised:
+        device.generate(PROMPT, protocol=protocol, max_tokens=5)
+    assert raised.value.code == code
+    begun = [request for request in edge.requests if isinstance(request, m.Begin)]
+    assert len(begun) == 3
+    names = {request.session for request in begun}
+    assert len(names) == (3 if code == UnknownSessionError.code else 1)
+
+
+def test_late_and_foreign_answers_are_passed_over(liar) -> None:
+    def script(request: m.Request) -> list[Answer]:
+        if not isinstance(request, m.Window):
+            return []
+        stranger = m.Verdict(
+            session=b"x" * 16, generation=request.generation, start=request.start, accepted=0,
+            token=2, times=TIMES,
+        )  # fmt: skip
+        late = m.Failure(
+            code="internal", message="Old.", session=request.session,
+            generation=request.generation + 1,
+        )  # fmt: skip
+        return [
+            [m.Pong(nonce=1, received_ns=1, sent_ns=1)],
+            [stranger],
+            [late],
+            [verdict(request, start=request.start + 1)],
+            [verdict(request, generation=request.generation + 1)],
+            [verdict(request)],
+        ]
+
+    _, device = liar(script)
+    assert device.generate(PROMPT, max_tokens=5).tokens == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("pair-mismatch", PairMismatchError), ("version-mismatch", VersionMismatchError)],
+)
+def test_a_handshake_that_is_refused(liar, code: str, error: type[PilotfishError]) -> None:
+    with pytest.raises(error):
+        liar(lambda request: [[m.Failure(code=code, message="No.")]])
+
+
+def test_an_edge_without_room(pair: Pair, liar) -> None:
+    def script(request: m.Request) -> list[Answer]:
+        if not isinstance(request, m.Hello):
+            return []
+        welcome = LyingEdge(pair, script).welcome()
+        tight = m.Limits(context=4, window=64, message_bytes=2**20, sessions=1)
+        fields = {name: getattr(welcome, name) for name in welcome.__struct_fields__}
+        return [[m.Welcome(**{**fields, "limits": tight})]]
+
+    _, device = liar(script)
+    with pytest.raises(PromptTooLongError):
+        device.generate(PROMPT, max_tokens=5)
