@@ -106,6 +106,7 @@ def fill_packed(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]
             positions[start:end] = item.depths() + length
         rows[row : row + item.wanted] = range(end - item.wanted, end)
         row += item.wanted
+    rows[row:] = 0  # the array is that of an earlier pass, which may have been longer
     return wanted
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.scheduler import CHUNK, Job
+from engines.decoder import Decoder, Pass
 from tests.hostile import RawSession, SocketlessEdge
 from wire import messages as m
 from wire.protocols import Ruling
@@ -140,3 +141,13 @@ def test_work_for_an_earlier_text_does_not_reach_the_next(pair, mode: str) -> No
                 session.settle([], edge.reply())
             assert session.committed.ids.tolist() == wanted
             edge.deliver([m.encode(m.Close(session=session.id))])
+
+
+def test_a_prompt_is_read_after_a_longer_pass(pair) -> None:
+    """Where no row is wanted the graph takes any; not one that only the last pass had."""
+    decoder = Decoder(pair.target)
+    tokens = np.array(LONG[:60])
+    decoder.forward([Pass(0, tokens, rows=1)])
+    decoder.rollback(0, 0)
+    decoder.forward([Pass(0, tokens[:20], rows=0)])
+    assert decoder.length(0) == 20

@@ -84,13 +84,6 @@ class Opset17(PaddedAttention):
         """Write `new` [B, kv_heads, S, head_dim] into `past`, giving `present`."""
         self.graph.op("ScatterND", past, self._cells, new, name=present)
 
-    def attend(self, q: str, key: str, value: str, mask: str) -> str:
-        """Softmax(q · keyᵀ / √head_dim + mask) · value; q is [B, kv_heads, group · S, head_dim]."""
-        op = self.graph.op
-        scaled = op("Mul", q, self.graph.constant(self.config.head_dim**-0.5, self.float))
-        scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
-        return op("MatMul", op("Softmax", op("Add", scores, mask), axis=-1), value)
-
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Not in this opset.
 

@@ -9,7 +9,10 @@ from export.quantize import BLOCK, Quantized
 
 
 class Opset24(PaddedAttention):
-    """RMSNormalization, RotaryEmbedding, TensorScatter, Attention, blocked DequantizeLinear."""
+    """RMSNormalization, RotaryEmbedding, TensorScatter, blocked DequantizeLinear.
+
+    Not Attention: see PaddedAttention.
+    """
 
     name = "opset24"
     opset = 24
@@ -33,10 +36,6 @@ class Opset24(PaddedAttention):
     def append(self, past: str, new: str, present: str) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`, giving `present`."""
         self.graph.op("TensorScatter", past, new, self.write_indices, name=present, axis=2)
-
-    def attend(self, q: str, key: str, value: str, mask: str) -> str:
-        """Softmax(q · keyᵀ / √head_dim + mask) · value; q is [B, kv_heads, group · S, head_dim]."""
-        return self.graph.op("Attention", q, key, value, mask)
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """A product with a blocked DequantizeLinear, which runtimes fuse into one kernel.
