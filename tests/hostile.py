@@ -59,12 +59,19 @@ class RawClient:
     """A DEALER that sends any frames."""
 
     def __init__(
-        self, endpoint: str, keys: DeviceKeys | None = None, *, queue: int = 100_000
+        self,
+        endpoint: str,
+        keys: DeviceKeys | None = None,
+        *,
+        queue: int = 100_000,
+        receive_bytes: int = -1,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.linger = 0
-        self.socket.sndhwm = self.socket.rcvhwm = queue
+        self.socket.sndhwm = 100_000
+        self.socket.rcvhwm = queue
+        self.socket.rcvbuf = receive_bytes
         if keys is not None:
             self.socket.curve_serverkey = keys.edge
             self.socket.curve_publickey = keys.public

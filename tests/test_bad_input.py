@@ -797,17 +797,29 @@ def test_rate_limit(pair) -> None:
 # Those who do not play at all
 
 
-def test_a_client_that_never_reads(edge: EdgeServer) -> None:
-    with RawClient(edge.endpoint, queue=1) as deaf:
+def test_a_client_that_never_reads(pair) -> None:
+    """What it does not take is dropped, not kept."""
+    sent = 8000
+    with (
+        EdgeServer(pair.target, rate=1e9, threads=1) as edge,
+        RawClient(edge.endpoint, queue=1, receive_bytes=4096) as deaf,
+    ):
         session = RawSession()
         deaf.send(*session.begin(PROMPT, "stream"))
         deaf.send(*session.pull(2**31 - 1))
         before = resident_mib(edge.pid)
-        for nonce in range(1500):
-            deaf.say(m.Ping(nonce=nonce))
+        for _ in range(sent):
+            deaf.send(packed(["x" * 2000]))  # is refused at some length: 1 kB
         with RawClient(edge.endpoint) as client:
-            client.settle()
-        assert resident_mib(edge.pid) - before < 30
+            other = RawSession()
+            client.send(*other.begin(PROMPT))
+            other.go_on(client, 3)
+        assert resident_mib(edge.pid) - before < 20
+        heard = 0
+        while deaf.socket.poll(300):
+            deaf.socket.recv_multipart()
+            heard += 1
+        assert heard < sent
 
 
 def test_connections_that_never_shake_hands(edge: EdgeServer) -> None:

@@ -264,6 +264,16 @@ def test_an_address_in_use(pair: Pair, edge: EdgeServer, startup_s: float) -> No
         pass
 
 
+def test_figures_that_cannot_be_written(
+    pair: Pair, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "nowhere" / "figures.json"
+    arguments = ["device", "run", "abc", "--draft", pair.draft, "--protocol", "local"]
+    assert main([*map(str, arguments), "--max-tokens", "3", "--json", str(path)]) == 74
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+
+
 # In the middle of the work
 
 

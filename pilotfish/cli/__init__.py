@@ -11,6 +11,7 @@ from engines.errors import EngineError
 from pilotfish.cli import demo, device, edge, export, keys
 from wire.errors import PilotfishError
 
+_IO_ERROR = 74
 _INTERRUPTED = 130
 
 _EXAMPLES = """\
@@ -67,3 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a file that was named cannot be written, a disk is full
+        print(f"pilotfish: {error}", file=sys.stderr)
+        return _IO_ERROR
