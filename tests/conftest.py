@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import settings
 
 from pilotfish import Device, EdgeServer
 from tests.tiny import tiny_artifact
@@ -16,6 +17,10 @@ from wire import keys
 # A shell that runs the tests in the background makes them, and so all their children, deaf to
 # Ctrl-C; what some of these tests are about.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("pilotfish", deadline=None)
+settings.load_profile("pilotfish")
 
 VOCAB = 64
 PADDED_VOCAB = 72
