@@ -5,6 +5,7 @@ stdout. The JSON is an object with ``rows`` (what was measured) and ``goals`` (w
 """
 
 import argparse
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -107,7 +108,8 @@ def conclude(
     args: argparse.Namespace, title: str, columns: Sequence[str], rows: Rows, goals: list[Goal]
 ) -> int:
     """Show the columns of the rows, and the goals; write JSON if asked. Returns the exit code."""
-    console = Console(stderr=args.json == "-")
+    # a line that the terminal wraps still tells its figures; a column cut to one letter does not
+    console = Console(stderr=args.json == "-", width=max(shutil.get_terminal_size().columns, 160))
     table = Table(title=title)
     for column in columns:
         table.add_column(column, justify="right")
