@@ -6,7 +6,7 @@ ScatterND with one index tensor for all layers, and nothing has more than four d
 
 from __future__ import annotations
 
-import numpy as np
+from functools import cached_property
 
 from engines.artifact import Precision
 from export.config import ModelConfig
@@ -28,7 +28,6 @@ class Opset17(PaddedAttention):
         self, graph: GraphWriter, config: ModelConfig, read: ReadWeight, precision: Precision
     ) -> None:
         super().__init__(graph, config, read, precision)
-        self._angles: dict[str, tuple[str, str]] = {}  # layers share them
         # Where each new entry goes, [B, kv_heads, S, 3]: slot, key head, cell.
         op, one = graph.op, graph.constant([1], "int64")
         slots = op("Shape", self.unpack, start=0, end=1)
@@ -60,26 +59,26 @@ class Opset17(PaddedAttention):
             normed = self.cast(normed, "float16")
         return op("Mul", normed, self.weight(name))
 
-    def rotate(self, x: str, positions: str) -> str:
-        """Rotary embedding of [B, kv_heads, n, head_dim] at positions [B, n]."""
-        op, half = self.graph.op, self.config.head_dim // 2
-        if positions not in self._angles:
-            self._angles[positions] = self._angles_at(positions)
-        cos, sin = self._angles[positions]
-        first, second = self.split(x, [half, half])
-        crossed = op("Mul", op("Concat", second, first, axis=-1), sin)
-        return op("Add", op("Mul", x, cos), crossed)
-
-    def _angles_at(self, positions: str) -> tuple[str, str]:
-        """(cos, cos) and (−sin, sin) at positions [B, n], each [B, 1, n, head_dim]."""
+    @cached_property
+    def _angles(self) -> tuple[str, str]:
+        """cos and sin of the tokens at hand, [B, 1, S, head_dim // 2] each; layers share them."""
         cos, sin = self.rotary_tables()
+        rows = [
+            self.graph.op("Gather", self.weight(name, table), self.slot_positions, axis=0)
+            for name, table in (("rotary.cos", cos), ("rotary.sin", sin))
+        ]
         axis = self.graph.constant([1], "int64")
-        at = []
-        for name, halves in (("rotary.cos", (cos, cos)), ("rotary.sin", (-sin, sin))):
-            table = self.weight(name, np.concatenate(halves, axis=1))
-            rows = self.graph.op("Gather", table, positions, axis=0)
-            at.append(self.graph.op("Unsqueeze", rows, axis))
-        return at[0], at[1]
+        cos_rows, sin_rows = (self.graph.op("Unsqueeze", row, axis) for row in rows)
+        return cos_rows, sin_rows
+
+    def rotate(self, x: str) -> str:
+        """Rotary embedding of [B, heads, S, head_dim]."""
+        op, (cos, sin) = self.graph.op, self._angles
+        half = self.config.head_dim // 2
+        first, second = self.split(x, [half, half])
+        turned_first = op("Sub", op("Mul", first, cos), op("Mul", second, sin))
+        turned_second = op("Add", op("Mul", second, cos), op("Mul", first, sin))
+        return op("Concat", turned_first, turned_second, axis=-1)
 
     def append(self, past: str, new: str, present: str) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`, giving `present`."""

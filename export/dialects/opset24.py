@@ -29,9 +29,9 @@ class Opset24(PaddedAttention):
         cos, sin = self.rotary_tables()
         return self.weight("rotary.cos", cos), self.weight("rotary.sin", sin)
 
-    def rotate(self, x: str, positions: str) -> str:
-        """Rotary embedding of [B, kv_heads, n, head_dim] at positions [B, n]."""
-        return self.graph.op("RotaryEmbedding", x, *self._tables, positions)
+    def rotate(self, x: str) -> str:
+        """Rotary embedding of [B, heads, S, head_dim]."""
+        return self.graph.op("RotaryEmbedding", x, *self._tables, self.slot_positions)
 
     def append(self, past: str, new: str, present: str) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`, giving `present`."""

@@ -34,10 +34,9 @@ class PaddedAttention(Dialect):
         self.pack = graph.input("pack", "int64", ["T"])
         self.write_indices = graph.input("write_indices", "int64", ["B"])
         self.mask = graph.input("attention_mask", self.float, ["B", 1, "S", "C"])
-        # Positions as the tokens are laid out: of keys [B, S], of stacked queries [B, group · S].
-        self.key_positions = graph.op("Gather", self.positions, self.unpack, axis=0)
-        self.query_positions = self._stacked(self.key_positions, axis=1)
-        self._stacked_mask = self._stacked(self.mask, axis=2)
+        # Positions [B, S] of the tokens as they are laid out.
+        self.slot_positions = graph.op("Gather", self.positions, self.unpack, axis=0)
+        self._stacked_mask = graph.op("Concat", *[self.mask] * self.group, axis=2)
 
     @property
     def group(self) -> int:
@@ -45,8 +44,8 @@ class PaddedAttention(Dialect):
         return self.config.heads // self.config.kv_heads
 
     @abstractmethod
-    def rotate(self, x: str, positions: str) -> str:
-        """Rotary embedding of [B, kv_heads, n, head_dim] at positions [B, n]."""
+    def rotate(self, x: str) -> str:
+        """Rotary embedding of [B, heads, S, head_dim]."""
 
     @abstractmethod
     def append(self, past: str, new: str, present: str) -> None:
@@ -64,39 +63,40 @@ class PaddedAttention(Dialect):
     ) -> str:
         """Rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
         config, op = self.config, self.graph.op
-        heads, dim = config.heads, config.head_dim
+        heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
         rows = self.reshape(qkv, [-1, dim])  # [T · (heads + 2 · kv_heads), head_dim]
-        # q [B, kv_heads, group · S, head_dim]; k and v [B, kv_heads, S, head_dim]
-        q, k, v = (op("Gather", rows, which, axis=0) for which in self._qkv_rows)
+        qk = op("Gather", rows, self._qk_rows, axis=0)  # [B, heads + kv_heads, S, head_dim]
+        v = op("Gather", rows, self._v_rows, axis=0)  # [B, kv_heads, S, head_dim]
         if q_norm and k_norm:
-            q, k = self.rms_norm(q, q_norm), self.rms_norm(k, k_norm)
-        if config.rope_theta is not None:
-            q, k = self.rotate(q, self.query_positions), self.rotate(k, self.key_positions)
+            q, k = self.split(qk, [heads, kv_heads], axis=1)
+            q, k = self.rotate(self.rms_norm(q, q_norm)), self.rotate(self.rms_norm(k, k_norm))
+        else:
+            turned = self.rotate(qk) if config.rope_theta is not None else qk
+            q, k = self.split(turned, [heads, kv_heads], axis=1)
         past_key, past_value, key, value = self.cache(layer)
         self.append(past_key, k, key)
         self.append(past_value, v, value)
-        attended = self.reshape(self.attend(q, key, value), [-1, dim])
-        answers = op("Gather", attended, self._answer_rows, axis=0)  # [T, heads, head_dim]
-        return self.reshape(answers, [-1, heads * dim])
+        # The heads that share a key head stand one below the other: keys are read once.
+        stacked = self.reshape(q, [0, kv_heads, -1, dim])
+        attended = self.attend(stacked, key, value)
+        answers = op("Gather", self.reshape(attended, [-1, dim]), self._answer_rows, axis=0)
+        return self.reshape(answers, [-1, heads * dim])  # from [T, heads, head_dim]
 
     @cached_property
-    def _qkv_rows(self) -> tuple[str, str, str]:
-        """Which rows of [T · (heads + 2 · kv_heads)] are q, k and v, as they are laid out."""
-        heads, kv_heads = self.config.heads, self.config.kv_heads
-        q = self.reshape(self._rows(0, heads), [0, kv_heads, -1])
-        return q, self._rows(heads, kv_heads), self._rows(heads + kv_heads, kv_heads)
+    def _qk_rows(self) -> str:
+        """Which row of [T · (heads + 2 · kv_heads)] goes to [B, heads + kv_heads, S]."""
+        return self._rows(0, self.config.heads + self.config.kv_heads)
 
-    def _stacked(self, x: str, axis: int) -> str:
-        """Repeat for each query head of a group."""
-        return self.graph.op("Concat", *[x] * self.group, axis=axis) if self.group > 1 else x
+    @cached_property
+    def _v_rows(self) -> str:
+        """Likewise for [B, kv_heads, S]."""
+        return self._rows(self.config.heads + self.config.kv_heads, self.config.kv_heads)
 
     def _rows(self, first: int, count: int) -> str:
-        """Rows of heads first … first + count − 1, [B, count, S]."""
         graph, total = self.graph, self.config.heads + 2 * self.config.kv_heads
         tokens = graph.op("Mul", self.unpack, graph.constant(total, "int64"))
         tokens = graph.op("Unsqueeze", tokens, graph.constant([1], "int64"))  # [B, 1, S]
-        heads = graph.constant([[first + i] for i in range(count)], "int64")
-        return graph.op("Add", tokens, heads)
+        return graph.op("Add", tokens, graph.constant([[first + i] for i in range(count)], "int64"))
 
     @cached_property
     def _answer_rows(self) -> str:
