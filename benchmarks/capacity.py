@@ -43,9 +43,10 @@ from engines.artifact import Artifact
 from engines.decoder import Decoder, Pass
 from pilotfish import Device, EdgeServer, PilotfishError
 from speculation.distributions import Sampling
+from wire.codecs.ids import encode_ids
 from wire.committed import Committed
 from wire.keys import DeviceKeys
-from wire.messages import Begin, Buffer, Close, Request, Verdict, Window, ids_frame
+from wire.messages import Begin, Buffer, Close, Request, Verdict, Window
 from wire.protocols import EXCHANGES, Law, Ruling
 from wire.transport import Channel
 
@@ -75,6 +76,7 @@ class Recording:
     prompt: Ids
     steps: list[Step]
     text: Ids
+    vocab: int
 
 
 def record(drafter: Drafter, target: Decoder, prompt: Ids, window: int, tokens: int) -> Recording:
@@ -89,7 +91,7 @@ def record(drafter: Drafter, target: Decoder, prompt: Ids, window: int, tokens: 
     text: list[int] = []
     while len(committed) < len(prompt) + tokens and not ends.intersection(text):
         start = len(committed)
-        draft = drafter.draft(committed.ids, window, GREEDY, LAW, ends=())
+        draft = drafter.draft(committed.ids, (1,) * window, GREEDY, LAW, ends=())
         new = np.concatenate([committed.ids[-1:], draft.ids]).astype(np.int64)
         logits = target.forward([Pass(0, new)])[0].logits
         ruling = GREEDY.rule(draft, logits, LAW, round_start=start)
@@ -98,7 +100,7 @@ def record(drafter: Drafter, target: Decoder, prompt: Ids, window: int, tokens: 
         text = [*map(int, draft.ids[: ruling.accepted]), ruling.token]
         committed.extend(text)
         drafter.forget(start + ruling.accepted)
-    return Recording(prompt, steps, committed.ids.copy())
+    return Recording(prompt, steps, committed.ids.copy(), target.vocab_size)
 
 
 class Replay:
@@ -132,7 +134,7 @@ class Replay:
             top_k=0,
             top_p=1.0,
         )
-        self._send(begin, ids_frame(self._recording.prompt[keep:]))
+        self._send(begin, encode_ids(self._recording.prompt[keep:], self._recording.vocab))
         self._next = 0
 
     def _send(self, message: Request, *frames: Buffer) -> None:
@@ -146,7 +148,7 @@ class Replay:
         window = Window(
             session=self._id, generation=self._generation, start=step.start, hash=step.digest
         )
-        self._send(window, ids_frame(step.draft))
+        self._send(window, encode_ids(step.draft, self._recording.vocab))
 
     def take(self) -> bool:
         """Take in what has arrived; True for a verdict."""

@@ -1,44 +1,29 @@
 """`Device`: the drafting end as a Python object."""
 
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.drafter import Drafter
 from device_runtime.edge_link import EdgeLink
+from device_runtime.plan import Options, Plan, plan
 from device_runtime.record import Generation, Piece, Round
 from device_runtime.session import Proposal, Session
 from device_runtime.stops import Answer
 from engines.artifact import Artifact, Manifest
 from engines.chat import ChatTemplate
-from speculation.distributions import Sampling
 from wire.errors import TokenOutOfRangeError, UnsupportedError
 from wire.keys import DeviceKeys
-from wire.messages import MAX_WINDOW
-from wire.protocols import LOCAL, NAMES, STREAM, Law, exchange_named
+from wire.protocols import LOCAL, STREAM
 from wire.transport import is_loopback
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-class Options(TypedDict, total=False):
-    """How to generate; `Device.stream` says what each means and what it is by default."""
-
-    protocol: str
-    window: int
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int | None
-    stop: Sequence[str]
 
 
 class Device:
@@ -81,46 +66,13 @@ class Device:
         assert self.last is not None
         return self.last
 
-    def stream(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        protocol: str = "greedy",
-        window: int = 4,
-        max_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Iterator[Piece]:
+    def stream(self, prompt: str | Sequence[int], **options: "Unpack[Options]") -> Iterator[Piece]:
         """One answer, piece by piece; the whole is in ``last`` when the iterator ends.
 
         A text prompt is one user message in the model's chat template, where it has one; a list of
-        token ids is taken as it is. seed: 0 ≤ seed < 2⁶³; None takes a random one.
+        token ids is taken as it is. The options are those of `device_runtime.plan.plan`.
         """
-        prompt_ids = self.prompt_ids(prompt)
-        if protocol not in NAMES:
-            raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(NAMES)}.")
-        if not 0 <= window <= MAX_WINDOW or max_tokens < 1:
-            raise UnsupportedError(
-                f"window must be 0 to {MAX_WINDOW} and max_tokens at least 1, not {window} and "
-                f"{max_tokens}."
-            )
-        if seed is not None and not 0 <= seed < 2**63:
-            raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
-        try:
-            sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-        except ValueError as error:
-            raise UnsupportedError(f"{error}.") from error
-        law = Law(sampling=sampling, seed=secrets.randbits(63) if seed is None else seed)
-        if protocol not in (STREAM, LOCAL):
-            exchange_named(protocol).check(sampling)
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        answer = Answer(
-            self.tokenizer, eos_ids=self._ends, stop=[s for s in stops if s], max_tokens=max_tokens
-        )
-        return self._run(prompt_ids, protocol, law, window, answer)
+        return self._run(self.prompt_ids(prompt), plan(**options))
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> NDArray[np.uint32]:
         """The token ids u32 [n] that a prompt stands for."""
@@ -144,17 +96,18 @@ class Device:
         """The tokens that end an answer: the target's, whose text it is."""
         return list(self._link.welcome.eos_ids if self._link else self._drafter.manifest.eos_ids)
 
-    def _run(
-        self, prompt: NDArray[np.uint32], protocol: str, law: Law, window: int, answer: Answer
-    ) -> Iterator[Piece]:
+    def _run(self, prompt: NDArray[np.uint32], wanted: Plan) -> Iterator[Piece]:
         session = self._session
+        answer = Answer(
+            self.tokenizer, eos_ids=self._ends, stop=wanted.stop, max_tokens=wanted.max_tokens
+        )
         rounds: list[Round] = []
         begun_s = time.monotonic()
         first_token_s = 0.0
         finished = False
         try:
-            session.start(prompt, protocol, law)
-            for proposal in self._proposals(protocol, law, window, answer):
+            session.start(prompt, wanted)
+            for proposal in self._proposals(wanted, answer):
                 settled_ns = time.monotonic_ns()
                 pieces, kept = _pieces(proposal, answer)
                 record = proposal.record
@@ -170,11 +123,11 @@ class Device:
                 yield Piece(rest, [], "target")
             finished = True
         finally:
-            if protocol == STREAM or not finished:
+            if wanted.protocol == STREAM or not finished:
                 session.cancel()
             session.keep(len(prompt) + len(answer.tokens))
         self.last = Generation(
-            protocol=protocol,
+            protocol=wanted.protocol,
             prompt_tokens=len(prompt),
             tokens=answer.tokens,
             text=answer.text,
@@ -184,18 +137,15 @@ class Device:
             total_s=time.monotonic() - begun_s,
         )
 
-    def _proposals(
-        self, protocol: str, law: Law, window: int, answer: Answer
-    ) -> Iterator[Proposal]:
+    def _proposals(self, wanted: Plan, answer: Answer) -> Iterator[Proposal]:
         session = self._session
-        if protocol == STREAM:
+        if wanted.protocol == STREAM:
             yield from session.stream(answer.remaining)
-        elif protocol == LOCAL:
-            yield from session.local(law, answer.remaining)
+        elif wanted.protocol == LOCAL:
+            yield from session.local(wanted.law, answer.remaining)
         else:
-            exchange = exchange_named(protocol)
             while answer.remaining and len(session.committed) < session.context:
-                yield session.speculate(exchange, law, window, answer.remaining, self._ends)
+                yield session.speculate(wanted, answer.remaining, self._ends)
 
     def close(self) -> None:
         """Tell the edge to forget the session, and hang up."""

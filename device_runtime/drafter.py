@@ -1,6 +1,7 @@
-"""Drafting a chain of tokens with the small model."""
+"""Drafting a window with the small model: a chain, or a token tree level by level."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,9 @@ from numpy.typing import NDArray
 from engines.artifact import Artifact
 from engines.decoder import Decoder, Pass
 from engines.tokenizer import Tokenizer
+from speculation.confidence import ENOUGH, predicted_acceptance
 from speculation.distributions import Floats
+from speculation.tree import Expansion, Tree
 from wire.protocols import Draft, Exchange, Law
 
 Ids = NDArray[np.uint32]
@@ -31,6 +34,15 @@ class Drafter:
         """Only the first ``keep`` tokens still hold; what was read after them is void."""
         self._decoder.rollback(0, min(keep, self._decoder.length(0)))
 
+    def keep(self, start: int, path: Sequence[int]) -> None:
+        """Of the window after ``start`` tokens, only the nodes on ``path`` still hold."""
+        read = self._decoder.length(0) - start  # the deepest level was drawn, not read
+        known = [node - 1 for node in path if node <= read]
+        if known == list(range(len(known))):
+            self.forget(start + len(known))
+        else:
+            self._decoder.keep(0, known)
+
     def read(self, committed: Ids) -> None:
         """Read all committed tokens but the last, whose logits the first draft needs."""
         held = self._decoder.length(0)
@@ -40,31 +52,62 @@ class Drafter:
     def logits(self, committed: Ids) -> Floats:
         """The drafter's logits [V] after the committed tokens; valid until the next call."""
         self.read(committed)
-        return self._step(committed[self._decoder.length(0) :])
-
-    def _step(self, tokens: NDArray[np.integer]) -> Floats:
-        passed = Pass(slot=0, tokens=tokens.astype(np.int64), rows=1)
-        logits: Floats = self._decoder.forward([passed])[0].logits[0]
+        tokens = committed[self._decoder.length(0) :].astype(np.int64)
+        logits: Floats = self._decoder.forward([Pass(slot=0, tokens=tokens, rows=1)])[0].logits[0]
         return logits
 
     def draft(
-        self, committed: Ids, window: int, exchange: Exchange, law: Law, ends: Collection[int]
+        self,
+        committed: Ids,
+        expansion: Expansion,
+        exchange: Exchange[Any],
+        law: Law,
+        ends: Collection[int],
+        *,
+        auto: bool = False,
     ) -> Draft:
-        """A chain of at most ``window`` tokens after the committed ones; an end token ends it."""
-        start = len(committed)
-        ids: list[int] = []
-        rows: list[NDArray[np.float32]] = []
-        while len(ids) < window:
-            logits = self._step(np.array(ids[-1:])) if ids else self.logits(committed)
-            token, q = exchange.draw(logits, law, round_start=start, position=start + len(ids))
-            ids.append(token)
-            if q is not None:
+        """A window after the committed tokens: at most the tree ``expansion``, level by level.
+
+        It ends before that where every branch has come to an end token, or, if ``auto``, where
+        none is likely to be accepted any more.
+        """
+        tree = Tree()
+        rows: list[Any] = []
+        hopes = [1.0]  # of each node of the level: that the target will come there
+        for depth, count in enumerate(expansion):
+            # [nodes of the level, V]
+            logits = self._read_level(tree) if depth else self.logits(committed)[None]
+            drawn = []
+            for at, row in enumerate(logits):
+                tokens, q = exchange.draw(
+                    row,
+                    law,
+                    round_start=len(committed),
+                    depth=depth,
+                    candidates=range(at * count, (at + 1) * count),
+                )
+                drawn.append(tokens)
                 rows.append(q)
-            if token in ends:
+                if auto:
+                    hopes[at] *= predicted_acceptance(row, count)
+            tree.grow(drawn)
+            if all(token in ends for tokens in drawn for token in tokens):
                 break
-        # [γ, V], the rows that were sampled from
-        return Draft(np.array(ids, dtype=np.uint32), np.stack(rows) if rows else _no_rows(self))
+            if auto and max(hopes) < ENOUGH:
+                break
+            hopes = [hopes[at] for at, tokens in enumerate(drawn) for _ in set(tokens)]
+        draft: Draft = exchange.pack(tree, rows)
+        return draft
 
-
-def _no_rows(drafter: Drafter) -> NDArray[np.float32]:
-    return np.empty((0, drafter.manifest.vocab_size), dtype=np.float32)
+    def _read_level(self, tree: Tree) -> Floats:
+        """Read the deepest level of the tree; its logits [nodes, V], valid until the next call."""
+        nodes = tree.level
+        alone = len(tree) == len(tree.candidates)  # one node a level: a chain
+        passed = Pass(
+            slot=0,
+            tokens=tree.ids[nodes.start - 1 :].astype(np.int64),
+            rows=len(nodes),
+            parents=None if alone else tree.parents,
+        )
+        logits: Floats = self._decoder.forward([passed])[0].logits
+        return logits

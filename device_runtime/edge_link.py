@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import zmq
 
+from device_runtime.record import Timings
 from engines.artifact import Manifest
 from wire.errors import (
     AccessDeniedError,
@@ -20,7 +21,7 @@ from wire.errors import (
     from_code,
 )
 from wire.keys import DeviceKeys
-from wire.messages import VERSION, Buffer, Failure, Hello, Reply, Request, Welcome
+from wire.messages import VERSION, Buffer, Failure, Hello, Reply, Request, Times, Welcome
 from wire.transport import Channel
 
 CONNECT_S = 2.2  # until an edge that does not answer counts as absent
@@ -80,6 +81,21 @@ class EdgeLink:
             self._quickest_ns = on_link_ns
             self.clock_offset_ns = received_ns - answer.sent_ns - on_link_ns // 2
         return on_link_ns
+
+    def timings(self, answer: Answer, times: Times, started_ns: int, drafted_ns: int) -> Timings:
+        """The stages of a round that was started and drafted at these times (monotonic)."""
+        on_link = self.compare_clocks(answer, times.received_ns, times.held_ns)
+        uplink = times.received_ns - self.clock_offset_ns - answer.sent_ns
+        uplink = min(on_link, max(0, uplink))
+        return Timings(
+            draft=(drafted_ns - started_ns) * 1e-9,
+            encode=(answer.sent_ns - drafted_ns) * 1e-9,
+            uplink=uplink * 1e-9,
+            queue=(times.held_ns - times.verify_ns) * 1e-9,
+            verify=times.verify_ns * 1e-9,
+            downlink=(on_link - uplink) * 1e-9,
+            settle=(time.monotonic_ns() - answer.received_ns) * 1e-9,
+        )
 
     def tell(self, message: Request, frames: Sequence[Buffer] = ()) -> int:
         """Send what is not answered by itself; returns its bytes."""

@@ -34,7 +34,7 @@ class Round:
 
     protocol: str
     start: int  # committed tokens before the round
-    window: int  # γ: tokens drafted
+    window: int  # γ: the most drafted tokens that could be accepted, the levels of a tree
     accepted: int
     tokens: list[int]  # committed by this round and kept in the answer
     uplink_bytes: int = 0  # frames as handed to ZeroMQ
@@ -62,9 +62,13 @@ class Generation:
 
     @property
     def acceptance(self) -> float:
-        """α: the share of drafted tokens that were accepted; 0 without drafts."""
-        drafted = sum(round_.window for round_ in self.rounds)
-        return sum(round_.accepted for round_ in self.rounds) / drafted if drafted else 0.0
+        """α: the share accepted of the positions that were verified; 0 without drafts.
+
+        A position is verified when all before it were accepted (tslt Definition 2.1); in a tree it
+        is accepted when one of its candidates is (tslt (39)).
+        """
+        verified = sum(min(round_.window, round_.accepted + 1) for round_ in self.rounds)
+        return sum(round_.accepted for round_ in self.rounds) / verified if verified else 0.0
 
 
 @dataclass(frozen=True)

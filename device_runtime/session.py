@@ -9,31 +9,22 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.drafter import Drafter
 from device_runtime.edge_link import Answer, EdgeLink
+from device_runtime.plan import Plan
 from device_runtime.record import Round, Timings
 from speculation.randomness import Purpose
+from speculation.tree import Expansion, nodes_at_most
+from wire.codecs.ids import decode_ids, encode_ids
 from wire.committed import Committed
 from wire.errors import DivergedError, MalformedError, PromptTooLongError, UnknownSessionError
-from wire.messages import (
-    Begin,
-    Buffer,
-    Cancel,
-    Close,
-    Pull,
-    Reply,
-    Times,
-    Tokens,
-    Verdict,
-    Window,
-    ids_frame,
-    read_ids,
-)
-from wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, choose
+from wire.messages import Begin, Cancel, Close, Pull, Reply, Tokens, Verdict, Window
+from wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, Ruling, choose
 
 _NS = 1e-9
 _ATTEMPTS = 3  # an edge that forgets a session more often in one round will not learn it
@@ -56,14 +47,14 @@ class Session:
         self._id = secrets.token_bytes(16)
         self._generation = -1
         self._at_edge = 0  # a prefix of the committed tokens that the edge holds too
-        self._begun: tuple[str, Law] | None = None
+        self._begun: Plan | None = None
         self.committed = Committed()
         context = drafter.context
         if link is not None:
             context = min(context, link.welcome.limits.context)
         self.context = context
 
-    def start(self, prompt: NDArray[np.uint32], protocol: str, law: Law) -> None:
+    def start(self, prompt: NDArray[np.uint32], plan: Plan) -> None:
         """Begin a generation: what the session and the prompt share is kept on both ends."""
         if len(prompt) == 0:
             raise MalformedError("The prompt is empty; a generation needs a token to go on from.")
@@ -77,30 +68,30 @@ class Session:
         self.committed.extend(prompt[kept:])
         self._at_edge = min(self._at_edge, kept)
         self._drafter.forget(min(kept, len(prompt) - 1))
-        self._begun = (protocol, law)
-        if protocol != LOCAL:
+        self._begun = plan
+        if plan.protocol != LOCAL:
             self._begin()
-        if protocol != STREAM:
+        if plan.protocol != STREAM:
             self._drafter.read(self.committed.ids)
 
     def _begin(self) -> None:
         """Tell the edge what it lacks of the committed tokens, and how to sample after them."""
         assert self._begun is not None
-        protocol, law = self._begun
+        law = self._begun.law
         self._generation += 1
         begin = Begin(
             session=self._id,
             generation=self._generation,
             keep=self._at_edge,
             hash=self.committed.hash_of(self._at_edge),
-            protocol=protocol,
+            protocol=self._begun.protocol,
             seed=law.seed,
             temperature=law.sampling.temperature,
             top_k=law.sampling.top_k,
             top_p=law.sampling.top_p,
         )
         missing = self.committed.ids[self._at_edge :].copy()  # sent without a copy, may yet change
-        self._edge.tell(begin, [ids_frame(missing)])
+        self._edge.tell(begin, [encode_ids(missing, self._drafter.manifest.vocab_size)])
         self._at_edge = len(self.committed)
 
     def _begin_anew(self, reason: UnknownSessionError | DivergedError) -> None:
@@ -128,44 +119,68 @@ class Session:
 
     # Speculation
 
-    def speculate(
-        self, exchange: Exchange, law: Law, window: int, remaining: int, ends: Sequence[int]
-    ) -> Proposal:
-        """One round: a window of at most ``window`` tokens is drafted, verified and committed."""
+    def speculate(self, plan: Plan, remaining: int, ends: Sequence[int]) -> Proposal:
+        """One round: a window within ``plan.expansion`` is drafted, verified and committed."""
+        exchange = plan.exchange
+        assert exchange is not None
         started_ns = time.monotonic_ns()
-        start = len(self.committed)
-        gamma = min(window, remaining - 1, self.context - start - 1)
-        draft = self._drafter.draft(self.committed.ids, max(0, gamma), exchange, law, ends)
+        start, vocab = len(self.committed), self._drafter.manifest.vocab_size
+        draft = self._drafter.draft(
+            self.committed.ids,
+            self._room(plan.expansion, min(remaining, self.context - start) - 1),
+            exchange,
+            plan.drafting,
+            ends,
+            auto=plan.auto,
+        )
         drafted_ns = time.monotonic_ns()
-        frames = exchange.propose(draft)
-        answer = self._settled_by_edge(start, frames, drafted_ns)
+        answer = self._settled_by_edge(exchange, draft)
         verdict = answer.reply
         assert isinstance(verdict, Verdict)
-        committed = self._accepted_tokens(draft, verdict)
+        ruling = Ruling(verdict.accepted, verdict.token, answer.frames)
+        if ruling.accepted > len(draft.ids):
+            raise MalformedError("The edge's verdict does not fit the window that was sent.")
+        path = draft.path(ruling.accepted)
+        token = exchange.settle(draft, ruling, plan.law, round_start=start, vocab_size=vocab)
+        if token >= vocab:
+            raise MalformedError(f"The edge's verdict names token {token} of {vocab}.")
+        committed = [*(int(draft.ids[node - 1]) for node in path), token]
         self.committed.extend(committed)
-        self._at_edge = len(self.committed)
-        self._drafter.forget(start + verdict.accepted)
+        # a token that was sampled here is pending: the edge learns it with the next window
+        self._at_edge = len(self.committed) - (ruling.token is None)
+        self._drafter.keep(start, path)
         record = Round(
             protocol=exchange.name,
             start=start,
-            window=len(draft.ids),
-            accepted=verdict.accepted,
+            window=draft.depth,
+            accepted=len(path),
             tokens=committed,
             uplink_bytes=answer.uplink_bytes,
             downlink_bytes=answer.downlink_bytes,
-            timings=self._timings(verdict.times, answer, started_ns, drafted_ns),
+            timings=self._edge.timings(answer, verdict.times, started_ns, drafted_ns),
         )
-        return Proposal(record, verdict.accepted == len(draft.ids))
+        return Proposal(record, len(path) == draft.depth)
 
-    def _settled_by_edge(self, start: int, frames: list[Buffer], now_ns: int) -> Answer:
-        """The verdict on these frames; an edge that lost the session is told everything again."""
+    def _room(self, expansion: Expansion, levels: int) -> Expansion:
+        """What of the expansion is wanted still, and fits into the context."""
+        expansion = expansion[: max(0, levels)]
+        room = self.context - len(self.committed) - 1
+        while nodes_at_most(expansion) > room:
+            expansion = expansion[:-1]
+        return expansion
+
+    def _settled_by_edge(self, exchange: Exchange[Any], draft: Draft) -> Answer:
+        """The verdict on this draft; an edge that lost the session is told everything again."""
+        start = len(self.committed)
         for attempt in range(_ATTEMPTS):
+            pending = self.committed.ids[self._at_edge :].copy()
             window = Window(
                 session=self._id,
                 generation=self._generation,
                 start=start,
-                hash=self.committed.hash,
+                hash=self.committed.hash_of(self._at_edge),
             )
+            frames = exchange.propose(draft, pending, self._drafter.manifest.vocab_size)
             try:
                 return self._edge.ask(window, frames, self._answers(Verdict, start))
             except (UnknownSessionError, DivergedError) as error:
@@ -187,27 +202,6 @@ class Session:
             )
 
         return wanted
-
-    def _accepted_tokens(self, draft: Draft, verdict: Verdict) -> list[int]:
-        vocab = self._drafter.manifest.vocab_size
-        if verdict.accepted > len(draft.ids) or verdict.token >= vocab:
-            raise MalformedError("The edge's verdict does not fit the window that was sent.")
-        return [*draft.ids[: verdict.accepted].tolist(), verdict.token]
-
-    def _timings(self, times: Times, answer: Answer, started_ns: int, drafted_ns: int) -> Timings:
-        edge, at_edge = self._edge, times.held_ns
-        on_link = edge.compare_clocks(answer, times.received_ns, at_edge)
-        uplink = times.received_ns - edge.clock_offset_ns - answer.sent_ns
-        uplink = min(on_link, max(0, uplink))
-        return Timings(
-            draft=(drafted_ns - started_ns) * _NS,
-            encode=(answer.sent_ns - drafted_ns) * _NS,
-            uplink=uplink * _NS,
-            queue=(at_edge - times.verify_ns) * _NS,
-            verify=times.verify_ns * _NS,
-            downlink=(on_link - uplink) * _NS,
-            settle=(time.monotonic_ns() - answer.received_ns) * _NS,
-        )
 
     # Baselines
 
@@ -248,7 +242,7 @@ class Session:
         assert isinstance(reply, Tokens)
         if len(answer.frames) != 1 or len(answer.frames[0]) == 0:
             raise MalformedError("The edge sent a stream message without tokens.")
-        ids = [*map(int, read_ids(answer.frames[0], self._drafter.manifest.vocab_size))]
+        ids = decode_ids(answer.frames[0], self._drafter.manifest.vocab_size).tolist()
         self.committed.extend(ids)
         self._at_edge = len(self.committed)
         waited = answer.received_ns - before_ns
@@ -278,7 +272,7 @@ class Session:
 
     def cancel(self) -> None:
         """Tell the edge to stop working on the generation, if it is listening."""
-        if self._link is not None and self._begun is not None and self._begun[0] != LOCAL:
+        if self._link is not None and self._begun is not None and self._begun.protocol != LOCAL:
             self._link.mention(Cancel(session=self._id, generation=self._generation))
 
     def close(self) -> None:

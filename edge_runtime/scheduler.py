@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from engines.decoder import Decoder, Pass
 from speculation.distributions import Floats
-from wire.protocols import Ruling
+from wire.protocols import Draft, Ruling
 
 _log = logging.getLogger("pilotfish.edge")
 
@@ -40,6 +40,7 @@ class Job:
 
     tokens: the whole sequence, u32 [n], of which the slot may hold a part already.
     rule: turns the logits [rows, V] of the last ``rows`` tokens into a ruling; None for a prefill.
+    draft: the window that ends the sequence; if it is a tree, the slot keeps the accepted path.
     """
 
     session: bytes
@@ -47,6 +48,7 @@ class Job:
     tokens: NDArray[np.uint32]
     rows: int
     rule: Callable[[Floats], Ruling] | None
+    draft: Draft | None = None
     queued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     done_ns: int = 0
@@ -56,10 +58,15 @@ class Job:
 
 
 class Piece(NamedTuple):
-    """One pass of a job: it goes on after ``base`` tokens of its slot, with these i64 [S]."""
+    """One pass of a job: it goes on after ``base`` tokens of its slot, with these i64 [S].
+
+    The last ``nodes`` of them are a tree; its parents, and the chain before it, are i64 [S].
+    """
 
     base: int
     tokens: NDArray[np.int64]
+    nodes: int = 0
+    parents: NDArray[np.int64] | None = None
 
 
 class Scheduler:
@@ -143,17 +150,26 @@ class Scheduler:
             base = int(differing[0]) if len(differing) else shared
         left = len(job.tokens) - base
         size = left if left <= max(CHUNK, job.rows) else min(CHUNK, left - job.rows)
-        return Piece(base, job.tokens[base : base + size].astype(np.int64))
+        tokens = job.tokens[base : base + size].astype(np.int64)
+        parents = job.draft.parents if job.draft is not None and size == left else None
+        if parents is None:
+            return Piece(base, tokens)
+        # the tree hangs on the last token of the chain before it
+        chain = size - len(parents)
+        parents = np.concatenate([np.arange(-1, chain - 1), parents + chain])
+        return Piece(base, tokens, size - chain, parents)
 
     def _pass(self, batch: list[tuple[Job, Piece]]) -> list[Job]:
         started_ns = self._clock()
         passes = []
-        for job, (base, tokens) in batch:
-            self._decoder.rollback(job.slot, base)
-            self._held[job.slot] = (job.session, job.tokens[:base])
+        for job, piece in batch:
+            self._decoder.rollback(job.slot, piece.base)
+            self._held[job.slot] = (job.session, job.tokens[: piece.base])
             job.started_ns = job.started_ns or started_ns
-            rows = job.rows if base + len(tokens) == len(job.tokens) else 0
-            passes.append(Pass(slot=job.slot, tokens=tokens, rows=rows))
+            rows = job.rows if piece.base + len(piece.tokens) == len(job.tokens) else 0
+            passes.append(
+                Pass(slot=job.slot, tokens=piece.tokens, rows=rows, parents=piece.parents)
+            )
         done = []
         try:
             outputs = self._decoder.forward(passes)
@@ -163,11 +179,13 @@ class Scheduler:
                 job.error = error
                 done.append(job)
         else:
-            for (job, (base, tokens)), output in zip(batch, outputs, strict=True):
-                end = base + len(tokens)
+            for (job, piece), output in zip(batch, outputs, strict=True):
+                end = piece.base + len(piece.tokens)
                 self._held[job.slot] = (job.session, job.tokens[:end])
                 if end == len(job.tokens):
                     _rule(job, output.logits)
+                    if piece.nodes:
+                        self._keep_path(job, piece)
                     done.append(job)
                 else:
                     job.queued_ns = self._clock()  # behind the windows that wait
@@ -178,6 +196,16 @@ class Scheduler:
         for job in done:
             self._hand_back(job)
         return done
+
+    def _keep_path(self, job: Job, piece: Piece) -> None:
+        """Of a tree, the slot keeps the accepted path; of one that failed, nothing."""
+        assert job.draft is not None
+        chain = len(piece.tokens) - piece.nodes
+        accepted = [] if job.ruling is None else job.draft.path(job.ruling.accepted)
+        path = [*range(chain), *(chain + node - 1 for node in accepted)]
+        self._decoder.keep(job.slot, path)
+        kept = piece.tokens[path].astype(np.uint32)
+        self._held[job.slot] = (job.session, np.concatenate([job.tokens[: piece.base], kept]))
 
     def _hand_back(self, job: Job) -> None:
         queue = self._waiting[job.slot]

@@ -6,22 +6,18 @@ worst that happens is a typed failure for that client.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-
-import numpy as np
 
 import wire
 from edge_runtime.admission import Admission
 from edge_runtime.config import MEBIBYTE, EdgeLimits
+from edge_runtime.rounds import Rounds, Send, Submit
 from edge_runtime.scheduler import Job
 from edge_runtime.sessions import Round, Session, Sessions, Stream
 from engines.artifact import Manifest
 from engines.decoder import Decoder
-from speculation.distributions import Floats
-from speculation.randomness import Purpose
 from wire import messages as m
+from wire.codecs.ids import decode_ids
 from wire.committed import Committed
 from wire.errors import (
     ConflictError,
@@ -36,14 +32,11 @@ from wire.errors import (
     UnknownSessionError,
     VersionMismatchError,
 )
-from wire.protocols import EXCHANGES, STREAM, Draft, Exchange, Law, Ruling, choose, exchange_named
+from wire.protocols import EXCHANGES, STREAM, Draft, Law, exchange_named
 from wire.protocols.exchange import expect_frames
 from wire.transport import Envelope, check_size
 
 _log = logging.getLogger("pilotfish.edge")
-
-Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], None]
-Submit = Callable[[Job], None]
 
 
 class Service:
@@ -54,7 +47,6 @@ class Service:
     ) -> None:
         self._manifest = manifest
         self._vocab = manifest.vocab_size
-        self._eos = frozenset(manifest.eos_ids)
         self._message_bytes = limits.message_mib * MEBIBYTE
         self._limits = m.Limits(
             context=decoder.context,
@@ -62,8 +54,14 @@ class Service:
             message_bytes=self._message_bytes,
             sessions=limits.sessions_per_client,
         )
-        self._submit = submit
         self._send = send
+        self._rounds = Rounds(
+            submit,
+            send,
+            vocab_size=manifest.vocab_size,
+            context=decoder.context,
+            ends=manifest.eos_ids,
+        )
         self._admission = Admission(limits.messages_per_s)
         self.sessions = Sessions(limits.sessions, limits.sessions_per_client, limits.idle_s)
 
@@ -104,7 +102,7 @@ class Service:
                 with suppress(UnknownSessionError):
                     session = self.sessions.find(request.session, envelope.owner)
                     if session.generation == request.generation:
-                        self._stop(session)
+                        self._rounds.stop(session)
             case m.Close():
                 with suppress(UnknownSessionError):
                     self.sessions.close(self.sessions.find(request.session, envelope.owner))
@@ -137,7 +135,7 @@ class Service:
 
     def _begin(self, begin: m.Begin, envelope: Envelope) -> None:
         expect_frames(envelope.frames, 1)
-        new = m.read_ids(envelope.frames[0], self._vocab)
+        new = decode_ids(envelope.frames[0], self._vocab)
         exchange = None if begin.protocol == STREAM else exchange_named(begin.protocol)
         law = Law(sampling=begin.sampling, seed=begin.seed)
         if exchange is not None:
@@ -151,13 +149,13 @@ class Service:
                 f"{self._limits.context - 1}."
             )
         session = self._session_for(begin, envelope.owner)
-        self._stop(session)
+        self._rounds.stop(session)
         session.committed.truncate(begin.keep)
         session.committed.extend(new)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
         session.round = session.stream = None
         if len(new) > 1:  # read the prompt while the device drafts
-            self._run(session, length - 1, rows=0, rule=None)
+            self._rounds.read(session)
 
     def _session_for(self, begin: m.Begin, owner: bytes) -> Session:
         try:
@@ -194,30 +192,31 @@ class Service:
             return
         if last is not None and last.verdict is None:
             raise ConflictError(f"The window at {last.start} is still being verified.")
-        self._expect_position(session, window.start, window.hash)
-        draft = exchange.admit(envelope.frames, self._vocab)
+        draft: Draft = exchange.admit(envelope.frames, self._vocab)
+        round_ = Round(envelope.client, window.start, envelope.frames, draft, received_ns)
+        due = last is not None and last.leaves_token
+        if len(draft.pending) != due:
+            raise DivergedError(
+                "A token that the device samples comes with the next window, and with no other: "
+                "begin again."
+            )
+        self._expect_position(session, round_.base, window.hash)
         if len(draft.ids) > self._limits.window:
             raise TooLargeError(
                 f"The window has {len(draft.ids)} tokens; this edge takes {self._limits.window}."
             )
-        self._expect_room(session, len(draft.ids))
-        session.round = Round(envelope.client, window.start, envelope.frames, draft, received_ns)
-        rule = partial(self._rule, exchange, draft, law, window.start)
-        self._run(session, window.start, rows=len(draft.ids) + 1, rule=rule, draft=draft)
-
-    @staticmethod
-    def _rule(exchange: Exchange, draft: Draft, law: Law, start: int, logits: Floats) -> Ruling:
-        return exchange.rule(draft, logits, law, round_start=start)
+        self._expect_room(session, len(draft.pending) + len(draft.ids))
+        self._rounds.verify(session, round_, exchange, law)
 
     def _retry(self, session: Session, last: Round, window: m.Window, envelope: Envelope) -> None:
         """The same window again: the reply was lost, or is still to come."""
-        if window.hash != session.committed.hash_of(last.start):
-            raise DivergedError(f"The edge holds other tokens before {last.start}: begin again.")
+        if window.hash != session.committed.hash_of(last.base):
+            raise DivergedError(f"The edge holds other tokens before {last.base}: begin again.")
         if list(map(bytes, last.frames)) != list(map(bytes, envelope.frames)):
             raise ConflictError(f"Another window at start {last.start} is already decided on.")
         last.client = envelope.client
         if last.verdict is not None:
-            self._send(last.client, last.verdict, ())
+            self._send(last.client, last.verdict, last.answer)
 
     def _pull(self, pull: m.Pull, envelope: Envelope, received_ns: int) -> None:
         expect_frames(envelope.frames, 0)
@@ -233,9 +232,9 @@ class Service:
         session.stream = Stream(envelope.client, remaining, received_ns)
         if len(ahead):  # a retry: what the device has missed
             times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
-            self._send_tokens(session, pull.start, list(map(int, ahead)), times)
+            self._rounds.send_tokens(session, pull.start, ahead.tolist(), times)
         if not running:
-            self._stream_on(session)
+            self._rounds.stream(session)
 
     def _generation(self, request: m.Window | m.Pull, owner: bytes) -> Session:
         session = self.sessions.find(request.session, owner)
@@ -262,100 +261,13 @@ class Service:
                 f"{self._limits.context}: there is no room for a window of {window}."
             )
 
-    # Work for the target, and what comes back
-
-    def _run(
-        self,
-        session: Session,
-        length: int,
-        *,
-        rows: int,
-        rule: Callable[[Floats], Ruling] | None,
-        draft: Draft | None = None,
-    ) -> None:
-        """Have the target read the first ``length`` committed tokens, and the draft after them."""
-        # [length + γ]; a copy, since the committed tokens go on changing
-        tokens = np.concatenate([session.committed.ids[:length], *([draft.ids] if draft else [])])
-        job = Job(session.id, session.slot, tokens, rows, rule)
-        session.jobs.append(job)
-        self._submit(job)
+    # Work that is done
 
     def finish(self, job: Job) -> None:
         """Apply a job that the scheduler has done."""
         session = self.sessions.get(job.session)
-        if session is None or job.cancelled:
-            return
-        session.jobs.remove(job)
-        if job.error is not None:
-            self._fail(session)
-        elif job.ruling is None:
-            return  # a prompt has been read
-        elif session.stream is not None:
-            self._streamed(session, session.stream, job, job.ruling.token)
-        elif session.round is not None:
-            self._verified(session, session.round, job, job.ruling)
-
-    def _verified(self, session: Session, round_: Round, job: Job, ruling: Ruling) -> None:
-        round_.verdict = m.Verdict(
-            session=session.id,
-            generation=session.generation,
-            start=round_.start,
-            accepted=ruling.accepted,
-            token=ruling.token,
-            times=_times(job, round_.received_ns),
-        )
-        self._send(round_.client, round_.verdict, ())  # the device waits for nothing else
-        session.committed.extend([*round_.draft.ids[: ruling.accepted].tolist(), ruling.token])
-
-    def _streamed(self, session: Session, stream: Stream, job: Job, token: int) -> None:
-        start = len(session.committed)
-        session.committed.extend([token])
-        stream.remaining -= 1
-        if token in self._eos:
-            stream.remaining = 0
-        self._send_tokens(session, start, [token], _times(job, stream.received_ns))
-        stream.received_ns = time.monotonic_ns()
-        self._stream_on(session)
-
-    def _stream_on(self, session: Session) -> None:
-        """Generate the stream's next token, if there is one to come."""
-        stream, law, length = session.stream, session.law, len(session.committed)
-        if stream is None or law is None:
-            return
-        if stream.remaining <= 0 or length >= self._limits.context:
-            session.stream = None
-            return
-        rule = partial(_stream_rule, law, length)
-        self._run(session, length, rows=1, rule=rule)
-
-    def _send_tokens(self, session: Session, start: int, ids: list[int], times: m.Times) -> None:
-        assert session.stream is not None
-        tokens = m.Tokens(
-            session=session.id, generation=session.generation, start=start, times=times
-        )
-        self._send(session.stream.client, tokens, (m.ids_frame(np.asarray(ids)),))
-
-    def _stop(self, session: Session) -> None:
-        """Give up the work under way; the committed tokens stay."""
-        session.call_off()
-        session.stream = None
-        if session.round is not None and session.round.verdict is None:
-            session.round = None
-
-    def _fail(self, session: Session) -> None:
-        """A pass failed: tell the device, and let it try the same round again."""
-        waiting = session.round or session.stream
-        start = len(session.committed)
-        session.round = session.stream = None
-        if waiting is not None:
-            failure = m.Failure(
-                code=InternalError.code,
-                message="The target failed at this round; see the edge's log.",
-                session=session.id,
-                generation=session.generation,
-                start=start,
-            )
-            self._send(waiting.client, failure, ())
+        if session is not None and not job.cancelled:
+            self._rounds.finish(session, job)
 
     def _refuse(self, client: bytes, request: m.Request | None, error: PilotfishError) -> None:
         about = request if isinstance(request, m.Begin | m.Window | m.Pull) else None
@@ -367,16 +279,3 @@ class Service:
             start=about.start if isinstance(about, m.Window | m.Pull) else None,
         )
         self._send(client, failure, ())
-
-
-def _stream_rule(law: Law, position: int, logits: Floats) -> Ruling:
-    return Ruling(0, choose(logits[0], law, position, Purpose.TARGET))
-
-
-def _times(job: Job, received_ns: int) -> m.Times:
-    return m.Times(
-        received_ns=received_ns,
-        held_ns=time.monotonic_ns() - received_ns,
-        queue_ns=max(0, job.started_ns - job.queued_ns),
-        verify_ns=job.done_ns - job.started_ns,
-    )

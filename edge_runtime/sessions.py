@@ -7,6 +7,7 @@ does not exist. Only the serving loop touches this table.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from edge_runtime.scheduler import Job
 from wire.committed import Committed
@@ -20,11 +21,22 @@ class Round:
     """A window on its way through the target, or the last one answered (``verdict``)."""
 
     client: bytes
-    start: int
+    start: int  # of the window's first token, behind a pending one
     frames: Sequence[Buffer]  # as they came: a retry is known by its bytes
     draft: Draft
     received_ns: int
     verdict: Verdict | None = None
+    answer: Sequence[Buffer] = ()  # the verdict's frames
+
+    @property
+    def base(self) -> int:
+        """The committed tokens that it builds on."""
+        return self.start - len(self.draft.pending)
+
+    @property
+    def leaves_token(self) -> bool:
+        """Whether the verdict left the token to the device, so that it is pending."""
+        return self.verdict is not None and self.verdict.token is None
 
 
 @dataclass
@@ -46,7 +58,7 @@ class Session:
     committed: Committed = field(default_factory=Committed)
     generation: int = -1
     law: Law | None = None
-    exchange: Exchange | None = None  # None: the generation is a `stream`
+    exchange: Exchange[Any] | None = None  # None: the generation is a `stream`
     round: Round | None = None
     stream: Stream | None = None
     jobs: list[Job] = field(default_factory=list)  # its work in the scheduler

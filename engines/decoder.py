@@ -1,8 +1,9 @@
 """Run an artifact: tokens in; logits and hidden states out; keys and values kept per slot.
 
 A slot holds one sequence. `forward` appends tokens to any number of slots in one run of the graph
-where its dialect can (else in one run per slot), as chains or as trees; `rollback` forgets the
-last tokens, `keep` turns a tree into the path that was accepted. Not thread-safe: one owner.
+where its dialect can (else in one run per slot), as chains or as trees, which may grow over
+several passes; `rollback` forgets the last tokens, `keep` turns a tree into the path that was
+accepted. Not thread-safe: one owner.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Decoder:
         self._padded_vocab = manifest.padded_vocab_size
         self._layers = manifest.dimensions.layers
         self._kv = KVCache(manifest, slots, self.context)
-        self._appended = [(0, 0)] * slots  # start and number of each slot's last tokens
+        # Trunk and nodes of the tree (or chain) that each slot's last tokens are.
+        self._trees = [(0, 0)] * slots
         self._bindings: dict[tuple[int, int], Binding] = {}
         self._batches = False
         self._session: Any = None
@@ -115,7 +117,7 @@ class Decoder:
                 done = end
         for item in passes:
             length = self._kv.lengths[item.slot]
-            self._appended[item.slot] = (length, len(item.tokens))
+            self._trees[item.slot] = (length - item.grown, len(item.tokens) + item.grown)
             self._kv.lengths[item.slot] = length + len(item.tokens)
         return [outputs[item.slot] for item in passes]
 
@@ -146,26 +148,30 @@ class Decoder:
         if not 0 <= length <= self._kv.lengths[slot]:
             raise ValueError(f"slot {slot} has {self._kv.lengths[slot]} tokens, not {length}")
         self._kv.lengths[slot] = length
-        self._appended[slot] = (length, 0)
+        self._trees[slot] = (length, 0)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
-        """Of the tokens that the last forward appended, keep those at `path`, in this order.
+        """Of the last tree, or the last pass if that was a chain, keep the nodes at `path`.
 
-        After a tree: the offsets of the accepted nodes from the root down, so they ascend.
-        Their keys and values move together; nothing is computed again.
+        Nodes are counted from the trunk, whichever pass appended them; a path runs from the root
+        down, so it ascends. Its keys and values move behind the trunk; nothing is computed again.
+        What is kept counts as a chain behind the same trunk.
+
+        Raises:
+            ValueError: if `path` does not ascend within the tree; then nothing changes.
         """
-        start, count = self._appended[slot]
+        trunk, count = self._trees[slot]
         offsets = [int(offset) for offset in path]
         if any(not 0 <= offset < count for offset in offsets) or offsets != sorted(set(offsets)):
             raise ValueError(f"path must ascend within the last {count} tokens, not {offsets}")
-        self._kv.gather(slot, start, offsets)
-        self._appended[slot] = (start, len(offsets))
+        self._kv.gather(slot, trunk, offsets)
+        self._trees[slot] = (trunk, len(offsets))
 
     def _check(self, passes: Sequence[Pass]) -> None:
         if len(passes) > 1 and len({item.slot for item in passes}) < len(passes):
             raise ValueError("a slot can have one pass per forward")
         for item in passes:
-            check(item, self.slots, self.vocab_size)
+            check(item, self._kv.lengths, self.vocab_size)
             total = self._kv.lengths[item.slot] + len(item.tokens)
             if total > self.context:
                 raise CapacityError(

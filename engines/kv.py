@@ -54,9 +54,14 @@ class KVCache:
         return self._cells[plane, first : first + count]
 
     def gather(self, slot: int, start: int, offsets: Sequence[int]) -> None:
-        """Move the entries at start + offsets to start, start + 1, …, and end the slot there."""
-        if list(offsets) != list(range(len(offsets))):
-            chosen = self._cells[:, slot, :, [start + offset for offset in offsets]]
+        """Move the entries at start + offsets to start, start + 1, …, and end the slot there.
+
+        Offsets ascend, so those that stand where they belong come first; they stay.
+        """
+        stay = next((i for i, offset in enumerate(offsets) if offset != i), len(offsets))
+        moved = [start + offset for offset in offsets[stay:]]
+        if moved:
             # An index list among slices comes first: [n, planes, kv_heads, head_dim].
-            self._cells[:, slot, :, start : start + len(offsets)] = np.moveaxis(chosen, 0, 2)
+            chosen = np.moveaxis(self._cells[:, slot, :, moved], 0, 2)
+            self._cells[:, slot, :, start + stay : start + len(offsets)] = chosen
         self.lengths[slot] = start + len(offsets)

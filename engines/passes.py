@@ -23,12 +23,16 @@ HIDDEN_FROM_VIEW = -3e4  # added to a score, leaves weight 0, in half precision 
 class Pass:
     """New tokens of one slot, appended at its length.
 
+    A token tree may grow over several passes. Its trunk is what the slot held before its first
+    node; each node sees the trunk, its ancestors and itself, and stands at trunk + depth.
+
     Attributes:
         tokens: i64 [S], S ≥ 1.
         rows: logits and hidden states are wanted for the last `rows` tokens; None = all of them,
             0 = none (prefill).
-        parents: i64 [S] for a token tree: parents[i] < i is the token before token i, −1 the
-            committed prefix. None = a chain.
+        parents: i64 [T] for a tree of T ≥ S nodes so far. The last S are these tokens; the first
+            T − S were appended just before, under the same parents. parents[i] < i is the node
+            before node i, −1 the trunk. None = a chain behind all that the slot holds.
     """
 
     slot: int
@@ -41,36 +45,51 @@ class Pass:
         """Rows wanted, as a number."""
         return len(self.tokens) if self.rows is None else self.rows
 
+    @property
+    def grown(self) -> int:
+        """Nodes of the tree that the slot holds already, T − S; 0 for a chain."""
+        return 0 if self.parents is None else len(self.parents) - len(self.tokens)
+
     def depths(self) -> NDArray[np.int64]:
-        """Distance of each token of a tree from the committed prefix, 0 for the first; [S]."""
-        depths = np.zeros(len(self.tokens), np.int64)
-        for i, parent in enumerate(() if self.parents is None else self.parents):
-            depths[i] = depths[parent] + 1 if parent >= 0 else 0
-        return depths
+        """Distance of each token from the trunk, 0 for a root; [S]."""
+        if self.parents is None:
+            return np.arange(len(self.tokens))
+        depths: list[int] = []
+        for parent in self.parents.tolist():
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return np.array(depths[self.grown :], np.int64)
 
     def show(self, mask: NDArray[Any], length: int) -> None:
-        """Write into `mask` [S, C] what each token sees: the prefix, its ancestors and itself.
+        """Write into `mask` [S, C] what each token sees: the trunk, its ancestors and itself.
 
-        0 stands for seen, HIDDEN_FROM_VIEW for the rest.
+        0 stands for seen, HIDDEN_FROM_VIEW for the rest. `length` is the slot's before the pass.
         """
-        first = length + 1  # every token of a chain sees the first one
-        mask[:, :first] = 0
-        mask[:, first:] = HIDDEN_FROM_VIEW
         if self.parents is None:
+            first = length + 1  # every token of a chain sees the first one
+            mask[:, :first] = 0
+            mask[:, first:] = HIDDEN_FROM_VIEW
             for i in range(1, len(self.tokens)):
                 mask[i, first : first + i] = 0
             return
-        mask[:, length] = HIDDEN_FROM_VIEW
-        own = mask[:, length : length + len(self.tokens)]
-        for i, parent in enumerate(self.parents):
-            if parent >= 0:
-                own[i] = own[parent]
-            own[i, i] = 0
+        trunk = length - self.grown
+        mask[:, :trunk] = 0
+        mask[:, trunk:] = HIDDEN_FROM_VIEW
+        nodes = mask[:, trunk : trunk + len(self.parents)]
+        np.copyto(nodes, 0, where=_line(self.parents)[self.grown :])
 
 
-def check(item: Pass, slots: int, vocabulary: int) -> None:
-    """Raise ValueError for a pass that no model could run."""
-    size = len(item.tokens)
+def _line(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """[T, T]: is node j an ancestor of node i, or i itself?"""
+    line = np.eye(len(parents), dtype=np.bool_)
+    for i, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            line[i, : parent + 1] = line[parent, : parent + 1]
+    return line
+
+
+def check(item: Pass, lengths: Sequence[int], vocabulary: int) -> None:
+    """Raise ValueError for a pass that no model could run; `lengths` are those of all slots."""
+    size, slots = len(item.tokens), len(lengths)
     if not 0 <= item.slot < slots:
         raise ValueError(f"slot {item.slot} is not among the {slots} of this decoder")
     if item.tokens.ndim != 1 or size == 0:
@@ -80,12 +99,19 @@ def check(item: Pass, slots: int, vocabulary: int) -> None:
         raise ValueError(f"token ids must lie in 0…{vocabulary - 1}")
     if not 0 <= item.wanted <= size:
         raise ValueError(f"{item.wanted} rows are wanted of {size} tokens")
-    if item.parents is not None and (
-        item.parents.shape != (size,)
-        or (item.parents >= np.arange(size)).any()
-        or item.parents.min() < -1
-    ):
-        raise ValueError("parents[i] must be -1 or an earlier token of the pass")
+    if item.parents is not None:
+        _check_tree(item.parents, size, lengths[item.slot])
+
+
+def _check_tree(parents: NDArray[np.int64], size: int, length: int) -> None:
+    """Raise ValueError for a tree whose last `size` nodes do not fit behind `length` tokens."""
+    if parents.ndim != 1 or not size <= len(parents) <= length + size:
+        raise ValueError(
+            f"parents needs a row of {size} to {length + size} nodes: the tokens of the pass, and "
+            "before them those of the tree that the slot holds"
+        )
+    if any(not -1 <= parent < i for i, parent in enumerate(parents.tolist())):
+        raise ValueError("parents[i] must be -1 or an earlier node of the tree")
 
 
 def fill_packed(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]) -> int:
@@ -103,7 +129,7 @@ def fill_packed(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]
         if item.parents is None:
             positions[start:end] = range(length, length + end - start)
         else:
-            positions[start:end] = item.depths() + length
+            positions[start:end] = item.depths() + (length - item.grown)
         rows[row : row + item.wanted] = range(end - item.wanted, end)
         row += item.wanted
     rows[row:] = 0  # the array is that of an earlier pass, which may have been longer

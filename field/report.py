@@ -11,7 +11,7 @@ from device_runtime.record import STAGES, Generation
 Figures = dict[str, Any]
 
 
-def summary(generation: Generation, window: int) -> Figures:
+def summary(generation: Generation) -> Figures:
     """The figures of one generation. Bytes are frames as sent; timings are p50 in milliseconds."""
     rounds = generation.rounds
     count = max(1, len(rounds))
@@ -21,7 +21,7 @@ def summary(generation: Generation, window: int) -> Figures:
     return {
         "protocol": generation.protocol,
         "text": generation.text,
-        "window": window if any(r.window for r in rounds) else 0,
+        "window": max((r.window for r in rounds), default=0),
         "tokens": len(generation.tokens),
         "prompt_tokens": generation.prompt_tokens,
         "finish_reason": generation.finish_reason,

@@ -7,7 +7,7 @@ NumPy does not promise to keep its distributions.
 
 Counter words, low to high: block, position, round start, candidate · 2³² + purpose. Names therefore
 never share a block: a race uses as many low blocks as the vocabulary needs, and the uniforms of one
-window use one block per position.
+window use one block per candidate.
 """
 
 from enum import IntEnum
@@ -15,7 +15,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.distributions import Floats
+Weights = NDArray[np.floating] | NDArray[np.integer]
 
 _KEY = 0x50696C6F74666973  # "Pilotfis": sets our streams apart from other users of the same seed
 _WORDS_PER_BLOCK = 4
@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     RESIDUAL = 4
     BONUS = 5
     LOCAL = 6
+    DITHER = 7  # the rounding of P̃ in `dssd`
 
 
 def _words(
@@ -42,24 +43,24 @@ def _words(
     return np.random.Philox(key=key, counter=counter).random_raw(count)
 
 
-def race(
-    vocab: int,
+def noise(
+    count: int,
     seed: int,
     purpose: Purpose,
     position: int,
     *,
     round_start: int = 0,
     candidate: int = 0,
-) -> NDArray[np.float64]:
-    """One exponential variate per token, float64 [V], all > 0.
+) -> NDArray[np.uint32]:
+    """Raw noise for one race: a word per runner, u32 [count]; see `exponentials` and `sample`."""
+    words = _words((count + 1) // 2, seed, purpose, position, round_start, candidate)
+    # "<u4" on both kinds of machine, so that the two ends agree
+    return words.astype("<u8", copy=False).view("<u4")[:count]
 
-    ``argmax(p / race)`` is a sample of p: the Gumbel-max trick without the logarithm of p. 10⁻⁵ of
-    noise in the logits almost never changes its outcome, unlike inverse-CDF sampling.
-    """
-    words = _words((vocab + 1) // 2, seed, purpose, position, round_start, candidate)
-    # [V]; "<u4" on both kinds of machine, so that the two ends agree
-    halves = words.astype("<u8", copy=False).view("<u4")[:vocab]
-    variates = halves.astype(np.float64)
+
+def exponentials(words: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Exponential variates of raw noise, float64 of the same shape, all > 0."""
+    variates = words.astype(np.float64)
     variates += 0.5
     variates *= -(2.0**-32)
     np.log1p(variates, out=variates)
@@ -67,17 +68,38 @@ def race(
     return variates
 
 
-def sample(weights: Floats, variates: NDArray[np.float64]) -> int:
-    """The token that wins the race: distributed as ``weights`` [V] normalised."""
-    return int(np.argmax(weights / variates))
+def sample(weights: Weights, words: NDArray[np.uint32]) -> int:
+    """The index that wins the race, argmax(weights / exponentials(words)), both [V].
+
+    It is distributed as the weights normalised: the Gumbel-max trick without the logarithm of the
+    weights. 10⁻⁵ of noise in the logits almost never changes its outcome, unlike inverse-CDF
+    sampling. Only runners that can win have their logarithm taken: e ≥ (w + ½)/2³², so what weighs
+    less than the best so far even with that bound is out.
+    """
+    # [V], at least the score · 2⁻³² of each runner, but for float32's rounding
+    bounds = weights.astype(np.float32, copy=False) / (words.astype(np.float32) + np.float32(0.5))
+    leader = int(bounds.argmax())
+    score = _scores(weights, words, np.array([leader]))[0] * 2.0**-32
+    runners = np.flatnonzero(bounds >= score * (1.0 - 1e-6))
+    if len(runners) <= 1:
+        return leader
+    return int(runners[_scores(weights, words, runners).argmax()])
+
+
+def _scores(
+    weights: Weights, words: NDArray[np.uint32], runners: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    scores: NDArray[np.float64] = weights[runners] / exponentials(words[runners])
+    return scores
 
 
 def uniforms(
     count: int, seed: int, purpose: Purpose, first_position: int, *, round_start: int
 ) -> NDArray[np.float64]:
-    """Uniform variates in the open interval (0, 1), float64 [count], one per window position.
+    """Uniform variates in the open interval (0, 1), float64 [count], one per candidate of a window.
 
-    The block number is the offset in the window, so the whole window costs one call.
+    The block number is the candidate's, counted over the window in the order drawn (in a chain its
+    offset), so the whole window costs one call.
     """
     words = _words(count * _WORDS_PER_BLOCK, seed, purpose, first_position, round_start, 0)
     mantissas: NDArray[np.float64] = (words[::_WORDS_PER_BLOCK] >> np.uint64(11)).astype(np.float64)

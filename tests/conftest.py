@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,3 +78,16 @@ def locked_edge(pair: Pair, key_folders: dict[str, Path]) -> Iterator[EdgeServer
     """An edge that lets Alice and Bob in."""
     with EdgeServer(pair.target, keys=key_folders["edge"], threads=1) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def long_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A tiny pair that never comes to an end by itself."""
+    folder = tmp_path_factory.mktemp("long")
+    for name, sharpness in (("draft", 0.9), ("target", 0.7)):
+        artifact = tiny_artifact(
+            folder / name, vocab=64, seed=1, context=32768, sharpness=sharpness
+        )
+        path = artifact.path / "manifest.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_ids": []}))
+    return Pair(folder / "draft", folder / "target")

@@ -1,16 +1,14 @@
-"""Clients that say whatever they like, and an edge without sockets: to test what the edge endures.
+"""Clients that say whatever they like, to test what the edge endures.
 
 `RawClient` is a bare DEALER: it sends any frames and hears typed replies. `RawSession` knows how to
 say the right thing on it, so that a test can say one wrong thing at the right moment.
-`SocketlessEdge` is the real service, decoder and scheduler with the socket left out: fast enough
-for volume, and time stands still in it until `start`.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,16 @@ import numpy as np
 import pytest
 import zmq
 
-from edge_runtime.config import EdgeLimits
-from edge_runtime.scheduler import Scheduler
-from edge_runtime.service import Service
-from engines.artifact import Artifact
-from engines.decoder import Decoder
+from speculation.distributions import Sampling
+from speculation.tree import Expansion, Tree
+from tests.conftest import VOCAB
 from wire import messages as m
+from wire.codecs.ids import decode_ids
 from wire.committed import Committed
 from wire.keys import DeviceKeys
-from wire.transport import Envelope
+from wire.protocols import EXCHANGES, Draft, Law
 
+PROMPT = [3, 1, 4, 1, 5]
 WAIT_S = 10.0  # a reply that takes so long is not coming
 
 
@@ -44,14 +42,22 @@ def packed(values: object) -> bytes:
 
 
 def ids_bytes(ids: Sequence[int]) -> bytes:
-    """An ids frame."""
-    return np.array(ids, dtype="<u4").tobytes()
+    """An ids frame of a small vocabulary; what does not fit wraps around."""
+    return np.array(ids, dtype="<u8").astype("<u2").tobytes()
 
 
 def resident_mib(pid: int | str = "self") -> float:
     """Memory that a process really holds."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process held from one call to the next."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
     return int(line.split()[1]) / 1024
 
 
@@ -133,12 +139,14 @@ class RawSession:
         self.id = session_id or secrets.token_bytes(16)
         self.generation = -1
         self.committed = Committed()
+        self.pending = 0  # how many of these, at the end, only this end knows: 0 or 1
 
     def begin(self, prompt: Sequence[int], protocol: str = "greedy", **changes: Any) -> list[bytes]:
         """The frames that begin a generation on these tokens alone."""
         self.generation += 1
         self.committed.truncate(0)
         self.committed.extend(prompt)
+        self.pending = 0
         begin = m.Begin(
             session=self.id,
             generation=self.generation,
@@ -146,7 +154,7 @@ class RawSession:
             hash=Committed().hash,
             protocol=protocol,
             seed=5,
-            temperature=1.0 if protocol in {"dsd", "stream"} else 0.0,
+            temperature=0.0 if protocol == "greedy" else 1.0,
             top_k=0,
             top_p=1.0,
         )
@@ -154,13 +162,23 @@ class RawSession:
 
     def window(self, ids: Sequence[int] = (), *others: bytes, **changes: Any) -> list[bytes]:
         """The frames of a window at the end of the committed tokens."""
+        return [self._window(**changes), ids_bytes(ids), *others]
+
+    def propose(self, protocol: str, draft: Draft, **changes: Any) -> list[bytes]:
+        """The frames of a drafted window, behind a token that only this end knows."""
+        pending = self.committed.ids[len(self.committed) - self.pending :]
+        frames = EXCHANGES[protocol].propose(draft, pending, VOCAB)
+        return [self._window(**changes), *map(bytes, frames)]
+
+    def _window(self, **changes: Any) -> bytes:
+        known = len(self.committed) - self.pending
         window = m.Window(
             session=self.id,
             generation=self.generation,
             start=len(self.committed),
-            hash=self.committed.hash,
+            hash=self.committed.hash_of(known),
         )
-        return [m.encode(msgspec.structs.replace(window, **changes)), ids_bytes(ids), *others]
+        return m.encode(msgspec.structs.replace(window, **changes))
 
     def pull(self, count: int, **changes: Any) -> list[bytes]:
         """The frame that asks for so many tokens of a stream."""
@@ -177,7 +195,17 @@ class RawSession:
         """Commit what the edge decided about a window."""
         assert isinstance(verdict, m.Verdict), verdict
         assert verdict.start == len(self.committed)
+        assert verdict.token is not None
         self.committed.extend([*ids[: verdict.accepted], verdict.token])
+
+    def follow(self, draft: Draft, verdict: m.Reply, sampled: int = 0) -> None:
+        """Commit what the edge decided about a draft, and ``sampled`` if it left that to us."""
+        assert isinstance(verdict, m.Verdict), verdict
+        assert verdict.start == len(self.committed)
+        token = sampled if verdict.token is None else verdict.token
+        path = [int(draft.ids[node - 1]) for node in draft.path(verdict.accepted)]
+        self.committed.extend([*path, token])
+        self.pending = int(verdict.token is None)
 
     def go_on(self, client: RawClient, rounds: int, ids: Sequence[int] = ()) -> list[int]:
         """Some rounds with the same window; the session's tokens after them."""
@@ -187,71 +215,33 @@ class RawSession:
         return self.committed.ids.tolist()
 
 
+@cache
+def drafted(protocol: str, expansion: Expansion, seed: int = 0) -> Draft:
+    """What a drafter with random logits would propose under this protocol, by the real rules."""
+    exchange, random = EXCHANGES[protocol], np.random.default_rng(seed)
+    sampling = Sampling(temperature=0.0 if protocol == "greedy" else 1.0, top_k=8)
+    law = Law(sampling=sampling, seed=seed)
+    tree, rows = Tree(), []
+    for depth, count in enumerate(expansion):
+        drawn = []
+        for at in range(len(tree.level)):
+            candidates = range(at * count, (at + 1) * count)
+            logits = random.normal(0.0, 2.0, VOCAB).astype(np.float32)
+            tokens, q = exchange.draw(
+                logits, law, round_start=0, depth=depth, candidates=candidates
+            )
+            drawn.append(tokens)
+            rows.append(q)
+        tree.grow(drawn)
+    draft: Draft = exchange.pack(tree, rows)
+    return draft
+
+
 def take_tokens(client: RawClient, count: int) -> list[int]:
     """Tokens of a stream, as they come."""
     tokens: list[int] = []
     while len(tokens) < count:
         reply, frames = client.hear_all()
         assert isinstance(reply, m.Tokens), reply
-        tokens += m.read_ids(frames[0], 2**31).tolist()
+        tokens += decode_ids(frames[0], 2**16).tolist()
     return tokens
-
-
-class SocketlessEdge:
-    """Service, scheduler and decoder; `deliver` is what the socket would do, `turn` one pass."""
-
-    def __init__(self, target: Path, **limits: Any) -> None:
-        artifact = Artifact.open(target)
-        chosen = EdgeLimits(**{"messages_per_s": 1e9, **limits})
-        decoder = Decoder(artifact, slots=chosen.sessions, context=chosen.context, threads=1)
-        self.replies: list[tuple[bytes, m.Reply, list[bytes]]] = []
-        self.scheduler = Scheduler(decoder)
-        self._working = False
-        self.service = Service(
-            artifact.manifest, decoder, chosen, self.scheduler.submit, self._keep
-        )
-
-    def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> None:
-        self.replies.append((client, reply, list(map(bytes, frames))))
-
-    def start(self) -> None:
-        """Let the target work."""
-        self._working = True
-
-    def deliver(self, frames: Sequence[bytes], client: bytes = b"me") -> None:
-        """A message arrives."""
-        header, *rest = frames
-        self.service.handle(Envelope(client, client, header, rest, sum(map(len, frames))))
-
-    def turn(self) -> None:
-        """Let the target make one pass, and apply what it has done."""
-        for job in self.scheduler.run() if self._working else []:
-            self.service.finish(job)
-
-    def reply(self, client: bytes = b"me") -> m.Reply:
-        """The next reply to a client, waiting for the target; replies to others are dropped."""
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline:
-            while self.replies:
-                to, reply, _ = self.replies.pop(0)
-                if to == client:
-                    return reply
-            self.turn()
-        pytest.fail("the edge said nothing")
-
-    def fails(self, code: str) -> m.Failure:
-        """The next reply is a failure of this kind."""
-        reply = self.reply()
-        assert isinstance(reply, m.Failure), reply
-        assert reply.code == code, reply
-        return reply
-
-    def close(self) -> None:
-        """The target works no more."""
-        self._working = False
-
-    def __enter__(self) -> SocketlessEdge:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

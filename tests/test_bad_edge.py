@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,7 +13,9 @@ import zmq
 from engines.artifact import Artifact
 from pilotfish import Device, PilotfishError
 from tests.conftest import CONTEXT, VOCAB, Pair
+from tests.hostile import PROMPT
 from wire import messages as m
+from wire.codecs.counts import encode_counts
 from wire.errors import (
     InternalError,
     MalformedError,
@@ -23,8 +26,9 @@ from wire.errors import (
     UnknownSessionError,
     VersionMismatchError,
 )
+from wire.protocols import EXCHANGES
+from wire.protocols.dssd import P_BITS
 
-PROMPT = [3, 1, 4, 1, 5]
 TIMES = m.Times(received_ns=1, held_ns=1, queue_ns=0, verify_ns=0)
 Answer = list[m.Reply | bytes]
 
@@ -48,7 +52,7 @@ class LyingEdge(threading.Thread):
         return m.Welcome(
             version=m.VERSION, software="liar", model="liar", vocab_size=VOCAB,
             padded_vocab_size=VOCAB, hidden_size=64, eos_ids=self._manifest.eos_ids,
-            protocols=["greedy"], received_ns=1, sent_ns=2,
+            protocols=[*EXCHANGES], received_ns=1, sent_ns=2,
             limits=m.Limits(context=CONTEXT, window=64, message_bytes=2**20, sessions=1),
         )  # fmt: skip
 
@@ -89,7 +93,7 @@ def liar(pair: Pair) -> Iterator[Callable[..., tuple[LyingEdge, Device]]]:
         each.close() if isinstance(each, Device) else each.stop()
 
 
-def verdict(request: m.Window, **changes: int) -> m.Verdict:
+def verdict(request: m.Window, **changes: int | None) -> m.Verdict:
     values = {"generation": request.generation, "start": request.start, "accepted": 0, "token": 1}
     return m.Verdict(session=request.session, times=TIMES, **{**values, **changes})
 
@@ -121,11 +125,99 @@ def test_bad_answers_to_a_window(
         device.generate(PROMPT, window=4, max_tokens=20)
 
 
+def counts(vocab: int = VOCAB, bits: int = P_BITS) -> bytes:
+    """A rounded distribution over so many tokens."""
+    found = np.zeros(vocab, np.int64)
+    found[[1, 5, vocab - 2]] = 2 ** (bits - 2)
+    found[3] = 2**bits - found.sum()
+    return bytes(encode_counts(found, bits))
+
+
+def spoken(request: m.Window, *frames: bytes, **changes: int | None) -> Answer:
+    return [verdict(request, **changes), *frames]
+
+
+# What no honest edge answers to a window of two tokens, under any protocol.
+VERDICTS: dict[str, Callable[[m.Window], Answer]] = {
+    "one more accepted than sent": lambda w: spoken(w, accepted=5),
+    "a tree's worth more accepted": lambda w: spoken(w, accepted=7),
+    "very many accepted": lambda w: spoken(w, accepted=2**31 - 1),
+    "more accepted, and no token": lambda w: spoken(w, counts(), accepted=3, token=None),
+    "a token that only the padding has": lambda w: spoken(w, token=VOCAB),
+    "a token far out of range": lambda w: spoken(w, token=2**31 - 1),
+    "a token and an empty frame": lambda w: spoken(w, b""),
+    "a token and a distribution": lambda w: spoken(w, counts()),
+    "a token and many frames": lambda w: spoken(w, *[b"x"] * 50),
+    "neither token nor frame": lambda w: spoken(w, token=None),
+    "no token after the whole window": lambda w: spoken(w, counts(), accepted=2, token=None),
+    "no token and an empty frame": lambda w: spoken(w, b"", token=None),
+    "no token and garbage": lambda w: spoken(w, b"\xff" * 300, token=None),
+    "no token and a frame too many": lambda w: spoken(w, counts(), b"", token=None),
+    "no token, and two distributions": lambda w: spoken(w, counts(), counts(), token=None),
+    "for a larger vocabulary": lambda w: spoken(w, counts(VOCAB + 8), token=None),
+    "for a much larger vocabulary": lambda w: spoken(w, counts(50_000), token=None),
+    "sums to half": lambda w: spoken(w, counts(bits=P_BITS - 1), token=None),
+    "sums to twice": lambda w: spoken(w, counts(bits=P_BITS + 1), token=None),
+    "a byte too many": lambda w: spoken(w, counts() + b"\0", token=None),
+    "a distribution that never ends": lambda w: spoken(w, counts() + b"\xff" * 2**23, token=None),
+}
+
+
+@pytest.mark.parametrize("answer", VERDICTS.values(), ids=VERDICTS.keys())
+def test_verdicts_that_cannot_be(liar, answer: Callable[[m.Window], Answer]) -> None:
+    _, device = liar(lambda request: [answer(request)] if isinstance(request, m.Window) else [])
+    for protocol in EXCHANGES:
+        expansion = (2, 1) if protocol == "tree" else None  # two to four nodes
+        temperature = 0.0 if protocol == "greedy" else 1.0
+        began = time.monotonic()
+        with pytest.raises(MalformedError):
+            device.generate(
+                PROMPT,
+                protocol=protocol,
+                window=2,
+                expansion=expansion,
+                temperature=temperature,
+                seed=1,
+                max_tokens=20,
+            )
+        assert time.monotonic() - began < 1
+
+
+def test_every_truncation_of_a_distribution(liar) -> None:
+    size = len(counts())
+    cuts = iter(range(size))
+
+    def script(request: m.Request) -> list[Answer]:
+        if not isinstance(request, m.Window):
+            return []
+        return [spoken(request, counts()[: next(cuts)], token=None)]
+
+    _, device = liar(script)
+    for _ in range(size):
+        with pytest.raises(MalformedError):
+            device.generate(PROMPT, protocol="dssd", window=2, temperature=1.0, max_tokens=20)
+
+
+def test_a_distribution_that_was_never_rounded_is_sampled_all_the_same(liar) -> None:
+    """The device cannot know p: what it is sent it samples from, whatever that makes of the law."""
+
+    def script(request: m.Request) -> list[Answer]:
+        return [spoken(request, counts(), token=None)] if isinstance(request, m.Window) else []
+
+    edge, device = liar(script)
+    pieces = device.stream(PROMPT, protocol="dssd", window=2, temperature=1.0, max_tokens=20)
+    tokens = [token for _ in range(6) for token in next(pieces).tokens]
+    assert len(tokens) == 6
+    assert set(tokens) <= {1, 3, 5, VOCAB - 2}
+    starts = [request.start for request in edge.requests if isinstance(request, m.Window)]
+    assert starts == list(range(len(PROMPT), len(PROMPT) + 6))
+
+
 PULLS: dict[str, tuple[type[PilotfishError], list[bytes]]] = {
     "no tokens": (MalformedError, []),
     "an empty frame": (MalformedError, [b""]),
-    "two frames": (MalformedError, [b"\x01\x00\x00\x00"] * 2),
-    "half a token": (MalformedError, [b"\x01\x00"]),
+    "two frames": (MalformedError, [b"\x01\x00"] * 2),
+    "half a token": (MalformedError, [b"\x01\x00\x02"]),
     "a token that is none": (TokenOutOfRangeError, [b"\xff\xff\xff\xff"]),
 }
 
@@ -152,13 +244,13 @@ def test_more_tokens_than_were_asked_for(liar) -> None:
         tokens = m.Tokens(
             session=request.session, generation=request.generation, start=request.start, times=TIMES
         )
-        return [[tokens, np.arange(50, dtype="<u4").tobytes()]]
+        return [[tokens, np.arange(50, dtype="<u2").tobytes()]]
 
     _, device = liar(script)
     assert device.generate(PROMPT, protocol="stream", max_tokens=5).tokens == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("protocol", ["greedy", "stream"])
+@pytest.mark.parametrize("protocol", ["greedy", "tree", "dssd", "stream"])
 @pytest.mark.parametrize("code", ["unknown-session", "diverged"])
 def test_an_edge_that_never_learns_the_session(liar, protocol: str, code: str) -> None:
     def script(request: m.Request) -> list[Answer]:

@@ -150,30 +150,6 @@ def test_passes_of_which_no_row_is_wanted_stand_beside_others(decoder):
     same(after, whole(decoder, TOKENS[:6], slot=1)[5:])
 
 
-def test_a_tree_is_its_paths(decoder):
-    prefix, nodes = TOKENS[:20], np.array([5, 6, 7, 8, 9, 10, 5])
-    parents = np.array([-1, -1, 0, 0, 2, 1, 1])
-    decoder.prefill(0, prefix, rows=0)
-    out = decoder.forward([Pass(slot=0, tokens=nodes, parents=parents)])[0].logits.copy()
-    for node in range(len(nodes)):
-        path = [node]
-        while parents[path[0]] >= 0:
-            path.insert(0, parents[path[0]])
-        same(out[node], whole(decoder, [*prefix, *nodes[path]], slot=1)[-1])
-
-
-def test_keep_turns_a_tree_into_the_accepted_path(decoder):
-    prefix, nodes = TOKENS[:20], np.array([5, 6, 7, 8, 9])
-    decoder.prefill(0, prefix, rows=0)
-    decoder.forward([Pass(slot=0, tokens=nodes, parents=np.array([-1, -1, 1, 1, 3]))])
-    decoder.keep(0, [1, 3, 4])
-    assert decoder.length(0) == 23
-    after = decoder.forward([Pass(slot=0, tokens=np.array([11, 12]))])[0].logits.copy()
-    same(after, whole(decoder, [*prefix, 6, 8, 9, 11, 12], slot=1)[-2:])
-    with pytest.raises(ValueError, match="path"):
-        decoder.keep(0, [1, 0])
-
-
 def test_rollback_forgets(decoder):
     decoder.prefill(0, TOKENS[:30], rows=0)
     decoder.forward([Pass(slot=0, tokens=np.array([1, 2, 3]))])
@@ -204,7 +180,6 @@ def test_a_full_context_is_refused_and_nothing_is_appended(decoder):
         Pass(slot=0, tokens=np.array([128])),
         Pass(slot=0, tokens=np.array([-1])),
         Pass(slot=0, tokens=np.array([1]), rows=2),
-        Pass(slot=0, tokens=np.array([1, 2]), parents=np.array([-1, 1])),
     ],
 )
 def test_senseless_passes_are_refused(decoder, wrong):

@@ -10,42 +10,42 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
-import msgspec
-import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
 from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB, Pair
 from tests.hostile import (
+    PROMPT,
     RawClient,
     RawSession,
-    SocketlessEdge,
-    ids_bytes,
-    packed,
+    drafted,
     resident_mib,
 )
+from tests.socketless import SocketlessEdge
+from tests.spoiling import Frames, spoil
 from wire import messages as m
+from wire.codecs.ids import decode_ids
+from wire.protocols import EXCHANGES, Draft
 
 MESSAGES = 100_000
 BY_SOCKET = 5_000
 CLIENTS = 3
-PROMPT = [3, 1, 4, 1, 5]
-Frames = list[bytes]
 
-# What a mutated field may become: limits, their neighbours, and other types.
-ODD_VALUES = (
-    0, 1, -1, 2, 63, 64, 65, 127, 128, 255, 256, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63,
-    2**64 - 1, 0.0, -0.0, 0.5, 1e-46, 1e300, float("nan"), float("inf"), True, None, "", "stream",
-    "x" * 5000, b"", b"x" * 16, b"\x00" * 8, [], [[]], {}, {"type": "ping"},
-)  # fmt: skip
-
-
-# [n, V]: any rows of it may be a window's q
-DISTRIBUTIONS = np.random.default_rng(1).random((64, VOCAB)).astype("<f4")
-DISTRIBUTIONS /= DISTRIBUTIONS.sum(axis=1, keepdims=True)
+CHAINS = [(1,) * length for length in (0, 1, 2, 4, 8)]
+TREES = [(), (1,), (3,), (1, 1, 1), (2, 2, 1), (2, 2, 2), (5, 2)]
+# By protocol: windows that a drafter could have drafted, and that fit wherever a session stands.
+DRAFTS = {
+    name: [
+        drafted(name, shape, seed)
+        for shape in (TREES if exchange.branches else CHAINS)
+        for seed in range(6)
+    ]
+    for name, exchange in EXCHANGES.items()
+}
+PROTOCOLS = [*EXCHANGES, "stream"]
 
 
 class Talk:
@@ -55,7 +55,8 @@ class Talk:
         self.rng = rng
         self.session = RawSession()
         self.protocol = ""
-        self.sent: dict[int, list[int]] = {}  # ids of the windows sent, by start
+        self.sent: dict[int, Draft] = {}  # the windows sent, by start
+        self.decided: Counter[str] = Counter()  # verdicts that were followed, by protocol
         self.lost = True  # begin again
 
     def next(self) -> Frames:
@@ -89,7 +90,7 @@ class Talk:
         if rng.random() < 0.2:
             self.session = RawSession(rng.randbytes(16))
         self.lost, self.sent = False, {}
-        self.protocol = rng.choice(["greedy", "dsd", "dsd", "stream"])
+        self.protocol = rng.choice(PROTOCOLS)
         length = rng.choice([1, 2, 5, 30, 150, CONTEXT - 2, CONTEXT])
         prompt = rng.choices(range(VOCAB), k=length)
         return self.session.begin(
@@ -97,136 +98,44 @@ class Talk:
         )
 
     def _window(self) -> Frames:
-        rng = self.rng
-        gamma = rng.choice([0, 1, 2, 4, 8])
-        ids = rng.choices(range(VOCAB), k=gamma)
-        self.sent[len(self.session.committed)] = ids
-        if self.protocol == "greedy":
-            return self.session.window(ids)
-        at = rng.randrange(len(DISTRIBUTIONS) - gamma)
-        return self.session.window(ids, DISTRIBUTIONS[at : at + gamma].tobytes())
+        draft = self.rng.choice(DRAFTS[self.protocol])
+        self.sent[len(self.session.committed)] = draft
+        return self.session.propose(self.protocol, draft)
 
     def hear(self, reply: m.Reply, frames: Frames) -> None:
         """Follow what the edge did; lose the thread where it followed a spoilt message."""
-        committed = self.session.committed
+        session, committed = self.session, self.session.committed
         match reply:
-            case m.Verdict(start=start) if start == len(committed) and start in self.sent:
-                committed.extend([*self.sent[start][: reply.accepted], reply.token])
-            case m.Tokens(start=start) if start == len(committed):
-                committed.extend(m.read_ids(frames[0], VOCAB))
+            case m.Verdict(session=session.id, generation=session.generation, start=start) if (
+                start == len(committed) and start in self.sent
+            ):
+                self._follow(self.sent[start], reply)
+            case m.Tokens(session=session.id, start=start) if start == len(committed):
+                committed.extend(decode_ids(frames[0], VOCAB))
             case m.Failure(code=("diverged" | "unknown-session" | "conflict")):
                 self.lost = self.lost or self.rng.random() < 0.3
 
-
-def spoil(frames: Frames, rng: random.Random) -> Frames:
-    """One to three mutations of a message's bytes, frames or fields."""
-    for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        frames = rng.choice(MUTATIONS)(list(frames), rng)
-    return frames
-
-
-def _flip(frames: Frames, rng: random.Random) -> Frames:
-    at = rng.randrange(len(frames))
-    if frames[at]:
-        changed = bytearray(frames[at])
-        for _ in range(rng.choice([1, 1, 4])):
-            changed[rng.randrange(len(changed))] = rng.randrange(256)
-        frames[at] = bytes(changed)
-    return frames
+    def _follow(self, draft: Draft, verdict: m.Verdict) -> None:
+        if verdict.accepted > len(draft.ids):  # of a spoilt, longer window
+            self.lost = True
+            return
+        self.session.follow(draft, verdict, sampled=self.rng.randrange(VOCAB))
+        self.decided[self.protocol] += 1
+        self.decided["without a token"] += verdict.token is None
 
 
-def _cut(frames: Frames, rng: random.Random) -> Frames:
-    at = rng.randrange(len(frames))
-    frames[at] = frames[at][: rng.randrange(len(frames[at]) + 1)]
-    return frames
-
-
-def _grow(frames: Frames, rng: random.Random) -> Frames:
-    at = rng.randrange(len(frames))
-    frames[at] += rng.randbytes(rng.choice([1, 4, 256, 20_000]))
-    return frames
-
-
-def _drop(frames: Frames, rng: random.Random) -> Frames:
-    if len(frames) > 1:
-        del frames[rng.randrange(len(frames))]
-    return frames
-
-
-def _repeat(frames: Frames, rng: random.Random) -> Frames:
-    return frames + [rng.choice(frames)] * rng.choice([1, 2, 20])
-
-
-def _shuffle(frames: Frames, rng: random.Random) -> Frames:
-    rng.shuffle(frames)
-    return frames
-
-
-def _header(frames: Frames) -> list[object]:
-    """The header's fields; none if it is past recognition."""
-    try:
-        header = msgspec.msgpack.decode(frames[0])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return []
-    return header if isinstance(header, list) else []
-
-
-def _odd_field(frames: Frames, rng: random.Random) -> Frames:
-    header = _header(frames)
-    if header:
-        header[rng.randrange(len(header))] = rng.choice(ODD_VALUES)
-        frames[0] = packed(header)
-    return frames
-
-
-def _other_type(frames: Frames, rng: random.Random) -> Frames:
-    header = _header(frames)
-    if header:
-        header[0] = rng.choice(["hello", "begin", "window", "pull", "close", "verdict", "wind"])
-        frames[0] = packed(header)
-    return frames
-
-
-def _odd_ids(frames: Frames, rng: random.Random) -> Frames:
-    wild = [VOCAB - 1, VOCAB, PADDED_VOCAB, 2**32 - 1]
-    count = rng.choice([0, 3, 65])
-    ids = [rng.choice([rng.randrange(VOCAB), rng.choice(wild)]) for _ in range(count)]
-    return [frames[0], ids_bytes(ids), *frames[2:]]
-
-
-def _odd_floats(frames: Frames, rng: random.Random) -> Frames:
-    if len(frames) > 2 and len(frames[2]) >= 4:
-        values = np.frombuffer(frames[2][: len(frames[2]) // 4 * 4], dtype="<f4").copy()
-        odd = [np.nan, np.inf, -np.inf, -1.0, 1e38, 1e-45, 0.0]
-        values[rng.randrange(len(values))] = rng.choice(odd)
-        frames[2] = values.tobytes()
-    return frames
-
-
-def _garbage(frames: Frames, rng: random.Random) -> Frames:
-    return [rng.randbytes(rng.randrange(64)) for _ in range(rng.randrange(1, 5))]
-
-
-def _near_context(frames: Frames, rng: random.Random) -> Frames:
-    return [frames[0], ids_bytes([1] * (CONTEXT + rng.choice([-1, 0, 1, 5000]))), *frames[2:]]
-
-
-MUTATIONS: list[Callable[[Frames, random.Random], Frames]] = [
-    _flip, _flip, _cut, _grow, _drop, _repeat, _shuffle, _odd_field, _odd_field, _other_type,
-    _odd_ids, _odd_floats, _garbage, _near_context,
-]  # fmt: skip
-
-
-def text_of(edge: SocketlessEdge) -> list[int]:
-    """A generation by an honest client."""
-    session = RawSession()
-    edge.deliver(session.begin(PROMPT, "dsd"), b"honest")
-    for _ in range(8):
-        q = np.full((2, VOCAB), 1 / VOCAB, dtype="<f4")
-        edge.deliver(session.window([7, 9], q.tobytes()), b"honest")
-        session.settle([7, 9], edge.reply(b"honest"))
-    edge.deliver([m.encode(m.Close(session=session.id))], b"honest")
-    return session.committed.ids.tolist()
+def texts_of(edge: SocketlessEdge) -> list[list[int]]:
+    """A generation under each protocol by an honest client."""
+    texts = []
+    for protocol, drafts in DRAFTS.items():
+        session = RawSession()
+        edge.deliver(session.begin(PROMPT, protocol), b"honest")
+        for draft in drafts[:24:3]:
+            edge.deliver(session.propose(protocol, draft), b"honest")
+            session.follow(draft, edge.reply(b"honest"), sampled=7)
+        edge.deliver([m.encode(m.Close(session=session.id))], b"honest")
+        texts.append(session.committed.ids.tolist())
+    return texts
 
 
 @pytest.fixture
@@ -240,7 +149,7 @@ def test_a_hundred_thousand_messages(
     service: SocketlessEdge, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = random.Random(7)
-    wanted = text_of(service)
+    wanted = texts_of(service)
     talks = {f"client {i}".encode(): Talk(rng) for i in range(CLIENTS)}
     seen: Counter[str] = Counter()
     started_mib = 0.0
@@ -248,7 +157,7 @@ def test_a_hundred_thousand_messages(
         client = rng.choice(list(talks))
         frames = talks[client].next()
         service.deliver(frames if rng.random() < 0.3 else spoil(frames, rng), client)
-        if rng.random() < 0.25:
+        if rng.random() < 0.2:
             service.turn()
         for to, reply, reply_frames in service.replies:
             talks[to].hear(reply, reply_frames)
@@ -266,8 +175,10 @@ def test_a_hundred_thousand_messages(
         "version-mismatch", "prompt-too-long", "too-large",
     }  # fmt: skip
     assert seen["Verdict"] > MESSAGES / 100, seen
+    decided = sum((talk.decided for talk in talks.values()), Counter())
+    assert min(decided[name] for name in (*EXCHANGES, "without a token")) > 100, decided
     time.sleep(0.1)  # so that an idle session yields
-    assert text_of(service) == wanted
+    assert texts_of(service) == wanted
 
 
 def test_spoilt_messages_through_the_socket(pair: Pair) -> None:
@@ -296,6 +207,7 @@ def test_spoilt_messages_through_the_socket(pair: Pair) -> None:
         assert seen["malformed"] > 100
         assert seen["Verdict"] > 20
         assert resident_mib(edge.pid) - before < 32
+        time.sleep(0.1)  # so that an idle session yields
         assert device.generate(PROMPT, **options).tokens == wanted
 
 

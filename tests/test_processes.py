@@ -1,12 +1,11 @@
 """Ends that are absent, die, freeze or talk nonsense: one clear line, in time, and nothing left.
 
 A line on stderr within three seconds (the interpreter's own start aside), the exit code of
-`wire.errors`, no traceback, no process left behind; and an edge that comes back is gone on with.
+`wire.errors`, no traceback, no process left behind.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
@@ -25,8 +24,6 @@ from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
 from pilotfish.cli.export import default_pair
 from tests.conftest import Pair
-from tests.relay import Relay
-from tests.tiny import tiny_artifact
 from wire import keys
 from wire.errors import EdgeLostError, ListenError
 from wire.keys import DeviceKeys
@@ -283,19 +280,6 @@ def default_target() -> Path:
     return default_pair()[1]
 
 
-@pytest.fixture(scope="module")
-def long_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A tiny pair that never comes to an end by itself."""
-    folder = tmp_path_factory.mktemp("long")
-    for name, sharpness in (("draft", 0.9), ("target", 0.7)):
-        artifact = tiny_artifact(
-            folder / name, vocab=64, seed=1, context=32768, sharpness=sharpness
-        )
-        path = artifact.path / "manifest.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_ids": []}))
-    return Pair(folder / "draft", folder / "target")
-
-
 @pytest.fixture
 def running(long_pair: Pair) -> Iterator[tuple[EdgeServer, subprocess.Popen[str]]]:
     """An edge, and a device in the middle of a long answer."""
@@ -456,88 +440,3 @@ def test_a_demo_that_is_cut_short(blow: signal.Signals, tmp_path: Path) -> None:
     if blow == signal.SIGINT:
         assert stderr.splitlines()[-1] == "pilotfish: interrupted"
         assert list(tmp_path.iterdir()) == []
-
-
-# An edge that comes back
-
-
-@pytest.mark.parametrize(
-    ("protocol", "temperature", "locked"),
-    [("greedy", 0.0, True), ("dsd", 1.0, False), ("stream", 1.0, True)],
-)
-def test_a_restarted_edge_goes_on_with_the_same_text(
-    pair: Pair, key_folders, protocol: str, temperature: float, locked: bool
-) -> None:
-    options = {
-        "protocol": protocol, "temperature": temperature, "seed": 0, "window": 3, "max_tokens": 40,
-    }  # fmt: skip
-    edge_keys = key_folders["edge"] if locked else None
-    device_keys = key_folders["alice"] if locked else None
-    first = EdgeServer(pair.target, keys=edge_keys, threads=1).start()
-    try:
-        with Device(pair.draft, first.endpoint, device_keys, threads=1) as device:
-            wanted = device.generate(PROMPT, **options).tokens
-            pieces = device.stream(PROMPT, **options)
-            got = [*next(pieces).tokens, *next(pieces).tokens]
-            os.kill(first.pid, signal.SIGKILL)
-            first.stop()
-            with EdgeServer(pair.target, first.endpoint, keys=edge_keys, threads=1):
-                got += [token for piece in pieces for token in piece.tokens]
-                assert got == wanted
-                assert device.generate(PROMPT, **options).tokens == wanted
-    finally:
-        first.stop()
-
-
-@pytest.mark.parametrize(("protocol", "temperature"), [("dsd", 1.0), ("stream", 1.0)])
-def test_an_edge_killed_under_way_and_replaced(
-    long_pair: Pair, key_folders, protocol: str, temperature: float
-) -> None:
-    """The device is waiting for the answer of an edge that dies; another stands in its place."""
-    options = {"protocol": protocol, "temperature": temperature, "seed": 3, "max_tokens": 300}
-    edges = [
-        EdgeServer(long_pair.target, keys=key_folders["edge"], threads=1).start() for _ in range(2)
-    ]
-    relay = Relay(edges[0].endpoint)
-    try:
-        with Device(long_pair.draft, relay.endpoint, key_folders["alice"], threads=1) as device:
-            wanted = device.generate(PROMPT, **options).tokens
-
-            def replace() -> None:
-                relay.turn_to(edges[1].endpoint)
-                os.kill(edges[0].pid, signal.SIGKILL)
-
-            began = time.monotonic()
-            device.generate(PROMPT, **options)
-            killer = threading.Timer((time.monotonic() - began) / 2, replace)
-            killer.start()
-            got = device.generate(PROMPT, **options).tokens
-            assert killer.finished.is_set()
-            killer.join()
-            assert got == wanted
-            assert relay.connections == 2
-    finally:
-        relay.close()
-        for server in edges:
-            server.stop()
-
-
-@pytest.mark.parametrize("locked", [False, True])
-def test_an_edge_that_was_frozen_for_a_while(pair: Pair, key_folders, locked: bool) -> None:
-    """The connection breaks, and without keys the edge does not know the new one's owner."""
-    options = {"protocol": "dsd", "temperature": 1.0, "seed": 0, "window": 3, "max_tokens": 40}
-    edge_keys = key_folders["edge"] if locked else None
-    device_keys = key_folders["alice"] if locked else None
-    with (
-        EdgeServer(pair.target, keys=edge_keys, threads=1) as server,
-        Device(pair.draft, server.endpoint, device_keys, threads=1) as device,
-    ):
-        wanted = device.generate(PROMPT, **options).tokens
-        pieces = device.stream(PROMPT, **options)
-        got = next(pieces).tokens
-        os.kill(server.pid, signal.SIGSTOP)
-        waker = threading.Timer(1.6, os.kill, (server.pid, signal.SIGCONT))
-        waker.start()
-        got = [*got, *(token for piece in pieces for token in piece.tokens)]
-        waker.join()
-        assert got == wanted

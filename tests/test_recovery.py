@@ -1,8 +1,14 @@
-"""A connection that breaks in the middle of a generation changes nothing of the text."""
+"""A connection that breaks, an edge that dies or freezes in the middle: the text stays the same."""
+
+import os
+import signal
+import threading
+import time
 
 import pytest
 
 from pilotfish import Device, EdgeServer
+from tests.conftest import Pair
 from tests.relay import Relay
 from tests.tiny import tiny_artifact
 from wire import keys
@@ -25,10 +31,13 @@ def artifacts(tmp_path_factory):
     "options",
     [
         {"protocol": "greedy"},
-        {"protocol": "dsd", "temperature": 1.0, "seed": 5},
-        {"protocol": "stream", "temperature": 1.0, "seed": 5},
+        *(
+            {"protocol": name, "temperature": 1.0, "seed": 5}
+            for name in ("dsd", "tslt", "tree", "dssd", "coupled", "stream")
+        ),
+        {"protocol": "dssd", "temperature": 1.0, "seed": 6, "window": "auto"},
     ],
-    ids=lambda options: options["protocol"],
+    ids=lambda options: "-".join(str(options[k]) for k in ("protocol", "window") if k in options),
 )
 def test_cut_connections_change_nothing(artifacts, encrypted, options):
     folder = artifacts / "keys" if encrypted else None
@@ -45,3 +54,98 @@ def test_cut_connections_change_nothing(artifacts, encrypted, options):
             assert device.last.tokens == wanted.tokens
             assert relay.connections >= 2
         relay.close()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "temperature", "locked"),
+    [
+        ("greedy", 0.0, True),
+        ("dsd", 1.0, False),
+        ("tslt", 1.0, True),
+        ("tree", 1.0, False),
+        ("dssd", 1.0, True),
+        ("coupled", 1.0, False),
+        ("stream", 1.0, True),
+    ],
+)
+def test_a_restarted_edge_goes_on_with_the_same_text(
+    pair: Pair, key_folders, protocol: str, temperature: float, locked: bool
+) -> None:
+    options = {
+        "protocol": protocol, "temperature": temperature, "seed": 0, "window": 3, "max_tokens": 40,
+    }  # fmt: skip
+    edge_keys = key_folders["edge"] if locked else None
+    device_keys = key_folders["alice"] if locked else None
+    first = EdgeServer(pair.target, keys=edge_keys, threads=1).start()
+    try:
+        with Device(pair.draft, first.endpoint, device_keys, threads=1) as device:
+            wanted = device.generate(PROMPT, **options).tokens
+            pieces = device.stream(PROMPT, **options)
+            got = [*next(pieces).tokens, *next(pieces).tokens]
+            os.kill(first.pid, signal.SIGKILL)
+            first.stop()
+            with EdgeServer(pair.target, first.endpoint, keys=edge_keys, threads=1):
+                got += [token for piece in pieces for token in piece.tokens]
+                assert got == wanted
+                assert device.generate(PROMPT, **options).tokens == wanted
+    finally:
+        first.stop()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "temperature"),
+    [("dsd", 1.0), ("tree", 1.0), ("dssd", 1.0), ("coupled", 1.0), ("stream", 1.0)],
+)
+def test_an_edge_killed_under_way_and_replaced(
+    long_pair: Pair, key_folders, protocol: str, temperature: float
+) -> None:
+    """The device is waiting for the answer of an edge that dies; another stands in its place."""
+    options = {"protocol": protocol, "temperature": temperature, "seed": 3, "max_tokens": 300}
+    edges = [
+        EdgeServer(long_pair.target, keys=key_folders["edge"], threads=1).start() for _ in range(2)
+    ]
+    relay = Relay(edges[0].endpoint)
+    try:
+        with Device(long_pair.draft, relay.endpoint, key_folders["alice"], threads=1) as device:
+            wanted = device.generate(PROMPT, **options).tokens
+            if protocol == "coupled":
+                assert wanted == device.generate(PROMPT, **options | {"protocol": "stream"}).tokens
+
+            def replace() -> None:
+                relay.turn_to(edges[1].endpoint)
+                os.kill(edges[0].pid, signal.SIGKILL)
+
+            began = time.monotonic()
+            device.generate(PROMPT, **options)
+            killer = threading.Timer((time.monotonic() - began) / 2, replace)
+            killer.start()
+            got = device.generate(PROMPT, **options).tokens
+            assert killer.finished.is_set()
+            killer.join()
+            assert got == wanted
+            assert relay.connections == 2
+    finally:
+        relay.close()
+        for server in edges:
+            server.stop()
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_an_edge_that_was_frozen_for_a_while(pair: Pair, key_folders, locked: bool) -> None:
+    """The connection breaks, and without keys the edge does not know the new one's owner."""
+    options = {"protocol": "dsd", "temperature": 1.0, "seed": 0, "window": 3, "max_tokens": 40}
+    edge_keys = key_folders["edge"] if locked else None
+    device_keys = key_folders["alice"] if locked else None
+    with (
+        EdgeServer(pair.target, keys=edge_keys, threads=1) as server,
+        Device(pair.draft, server.endpoint, device_keys, threads=1) as device,
+    ):
+        wanted = device.generate(PROMPT, **options).tokens
+        pieces = device.stream(PROMPT, **options)
+        got = next(pieces).tokens
+        os.kill(server.pid, signal.SIGSTOP)
+        waker = threading.Timer(1.6, os.kill, (server.pid, signal.SIGCONT))
+        waker.start()
+        got = [*got, *(token for piece in pieces for token in piece.tokens)]
+        waker.join()
+        assert got == wanted

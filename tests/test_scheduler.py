@@ -59,7 +59,7 @@ class Client:
 
         ids = np.array(tokens, dtype=np.uint32)
         name = bytes([self.slot]) * 16
-        job = Job(name, self.slot, ids, rows, rule if rows else None, self._clock())
+        job = Job(name, self.slot, ids, rows, rule if rows else None, queued_ns=self._clock())
         self._scheduler.submit(job)
         return job
 

@@ -7,7 +7,8 @@ import pytest
 
 from edge_runtime.scheduler import CHUNK, Job
 from engines.decoder import Decoder, Pass
-from tests.hostile import RawSession, SocketlessEdge
+from tests.hostile import RawSession
+from tests.socketless import SocketlessEdge
 from wire import messages as m
 from wire.protocols import Ruling
 

@@ -1,219 +1,275 @@
-"""The output law of speculation equals the target's, by enumeration of every outcome."""
+"""The output law of speculation equals the target's, by enumeration of every outcome.
 
-import itertools
+`tests/enumeration.py` replays drafting and the rules of `speculation` in all ways that they can go.
+The mutants of `tests/test_mutants.py` show that these tests see small mistakes.
+"""
+
+from functools import cache, partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.chain import acceptance, accepted_count, matching_prefix, residual
-from speculation.distributions import Sampling, nucleus, probabilities
-from speculation.randomness import Purpose, race, sample, uniforms
-
-V = 4
-
-
-def random_distribution(rng, *shape, zeros=True):
-    weights = rng.random((*shape, V)) ** 3
-    if zeros:
-        weights *= rng.random((*shape, V)) > 0.25
-        weights[..., 0] += 1e-3
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def output_law(gamma, q_of, p_of):
-    """Law of the first γ+1 tokens when every outcome of one round is enumerated.
-
-    q_of and p_of give the distributions after a prefix. What follows a short round is drawn from p,
-    which is the claim for the rounds after it (induction), so all laws are over γ+1 tokens.
-    """
-    law = dict.fromkeys(itertools.product(range(V), repeat=gamma + 1), 0.0)
-
-    def spread(prefix, probability):
-        if len(prefix) == gamma + 1:
-            law[prefix] += probability
-            return
-        for token, p in enumerate(p_of(prefix)):
-            spread((*prefix, token), probability * p)
-
-    for window in itertools.product(range(V), repeat=gamma):
-        q = np.array([q_of(window[:i]) for i in range(gamma)])
-        p = np.array([p_of(window[:i]) for i in range(gamma + 1)])
-        drawn = float(np.prod(q[np.arange(gamma), window]))
-        if drawn == 0.0:
-            continue
-        ratio = acceptance(np.array(window), q, p)
-        for count in range(gamma + 1):
-            reached = drawn * float(np.prod(ratio[:count]))
-            if count == gamma:
-                weights, probability = p[gamma], reached
-            else:
-                weights, probability = residual(p[count], q[count]), reached * (1 - ratio[count])
-            for token, weight in enumerate(weights):
-                spread((*window[:count], token), probability * weight)
-    return law
-
-
-@pytest.mark.parametrize("gamma", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(5))
-def test_output_law_equals_target(gamma, seed):
-    rng = np.random.default_rng(seed)
-    tables = {}
-
-    def of(kind, prefix):
-        return tables.setdefault((kind, prefix), random_distribution(rng))
-
-    law = output_law(gamma, lambda x: of("q", x), lambda x: of("p", x))
-    for tokens, probability in law.items():
-        wanted = np.prod([of("p", tokens[:i])[token] for i, token in enumerate(tokens)])
-        assert probability == pytest.approx(wanted, abs=1e-12)
-
-
-def test_law_holds_for_the_float32_numbers_that_are_shipped():
-    """q as shipped sums to 1 only roughly; the law is over those numbers all the same."""
-    rng = np.random.default_rng(3)
-    q = (random_distribution(rng) * 1.0004).astype(np.float32)
-    p = random_distribution(rng)
-    exact_q = q.astype(np.float64) / q.sum(dtype=np.float64)
-    law = np.zeros(V)
-    for x in range(V):
-        if exact_q[x] > 0:
-            ratio = acceptance(np.array([x]), q[None], np.stack([p, p]))[0]
-            law[x] += exact_q[x] * ratio
-            law += exact_q[x] * (1 - ratio) * residual(p, q)
-    np.testing.assert_allclose(law, p, atol=1e-12)
-
-
-def test_the_printed_ratio_is_not_lossless():
-    """tslt's Algorithm 3 prints q/p: the enumeration sees that, so it would see our mistakes."""
-    rng = np.random.default_rng(0)
-    p, q = random_distribution(rng, zeros=False), random_distribution(rng, zeros=False)
-    ratio = np.minimum(1.0, q / p)
-    law = q * ratio + (q * (1 - ratio)).sum() * residual(p, q)
-    assert np.abs(law - p).sum() / 2 > 0.01
-
-
-def test_identical_distributions_are_always_accepted():
-    p = random_distribution(np.random.default_rng(1), 2)
-    assert (acceptance(np.array([0, 0]), p, np.concatenate([p, p[:1]])) == 1.0).all()
-    np.testing.assert_allclose(residual(p[0], p[0]), p[0], atol=1e-15)  # 0/0 guarded
-
-
-@given(st.lists(st.booleans(), max_size=8))
-def test_accepted_count_is_the_length_of_the_true_prefix(accepts):
-    wanted = accepts.index(False) if False in accepts else len(accepts)
-    assert accepted_count(np.array(accepts, dtype=bool)) == wanted
-
-
-def test_matching_prefix():
-    assert matching_prefix(np.array([5, 6, 7]), np.array([5, 6, 8, 9])) == 2
-    assert matching_prefix(np.array([], dtype=np.uint32), np.array([5])) == 0
-
-
-def test_race_samples_the_distribution():
-    """χ² of Gumbel-max draws over positions against the weights."""
-    weights = np.array([0.5, 0.25, 0.2, 0.05, 0.0])
-    draws = 20_000
-    counts = np.zeros(5)
-    for position in range(draws):
-        counts[sample(weights, race(5, 11, Purpose.DRAFT, position, round_start=3))] += 1
-    assert counts[4] == 0
-    expected = weights[:4] * draws
-    assert ((counts[:4] - expected) ** 2 / expected).sum() < 21.1  # df 3, p ≈ 1e-4
-
-
-def test_draws_depend_on_every_part_of_their_name():
-    base = {"seed": 1, "purpose": Purpose.DRAFT, "position": 5, "round_start": 4, "candidate": 0}
-    names = [base, {**base, "seed": 2}, {**base, "purpose": Purpose.TARGET}]
-    names += [{**base, "position": 6}, {**base, "round_start": 5}, {**base, "candidate": 1}]
-    variates = [race(64, **name) for name in names]
-    pooled = np.concatenate(variates)
-    assert len(np.unique(pooled)) == len(pooled)
-    np.testing.assert_array_equal(race(64, **base), variates[0])
-
-
-def test_race_is_never_zero_and_a_longer_vocabulary_keeps_the_noise():
-    assert race(100_001, 1, Purpose.TARGET, 0).min() > 0.0
-    np.testing.assert_array_equal(
-        race(151, 9, Purpose.TARGET, 3), race(1000, 9, Purpose.TARGET, 3)[:151]
-    )
-
-
-PINNED_RACE = [0.26066322859729607, 0.38446560991616613, 0.7303475274646487]
-PINNED_UNIFORMS = [0.8253024914499434, 0.5889941552276514]
-
-
-def test_noise_is_pinned():
-    """The bits are part of the wire's law: a change of NumPy or of ours must show."""
-    np.testing.assert_allclose(race(3, 7, Purpose.TARGET, 12), PINNED_RACE, rtol=1e-15)
-    np.testing.assert_allclose(
-        uniforms(2, 7, Purpose.ACCEPT, 12, round_start=12), PINNED_UNIFORMS, rtol=1e-15
-    )
-
-
-def test_uniforms_are_uniform():
-    draws = np.concatenate(
-        [uniforms(8, 5, Purpose.ACCEPT, start, round_start=start) for start in range(0, 4000, 8)]
-    )
-    assert draws.min() > 0.0
-    assert draws.max() < 1.0
-    counts = np.histogram(draws, bins=20, range=(0, 1))[0]
-    expected = len(draws) / 20
-    assert ((counts - expected) ** 2 / expected).sum() < 52  # df 19, p ≈ 1e-4
-
-
-@given(
-    st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=40, unique=True),
-    st.floats(0.1, 3.0),
-    st.integers(0, 45),
-    st.floats(0.05, 1.0),
+from speculation.candidates import choose, residual
+from speculation.chain import agreed
+from speculation.confidence import predicted_acceptance
+from speculation.distributions import Sampling, probabilities
+from speculation.rows import Row
+from speculation.split import systematic
+from speculation.tree import Tree, chain, nodes_at_most
+from speculation.truncation import LEVEL_WEIGHTS, MAX_LEVEL, SparseRows, largest, truncate
+from tests.enumeration import (
+    KINDS,
+    Model,
+    dither,
+    kinds,
+    law_of,
+    output_law,
+    play_round,
+    play_split_round,
+    samplings,
+    target_law,
+    ways,
 )
+
+EXACT = 1e-12
+CHAINS = ((1,), (1, 1), (1, 1, 1))
+TREES = ((2,), (3,), (2, 2), (2, 1), (1, 2))
+LARGE_TREES = ((2, 2), (1, 1, 1))  # these only over few tokens
+
+
+@st.composite
+def pairs(draw):
+    """A target and a drafter, their samplings, and the shape of a window."""
+    expansion = draw(st.sampled_from(CHAINS + TREES))
+    vocab = draw(st.integers(3, 3 if expansion in LARGE_TREES else 5))
+    seed, kind = draw(st.integers(0, 2**31)), draw(kinds)
+    target, drafter = (Model(vocab, seed, side, kind) for side in (0, 1))
+    return target, draw(samplings), drafter, draw(samplings), expansion
+
+
+def dense(model, sampling):
+    """q as `dsd` ships it: float32 numbers that sum to 1 only roughly."""
+    q = law_of(model, sampling)
+    return cache(lambda prefix: Row(q(prefix)))
+
+
+def truncated(model, sampling):
+    """q̂ as `tslt` and `tree` ship it."""
+    return cache(lambda prefix: truncate(model.logits(prefix), sampling).row(0))
+
+
+def rounded(model, sampling, bits):
+    """q as `dssd` samples from it: whole numbers."""
+    q = law_of(model, sampling)
+    return cache(lambda prefix: Row(systematic(q(prefix), bits, 0.5)))
+
+
+def assert_exact(play, p, length):
+    law = output_law(play, p, length)
+    np.testing.assert_allclose(law, target_law(p, length), rtol=0, atol=EXACT)
+
+
+# What really runs
+
+
+@given(pairs(), st.sampled_from([dense, truncated, partial(rounded, bits=3)]))
 @settings(max_examples=200)
-def test_shaping_keeps_what_it_says(values, temperature, top_k, top_p):
-    logits = np.array([values], dtype=np.float64)
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    shaped = probabilities(logits, sampling)[0]
-    assert shaped.sum() == pytest.approx(1.0)
-    full = np.exp((logits[0] - logits.max()) / temperature)
-    order = np.argsort(-full, kind="stable")[: top_k or None]
-    running = np.cumsum(full[order] / full[order].sum())
-
-    def nucleus_of(mass):
-        return order[: int(np.searchsorted(running, mass)) + 1] if top_p < 1.0 else order
-
-    # where a running sum falls on the border of the nucleus, rounding decides
-    surely, perhaps = nucleus_of(top_p * (1 - 1e-12)), nucleus_of(top_p * (1 + 1e-12))
-    positive = set(np.flatnonzero(shaped))
-    assert positive <= {i for i in range(len(values)) if full[i] >= full[perhaps[-1]]}
-    assert {i for i in surely if full[i] > 1e-300} <= positive
-    np.testing.assert_allclose(shaped[order[0]], shaped.max())
+def test_output_law_equals_target(pair, shipped):
+    target, sampling, drafter, drafting, expansion = pair
+    p, q = law_of(target, sampling), shipped(drafter, drafting)
+    assert_exact(partial(play_round, expansion, q, p), p, len(expansion) + 1)
 
 
-def test_nucleus_includes_the_token_that_crosses():
-    weights = np.array([0.1, 0.5, 0.3, 0.1])
-    assert nucleus(weights, 0.5).tolist() == [False, True, False, False]
-    assert nucleus(weights, 0.51).tolist() == [False, True, True, False]
-    assert nucleus(weights, 0.85).tolist() == [True, True, True, False]  # ties by id
+@pytest.mark.parametrize("expansion", [*CHAINS, *TREES])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_shape_meets_every_kind_of_pair(expansion, kind):
+    vocab = 3 if expansion in LARGE_TREES else 4
+    target, drafter = (Model(vocab, 5, side, kind) for side in (0, 1))
+    p = law_of(target, Sampling(temperature=1.0))
+    for drafting in ({"top_k": 1}, {"top_p": 0.05}, {"top_k": 2}, {"top_p": 0.8}, {}):
+        q = truncated(drafter, Sampling(temperature=1.0, **drafting))
+        assert_exact(partial(play_round, expansion, q, p), p, len(expansion) + 1)
 
 
-def test_nucleus_beyond_the_first_guess_equals_a_full_sort():
+@pytest.mark.parametrize("expansion", [(2, 2, 1), (3, 2), (4,)])
+def test_larger_trees(expansion):
+    target, drafter = (Model(3, 11, side) for side in (0, 1))
+    p = law_of(target, Sampling(temperature=1.0))
+    q = truncated(drafter, Sampling(temperature=1.0, top_k=2))
+    assert_exact(partial(play_round, expansion, q, p), p, len(expansion) + 1)
+
+
+@given(pairs(), st.floats(0.2, 1.0))
+@settings(max_examples=80)
+def test_a_window_that_ends_early_by_confidence_keeps_the_law(pair, enough):
+    target, sampling, drafter, drafting, expansion = pair
+    p, q = law_of(target, sampling), truncated(drafter, drafting)
+    play = early(drafter, expansion, q, p, enough)
+    assert_exact(play, p, len(expansion) + 1)
+
+
+def early(drafter, expansion, q, p, enough):
+    def predicted(prefix):
+        return predicted_acceptance(drafter.logits(prefix), expansion[len(prefix)])
+
+    return partial(play_round, expansion, q, p, predicted=predicted, enough=enough)
+
+
+@pytest.mark.parametrize("expansion", [(1, 1, 1), (1, 2, 1)])
+def test_windows_of_two_lengths_in_one_round_keep_the_law(expansion):
+    """What is drafted first decides on the third level."""
+    target, drafter = (Model(3, 8, side) for side in (0, 1))
+    p = law_of(target, Sampling(temperature=1.0))
+    q = truncated(drafter, Sampling(temperature=1.0))
+    first = predicted_acceptance(drafter.logits(()), expansion[0])
+    seconds = [predicted_acceptance(drafter.logits((x,)), expansion[1]) for x in range(3)]
+    enough = first * sorted(seconds)[1]
+    asked = []
+    play = early(drafter, expansion, lambda prefix: asked.append(prefix) or q(prefix), p, enough)
+    levels = set()
+    for _ in ways(play):
+        levels.add(max(map(len, asked)) + 1)
+        asked.clear()
+    assert levels == {2, 3}
+    assert_exact(play, p, len(expansion) + 1)
+
+
+@given(pairs(), st.integers(1, 5))
+@settings(max_examples=80)
+def test_rounding_p_with_an_independent_uniform_keeps_the_law(pair, bits):
+    target, sampling, drafter, drafting, expansion = pair
+    length = min(len(expansion), 2)
+    p, q = law_of(target, sampling), rounded(drafter, drafting, 4)
+    assert_exact(partial(play_split_round, length, q, p, bits=bits), p, length + 1)
+
+
+# The rules' parts
+
+
+def test_the_float32_numbers_that_are_shipped_are_the_law():
+    """q as shipped sums to 1 only roughly; the ratio is over q divided by its float64 sum."""
+    p = law_of(Model(4, 3, 0), Sampling(temperature=1.0))
+    weights = (p((1,)) * 1.0004).astype(np.float32)
+    row = Row(weights)
+    assert row.total != 1.0
+    assert row.probabilities().sum() == pytest.approx(1.0, abs=1e-15)
+    assert_exact(partial(play_round, (1, 1), lambda _: row, p), p, 3)
+
+
+@given(pairs())
+def test_identical_distributions_are_always_accepted(pair):
+    target, sampling, _, _, expansion = pair
+    q = dense(target, sampling)
+    for ended, probability in ways(partial(play_round, expansion, q, law_of(target, sampling))):
+        assert len(ended.tokens) == len(expansion) or probability < 1e-15
+
+
+def test_the_residual_of_equal_distributions_is_guarded():
+    p = probabilities(np.array([[0.3, 2.0, -1.0, 0.5]]), Sampling(temperature=1.0))[0]
+    np.testing.assert_array_equal(residual(p, Row(p)), p)  # 0/0
+
+
+def test_a_certain_acceptance_asks_no_further():
+    tossed = []
+
+    def coin(probability):
+        tossed.append(probability)
+        return probability >= 1.0
+
+    choice = choose([2, 0, 1], Row(np.array([0.5, 0.2, 0.3])), np.array([0.2, 0.4, 0.4]), coin)
+    assert choice.accepted == 0
+    assert choice.residual is None
+    assert tossed == [1.0]
+
+
+@given(pairs(), st.integers(1, 24), st.floats(0.0, 1.0, exclude_max=True))
+def test_systematic_rounding_is_off_by_less_than_one(pair, bits, offset):
+    target, sampling, *_ = pair
+    p = law_of(target, sampling)(())
+    counts = systematic(p, bits, offset)
+    exact = p / p.sum(dtype=np.float64) * 2**bits
+    assert counts.sum() == 2**bits
+    assert counts.min() >= 0
+    assert np.abs(counts - exact).max() < 1 + 1e-7
+    assert not counts[p == 0].any()
+
+
+@given(pairs(), st.integers(1, 16))
+def test_systematic_rounding_is_unbiased(pair, bits):
+    target, sampling, *_ = pair
+    p = law_of(target, sampling)(())
+    mean = np.zeros(len(p))
+    for offset, probability in ways(partial(dither, p, bits)):
+        mean += probability * systematic(p, bits, offset)
+    np.testing.assert_allclose(mean * 2.0**-bits, p / p.sum(dtype=np.float64), atol=EXACT)
+
+
+def test_tokens_of_probability_zero_get_no_weight_however_the_sum_rounds():
     rng = np.random.default_rng(0)
-    weights = rng.random(5000)
-    order = np.argsort(-weights, kind="stable")
-    for mass in (0.1, 0.5, 0.99):
-        count = int(np.searchsorted(np.cumsum(weights[order]), mass * weights.sum())) + 1
-        assert set(np.flatnonzero(nucleus(weights, mass))) == set(order[:count])
+    for _ in range(2000):
+        p = np.append(rng.random(5).astype(np.float32), np.zeros(2, np.float32))
+        for offset in (2.0**-54, 0.5, 1 - 2.0**-53):
+            assert not systematic(p, 16, offset)[5:].any()
 
 
-def test_temperature_zero_is_one_hot():
-    logits = np.array([[1.0, 3.0, 3.0], [0.0, -1.0, -2.0]], dtype=np.float32)
-    np.testing.assert_array_equal(probabilities(logits, Sampling()), [[0, 1, 0], [1, 0, 0]])
+@given(pairs())
+def test_truncation_keeps_the_shape_and_rounds_by_a_quarter_octave(pair):
+    *_, drafter, drafting, _ = pair
+    logits = drafter.logits(())
+    row = truncate(logits, drafting).row(0)
+    full = probabilities(logits[None].astype(np.float64), drafting)[0]
+    assert (np.diff(row.ids.astype(int)) > 0).all()
+    assert row.weights.max() == LEVEL_WEIGHTS[0]
+    kept = full[row.ids]
+    # relative to the heaviest token; what is too light for the lowest level is left out
+    ratio = (row.weights / row.weights.max()) / (kept / kept.max())
+    assert (np.abs(np.log2(ratio)) < 0.2501 + 1e-6).all()
+    lost = np.delete(full, row.ids)
+    assert (lost <= full.max() * 2.0 ** (-MAX_LEVEL / 2 - 0.24)).all()
 
 
-@pytest.mark.parametrize(
-    "bad", [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}]
-)
-def test_senseless_sampling_is_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        Sampling(**bad)
+def test_rows_of_one_frame_are_told_apart():
+    parts = [
+        truncate(Model(5, i, 0).logits(()), Sampling(temperature=1.0, top_k=i + 1))
+        for i in range(4)
+    ]
+    joined = SparseRows.join(parts)
+    assert len(joined) == 4
+    for index, part in enumerate(parts):
+        np.testing.assert_array_equal(joined.row(index).dense(5), part.row(0).dense(5))
+    assert len(SparseRows.join([])) == 0
+
+
+@given(st.integers(0, 2**31), st.integers(1, 40))
+@settings(max_examples=30)
+def test_the_largest_are_found_by_blocks_as_by_sorting(seed, count):
+    values = np.random.default_rng(seed).integers(0, 3000, 20_000).astype(np.float32)
+    least = np.sort(values)[-count]
+    np.testing.assert_array_equal(largest(values, count), np.flatnonzero(values >= least))
+
+
+def test_equal_candidates_share_a_node_and_keep_their_order():
+    tree = Tree()
+    tree.grow([[4, 2, 4]])
+    tree.grow([[1, 1, 0], [3, 2, 1]])
+    assert tree.ids.tolist() == [4, 2, 1, 0, 3, 2, 1]
+    assert tree.parents.tolist() == [-1, -1, 0, 0, 1, 1, 1]
+    assert tree.candidates == [(1, 2, 1), (3, 3, 4), (5, 6, 7)]
+    assert tree.expansion == (3, 3)
+    assert list(tree.level) == [3, 4, 5, 6, 7]
+    assert tree.tokens(tree.path(6)) == [2, 2]
+    assert tree.path(0) == []
+
+
+def test_the_sizes_of_trees_and_chains():
+    assert [nodes_at_most(e) for e in [(), (1, 1), (2, 2, 2), (4, 2, 1)]] == [0, 2, 14, 20]
+    assert chain(3) == [(1,), (2,), (3,)]
+
+
+def test_agreed():
+    choices = [5, 6, 8, 9]
+    assert agreed([5, 6, 7], choices.__getitem__) == (2, 8)
+    assert agreed(np.array([], dtype=np.uint32), choices.__getitem__) == (0, 5)
+    assert agreed([5, 6, 8], choices.__getitem__) == (3, 9)

@@ -17,7 +17,7 @@ from msgspec import inspect
 
 from wire import messages as m
 from wire.committed import Committed
-from wire.errors import MalformedError, TokenOutOfRangeError
+from wire.errors import MalformedError
 
 REQUESTS = get_args(m.Request)
 REPLIES = get_args(m.Reply)
@@ -100,25 +100,6 @@ def test_any_fields_are_a_message_or_malformed(tag: str, rest: list[Any]) -> Non
     except MalformedError:
         return
     assert m.decode_request(m.encode(message)) == message
-
-
-@given(st.lists(st.integers(0, 999), max_size=300), st.booleans())
-def test_ids_come_out_as_they_went_in(ids: list[int], as_u32: bool) -> None:
-    array = np.array(ids, dtype=np.uint32 if as_u32 else np.int64)
-    framed = m.ids_frame(array)
-    assert len(framed) == 4 * len(ids)
-    assert m.read_ids(framed, 1000).tolist() == ids
-    assert m.read_ids(bytes(framed), 1000).dtype == np.uint32
-
-
-@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300), st.integers(1, 2**32 - 1))
-def test_ids_outside_the_vocabulary_are_found(ids: list[int], vocab: int) -> None:
-    framed = m.ids_frame(np.array(ids, dtype=np.uint32))
-    if max(ids) < vocab:
-        assert m.read_ids(framed, vocab).tolist() == ids
-    else:
-        with pytest.raises(TokenOutOfRangeError, match=str(max(ids))):
-            m.read_ids(framed, vocab)
 
 
 class CommittedMachine(RuleBasedStateMachine):

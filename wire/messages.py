@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculation.distributions import Sampling
-from wire.errors import MalformedError, TokenOutOfRangeError
+from wire.errors import MalformedError
 
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER_BYTES: Final = 16 * 1024
 MAX_FRAMES: Final = 8  # arrays behind one header
 MAX_WINDOW: Final = 128
@@ -64,7 +64,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hel
 
 
 class Begin(Header, tag="begin", frozen=True):
-    """Starts a generation: keep the first ``keep`` tokens, append frame 0 (ids u32), sample so.
+    """Starts a generation: keep the first ``keep`` tokens, append frame 0 (ids), sample so.
 
     A session that the edge does not know starts empty, which only ``keep`` = 0 allows.
     """
@@ -89,12 +89,12 @@ class Begin(Header, tag="begin", frozen=True):
 
 
 class Window(Header, tag="window", frozen=True):
-    """One round's draft: frame 0 is ids u32 [γ], the other frames are the protocol's."""
+    """One round's draft: frame 0 is ids, the other frames are the protocol's."""
 
     session: SessionId
     generation: U31
-    start: U31  # committed tokens so far; the window's first token gets this position
-    hash: Digest  # of the committed tokens
+    start: U31  # the position of the window's first token
+    hash: Digest  # of the tokens that the edge has committed
 
 
 class Pull(Header, tag="pull", frozen=True):
@@ -155,18 +155,22 @@ class Times(Header, frozen=True):
 
 
 class Verdict(Header, tag="verdict", frozen=True):
-    """The first ``accepted`` tokens of the window and then ``token`` are committed."""
+    """The path to node ``accepted`` of the window and then ``token`` are committed.
+
+    In a chain that is how many tokens were accepted. Without a token, the device samples it by the
+    frames, and it rides on the next window.
+    """
 
     session: SessionId
     generation: U31
     start: U31
     accepted: U31
-    token: U31
+    token: U31 | None
     times: Times
 
 
 class Tokens(Header, tag="tokens", frozen=True):
-    """`stream`: frame 0 holds the committed ids u32 from position ``start`` on."""
+    """`stream`: frame 0 holds the committed ids from position ``start`` on."""
 
     session: SessionId
     generation: U31
@@ -229,25 +233,6 @@ def _checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer) -> M:
         raise MalformedError(f"The header is not a known message: {error}.") from error
 
 
-def ids_frame(ids: NDArray[np.integer]) -> memoryview:
-    """Token ids as they travel: little-endian u32."""
-    return frame(ids.astype(_U32, copy=False))
-
-
 def frame(array: NDArray[Any]) -> memoryview:
     """The bytes of an array as a frame, without a copy where it is contiguous already."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def read_ids(frame: Buffer, vocab_size: int) -> NDArray[np.uint32]:
-    """Ids u32 [n] of a frame, without a copy; checked against the vocabulary."""
-    if len(frame) % 4:
-        raise MalformedError(f"An ids frame has {len(frame)} bytes, which is no multiple of 4.")
-    ids = np.frombuffer(frame, _U32)
-    # for a few ids numpy's reductions cost more than they save
-    highest = int(ids.max()) if len(ids) > MAX_WINDOW else max(ids.tolist(), default=0)
-    if highest >= vocab_size:
-        raise TokenOutOfRangeError(
-            f"Token id {highest} is out of range: the vocabulary has {vocab_size} tokens."
-        )
-    return ids

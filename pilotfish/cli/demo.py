@@ -27,15 +27,21 @@ def add_to(commands: Commands) -> None:
         "demo",
         help="both ends on this machine, nothing to prepare",
         description="Exports the default pair on first use (SmolLM2-135M: int4 drafter, fp32 "
-        "target), starts an edge process, and answers one prompt under each protocol.",
+        "target), starts an edge process, and answers one prompt under several protocols.",
     )
     parser.add_argument("--prompt", default=_PROMPT, help="the user's message")
     parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="(%(default)s)")
     parser.add_argument("--window", type=int, default=4, metavar="N", help="γ (%(default)s)")
     parser.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="of dsd (%(default)s)"
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="of dsd and coupled (%(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=7, metavar="N", help="of dsd (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=7, metavar="N", help="of dsd and coupled (%(default)s)"
+    )
     json_option(parser)
     parser.set_defaults(run=_run)
 
@@ -56,10 +62,11 @@ def _run(args: argparse.Namespace) -> int:
             generations = [
                 _generate(device, screen, args, "greedy", 0.0),
                 _generate(device, screen, args, "dsd", args.temperature),
+                _generate(device, screen, args, "coupled", args.temperature),
                 _generate(device, screen, args, STREAM, 0.0),
                 _generate(device, screen, args, LOCAL, 0.0),
             ]
-    figures = _figures(generations, args.window)
+    figures = _figures(generations)
     screen.notes.print(report(list(figures["protocols"].values())))
     verdict = "equals" if figures["matches_target"] else "DIFFERS FROM"
     screen.notes.print(f"greedy over the link {verdict} the target's own greedy output")
@@ -86,9 +93,9 @@ def _generate(
     return device.last
 
 
-def _figures(generations: list[Generation], window: int) -> dict[str, Any]:
+def _figures(generations: list[Generation]) -> dict[str, Any]:
     """The main run's figures (greedy) at the top, and each protocol's under its name."""
-    rows = {g.protocol: summary(g, window) for g in generations}
+    rows = {g.protocol: summary(g) for g in generations}
     tokens = {g.protocol: g.tokens for g in generations}
     return {
         **rows["greedy"],

@@ -9,6 +9,7 @@ from field.report import report, summary
 from pilotfish.cli.options import (
     Commands,
     engine_options,
+    generation_of,
     generation_options,
     json_option,
     keys_option,
@@ -49,21 +50,11 @@ def _run(args: argparse.Namespace) -> int:
     with Device(
         args.draft, args.edge, args.keys, provider=args.provider, threads=args.threads
     ) as device:
-        for piece in device.stream(
-            prompt,
-            protocol=args.protocol,
-            window=args.window,
-            max_tokens=args.max_tokens,
-            temperature=args.temperature,
-            top_k=args.top_k,
-            top_p=args.top_p,
-            seed=args.seed,
-            stop=args.stop,
-        ):
+        for piece in device.stream(prompt, **generation_of(args)):
             screen.show(piece)
         screen.end()
         assert device.last is not None
-        figures = summary(device.last, args.window)
+        figures = summary(device.last)
     if args.json:
         write_json(args.json, figures)
     if args.stats:

@@ -6,8 +6,9 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from device_runtime.plan import Options
 from wire.keys import default_directory
 from wire.protocols import NAMES
 
@@ -61,13 +62,34 @@ def engine_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def window(text: str) -> "int | Literal['auto']":
+    """An argparse type: a number of draft tokens, or ``auto``."""
+    return "auto" if text == "auto" else int(text)
+
+
+def expansion(text: str) -> list[int]:
+    """An argparse type: ``2,2,1``."""
+    return [int(part) for part in text.split(",")]
+
+
 def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens: int) -> None:
     """How to generate."""
     parser.add_argument(
         "--protocol", choices=NAMES, default=protocol, help="how a round is carried (%(default)s)"
     )
     parser.add_argument(
-        "--window", type=int, default=4, metavar="N", help="draft tokens a round (%(default)s)"
+        "--window",
+        type=window,
+        default=4,
+        metavar="N|auto",
+        help="draft tokens a round; auto: until the drafter loses confidence (%(default)s)",
+    )
+    parser.add_argument(
+        "--expansion",
+        type=expansion,
+        metavar="K,K,…",
+        help="protocol tree: candidates of each level, e.g. 2,2,1 (default: 2,2,1,… as deep as "
+        "the window)",
     )
     parser.add_argument(
         "--max-tokens", type=int, default=tokens, metavar="N", help="tokens at most (%(default)s)"
@@ -79,9 +101,40 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
     parser.add_argument(
         "--top-p", type=float, default=1.0, metavar="P", help="nucleus mass; 1: all (default)"
     )
+    parser.add_argument(
+        "--draft-top-k",
+        type=int,
+        metavar="K",
+        help="truncate the drafter to K tokens: tslt's K (default: as the target's; 64 for tslt "
+        "and tree)",
+    )
+    parser.add_argument(
+        "--draft-top-p", type=float, metavar="P", help="or to this nucleus: tslt's ρ"
+    )
+    parser.add_argument(
+        "--draft-temperature", type=float, metavar="T", help="of the drafter (the target's)"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="makes a sampled run repeatable")
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
+    )
+
+
+def generation_of(args: argparse.Namespace) -> Options:
+    """The generation options as `Device.stream` takes them."""
+    return Options(
+        protocol=args.protocol,
+        window=args.window,
+        expansion=args.expansion,
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        draft_temperature=args.draft_temperature,
+        draft_top_k=args.draft_top_k,
+        draft_top_p=args.draft_top_p,
+        seed=args.seed,
+        stop=args.stop,
     )
 
 

@@ -1,12 +1,21 @@
 """The protocols of a round. One file each, both halves in it; one line here to add one."""
 
+from typing import Any
+
 from wire.errors import UnsupportedError
 from wire.protocols.baselines import LOCAL, STREAM, choose
+from wire.protocols.coupled import Coupled
 from wire.protocols.dsd import Dsd
+from wire.protocols.dssd import Dssd
 from wire.protocols.exchange import Draft, Exchange, Law, Ruling
 from wire.protocols.greedy import Greedy
+from wire.protocols.tree import TokenTree
+from wire.protocols.tslt import Tslt
 
-EXCHANGES: dict[str, Exchange] = {exchange.name: exchange for exchange in (Greedy(), Dsd())}
+EXCHANGES: dict[str, Exchange[Any]] = {
+    exchange.name: exchange
+    for exchange in (Greedy(), Dsd(), Tslt(), TokenTree(), Dssd(), Coupled())
+}
 NAMES = (*EXCHANGES, STREAM, LOCAL)
 
 __all__ = [
@@ -23,7 +32,7 @@ __all__ = [
 ]
 
 
-def exchange_named(name: str) -> Exchange:
+def exchange_named(name: str) -> Exchange[Any]:
     """The drafting protocol of that name, or `UnsupportedError`."""
     try:
         return EXCHANGES[name]

@@ -7,7 +7,7 @@ law      the model's own: argmax at temperature 0, else its sample under the noi
 """
 
 from speculation.distributions import Floats, probabilities
-from speculation.randomness import Purpose, race, sample
+from speculation.randomness import Purpose, noise, sample
 from wire.protocols.exchange import Law
 
 STREAM = "stream"
@@ -19,4 +19,4 @@ def choose(logits: Floats, law: Law, position: int, purpose: Purpose) -> int:
     if law.sampling.greedy:
         return int(logits.argmax())
     p = probabilities(logits[None], law.sampling)[0]
-    return sample(p, race(len(p), law.seed, purpose, position))
+    return sample(p, noise(len(p), law.seed, purpose, position))

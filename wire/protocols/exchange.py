@@ -1,83 +1,230 @@
 """What a drafting protocol is: two halves of one exchange, and the words they share.
 
-A protocol is one subclass of `Exchange` in a file of its own: the device calls `draw` while it
-drafts, then `propose` and, with the verdict, commits; the edge calls `admit` on what arrived and
-`rule` on the target's logits. None of them has state: what a round needs is in its arguments.
+A protocol is one subclass of `Exchange` in a file of its own. The device calls `draw` while it
+drafts, `pack` and `propose` with what it drew, and `settle` with the verdict; the edge calls
+`admit` on what arrived and `rule` on the target's logits. None of them has state: what a round
+needs is in its arguments.
+
+A window is a tree in general (`speculation.tree`), whose nodes 1…n stand in the pass breadth first;
+most protocols send chains, in which node i follows node i − 1.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.distributions import Floats, Sampling
-from wire.errors import MalformedError
-from wire.messages import Buffer, ids_frame, read_ids
+from speculation.distributions import Floats, Sampling, probabilities
+from speculation.randomness import Purpose, noise, sample, uniforms
+from speculation.rows import Row
+from speculation.tree import Expansion, Tree, Walk, verify
+from wire.codecs.ids import decode_ids, encode_ids
+from wire.errors import MalformedError, TooLargeError, UnsupportedError
+from wire.messages import MAX_WINDOW, Buffer
 
 Ids = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """What both ends of a generation sample by. The seed names the generation's draws."""
+    """What one end samples by: the drafter from q, the target from p. The seed names the draws."""
 
     sampling: Sampling
     seed: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Draft:
-    """A window and the distributions that it was sampled from.
+    """A window; protocols add the distributions that it was sampled from.
 
-    ids: u32 [γ]. q: f32 [γ, V], exactly the numbers sampled from, or None where none are needed.
+    ids: u32 [n], the tokens of its nodes. pending: u32 [0 or 1], a token that the device committed
+    alone and the edge does not know yet; it comes before the window (`dssd`).
     """
 
     ids: Ids
-    q: NDArray[np.float32] | None = None
+    pending: Ids = field(default_factory=lambda: np.empty(0, np.uint32), kw_only=True)
+
+    @property
+    def parents(self) -> NDArray[np.int64] | None:
+        """Of each node the index of its parent among the nodes, −1 for the root; None: a chain."""
+        return None
+
+    @property
+    def depth(self) -> int:
+        """The most tokens that can be accepted: γ."""
+        return len(self.ids)
+
+    def path(self, node: int) -> Sequence[int]:
+        """The nodes from the first token to ``node``, which is 0 for an empty path."""
+        return range(1, node + 1)
+
+
+D = TypeVar("D", bound=Draft)
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """The edge's decision: the first ``accepted`` tokens, then ``token``, are committed."""
+    """The edge's decision: the path to node ``accepted`` is committed, and then ``token``.
+
+    accepted: 0 where nothing was. token: None where the device samples it by the ``frames``.
+    """
 
     accepted: int
-    token: int
+    token: int | None
+    frames: Sequence[Buffer] = ()
 
 
-class Exchange(ABC):
+class Exchange(ABC, Generic[D]):
     """One protocol, both halves."""
 
     name: ClassVar[str]
-    lossless: ClassVar[bool]
+    lossless: ClassVar[bool] = True
+    truncates: ClassVar[int] = 0  # top-K of the drafter where nobody asks for another truncation
+    branches: ClassVar[bool] = False  # windows may be trees
 
-    def check(self, sampling: Sampling) -> None:
-        """Raise `UnsupportedError` for a sampling that cannot be served; by default all can."""
+    def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
+        """Raise `UnsupportedError` for a sampling of either end that cannot be served.
+
+        The edge does not know the drafter's.
+        """
         return
+
+    def expansion(self, window: int) -> Expansion:
+        """⟨k₁…k_L⟩ of a window of ``window`` levels when nobody asks for another one."""
+        return (1,) * window
+
+    # The device's half
 
     @abstractmethod
     def draw(
-        self, logits: Floats, law: Law, *, round_start: int, position: int
-    ) -> tuple[int, NDArray[np.float32] | None]:
-        """Device: the draft token for one row of logits [V], and its q [V] if that is sent."""
+        self,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        depth: int,
+        candidates: range = range(1),
+    ) -> tuple[list[int], Any]:
+        """The tokens drawn after one row of logits [V], and the numbers they were sampled from.
 
-    def propose(self, draft: Draft) -> list[Buffer]:
-        """Device: the frames of a draft. Ids come first in every protocol."""
-        return [ids_frame(draft.ids)]
-
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:
-        """Edge: the draft in these frames, checked; a typed error for anything that is not one."""
-        expect_frames(frames, 1)
-        return Draft(read_ids(frames[0], vocab_size))
+        depth: of the drawn tokens, 0 for the window's first. candidates: how many are drawn, and
+        their numbers among all of that depth, which name their draws.
+        """
 
     @abstractmethod
-    def rule(self, draft: Draft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
-        """Edge: decide on a draft by the target's logits [γ+1, V]."""
+    def pack(self, tree: Tree, rows: Sequence[Any]) -> D:
+        """The draft of these nodes; ``rows`` are those that `draw` returned, in order."""
+
+    def propose(self, draft: D, pending: Ids, vocab_size: int) -> list[Buffer]:
+        """The frames of a draft. Ids come first in every protocol."""
+        if len(pending):
+            raise UnsupportedError(f"Protocol {self.name} carries no pending token.")
+        return [encode_ids(draft.ids, vocab_size)]
+
+    def settle(
+        self, draft: D, ruling: Ruling, law: Law, *, round_start: int, vocab_size: int
+    ) -> int:
+        """The token after the accepted ones; the edge has chosen it, but for `dssd`."""
+        if ruling.token is None or ruling.frames:
+            raise MalformedError("The edge's verdict lacks the token that follows.")
+        return ruling.token
+
+    # The edge's half
+
+    @abstractmethod
+    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> D:
+        """The draft in these frames, checked; a typed error for anything that is not one."""
+
+    @abstractmethod
+    def rule(self, draft: D, logits: Floats, law: Law, *, round_start: int) -> Ruling:
+        """Decide on a draft by the target's logits [n + 1, V]: the root's, then each node's."""
+
+
+def draw_from(
+    row: Row, law: Law, *, round_start: int, depth: int, candidates: range = range(1)
+) -> list[int]:
+    """Independent samples of q, one for each candidate."""
+    return [
+        row.token(
+            sample(
+                row.weights,
+                noise(
+                    len(row.weights),
+                    law.seed,
+                    Purpose.DRAFT,
+                    round_start + depth,
+                    round_start=round_start,
+                    candidate=candidate,
+                ),
+            )
+        )
+        for candidate in candidates
+    ]
+
+
+def coins(count: int, law: Law, round_start: int) -> Callable[[int, float], bool]:
+    """The accept draws of a window: did what has this probability happen to candidate number i?"""
+    draws = uniforms(count, law.seed, Purpose.ACCEPT, round_start, round_start=round_start).tolist()
+    return lambda candidate, probability: bool(draws[candidate] < probability)
+
+
+def follow(walk: Walk, law: Law, *, round_start: int, depth: int) -> int:
+    """The token after the accepted path of ``depth`` tokens: residual or bonus."""
+    return sample(
+        walk.weights,
+        noise(
+            len(walk.weights),
+            law.seed,
+            Purpose.RESIDUAL if walk.rejected else Purpose.BONUS,
+            round_start + depth,
+            round_start=round_start,
+        ),
+    )
+
+
+def decide(
+    draft: Draft,
+    candidates: Sequence[tuple[int, ...]],
+    q: Callable[[int], Row],
+    logits: Floats,
+    law: Law,
+    round_start: int,
+) -> Ruling:
+    """The edge's decision where it knows q: the accepted path, then residual or bonus.
+
+    candidates and q: of each inner node; logits: [n + 1, V], of which only the path's are used.
+    """
+    walk = verify(
+        candidates,
+        draft.ids,
+        q,
+        lambda node: probabilities(logits[node : node + 1], law.sampling)[0],
+        coins(sum(map(len, candidates)), law, round_start),
+    )
+    depth = len(draft.path(walk.node))
+    return Ruling(walk.node, follow(walk, law, round_start=round_start, depth=depth))
 
 
 def expect_frames(frames: Sequence[Buffer], count: int) -> None:
     """Raise `MalformedError` unless there are ``count`` frames."""
     if len(frames) != count:
         raise MalformedError(f"This message has {len(frames)} array frames where {count} belong.")
+
+
+def window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> Ids:
+    """The ids of a frame; `TooLargeError` for many more than ``most``, which no window has.
+
+    What the window's other frames cost to decode grows with the number of its tokens.
+    """
+    if len(frame) > 3 * most:  # an id has 3 bytes at most
+        raise TooLargeError(f"An ids frame has {len(frame)} bytes; no window has so many tokens.")
+    return decode_ids(frame, vocab_size)
+
+
+def admit_ids(frames: Sequence[Buffer], vocab_size: int) -> Draft:
+    """The draft of a message that holds ids and nothing else."""
+    expect_frames(frames, 1)
+    return Draft(window_ids(frames[0], vocab_size))

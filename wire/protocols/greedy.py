@@ -1,6 +1,6 @@
 """greedy: speculation at temperature 0, the papers' baseline.
 
-up:    ids u32 [γ]
+up:    ids [γ]
 down:  accepted count, token
 law:   the target's own greedy output, token for token
 
@@ -8,38 +8,50 @@ The device drafts its argmax; the edge accepts while the draft equals the target
 first argmax that differs, or the one after the window, follows.
 """
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
-from speculation.chain import matching_prefix
+from speculation.chain import agreed
 from speculation.distributions import Floats, Sampling
+from speculation.tree import Tree
 from wire.errors import UnsupportedError
-from wire.protocols.exchange import Draft, Exchange, Law, Ruling
+from wire.messages import Buffer
+from wire.protocols.exchange import Draft, Exchange, Law, Ruling, admit_ids
 
 
-class Greedy(Exchange):
+class Greedy(Exchange[Draft]):
     """Both halves of `greedy`."""
 
     name = "greedy"
-    lossless = True
 
-    def check(self, sampling: Sampling) -> None:
+    def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
         """Only temperature 0 can be served."""
-        if not sampling.greedy:
-            raise UnsupportedError(
-                f"Protocol greedy decodes at temperature 0, not {sampling.temperature}; "
-                "use protocol dsd to sample."
-            )
+        for end in (target, drafter or target):
+            if not end.greedy:
+                raise UnsupportedError(
+                    f"Protocol greedy decodes at temperature 0, not {end.temperature}; use "
+                    "coupled, tslt, tree, dssd or dsd to sample."
+                )
 
     def draw(
-        self, logits: Floats, law: Law, *, round_start: int, position: int
-    ) -> tuple[int, NDArray[np.float32] | None]:
+        self,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        depth: int,
+        candidates: range = range(1),
+    ) -> tuple[list[int], None]:
         """The drafter's argmax; nothing else is sent."""
-        return int(logits.argmax()), None
+        return [int(logits.argmax())], None
+
+    def pack(self, tree: Tree, rows: Sequence[None]) -> Draft:
+        """Ids alone."""
+        return Draft(tree.ids)
+
+    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:
+        """Any ids will do."""
+        return admit_ids(frames, vocab_size)
 
     def rule(self, draft: Draft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
-        """Accept while the window equals the target's choices."""
-        # [γ+1]
-        choices = logits.argmax(axis=1)
-        accepted = matching_prefix(draft.ids, choices)
-        return Ruling(accepted, int(choices[accepted]))
+        """Accept while the window equals the target's argmax."""
+        return Ruling(*agreed(draft.ids.tolist(), lambda index: int(logits[index].argmax())))

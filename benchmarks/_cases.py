@@ -1,0 +1,85 @@
+"""Generations that take turns: real rounds of several protocols, over one edge process.
+
+Cases take turns prompt by prompt, and begin with another one at each prompt, so that what else the
+machine does falls on all alike. Times leave out a generation's first round, in which the edge reads
+the prompt.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from _common import PROMPTS, Steps, throwaway_keys
+
+from device_runtime.plan import Options
+from device_runtime.record import Round
+from pilotfish import Device, EdgeServer, Generation
+
+
+@dataclass
+class Case:
+    """One way to generate, and what was generated so."""
+
+    name: str
+    options: Options
+    generations: list[Generation] = field(default_factory=list)
+
+    def run(self, device: Device, prompt: str, seed: int, tokens: int) -> None:
+        """One more generation; the options' own temperature goes before 1."""
+        options: Options = {"temperature": 1.0, **self.options, "seed": seed, "max_tokens": tokens}
+        self.generations.append(device.generate(prompt, **options))
+
+    @property
+    def rounds(self) -> list[Round]:
+        """All rounds but each generation's last, which may have been cut short."""
+        return [round_ for g in self.generations for round_ in g.rounds[:-1]]
+
+    @property
+    def steady(self) -> list[Round]:
+        """Those of `rounds` that are no generation's first."""
+        return [round_ for g in self.generations for round_ in g.rounds[1:-1]]
+
+    @property
+    def acceptance(self) -> float:
+        """α over all generations, each position weighing the same (tslt Definition 2.1)."""
+        verified = sum(min(r.window, r.accepted + 1) for r in self.rounds)
+        return sum(r.accepted for r in self.rounds) / verified if verified else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens after the first round over the time that they took."""
+        tokens = sum(len(r.tokens) for g in self.generations for r in g.rounds[1:])
+        return tokens / sum(g.total_s - g.first_token_s for g in self.generations)
+
+    def mean(self, name: str) -> float:
+        """The mean of a number that every round has."""
+        return float(np.mean([getattr(r, name) for r in self.rounds]))
+
+    def stage_ms(self, stage: str) -> float:
+        """The median of a stage, in milliseconds."""
+        return float(np.median([getattr(r.timings, stage) for r in self.steady])) * 1e3
+
+
+def take_turns(
+    cases: Sequence[Case], device: Device, *, prompts: int, tokens: int, steps: Steps
+) -> None:
+    """Run all cases on so many prompts; each prompt is one of the steps."""
+    device.generate(PROMPTS[0], max_tokens=8)  # the first passes of fresh engines are slow ones
+    for seed in range(prompts):
+        steps.next("one prompt, all cases")
+        first = seed % len(cases)
+        for case in (*cases[first:], *cases[:first]):
+            case.run(device, PROMPTS[seed % len(PROMPTS)], seed, tokens)
+
+
+@contextmanager
+def connected(drafter: Path, target: Path) -> Iterator[Device]:
+    """A device with an edge process of its own; between them the encrypted loopback."""
+    with (
+        throwaway_keys() as folder,
+        EdgeServer(target, keys=folder) as edge,
+        Device(drafter, edge.endpoint, folder) as device,
+    ):
+        yield device

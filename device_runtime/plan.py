@@ -1,0 +1,165 @@
+"""What a caller asks for, checked before anything is done: `Options` in, a `Plan` out."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from speculation.distributions import Sampling
+from speculation.tree import Expansion, nodes_at_most
+from wire.errors import UnsupportedError
+from wire.messages import MAX_WINDOW
+from wire.protocols import EXCHANGES, NAMES, Exchange, Law
+
+AUTO = "auto"
+AUTO_LEVELS = 16  # with window "auto", confidence ends nearly every window before that
+
+
+class Options(TypedDict, total=False):
+    """How to generate; `plan` says what each means and what it is by default."""
+
+    protocol: str
+    window: "int | Literal['auto']"
+    expansion: Sequence[int] | None
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    draft_temperature: float | None
+    draft_top_k: int | None
+    draft_top_p: float | None
+    seed: int | None
+    stop: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How one answer is generated.
+
+    law: the target's. drafting: the drafter's; the same seed names both ends' draws. exchange and
+    expansion: of a drafting protocol; ``stream`` and ``local`` have neither. auto: a window may end
+    before its expansion does.
+    """
+
+    protocol: str
+    exchange: Exchange[Any] | None
+    law: Law
+    drafting: Law
+    expansion: Expansion
+    auto: bool
+    max_tokens: int
+    stop: Sequence[str]
+
+
+def plan(
+    *,
+    protocol: str = "greedy",
+    window: "int | Literal['auto']" = 4,
+    expansion: Sequence[int] | None = None,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    draft_temperature: float | None = None,
+    draft_top_k: int | None = None,
+    draft_top_p: float | None = None,
+    seed: int | None = None,
+    stop: Sequence[str] = (),
+) -> Plan:
+    """Check the options; `UnsupportedError` says what is wrong and what is possible.
+
+    window: draft tokens a round, or "auto": the drafter stops where it loses confidence.
+    expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k, top_p: how
+    the target's distribution is shaped; draft_…: the drafter's, by default as the target's (and
+    top-64 under ``tslt`` and ``tree``). seed: 0 ≤ seed < 2⁶³; None takes a random one.
+    """
+    if protocol not in NAMES:
+        raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(NAMES)}.")
+    if max_tokens < 1:
+        raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}.")
+    if seed is not None and not 0 <= seed < 2**63:
+        raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
+    exchange = EXCHANGES.get(protocol)
+    target = _sampling("", temperature, top_k, top_p)
+    wanted = (draft_temperature, draft_top_k, draft_top_p)
+    if exchange is None and wanted != (None, None, None):
+        raise UnsupportedError(
+            f"Under protocol {protocol} nothing is drafted: draft_temperature, draft_top_k and "
+            f"draft_top_p go with {', '.join(EXCHANGES)}."
+        )
+    drafter = _drafting(target, exchange, *wanted)
+    if exchange is not None:
+        exchange.check(target, drafter)
+    if seed is None:
+        seed = secrets.randbits(63)
+    return Plan(
+        protocol=protocol,
+        exchange=exchange,
+        law=Law(sampling=target, seed=seed),
+        drafting=Law(sampling=drafter, seed=seed),
+        expansion=_expansion(protocol, exchange, window, expansion),
+        auto=window == AUTO,
+        max_tokens=max_tokens,
+        stop=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
+    )
+
+
+def _sampling(prefix: str, temperature: float, top_k: int, top_p: float) -> Sampling:
+    try:
+        return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    except ValueError as error:
+        raise UnsupportedError(f"{prefix}{error}.") from error
+
+
+def _drafting(
+    target: Sampling,
+    exchange: Exchange[Any] | None,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+) -> Sampling:
+    """How the drafter's distribution is shaped."""
+    shaped = _sampling(
+        "draft_",
+        target.temperature if temperature is None else temperature,
+        target.top_k if top_k is None else top_k,
+        target.top_p if top_p is None else top_p,
+    )
+    untruncated = shaped.top_k == 0 and shaped.top_p == 1.0
+    if exchange is not None and untruncated and top_k is None and top_p is None:
+        return Sampling(temperature=shaped.temperature, top_k=exchange.truncates)
+    return shaped
+
+
+def _expansion(
+    protocol: str,
+    exchange: Exchange[Any] | None,
+    window: "int | Literal['auto']",
+    expansion: Sequence[int] | None,
+) -> Expansion:
+    """⟨k₁…k_L⟩ of the windows; empty for the baselines."""
+    if window != AUTO and not (isinstance(window, int) and 0 <= window <= MAX_WINDOW):
+        raise UnsupportedError(f"window must be 0 to {MAX_WINDOW}, or {AUTO!r}, not {window!r}.")
+    if expansion is None:
+        if exchange is None:
+            return ()
+        levels = AUTO_LEVELS if window == AUTO else int(window)
+        return _fitting(exchange.expansion(levels))
+    if exchange is None or not exchange.branches:
+        trees = ", ".join(name for name, other in EXCHANGES.items() if other.branches)
+        raise UnsupportedError(f"Protocol {protocol} drafts a chain; expansion goes with {trees}.")
+    ks = tuple(expansion)
+    if not ks or any(not isinstance(k, int) or k < 1 for k in ks):
+        raise UnsupportedError(f"expansion must hold numbers from 1 on, not {list(ks)}.")
+    if nodes_at_most(ks) > MAX_WINDOW:
+        raise UnsupportedError(
+            f"The tree {list(ks)} may have {nodes_at_most(ks)} nodes; {MAX_WINDOW} is the most."
+        )
+    return ks
+
+
+def _fitting(expansion: Expansion) -> Expansion:
+    """As many of the levels as keep the tree within a window."""
+    while nodes_at_most(expansion) > MAX_WINDOW:
+        expansion = expansion[:-1]
+    return expansion

@@ -1,0 +1,150 @@
+"""The target's work for the sessions: prompts read, windows verified, streams generated.
+
+In:  a session and what it wants; out: jobs for the scheduler. In: a job that is done; out: what it
+changes in the session, and the reply to the device.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.scheduler import Job
+from edge_runtime.sessions import Round, Session, Stream
+from speculation.distributions import Floats
+from speculation.randomness import Purpose
+from wire import messages as m
+from wire.codecs.ids import encode_ids
+from wire.errors import InternalError
+from wire.protocols import Exchange, Law, Ruling, choose
+
+Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], None]
+Submit = Callable[[Job], None]
+
+
+class Rounds:
+    """What is under way at the target. ``ends`` are its end tokens, ``context`` its limit."""
+
+    def __init__(
+        self, submit: Submit, send: Send, *, vocab_size: int, context: int, ends: Collection[int]
+    ) -> None:
+        self._submit = submit
+        self._send = send
+        self._vocab = vocab_size
+        self._context = context
+        self._ends = frozenset(ends)
+
+    def read(self, session: Session) -> None:
+        """Have all committed tokens but the last read: a prompt, while the device drafts."""
+        tokens = session.committed.ids[:-1].copy()  # the committed tokens go on changing
+        self._queue(session, Job(session.id, session.slot, tokens, rows=0, rule=None))
+
+    def verify(self, session: Session, round_: Round, exchange: Exchange[Any], law: Law) -> None:
+        """Have a window verified."""
+        session.round, draft = round_, round_.draft
+        # [committed + pending + n]
+        tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
+        rule = partial(exchange.rule, draft, law=law, round_start=round_.start)
+        rows = len(draft.ids) + 1
+        self._queue(session, Job(session.id, session.slot, tokens, rows, rule, draft))
+
+    def stream(self, session: Session) -> None:
+        """Generate the stream's next token, if there is one to come."""
+        stream, law, length = session.stream, session.law, len(session.committed)
+        if stream is None or law is None:
+            return
+        if stream.remaining <= 0 or length >= self._context:
+            session.stream = None
+            return
+        rule = partial(_stream_rule, law, length)
+        tokens = session.committed.ids.copy()
+        self._queue(session, Job(session.id, session.slot, tokens, rows=1, rule=rule))
+
+    def send_tokens(self, session: Session, start: int, ids: list[int], times: m.Times) -> None:
+        """Tokens of a stream, from position ``start`` on."""
+        assert session.stream is not None
+        tokens = m.Tokens(
+            session=session.id, generation=session.generation, start=start, times=times
+        )
+        frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
+        self._send(session.stream.client, tokens, (frame,))
+
+    def stop(self, session: Session) -> None:
+        """Give up the work under way; the committed tokens stay."""
+        session.call_off()
+        session.stream = None
+        if session.round is not None and session.round.verdict is None:
+            session.round = None
+
+    def finish(self, session: Session, job: Job) -> None:
+        """Apply a job that the scheduler has done."""
+        session.jobs.remove(job)
+        if job.error is not None:
+            self._fail(session)
+        elif job.ruling is None:
+            return  # a prompt has been read
+        elif session.stream is not None:
+            self._streamed(session, session.stream, job, job.ruling)
+        elif session.round is not None:
+            self._verified(session, session.round, job, job.ruling)
+
+    def _queue(self, session: Session, job: Job) -> None:
+        session.jobs.append(job)
+        self._submit(job)
+
+    def _verified(self, session: Session, round_: Round, job: Job, ruling: Ruling) -> None:
+        round_.verdict = m.Verdict(
+            session=session.id,
+            generation=session.generation,
+            start=round_.start,
+            accepted=ruling.accepted,
+            token=ruling.token,
+            times=_times(job, round_.received_ns),
+        )
+        round_.answer = ruling.frames
+        self._send(round_.client, round_.verdict, round_.answer)  # the device waits for it
+        draft = round_.draft
+        accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
+        token = [] if ruling.token is None else [ruling.token]
+        session.committed.extend([*draft.pending.tolist(), *accepted, *token])
+
+    def _streamed(self, session: Session, stream: Stream, job: Job, ruling: Ruling) -> None:
+        start, token = len(session.committed), ruling.token
+        assert token is not None  # a stream's rule always chooses
+        session.committed.extend([token])
+        stream.remaining -= 1
+        if token in self._ends:
+            stream.remaining = 0
+        self.send_tokens(session, start, [token], _times(job, stream.received_ns))
+        stream.received_ns = time.monotonic_ns()
+        self.stream(session)
+
+    def _fail(self, session: Session) -> None:
+        """A pass failed: tell the device, and let it try the same round again."""
+        waiting = session.round or session.stream
+        start = len(session.committed)
+        session.round = session.stream = None
+        if waiting is not None:
+            failure = m.Failure(
+                code=InternalError.code,
+                message="The target failed at this round; see the edge's log.",
+                session=session.id,
+                generation=session.generation,
+                start=start,
+            )
+            self._send(waiting.client, failure, ())
+
+
+def _stream_rule(law: Law, position: int, logits: Floats) -> Ruling:
+    return Ruling(0, choose(logits[0], law, position, Purpose.TARGET))
+
+
+def _times(job: Job, received_ns: int) -> m.Times:
+    return m.Times(
+        received_ns=received_ns,
+        held_ns=time.monotonic_ns() - received_ns,
+        queue_ns=max(0, job.started_ns - job.queued_ns),
+        verify_ns=job.done_ns - job.started_ns,
+    )

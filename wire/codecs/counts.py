@@ -1,0 +1,70 @@
+"""A whole distribution as integers that sum to a power of two (`dssd`'s P̃, DESIGN §6.5).
+
+In:  counts i64 [V] ≥ 0 with sum 2^bits, most of them 0. Out: a frame, and the same counts again.
+
+The ids of the counts above 0 travel as the gaps of one row (`wire.codecs.gaps`), a count of e + 1
+bits as e in unary and its lower e bits (Elias' gamma code). No dense form is needed: where most
+tokens have counts, gaps cost a bit or two each.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from wire.codecs.bits import Ints, Reader, Slots, write
+from wire.codecs.gaps import TILTS, good_tilt, layout
+from wire.errors import MalformedError
+from wire.messages import Buffer
+
+MAX_BITS: Final = 24
+_HEAD: Final = 4  # the tilt in one byte, the number of counts in three
+
+
+def encode_counts(counts: Ints, bits: int) -> bytes:
+    """The frame of ``counts`` i64 [V] ≥ 0, V < 2²⁴, with sum 2^``bits``, ``bits`` ≤ 24."""
+    ids = (counts != 0).nonzero()[0]
+    numbers = counts[ids]
+    assert int(numbers.sum()) == 1 << bits
+    tilt = good_tilt(ids, len(counts))
+    laid = layout((len(ids),), len(counts), tilt)
+    gaps = laid.gaps(ids)
+    # a number's bits but the highest; exact, for all are below 2^53
+    exponents = np.frexp(numbers)[1].astype(np.int64) - 1
+    unary = np.concatenate((gaps >> laid.parameters, exponents))
+    # [N], remainders of the gaps, then the counts' lower bits; `write` drops what is above them
+    gaps <<= exponents
+    gaps |= numbers ^ 1 << exponents
+    head = bytes((tilt,)) + len(ids).to_bytes(_HEAD - 1, "little")
+    return write(head, unary, gaps, Slots(laid.parameters + exponents))
+
+
+def decode_counts(frame: Buffer, vocab_size: int, bits: int) -> Ints:
+    """The counts i64 [``vocab_size``] of ``frame``, which sum to 2^``bits``.
+
+    `MalformedError` for what is not a frame of such counts. Time and memory are bounded by the
+    frame's length and ``vocab_size``.
+    """
+    if len(frame) < _HEAD:
+        raise MalformedError("A frame of counts ends within its head.")
+    tilt = frame[0]
+    if tilt >= len(TILTS):
+        raise MalformedError("The first byte of a frame of counts means nothing.")
+    filled = int.from_bytes(frame[1:_HEAD], "little")
+    if not 0 < filled <= vocab_size:
+        raise MalformedError(f"{filled} tokens of {vocab_size} cannot have counts.")
+    reader = Reader(frame, _HEAD, 2 * filled)
+    exponents = reader.lengths[filled:] - 1
+    if int(exponents.max()) > MAX_BITS:
+        raise MalformedError(f"A count has more than {MAX_BITS} bits.")
+    laid = layout((filled,), vocab_size, tilt)
+    fixed = reader.fixed(Slots(laid.parameters + exponents))
+    ids = laid.ids(reader.lengths[:filled], fixed >> exponents)
+    if int(ids[-1]) >= vocab_size:
+        raise MalformedError(f"A count belongs to no token: the vocabulary has {vocab_size}.")
+    highest = 1 << exponents
+    numbers = fixed & highest - 1 | highest
+    if int(numbers.sum()) != 1 << bits:
+        raise MalformedError(f"The counts do not sum to 2^{bits}.")
+    counts = np.zeros(vocab_size, np.int64)
+    counts[ids] = numbers
+    return counts

@@ -1,0 +1,53 @@
+"""Token ids: two bytes each where the vocabulary allows it, else three.
+
+In:  ids below V ≤ 2²⁴. Out: a frame of little-endian integers, and back.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import MalformedError, TokenOutOfRangeError
+from wire.messages import Buffer
+
+_TWO_BYTES: Final = 2**16
+_FEW: Final = 128  # for fewer ids numpy's reductions cost more than they save
+
+
+def id_bytes(vocab_size: int) -> int:
+    """Bytes of an id: 2 up to V = 65,536, else 3."""
+    return 2 if vocab_size <= _TWO_BYTES else 3
+
+
+def encode_ids(ids: NDArray[np.integer[Any]], vocab_size: int) -> Buffer:
+    """The frame of ``ids`` [n], all below ``vocab_size`` ≤ 2²⁴."""
+    if id_bytes(vocab_size) == 2:
+        return ids.astype("<u2").tobytes()
+    # [n, 4] to [n, 3]
+    return ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+
+
+def decode_ids(frame: Buffer, vocab_size: int) -> NDArray[np.uint32]:
+    """Ids u32 [n] of a frame, checked against the vocabulary.
+
+    `MalformedError` for a length that no number of ids has, `TokenOutOfRangeError` for an id ≥ V.
+    """
+    width = id_bytes(vocab_size)
+    if len(frame) % width:
+        raise MalformedError(
+            f"An ids frame has {len(frame)} bytes, which is no multiple of {width}."
+        )
+    if width == 2:
+        ids = np.frombuffer(frame, "<u2").astype(np.uint32)
+    else:
+        # [n, 4], little-endian like the frame
+        padded = np.zeros((len(frame) // 3, 4), np.uint8)
+        padded[:, :3] = np.frombuffer(frame, np.uint8).reshape(-1, 3)
+        ids = padded.view("<u4").ravel().astype(np.uint32, copy=False)
+    highest = int(ids.max()) if len(ids) > _FEW else max(ids.tolist(), default=0)
+    if highest >= vocab_size:
+        raise TokenOutOfRangeError(
+            f"Token id {highest} is out of range: the vocabulary has {vocab_size} tokens."
+        )
+    return ids

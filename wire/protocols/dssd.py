@@ -1,0 +1,126 @@
+"""dssd: split verification (dssd §3; DESIGN §6.5). The device resamples.
+
+up:    ids [0 or 1 pending, then γ], q(xᵢ) in 24 bits [γ]
+down:  all accepted: token; rejected at j: j and P̃ⱼ (`wire.codecs.counts`)
+law:   exactly the target's
+
+The device samples from q rounded to whole numbers out of 2²⁴ and ships that number of each drafted
+token. The edge rounds p to P̃, whole numbers out of 2¹⁶, with one keyed uniform a position that has
+nothing to do with the draft, so that E[P̃] = p; it accepts against P̃ and ships P̃ at the first
+rejection, from whose residual norm(max(0, P̃ − q)) the device samples. That token is *pending*: it
+rides at the head of the next window, and the edge commits it then.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculation.candidates import residual
+from speculation.distributions import Floats, probabilities
+from speculation.randomness import Purpose, uniforms
+from speculation.rows import Row
+from speculation.split import systematic
+from speculation.tree import Tree, Walk
+from wire.codecs.counts import decode_counts, encode_counts
+from wire.codecs.ids import encode_ids
+from wire.errors import MalformedError
+from wire.messages import Buffer
+from wire.protocols.exchange import (
+    Draft,
+    Exchange,
+    Ids,
+    Law,
+    Ruling,
+    coins,
+    draw_from,
+    expect_frames,
+    follow,
+    window_ids,
+)
+
+P_BITS = 16  # of P̃: fewer bytes down for more bits of acceptance lost, never of the law
+Q_BITS = 24
+
+
+@dataclass(frozen=True, eq=False)
+class SplitDraft(Draft):
+    """A chain and what is known of its q, out of 2^Q_BITS.
+
+    weights: i64 [γ], those of the drafted tokens. rows: i64 [γ, V], all of them; None at the edge.
+    """
+
+    weights: NDArray[np.int64]
+    rows: Sequence[NDArray[np.int64]] | None = None
+
+
+class Dssd(Exchange[SplitDraft]):
+    """Both halves of `dssd`."""
+
+    name = "dssd"
+
+    def draw(
+        self,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        depth: int,
+        candidates: range = range(1),
+    ) -> tuple[list[int], NDArray[np.int64]]:
+        """A sample of the rounded q, and the rounded q."""
+        q = systematic(probabilities(logits[None], law.sampling)[0], Q_BITS, 0.5)
+        return draw_from(Row(q), law, round_start=round_start, depth=depth), q
+
+    def pack(self, tree: Tree, rows: Sequence[NDArray[np.int64]]) -> SplitDraft:
+        """Ids, the weights of the drafted tokens, and all weights, which stay here."""
+        ids = tree.ids
+        drawn = [row[token] for row, token in zip(rows, ids, strict=True)]
+        return SplitDraft(ids, np.array(drawn, dtype=np.int64), rows)
+
+    def propose(self, draft: SplitDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
+        """The pending token and the window, and the window's weights."""
+        ids = encode_ids(np.concatenate([pending, draft.ids]), vocab_size)
+        # a drafted token weighs at least 1
+        return [ids, encode_ids(draft.weights - 1, 2**Q_BITS)]
+
+    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> SplitDraft:
+        """Tell the pending token from the window by the number of weights."""
+        expect_frames(frames, 2)
+        ids = window_ids(frames[0], vocab_size)
+        weights = window_ids(frames[1], 2**Q_BITS).astype(np.int64) + 1
+        pending = len(ids) - len(weights)
+        if pending not in (0, 1):
+            raise MalformedError(f"{len(weights)} weights do not fit {len(ids)} ids.")
+        return SplitDraft(ids[pending:], weights, pending=ids[:pending])
+
+    def rule(self, draft: SplitDraft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
+        """Accept against P̃; send the P̃ of the first rejection, or the bonus from p."""
+        gamma = len(draft.ids)
+        accepts = coins(gamma, law, round_start)
+        offsets = uniforms(gamma, law.seed, Purpose.DITHER, round_start, round_start=round_start)
+        for index, token in enumerate(draft.ids.tolist()):
+            p = probabilities(logits[index : index + 1], law.sampling)[0]
+            rounded = systematic(p, P_BITS, float(offsets[index]))
+            ratio = float(rounded[token]) * 2.0 ** (Q_BITS - P_BITS) / float(draft.weights[index])
+            if not accepts(index, ratio):
+                return Ruling(index, None, [encode_counts(rounded, P_BITS)])
+        walk = Walk(gamma, probabilities(logits[gamma:], law.sampling)[0], rejected=False)
+        return Ruling(gamma, follow(walk, law, round_start=round_start, depth=gamma))
+
+    def settle(
+        self, draft: SplitDraft, ruling: Ruling, law: Law, *, round_start: int, vocab_size: int
+    ) -> int:
+        """The edge's bonus, or a sample of the residual of P̃ and q."""
+        at = ruling.accepted
+        if ruling.token is not None or at == len(draft.ids) or draft.rows is None:
+            return super().settle(
+                draft, ruling, law, round_start=round_start, vocab_size=vocab_size
+            )
+        expect_frames(ruling.frames, 1)
+        rounded = decode_counts(ruling.frames[0], vocab_size, P_BITS)
+        p = rounded / np.float64(2**P_BITS)
+        rest = residual(p, Row(draft.rows[at]))
+        walk = Walk(at, rest, rejected=True)
+        return follow(walk, law, round_start=round_start, depth=at)

@@ -1,0 +1,141 @@
+"""tree: a token tree ⟨k₁…k_L⟩ with several candidates a position (tslt §4, DESIGN §6.4).
+
+up:    candidate ids in the order drawn [Σ], expansion u8 [L], truncated q̂ of each inner node
+down:  the last accepted node, token
+law:   exactly the target's
+
+The device draws k candidates at each node, independently and with replacement, from its truncated
+q̂. Equal candidates share a node: its subtree is drafted, sent and computed once; the verification
+takes them in the order drawn all the same. One pass of the target covers the tree. The edge walks
+down while a candidate is accepted, and both ends keep the K/V of that path.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculation.distributions import Floats
+from speculation.tree import Expansion, Tree
+from speculation.truncation import SparseRows, truncate
+from wire.codecs.ids import encode_ids
+from wire.codecs.sparse import decode_sparse, encode_sparse
+from wire.errors import BadDraftError, MalformedError
+from wire.messages import MAX_WINDOW, Buffer
+from wire.protocols.exchange import (
+    Draft,
+    Exchange,
+    Ids,
+    Law,
+    Ruling,
+    decide,
+    draw_from,
+    expect_frames,
+    window_ids,
+)
+
+_MAX_CANDIDATES = MAX_WINDOW * MAX_WINDOW  # equal ones share a node
+_BRANCHING = (2, 2)  # of the first levels, where nobody asks for another expansion
+
+
+@dataclass(frozen=True, eq=False)
+class TreeDraft(Draft):
+    """A tree and the q̂ of its inner nodes; ``ids`` are those of its nodes."""
+
+    tree: Tree
+    q: SparseRows
+
+    @cached_property
+    def parents(self) -> NDArray[np.int64]:
+        """Of each node the index of its parent among the nodes, −1 for the root."""
+        return self.tree.parents
+
+    @property
+    def depth(self) -> int:
+        """The number of levels, L."""
+        return len(self.tree.expansion)
+
+    def path(self, node: int) -> Sequence[int]:
+        """The nodes from the root's child down to ``node``."""
+        return self.tree.path(node)
+
+
+class TokenTree(Exchange[TreeDraft]):
+    """Both halves of `tree`."""
+
+    name = "tree"
+    truncates = 64
+    branches = True
+
+    def expansion(self, window: int) -> Expansion:
+        """Two candidates in the first two levels, then one."""
+        return (*_BRANCHING, *(1,) * window)[:window]
+
+    def draw(
+        self,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        depth: int,
+        candidates: range = range(1),
+    ) -> tuple[list[int], SparseRows]:
+        """Independent samples of q̂, and q̂ itself."""
+        q = truncate(logits, law.sampling)
+        drawn = draw_from(
+            q.row(0), law, round_start=round_start, depth=depth, candidates=candidates
+        )
+        return drawn, q
+
+    def pack(self, tree: Tree, rows: Sequence[SparseRows]) -> TreeDraft:
+        """The tree and its q̂."""
+        return TreeDraft(tree.ids, tree, SparseRows.join(rows))
+
+    def propose(self, draft: TreeDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
+        """Candidates, expansion, q̂."""
+        tree = draft.tree
+        drawn = [token for nodes in tree.candidates for token in tree.tokens(nodes)]
+        return [
+            encode_ids(np.array(drawn, dtype=np.uint32), vocab_size),
+            bytes(tree.expansion),
+            encode_sparse(draft.q, vocab_size),
+        ]
+
+    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> TreeDraft:
+        """Rebuild the tree; check that each q̂ allows the candidates drawn from it."""
+        expect_frames(frames, 3)
+        drawn = window_ids(frames[0], vocab_size, _MAX_CANDIDATES).tolist()
+        tree = _rebuild(drawn, tuple(bytes(frames[1])))
+        q = decode_sparse(frames[2], len(tree.candidates), vocab_size)
+        for node, nodes in enumerate(tree.candidates):
+            row = q.row(node)
+            for token in tree.tokens(nodes):
+                if not row.probability(token):
+                    raise BadDraftError(f"Token {token} cannot have been drawn: its q̂ is 0.")
+        return TreeDraft(tree.ids, tree, q)
+
+    def rule(self, draft: TreeDraft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
+        """Walk down from the root while a candidate is accepted."""
+        return decide(draft, draft.tree.candidates, draft.q.row, logits, law, round_start)
+
+
+def _rebuild(drawn: list[int], expansion: Expansion) -> Tree:
+    """The tree of these candidates, which come level by level, node by node."""
+    if len(expansion) > MAX_WINDOW or 0 in expansion:
+        raise MalformedError(f"{list(expansion)} with {len(drawn)} candidates is no token tree.")
+    tree = Tree()
+    begin = 0
+    for count in expansion:
+        end = begin + count * len(tree.level)
+        if end > len(drawn):
+            raise MalformedError(
+                f"The tree {list(expansion)} has more than {len(drawn)} candidates."
+            )
+        level = drawn[begin:end]
+        tree.grow([level[at : at + count] for at in range(0, len(level), count)])
+        begin = end
+    if begin != len(drawn):
+        raise MalformedError(f"The tree {list(expansion)} has fewer than {len(drawn)} candidates.")
+    return tree

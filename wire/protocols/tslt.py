@@ -1,0 +1,83 @@
+"""tslt: truncated sparse logits transmission (tslt §3, corrected in DESIGN §6.1 and §6.2).
+
+up:    ids [γ], truncated q̂ of each (`wire.codecs.sparse`)
+down:  accepted count, token
+law:   exactly the target's, whatever is cut off
+
+Sparsify, then sample: the device truncates its distribution to the top K tokens or to the nucleus ρ
+(``draft_top_k``, ``draft_top_p``), quantises it, samples from what is left, and ships those very
+numbers. The edge accepts by min(1, p/q̂) and resamples norm(max(0, p − q̂)). Truncation costs
+acceptance, at most the discarded mass and the quantisation (Theorem 3.2), never the law.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from speculation.distributions import Floats
+from speculation.tree import Tree, chain
+from speculation.truncation import SparseRows, truncate
+from wire.codecs.sparse import decode_sparse, encode_sparse
+from wire.errors import BadDraftError
+from wire.messages import Buffer
+from wire.protocols.exchange import (
+    Draft,
+    Exchange,
+    Ids,
+    Law,
+    Ruling,
+    decide,
+    draw_from,
+    expect_frames,
+    window_ids,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseDraft(Draft):
+    """A chain and its q̂."""
+
+    q: SparseRows
+
+
+class Tslt(Exchange[SparseDraft]):
+    """Both halves of `tslt`."""
+
+    name = "tslt"
+    truncates = 64
+
+    def draw(
+        self,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        depth: int,
+        candidates: range = range(1),
+    ) -> tuple[list[int], SparseRows]:
+        """A sample of q̂ and q̂ itself."""
+        q = truncate(logits, law.sampling)
+        return draw_from(q.row(0), law, round_start=round_start, depth=depth), q
+
+    def pack(self, tree: Tree, rows: Sequence[SparseRows]) -> SparseDraft:
+        """Ids and q̂."""
+        return SparseDraft(tree.ids, SparseRows.join(rows))
+
+    def propose(self, draft: SparseDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
+        """Ids and q̂."""
+        ids = super().propose(draft, pending, vocab_size)
+        return [*ids, encode_sparse(draft.q, vocab_size)]
+
+    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> SparseDraft:
+        """Check that q̂ allows the drafted tokens."""
+        expect_frames(frames, 2)
+        ids = window_ids(frames[0], vocab_size)
+        draft = SparseDraft(ids, decode_sparse(frames[1], len(ids), vocab_size))
+        for index, token in enumerate(ids.tolist()):
+            if not draft.q.row(index).probability(token):
+                raise BadDraftError(f"Token {token} cannot have been drawn: its q̂ is 0.")
+        return draft
+
+    def rule(self, draft: SparseDraft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
+        """Accept by the ratio; residual at the first rejection, bonus after the last token."""
+        candidates = chain(len(draft.ids))
+        return decide(draft, candidates, draft.q.row, logits, law, round_start)
