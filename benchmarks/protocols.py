@@ -79,7 +79,7 @@ def main() -> int:
     pair_options(parser)
     args = parser.parse_args()
     drafter, target = pair(args)
-    prompts, tokens = (3, 40) if args.quick else (16, 128)
+    prompts, tokens = (3, 40) if args.quick else (8, 128)
     cases = [Case(name, wanted) for name, wanted in CASES.items()]
     with connected(drafter, target) as device:
         take_turns(cases, device, prompts=prompts, tokens=tokens, steps=Steps(prompts))

@@ -105,4 +105,5 @@ def uniforms(
     mantissas: NDArray[np.float64] = (words[::_WORDS_PER_BLOCK] >> np.uint64(11)).astype(np.float64)
     mantissas += 0.5
     mantissas *= 2.0**-53
+    np.minimum(mantissas, 1.0 - 2.0**-53, out=mantissas)  # the highest of all would round to 1
     return mantissas

@@ -142,7 +142,7 @@ def test_the_answer_ends_at_the_end_token(device):
     ("options", "words"),
     [
         ({"protocol": "telepathy"}, "telepathy"),
-        ({"protocol": "greedy", "temperature": 1.0}, "use protocol dsd"),
+        ({"protocol": "greedy", "temperature": 1.0}, "use coupled"),
         ({"window": 1000}, "window"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": -1.0, "protocol": "dsd"}, "temperature"),

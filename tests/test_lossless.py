@@ -1,13 +1,12 @@
 """What comes out of a real edge process follows the target's law: χ² over thousands of answers."""
 
-import math
-
 import numpy as np
 import pytest
 
 from engines.decoder import Decoder, Pass
 from pilotfish import Device, EdgeServer, PilotfishError
 from speculation.distributions import Sampling, probabilities
+from tests.enumeration import p_value
 from tests.tiny import tiny_artifact
 
 VOCAB = 6
@@ -15,7 +14,7 @@ CONTEXT = 64
 EOS = VOCAB - 1
 PROMPT = [1, 3, 2]
 LENGTH = 3
-ANSWERS = 2000
+ANSWERS = 1200
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +23,8 @@ def pair(tmp_path_factory):
     tiny_artifact(folder / "target", vocab=VOCAB, seed=1)
     tiny_artifact(folder / "draft", vocab=VOCAB, seed=2)
     with (
-        EdgeServer(folder / "target", rate=1e6, context=CONTEXT) as edge,
-        Device(folder / "draft", edge.endpoint) as device,
+        EdgeServer(folder / "target", rate=1e6, context=CONTEXT, threads=1) as edge,
+        Device(folder / "draft", edge.endpoint, threads=1) as device,
     ):
         yield device, folder
 
@@ -48,18 +47,6 @@ def law(artifact, sampling):
 
     spread((), 1.0)
     return outcomes
-
-
-def p_value(counts, expected):
-    """Upper tail of χ² by Wilson and Hilferty; cells that expect less than 5 are pooled."""
-    small = expected < 5
-    observed = np.append(counts[~small], counts[small].sum())
-    wanted = np.append(expected[~small], expected[small].sum())
-    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
-    statistic = ((observed - wanted) ** 2 / wanted).sum()
-    df = len(wanted) - 1
-    z = ((statistic / df) ** (1 / 3) - (1 - 2 / (9 * df))) / math.sqrt(2 / (9 * df))
-    return 0.5 * math.erfc(z / math.sqrt(2))
 
 
 def frequencies(device, outcomes, **options):

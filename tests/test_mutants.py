@@ -36,13 +36,13 @@ from wire.protocols.tree import TokenTree
 
 SEEN = 0.005  # total variation of two tokens, where the real rules stay below 1e-12
 VOCAB = 4
-SEEDS = 2000
+SEEDS = 1500
 PAIRS = [(Model(VOCAB, seed, 0), Model(VOCAB, seed, 1)) for seed in (0, 27, 28, 39)]
 ONE = Sampling(temperature=1.0)
 
 
 def worst(play):
-    """The TV of what ``play(q, p, chance)`` puts out, on the pair where it is largest."""
+    """The TV of what ``play(drafter, p, chance)`` puts out, on the pair where it is largest."""
     found = []
     for target, drafter in PAIRS:
         p = law_of(target, ONE)

@@ -75,7 +75,7 @@ def assert_exact(play, p, length):
 
 
 @given(pairs(), st.sampled_from([dense, truncated, partial(rounded, bits=3)]))
-@settings(max_examples=200)
+@settings(max_examples=150)
 def test_output_law_equals_target(pair, shipped):
     target, sampling, drafter, drafting, expansion = pair
     p, q = law_of(target, sampling), shipped(drafter, drafting)

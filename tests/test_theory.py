@@ -159,7 +159,7 @@ def test_residuals_are_distributions_beside_q(pair):
 
 
 @given(pairs(), st.data(), st.integers(1, 4))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_theorem_4_14_bounds_every_candidate(pair, data, k):
     p, q = pair
     kept = np.array(sorted(data.draw(st.sets(st.integers(0, len(q) - 1), min_size=1))))
