@@ -23,6 +23,8 @@ from _recorded import Chat, record
 from numpy.typing import NDArray
 
 from speculation.distributions import Sampling, probabilities
+from speculation.randomness import Purpose, sample
+from speculation.randomness import noise as random_words
 from speculation.split import systematic
 from speculation.theory import beta
 from speculation.truncation import SparseRows, truncate
@@ -108,6 +110,31 @@ def rounds(case: Case) -> dict[str, Any]:
     }
 
 
+def noise(case: Case, chats: Sequence[Chat]) -> dict[str, Any]:
+    """What the shared noise costs the edge in a round of `coupled`, beside the pass and softmax.
+
+    Noise is made and raced for the positions that are compared: those accepted and one more.
+    """
+    law = Sampling(temperature=1.0)
+    seconds = [
+        taken
+        for position, row in enumerate(chats[0].target)
+        for p in [probabilities(row[None], law)[0]]
+        for taken in _seconds(partial(_race, p, position))
+    ]
+    choices = case.mean("accepted") + 1.0
+    cost_s = choices * float(np.median(seconds))
+    return {
+        "what": "noise of a coupled round",
+        "codec_us": cost_s * 1e6,
+        "ratio": cost_s * 1e3 / case.stage_ms("verify"),
+    }
+
+
+def _race(p: NDArray[np.floating], position: int) -> None:
+    sample(p, random_words(len(p), 1, Purpose.TARGET, position))
+
+
 def _acceptance(
     betas: Sequence[float], before: Sequence[float], after: Sequence[float]
 ) -> dict[str, float]:
@@ -141,7 +168,9 @@ def _seconds(work: Callable[[], None]) -> list[float]:
     return taken
 
 
-def judge(rows: Rows, coupled: dict[str, Any], dssd: dict[str, Any]) -> list[Goal]:
+def judge(
+    rows: Rows, coupled: dict[str, Any], dssd: dict[str, Any], noise: dict[str, Any]
+) -> list[Goal]:
     """The goals."""
     k64 = next(row for row in rows if row["what"] == "q̂, K=64")
     both = (coupled["up"] + coupled["down"]) / (dssd["up"] + dssd["down"])
@@ -151,6 +180,7 @@ def judge(rows: Rows, coupled: dict[str, Any], dssd: dict[str, Any]) -> list[Goa
         at_most("K=64: encoding and decoding a window of 8, in µs", k64["codec_us"], 100.0),
         at_most("coupled: bytes up in a round of 8", coupled["up_most"], 64),
         at_most("coupled: bytes up and down over dssd's", both, 0.5),
+        at_most("coupled: noise of a round over its target pass", noise["ratio"], 0.05),
     ]
 
 
@@ -173,6 +203,6 @@ def main(description: str) -> int:
     cases = [Case(name, {"protocol": name, "window": WINDOW}) for name in ("coupled", "dssd")]
     with connected(drafter, target) as device:
         take_turns(cases, device, prompts=prompts, tokens=tokens, steps=steps)
-    real = [rounds(case) for case in cases]
+    real = [*(rounds(case) for case in cases), noise(cases[0], chats)]
     goals = judge(rows, *real)
     return conclude(args, "distributions on the wire", COLUMNS, [*rows, *real], goals)

@@ -16,9 +16,12 @@ acceptance against p, "shipped" that against P̃.
 Then real rounds of `coupled` and `dssd` over an edge process: the bytes of a round with a window of
 eight, all frames and their headers.
 
+"noise" is what making and racing the shared noise costs the edge in a round of `coupled`; its
+ratio is to the target's pass.
+
 Goals: q̂ of 64 tokens in at most 0.6 of the papers' bytes, with the acceptance changed by at most
 0.002, encoded and decoded in 100 µs a window; a round of `coupled` at most 64 bytes up, and both
-ways at most half of `dssd`'s.
+ways at most half of `dssd`'s, and its noise at most 5 % of the pass.
 """
 
 import sys

@@ -12,7 +12,7 @@ from engines.tokenizer import Tokenizer
 from speculation.confidence import ENOUGH, predicted_acceptance
 from speculation.distributions import Floats
 from speculation.tree import Expansion, Tree
-from wire.protocols import Draft, Exchange, Law
+from wire.protocols import Draft, Exchange, Law, Place
 
 Ids = NDArray[np.uint32]
 
@@ -79,13 +79,8 @@ class Drafter:
             logits = self._read_level(tree) if depth else self.logits(committed)[None]
             drawn = []
             for at, row in enumerate(logits):
-                tokens, q = exchange.draw(
-                    row,
-                    law,
-                    round_start=len(committed),
-                    depth=depth,
-                    candidates=range(at * count, (at + 1) * count),
-                )
+                place = Place(len(committed), depth, range(at * count, (at + 1) * count))
+                tokens, q = exchange.draw(row, law, place)
                 drawn.append(tokens)
                 rows.append(q)
                 if auto:

@@ -19,7 +19,7 @@ class Options(TypedDict, total=False):
     """How to generate; `plan` says what each means and what it is by default."""
 
     protocol: str
-    window: "int | Literal['auto']"
+    window: "int | Literal['auto'] | None"
     expansion: Sequence[int] | None
     max_tokens: int
     temperature: float
@@ -54,7 +54,7 @@ class Plan:
 def plan(
     *,
     protocol: str = "greedy",
-    window: "int | Literal['auto']" = 4,
+    window: "int | Literal['auto'] | None" = None,
     expansion: Sequence[int] | None = None,
     max_tokens: int = 128,
     temperature: float = 0.0,
@@ -68,10 +68,11 @@ def plan(
 ) -> Plan:
     """Check the options; `UnsupportedError` says what is wrong and what is possible.
 
-    window: draft tokens a round, or "auto": the drafter stops where it loses confidence.
-    expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k, top_p: how
-    the target's distribution is shaped; draft_…: the drafter's, by default as the target's (and
-    top-64 under ``tslt`` and ``tree``). seed: 0 ≤ seed < 2⁶³; None takes a random one.
+    window: draft tokens a round (4), or "auto": the drafter stops where it loses confidence. An
+    edge may take fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature,
+    top_k, top_p: how the target's distribution is shaped; draft_…: the drafter's, by default as the
+    target's. Where neither end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64
+    tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one.
     """
     if protocol not in NAMES:
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(NAMES)}.")
@@ -134,10 +135,14 @@ def _drafting(
 def _expansion(
     protocol: str,
     exchange: Exchange[Any] | None,
-    window: "int | Literal['auto']",
+    window: "int | Literal['auto'] | None",
     expansion: Sequence[int] | None,
 ) -> Expansion:
     """⟨k₁…k_L⟩ of the windows; empty for the baselines."""
+    if window is None:
+        window = 4 if expansion is None else len(expansion)
+    elif expansion is not None:
+        raise UnsupportedError("An expansion says how deep windows are: give it without a window.")
     if window != AUTO and not (isinstance(window, int) and 0 <= window <= MAX_WINDOW):
         raise UnsupportedError(f"window must be 0 to {MAX_WINDOW}, or {AUTO!r}, not {window!r}.")
     if expansion is None:

@@ -23,7 +23,7 @@ from speculation.tree import Expansion, nodes_at_most
 from wire.codecs.ids import decode_ids, encode_ids
 from wire.committed import Committed
 from wire.errors import DivergedError, MalformedError, PromptTooLongError, UnknownSessionError
-from wire.messages import Begin, Cancel, Close, Pull, Reply, Tokens, Verdict, Window
+from wire.messages import MAX_WINDOW, Begin, Cancel, Close, Pull, Reply, Tokens, Verdict, Window
 from wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, Ruling, choose
 
 _NS = 1e-9
@@ -50,8 +50,10 @@ class Session:
         self._begun: Plan | None = None
         self.committed = Committed()
         context = drafter.context
+        self._widest = MAX_WINDOW
         if link is not None:
             context = min(context, link.welcome.limits.context)
+            self._widest = min(self._widest, link.welcome.limits.window)
         self.context = context
 
     def start(self, prompt: NDArray[np.uint32], plan: Plan) -> None:
@@ -162,9 +164,12 @@ class Session:
         return Proposal(record, len(path) == draft.depth)
 
     def _room(self, expansion: Expansion, levels: int) -> Expansion:
-        """What of the expansion is wanted still, and fits into the context."""
+        """What of the expansion is wanted still, the edge takes, and fits into the context.
+
+        By the nodes that it may have: what was drawn must not decide what is sent.
+        """
         expansion = expansion[: max(0, levels)]
-        room = self.context - len(self.committed) - 1
+        room = min(self._widest, self.context - len(self.committed) - 1)
         while nodes_at_most(expansion) > room:
             expansion = expansion[:-1]
         return expansion

@@ -109,6 +109,7 @@ class Rounds:
         accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
         token = [] if ruling.token is None else [ruling.token]
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])
+        session.due = not token
 
     def _streamed(self, session: Session, stream: Stream, job: Job, ruling: Ruling) -> None:
         start, token = len(session.committed), ruling.token

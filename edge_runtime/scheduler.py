@@ -181,11 +181,10 @@ class Scheduler:
         else:
             for (job, piece), output in zip(batch, outputs, strict=True):
                 end = piece.base + len(piece.tokens)
-                self._held[job.slot] = (job.session, job.tokens[:end])
+                # of a tree nothing is held as long as no path is chosen
+                self._held[job.slot] = (job.session, job.tokens[: end - piece.nodes])
                 if end == len(job.tokens):
-                    _rule(job, output.logits)
-                    if piece.nodes:
-                        self._keep_path(job, piece)
+                    self._settle(job, piece, output.logits)
                     done.append(job)
                 else:
                     job.queued_ns = self._clock()  # behind the windows that wait
@@ -197,12 +196,22 @@ class Scheduler:
             self._hand_back(job)
         return done
 
-    def _keep_path(self, job: Job, piece: Piece) -> None:
-        """Of a tree, the slot keeps the accepted path; of one that failed, nothing."""
+    def _settle(self, job: Job, piece: Piece, logits: Floats) -> None:
+        """Decide on a job; if that fails, the other jobs of the pass are none the worse."""
+        try:
+            job.ruling = None if job.rule is None else job.rule(logits)
+            if piece.nodes and job.ruling is not None:
+                self._keep_path(job, piece, job.ruling)
+        except Exception as error:
+            _log.exception("a rule failed")
+            job.error = error
+            self._decoder.rollback(job.slot, len(self._held[job.slot][1]))
+
+    def _keep_path(self, job: Job, piece: Piece, ruling: Ruling) -> None:
+        """Of a tree, the slot keeps the chain before it and the accepted path."""
         assert job.draft is not None
         chain = len(piece.tokens) - piece.nodes
-        accepted = [] if job.ruling is None else job.draft.path(job.ruling.accepted)
-        path = [*range(chain), *(chain + node - 1 for node in accepted)]
+        path = [*range(chain), *(chain + node - 1 for node in job.draft.path(ruling.accepted))]
         self._decoder.keep(job.slot, path)
         kept = piece.tokens[path].astype(np.uint32)
         self._held[job.slot] = (job.session, np.concatenate([job.tokens[: piece.base], kept]))
@@ -222,12 +231,3 @@ def _age(job: Job) -> int:
 
 def _is_narrow(piece: Piece) -> bool:
     return len(piece.tokens) <= NARROW
-
-
-def _rule(job: Job, logits: Floats) -> None:
-    """Decide on a job; if that fails, the other jobs of the pass are none the worse."""
-    try:
-        job.ruling = None if job.rule is None else job.rule(logits)
-    except Exception as error:
-        _log.exception("a rule failed")
-        job.error = error

@@ -154,6 +154,7 @@ class Service:
         session.committed.extend(new)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
         session.round = session.stream = None
+        session.due = False
         if len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
 
@@ -194,8 +195,7 @@ class Service:
             raise ConflictError(f"The window at {last.start} is still being verified.")
         draft: Draft = exchange.admit(envelope.frames, self._vocab)
         round_ = Round(envelope.client, window.start, envelope.frames, draft, received_ns)
-        due = last is not None and last.leaves_token
-        if len(draft.pending) != due:
+        if len(draft.pending) != session.due:
             raise DivergedError(
                 "A token that the device samples comes with the next window, and with no other: "
                 "begin again."

@@ -33,11 +33,6 @@ class Round:
         """The committed tokens that it builds on."""
         return self.start - len(self.draft.pending)
 
-    @property
-    def leaves_token(self) -> bool:
-        """Whether the verdict left the token to the device, so that it is pending."""
-        return self.verdict is not None and self.verdict.token is None
-
 
 @dataclass
 class Stream:
@@ -60,6 +55,7 @@ class Session:
     law: Law | None = None
     exchange: Exchange[Any] | None = None  # None: the generation is a `stream`
     round: Round | None = None
+    due: bool = False  # the next window brings a token that the device samples (`dssd`)
     stream: Stream | None = None
     jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
     touched_s: float = field(default_factory=time.monotonic)

@@ -9,6 +9,7 @@ drawn (DESIGN §6.4). A chain is the tree ⟨1, 1, …⟩.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from speculation.distributions import Floats
 from speculation.rows import Row
 
 Expansion = tuple[int, ...]
+# told the number of a candidate, counted over the whole tree in the order drawn, and a probability
+NumberedCoin = Callable[[int, float], bool]
 
 
 class Tree:
@@ -102,13 +105,12 @@ def verify(
     ids: Sequence[int] | NDArray[np.uint32],
     q: Callable[[int], Row],
     p: Callable[[int], Floats],
-    coin: Callable[[int, float], bool],
+    coin: NumberedCoin,
 ) -> Walk:
     """Walk down from the root while candidates are accepted (tslt Algorithm 8).
 
     candidates: of each inner node, its candidates' nodes. ids: the tokens of nodes 1…n.
-    q, p: the distributions at a node, asked for on the way only. coin: told the number of a
-    candidate, counted over the whole tree in the order drawn, and a probability.
+    q, p: the distributions at a node, asked for on the way only.
     """
     node = 0
     while node < len(candidates):
@@ -126,9 +128,9 @@ def verify(
     return Walk(node, p(node), rejected=False)
 
 
-def _from(coin: Callable[[int, float], bool], first: int) -> Coin:
+def _from(coin: NumberedCoin, first: int) -> Coin:
     """The coins of one node's candidates, numbered from ``first``."""
-    numbers = iter(range(first, first + 2**31))
+    numbers = count(first)
     return lambda probability: coin(next(numbers), probability)
 
 

@@ -23,14 +23,9 @@ STEPS_PER_OCTAVE = 2
 MAX_LEVEL = 62  # 31 octaves: w(62) = 1; what is lighter is left out
 _STEPS_PER_NAT = STEPS_PER_OCTAVE / math.log(2.0)
 
-# 2^31.5 rounded, from which all odd levels follow by halving: no platform's exp2 has a say
-_ODD = 3_037_000_500
-# f64 [MAX_LEVEL + 1], whole numbers
+# f64 [MAX_LEVEL + 1], whole numbers; by integer square roots, so that no platform's exp2 has a say
 LEVEL_WEIGHTS: NDArray[np.float64] = np.array(
-    [
-        float(2**31 >> (level // 2)) if level % 2 == 0 else float(((_ODD >> (level // 2)) + 1) >> 1)
-        for level in range(MAX_LEVEL + 1)
-    ]
+    [float((math.isqrt(1 << (64 - level)) + 1) >> 1) for level in range(MAX_LEVEL + 1)]
 )
 
 # Top-K looks at blocks first: the K-th largest of their maxima bounds the K-th weight from below.
@@ -71,9 +66,14 @@ class SparseRows:
         )
 
 
-def truncate(logits: Floats, sampling: Sampling) -> SparseRows:
-    """q̂ of one row of ``logits`` [V]: shaped as `probabilities` would, then quantised."""
+def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> SparseRows:
+    """q̂ of one row of ``logits`` [V]: shaped like `probabilities`, then quantised.
+
+    most: tokens that it may have; the likeliest are kept, of equal ones those of lower id.
+    """
     ids = _kept(logits, sampling)
+    if most is not None and len(ids) > most:
+        ids = np.sort(ids[np.argsort(-logits[ids], kind="stable")[:most]])
     if sampling.greedy:
         levels = np.zeros(1, np.uint8)
     else:

@@ -24,7 +24,7 @@ from wire import messages as m
 from wire.codecs.ids import decode_ids
 from wire.committed import Committed
 from wire.keys import DeviceKeys
-from wire.protocols import EXCHANGES, Draft, Law
+from wire.protocols import EXCHANGES, Draft, Law, Place
 
 PROMPT = [3, 1, 4, 1, 5]
 WAIT_S = 10.0  # a reply that takes so long is not coming
@@ -227,9 +227,7 @@ def drafted(protocol: str, expansion: Expansion, seed: int = 0) -> Draft:
         for at in range(len(tree.level)):
             candidates = range(at * count, (at + 1) * count)
             logits = random.normal(0.0, 2.0, VOCAB).astype(np.float32)
-            tokens, q = exchange.draw(
-                logits, law, round_start=0, depth=depth, candidates=candidates
-            )
+            tokens, q = exchange.draw(logits, law, Place(0, depth, candidates))
             drawn.append(tokens)
             rows.append(q)
         tree.grow(drawn)

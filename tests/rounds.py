@@ -12,7 +12,7 @@ from speculation.confidence import predicted_acceptance
 from speculation.distributions import Sampling
 from speculation.tree import Tree
 from tests.enumeration import Model, law_of, target_law
-from wire.protocols import EXCHANGES, Law
+from wire.protocols import EXCHANGES, Law, Place
 
 LENGTH = 3  # tokens of a generation
 VOCAB = 5
@@ -84,13 +84,8 @@ def draft_window(setting, exchange, law, committed):
         drawn = []
         for at, node in enumerate(tree.level):
             row = logits(drafter, (*committed, *tree.tokens(tree.path(node))))
-            tokens, q = exchange.draw(
-                row,
-                law,
-                round_start=len(committed),
-                depth=depth,
-                candidates=range(at * count, (at + 1) * count),
-            )
+            place = Place(len(committed), depth, range(at * count, (at + 1) * count))
+            tokens, q = exchange.draw(row, law, place)
             drawn.append(tokens)
             rows.append(q)
             hopes[at] *= predicted_acceptance(row, count)

@@ -1,5 +1,9 @@
 """The keyed draws and the shaping of distributions: their bits, their laws, what they keep."""
 
+import json
+from decimal import Decimal, localcontext
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +12,7 @@ from hypothesis import strategies as st
 from speculation.distributions import Sampling, nucleus, probabilities
 from speculation.randomness import Purpose, exponentials, noise, sample, uniforms
 from speculation.split import systematic
+from speculation.truncation import LEVEL_WEIGHTS
 from tests.enumeration import Model, kinds, law_of, samplings
 
 
@@ -55,17 +60,61 @@ def test_a_race_is_won_by_the_largest_ratio(vocab, kind, sampling, seed):
         assert sample(weights, words) == (weights / exponentials(words)).argmax()
 
 
+VECTORS = json.loads((Path(__file__).parent / "data" / "wire_vectors.json").read_text())
 PINNED_RACE = [0.26066322859729607, 0.38446560991616613, 0.7303475274646487]
-PINNED_UNIFORMS = [0.8253024914499434, 0.5889941552276514]
 
 
 def test_noise_is_pinned():
     """The bits are part of the wire's law: a change of NumPy or of ours must show."""
     variates = exponentials(noise(3, 7, Purpose.TARGET, 12))
     np.testing.assert_allclose(variates, PINNED_RACE, rtol=1e-15)
-    np.testing.assert_allclose(
-        uniforms(2, 7, Purpose.ACCEPT, 12, round_start=12), PINNED_UNIFORMS, rtol=1e-15
+
+
+@pytest.mark.parametrize("vector", VECTORS["races"], ids=lambda v: str(v["purpose"]))
+def test_races_are_those_of_the_specification(vector):
+    words = noise(
+        5,
+        vector["seed"],
+        Purpose(vector["purpose"]),
+        vector["position"],
+        round_start=vector["round_start"],
+        candidate=vector["candidate"],
     )
+    assert words.tolist() == vector["words"]
+    assert sample(np.array(vector["weights"], dtype=np.float64), words) == vector["sample"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["races"], ids=lambda v: str(v["purpose"]))
+def test_a_counter_is_made_as_the_specification_says(vector):
+    """Key and counter by hand, from the text of docs/wire.md."""
+    counter = [0, vector["position"], vector["round_start"]]
+    counter.append(vector["candidate"] * 2**32 + vector["purpose"])
+    key = np.array([vector["seed"], 0x50696C6F74666973], dtype=np.uint64)
+    raw = np.random.Philox(key=key, counter=np.array(counter, dtype=np.uint64)).random_raw(3)
+    halves = [half for word in raw.tolist() for half in (word % 2**32, word >> 32)]
+    assert halves[:5] == vector["words"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["uniforms"], ids=lambda v: str(v["purpose"]))
+def test_uniforms_are_those_of_the_specification(vector):
+    start = vector["round_start"]
+    got = uniforms(3, vector["seed"], Purpose(vector["purpose"]), start, round_start=start)
+    assert got.tolist() == vector["uniforms"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["systematic"])
+def test_rounding_is_that_of_the_specification(vector):
+    counts = systematic(np.array(vector["p"]), vector["bits"], vector["offset"])
+    assert counts.tolist() == vector["counts"]
+
+
+def test_weights_of_levels_are_those_of_the_specification():
+    assert LEVEL_WEIGHTS.tolist() == VECTORS["level_weights"]
+    with localcontext() as context:
+        context.prec = 60
+        for level, weight in enumerate(LEVEL_WEIGHTS):
+            exact = Decimal(2) ** 31 / Decimal(2).sqrt() ** level
+            assert weight == int(exact + Decimal("0.5"))
 
 
 def test_uniforms_are_uniform():

@@ -29,7 +29,7 @@ from tests.enumeration import (
     tv,
 )
 from tests.rounds import Setting, exact_law, frequencies
-from wire.protocols import Ruling
+from wire.protocols import Place, Ruling
 from wire.protocols.dsd import Dsd
 from wire.protocols.exchange import coins, draw_from, follow
 from wire.protocols.tree import TokenTree
@@ -241,7 +241,7 @@ class AcceptsByDraftNoise(Dsd):
             lambda node: probabilities(logits[node : node + 1], law.sampling)[0],
             lambda candidate, probability: bool(draws[candidate] < probability),
         )
-        return Ruling(walk.node, follow(walk, law, round_start=round_start, depth=walk.node))
+        return Ruling(walk.node, follow(walk, law, Place(round_start, walk.node)))
 
 
 class FollowsByDraftNoise(Dsd):
@@ -266,15 +266,15 @@ class FollowsByDraftNoise(Dsd):
                 len(walk.weights), law.seed, Purpose.DRAFT, at - self.back, round_start=round_start
             )
             return Ruling(walk.node, sample(walk.weights, words))
-        return Ruling(walk.node, follow(walk, law, round_start=round_start, depth=walk.node))
+        return Ruling(walk.node, follow(walk, law, Place(round_start, walk.node)))
 
 
 class OneRaceForAllCandidates(TokenTree):
-    def draw(self, logits, law, *, round_start, depth, candidates=range(1)):
+    def draw(self, logits, law, place):
         q = truncate(logits, law.sampling)
         # the mutant: the first candidate's race for all
-        drawn = draw_from(q.row(0), law, round_start=round_start, depth=depth)
-        return drawn * len(candidates), q
+        drawn = draw_from(q.row(0), law, Place(place.round_start, place.depth))
+        return drawn * len(place.candidates), q
 
 
 @pytest.mark.parametrize(

@@ -80,16 +80,15 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
     parser.add_argument(
         "--window",
         type=window,
-        default=4,
         metavar="N|auto",
-        help="draft tokens a round; auto: until the drafter loses confidence (%(default)s)",
+        help="draft tokens a round; auto: until the drafter loses confidence (4)",
     )
     parser.add_argument(
         "--expansion",
         type=expansion,
         metavar="K,K,…",
-        help="protocol tree: candidates of each level, e.g. 2,2,1 (default: 2,2,1,… as deep as "
-        "the window)",
+        help="protocol tree, instead of a window: candidates of each level, e.g. 2,2,1 (default: "
+        "2,2,1,… as deep as the window)",
     )
     parser.add_argument(
         "--max-tokens", type=int, default=tokens, metavar="N", help="tokens at most (%(default)s)"
@@ -105,8 +104,8 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
         "--draft-top-k",
         type=int,
         metavar="K",
-        help="truncate the drafter to K tokens: tslt's K (default: as the target's; 64 for tslt "
-        "and tree)",
+        help="truncate the drafter to K tokens: tslt's K (default: as the target; under tslt and "
+        "tree 64 where neither is truncated)",
     )
     parser.add_argument(
         "--draft-top-p", type=float, metavar="P", help="or to this nucleus: tslt's ρ"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
 
+from pilotfish import EdgeServer
 from speculation.tree import nodes_at_most
 from speculation.truncation import SparseRows
 from tests.conftest import CONTEXT, VOCAB
-from tests.hostile import RawClient, RawSession, drafted, ids_bytes
+from tests.hostile import RawClient, RawSession, drafted, ids_bytes, peak_mib
 from wire import messages as m
 from wire.codecs.sparse import encode_sparse
 
@@ -89,6 +91,29 @@ def test_expansions_that_do_not_fit_the_candidates(
     ids = list(range(VOCAB))[:count] or []
     client.send(*tree(session, ids, expansion, uniform(distributions)))
     client.fails("malformed")
+    go_on(client, session)
+
+
+@pytest.mark.parametrize(
+    ("ids", "expansion"),
+    [
+        ([1], b"\1" * (60 << 20)),
+        ([1], b"\xff" * (60 << 20)),
+        (list(range(60)) * 400, b"\x3c" + b"\1" * 127),  # 60 nodes a level
+        (list(range(60)) * 200, b"\x3c\x3c" + b"\1" * 100),
+    ],
+)
+def test_trees_that_cost_much_are_refused_for_little(
+    edge: EdgeServer, client: RawClient, session: RawSession, ids: list[int], expansion: bytes
+) -> None:
+    """Before its distributions are decoded, and without a copy of what was sent."""
+    header, frame, _, q = tree(session, ids, (), uniform(64))
+    before = peak_mib(edge.pid)
+    began = time.monotonic()
+    client.send(header, frame, expansion, q)
+    assert isinstance(client.hear(), m.Failure)
+    assert time.monotonic() - began < 1.0
+    assert peak_mib(edge.pid) - before < 150
     go_on(client, session)
 
 

@@ -42,13 +42,14 @@ class Slots:
         self.bits = len(widths) * bits
 
 
-def write(head: bytes, unary: Ints, fixed: Ints, slots: Slots) -> bytes:
-    """The frame of ``head`` and of the numbers ``unary`` and ``fixed``, at least one of each.
+def write(head: bytes, lengths: Ints, fixed: Ints, slots: Slots) -> bytes:
+    """The frame of ``head`` and of two sections of at least one number each.
 
-    Bits above a number's width are dropped.
+    lengths: those of the unary numbers in bits, one more than each number. fixed: the numbers of
+    fixed width, whose bits above that width are dropped.
     """
     # where each one stands, if a bit stood before the first
-    ones = (unary + 1).cumsum()
+    ones = lengths.cumsum()
     begin = int(ones[-1]) + 1
     bits = np.zeros(begin + len(slots.index), np.uint8)
     bits[ones] = 1

@@ -27,15 +27,16 @@ def encode_counts(counts: Ints, bits: int) -> bytes:
     assert int(numbers.sum()) == 1 << bits
     tilt = good_tilt(ids, len(counts))
     laid = layout((len(ids),), len(counts), tilt)
-    gaps = laid.gaps(ids)
-    # a number's bits but the highest; exact, for all are below 2^53
-    exponents = np.frexp(numbers)[1].astype(np.int64) - 1
-    unary = np.concatenate((gaps >> laid.parameters, exponents))
+    gaps = laid.raised(ids)
+    # how many bits a number has; exact, for all are below 2^53
+    widths = np.frexp(numbers)[1].astype(np.int64)
+    lengths = np.concatenate((gaps >> laid.parameters, widths))
+    exponents = widths - 1
     # [N], remainders of the gaps, then the counts' lower bits; `write` drops what is above them
     gaps <<= exponents
     gaps |= numbers ^ 1 << exponents
     head = bytes((tilt,)) + len(ids).to_bytes(_HEAD - 1, "little")
-    return write(head, unary, gaps, Slots(laid.parameters + exponents))
+    return write(head, lengths, gaps, Slots(laid.parameters + exponents))
 
 
 def decode_counts(frame: Buffer, vocab_size: int, bits: int) -> Ints:

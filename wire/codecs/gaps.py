@@ -57,6 +57,8 @@ class Layout:
         self.ends = np.array(ends)
         self.sizes: Ints = np.diff(self.ends, prepend=0)
         self.starts: Ints = self.ends - self.sizes
+        self.lasts: Ints = self.ends - 1
+        self.ends.flags.writeable = False  # every decoded window of this layout shares it
         # [n, GROUPS + 1]
         bounds = self.sizes[:, None] * np.arange(GROUPS + 1) >> 3
         density = np.frexp(vocab_size // self.sizes)[1] - 1
@@ -75,13 +77,16 @@ class Layout:
             kept = self._slots = (more, Slots(self.parameters + more))
         return kept[1]
 
-    def gaps(self, ids: Ints) -> Ints:
-        """How many ids each of ``ids`` [N] leaves out after the one before it in its row."""
-        gaps = np.empty_like(ids)
-        np.subtract(ids[1:], ids[:-1], out=gaps[1:])
-        gaps -= 1
-        gaps[self.starts] = ids[self.starts]
-        return gaps
+    def raised(self, ids: Ints) -> Ints:
+        """The gaps of ``ids`` [N], 2^b added to each.
+
+        Shifted by b they are the quotients' lengths in unary, their lower b bits the remainders.
+        """
+        raised = np.empty_like(ids)
+        np.subtract(ids[1:], ids[:-1], out=raised[1:])
+        raised[self.starts] = ids[self.starts] + 1
+        raised += self._excess
+        return raised
 
     def ids(self, lengths: Ints, remainders: Ints) -> Ints:
         """The ids [N] whose gaps have these quotients, each one less than its length in unary."""

@@ -16,41 +16,39 @@ import numpy as np
 from speculation.truncation import MAX_LEVEL, SparseRows
 from wire.codecs.bits import Reader, write
 from wire.codecs.gaps import good_tilt, layout, rice_parameter
-from wire.errors import MalformedError, UnsupportedError
-from wire.messages import Buffer
+from wire.errors import MalformedError
+from wire.messages import MAX_WINDOW, Buffer
 
 MAX_TOKENS: Final = 2**18  # of a frame: bounds what a hostile one can cost
+ROW_TOKENS: Final = MAX_TOKENS // MAX_WINDOW  # so many fit whatever the window
 _MAX_HEIGHT_PARAMETER: Final = 5
 
 
 def encode_sparse(rows: SparseRows, vocab_size: int) -> bytes:
     """The frame of ``rows``, whose ids are below ``vocab_size`` < 2²⁴; empty for no rows.
 
-    `UnsupportedError` for more than `MAX_TOKENS` in all.
+    They have at most `MAX_TOKENS` ids in all.
     """
     if not len(rows):
         return b""
-    if len(rows.ids) > MAX_TOKENS:
-        raise UnsupportedError(
-            f"The window's distributions hold {len(rows.ids)} tokens; a frame holds {MAX_TOKENS}: "
-            "truncate them further (draft_top_k, draft_top_p), or draft fewer tokens a round."
-        )
+    assert len(rows.ids) <= MAX_TOKENS
     ends = tuple(rows.ends.tolist())
     ids = rows.ids.astype(np.int64)
     tilt = good_tilt(ids, vocab_size)
     laid = layout(ends, vocab_size, tilt)
-    gaps = laid.gaps(ids)
-    heights = np.maximum.reduceat(rows.levels, laid.starts).repeat(laid.sizes)
-    heights -= rows.levels
-    height = int(np.add.reduce(heights, dtype=np.int64)) / len(heights)
-    c = min(rice_parameter(height), _MAX_HEIGHT_PARAMETER)
+    gaps = laid.raised(ids)
+    tops = np.maximum.reduceat(rows.levels, laid.starts).repeat(laid.sizes)
+    heights = (tops - rows.levels).astype(np.int64)
+    mean = int(np.add.reduce(heights)) / len(heights)
+    c = min(rice_parameter(mean), _MAX_HEIGHT_PARAMETER)
+    heights += 1 << c
     # [2N]
-    unary = np.concatenate((gaps >> laid.parameters, heights >> c))
+    lengths = np.concatenate((gaps >> laid.parameters, heights >> c))
     # [N], remainders of both; `write` drops what is above them
     gaps <<= c
     heights &= (1 << c) - 1
     gaps |= heights
-    return write(_write_head(c, tilt, ends), unary, gaps, laid.slots(c))
+    return write(_write_head(c, tilt, ends), lengths, gaps, laid.slots(c))
 
 
 def decode_sparse(frame: Buffer, count: int, vocab_size: int) -> SparseRows:
@@ -75,14 +73,14 @@ def decode_sparse(frame: Buffer, count: int, vocab_size: int) -> SparseRows:
     heights += fixed & (1 << c) - 1
     fixed >>= c
     ids = laid.ids(reader.lengths[:total], fixed)
-    if max(ids[laid.ends - 1].tolist()) >= vocab_size:
+    if max(ids[laid.lasts].tolist()) >= vocab_size:
         raise MalformedError(f"A row has a token beyond the vocabulary of {vocab_size}.")
     tops = np.maximum.reduceat(heights, laid.starts)
     if max(tops.tolist()) > MAX_LEVEL + (1 << c):
         raise MalformedError(f"A row has a token more than {MAX_LEVEL} levels down.")
     levels = tops.repeat(laid.sizes)
     levels -= heights
-    return SparseRows(ids.astype(np.uint32), levels.astype(np.uint8), laid.ends.copy())
+    return SparseRows(ids.astype(np.uint32), levels.astype(np.uint8), laid.ends)
 
 
 def _write_head(c: int, tilt: int, ends: tuple[int, ...]) -> bytes:

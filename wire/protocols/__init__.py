@@ -7,7 +7,7 @@ from wire.protocols.baselines import LOCAL, STREAM, choose
 from wire.protocols.coupled import Coupled
 from wire.protocols.dsd import Dsd
 from wire.protocols.dssd import Dssd
-from wire.protocols.exchange import Draft, Exchange, Law, Ruling
+from wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling
 from wire.protocols.greedy import Greedy
 from wire.protocols.tree import TokenTree
 from wire.protocols.tslt import Tslt
@@ -26,6 +26,7 @@ __all__ = [
     "Draft",
     "Exchange",
     "Law",
+    "Place",
     "Ruling",
     "choose",
     "exchange_named",

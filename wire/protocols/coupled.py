@@ -10,41 +10,21 @@ the target's choice decides, so drafter, its truncation, window and retries cann
 they change how often the two agree.
 """
 
-from collections.abc import Sequence
-
 from speculation.chain import agreed
 from speculation.distributions import Floats
 from speculation.randomness import Purpose
-from speculation.tree import Tree
-from wire.messages import Buffer
 from wire.protocols.baselines import choose
-from wire.protocols.exchange import Draft, Exchange, Law, Ruling, admit_ids
+from wire.protocols.exchange import Draft, IdsAlone, Law, Place, Ruling
 
 
-class Coupled(Exchange[Draft]):
+class Coupled(IdsAlone):
     """Both halves of `coupled`."""
 
     name = "coupled"
 
-    def draw(
-        self,
-        logits: Floats,
-        law: Law,
-        *,
-        round_start: int,
-        depth: int,
-        candidates: range = range(1),
-    ) -> tuple[list[int], None]:
+    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], None]:
         """The winner under q and the position's noise; nothing else is sent."""
-        return [choose(logits, law, round_start + depth, Purpose.TARGET)], None
-
-    def pack(self, tree: Tree, rows: Sequence[None]) -> Draft:
-        """Ids alone."""
-        return Draft(tree.ids)
-
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:
-        """Any ids will do."""
-        return admit_ids(frames, vocab_size)
+        return [choose(logits, law, place.position, Purpose.TARGET)], None
 
     def rule(self, draft: Draft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
         """Accept while the window equals the target's choices; noise is made for these only."""

@@ -25,6 +25,7 @@ from wire.protocols.exchange import (
     Exchange,
     Ids,
     Law,
+    Place,
     Ruling,
     decide,
     draw_from,
@@ -47,18 +48,10 @@ class Dsd(Exchange[DenseDraft]):
 
     name = "dsd"
 
-    def draw(
-        self,
-        logits: Floats,
-        law: Law,
-        *,
-        round_start: int,
-        depth: int,
-        candidates: range = range(1),
-    ) -> tuple[list[int], NDArray[np.float32]]:
+    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], NDArray[np.float32]]:
         """A sample of q and q itself."""
         q = probabilities(logits[None], law.sampling)[0].astype(np.float32, copy=False)
-        return draw_from(Row(q), law, round_start=round_start, depth=depth), q
+        return draw_from(Row(q), law, place), q
 
     def pack(self, tree: Tree, rows: Sequence[NDArray[np.float32]]) -> DenseDraft:
         """Ids and q."""
@@ -86,7 +79,9 @@ class Dsd(Exchange[DenseDraft]):
     def rule(self, draft: DenseDraft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
         """Accept by the ratio; residual at the first rejection, bonus after the last token."""
         candidates = chain(len(draft.ids))
-        return decide(draft, candidates, lambda node: Row(draft.q[node]), logits, law, round_start)
+        return decide(
+            draft, candidates, lambda node: Row(draft.q[node]), logits, law, round_start=round_start
+        )
 
 
 def check_distributions(ids: Ids, q: NDArray[np.float32]) -> None:

@@ -32,6 +32,7 @@ from wire.protocols.exchange import (
     Exchange,
     Ids,
     Law,
+    Place,
     Ruling,
     coins,
     draw_from,
@@ -40,7 +41,7 @@ from wire.protocols.exchange import (
     window_ids,
 )
 
-P_BITS = 16  # of P̃: fewer bytes down for more bits of acceptance lost, never of the law
+P_BITS = 16  # of P̃; fewer bits: fewer bytes down, more acceptance lost, the same law
 Q_BITS = 24
 
 
@@ -60,18 +61,10 @@ class Dssd(Exchange[SplitDraft]):
 
     name = "dssd"
 
-    def draw(
-        self,
-        logits: Floats,
-        law: Law,
-        *,
-        round_start: int,
-        depth: int,
-        candidates: range = range(1),
-    ) -> tuple[list[int], NDArray[np.int64]]:
+    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], NDArray[np.int64]]:
         """A sample of the rounded q, and the rounded q."""
         q = systematic(probabilities(logits[None], law.sampling)[0], Q_BITS, 0.5)
-        return draw_from(Row(q), law, round_start=round_start, depth=depth), q
+        return draw_from(Row(q), law, place), q
 
     def pack(self, tree: Tree, rows: Sequence[NDArray[np.int64]]) -> SplitDraft:
         """Ids, the weights of the drafted tokens, and all weights, which stay here."""
@@ -107,7 +100,7 @@ class Dssd(Exchange[SplitDraft]):
             if not accepts(index, ratio):
                 return Ruling(index, None, [encode_counts(rounded, P_BITS)])
         walk = Walk(gamma, probabilities(logits[gamma:], law.sampling)[0], rejected=False)
-        return Ruling(gamma, follow(walk, law, round_start=round_start, depth=gamma))
+        return Ruling(gamma, follow(walk, law, Place(round_start, gamma)))
 
     def settle(
         self, draft: SplitDraft, ruling: Ruling, law: Law, *, round_start: int, vocab_size: int
@@ -123,4 +116,4 @@ class Dssd(Exchange[SplitDraft]):
         p = rounded / np.float64(2**P_BITS)
         rest = residual(p, Row(draft.rows[at]))
         walk = Walk(at, rest, rejected=True)
-        return follow(walk, law, round_start=round_start, depth=at)
+        return follow(walk, law, Place(round_start, at))

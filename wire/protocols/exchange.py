@@ -22,7 +22,7 @@ from speculation.randomness import Purpose, noise, sample, uniforms
 from speculation.rows import Row
 from speculation.tree import Expansion, Tree, Walk, verify
 from wire.codecs.ids import decode_ids, encode_ids
-from wire.errors import MalformedError, TooLargeError, UnsupportedError
+from wire.errors import BadDraftError, MalformedError, TooLargeError
 from wire.messages import MAX_WINDOW, Buffer
 
 Ids = NDArray[np.uint32]
@@ -62,6 +62,24 @@ class Draft:
         return range(1, node + 1)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where in a round a node's candidates are drawn; it names their draws.
+
+    depth: of the candidates, 0 for the window's first token. candidates: their numbers among all
+    that are drawn for this depth; in a chain there is one.
+    """
+
+    round_start: int
+    depth: int
+    candidates: range = range(1)
+
+    @property
+    def position(self) -> int:
+        """The position that the candidates are drawn for."""
+        return self.round_start + self.depth
+
+
 D = TypeVar("D", bound=Draft)
 
 
@@ -81,7 +99,6 @@ class Exchange(ABC, Generic[D]):
     """One protocol, both halves."""
 
     name: ClassVar[str]
-    lossless: ClassVar[bool] = True
     truncates: ClassVar[int] = 0  # top-K of the drafter where nobody asks for another truncation
     branches: ClassVar[bool] = False  # windows may be trees
 
@@ -99,29 +116,19 @@ class Exchange(ABC, Generic[D]):
     # The device's half
 
     @abstractmethod
-    def draw(
-        self,
-        logits: Floats,
-        law: Law,
-        *,
-        round_start: int,
-        depth: int,
-        candidates: range = range(1),
-    ) -> tuple[list[int], Any]:
-        """The tokens drawn after one row of logits [V], and the numbers they were sampled from.
-
-        depth: of the drawn tokens, 0 for the window's first. candidates: how many are drawn, and
-        their numbers among all of that depth, which name their draws.
-        """
+    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], Any]:
+        """The tokens drawn after one row of logits [V], and the numbers they were sampled from."""
 
     @abstractmethod
     def pack(self, tree: Tree, rows: Sequence[Any]) -> D:
         """The draft of these nodes; ``rows`` are those that `draw` returned, in order."""
 
     def propose(self, draft: D, pending: Ids, vocab_size: int) -> list[Buffer]:
-        """The frames of a draft. Ids come first in every protocol."""
-        if len(pending):
-            raise UnsupportedError(f"Protocol {self.name} carries no pending token.")
+        """The frames of a draft; ids come first in every protocol.
+
+        Only under `dssd` can there be a pending token.
+        """
+        assert not len(pending)
         return [encode_ids(draft.ids, vocab_size)]
 
     def settle(
@@ -143,9 +150,7 @@ class Exchange(ABC, Generic[D]):
         """Decide on a draft by the target's logits [n + 1, V]: the root's, then each node's."""
 
 
-def draw_from(
-    row: Row, law: Law, *, round_start: int, depth: int, candidates: range = range(1)
-) -> list[int]:
+def draw_from(row: Row, law: Law, place: Place) -> list[int]:
     """Independent samples of q, one for each candidate."""
     return [
         row.token(
@@ -155,13 +160,13 @@ def draw_from(
                     len(row.weights),
                     law.seed,
                     Purpose.DRAFT,
-                    round_start + depth,
-                    round_start=round_start,
+                    place.position,
+                    round_start=place.round_start,
                     candidate=candidate,
                 ),
             )
         )
-        for candidate in candidates
+        for candidate in place.candidates
     ]
 
 
@@ -171,16 +176,16 @@ def coins(count: int, law: Law, round_start: int) -> Callable[[int, float], bool
     return lambda candidate, probability: bool(draws[candidate] < probability)
 
 
-def follow(walk: Walk, law: Law, *, round_start: int, depth: int) -> int:
-    """The token after the accepted path of ``depth`` tokens: residual or bonus."""
+def follow(walk: Walk, law: Law, place: Place) -> int:
+    """The token after the accepted path: residual or bonus. place: that token's."""
     return sample(
         walk.weights,
         noise(
             len(walk.weights),
             law.seed,
             Purpose.RESIDUAL if walk.rejected else Purpose.BONUS,
-            round_start + depth,
-            round_start=round_start,
+            place.position,
+            round_start=place.round_start,
         ),
     )
 
@@ -191,6 +196,7 @@ def decide(
     q: Callable[[int], Row],
     logits: Floats,
     law: Law,
+    *,
     round_start: int,
 ) -> Ruling:
     """The edge's decision where it knows q: the accepted path, then residual or bonus.
@@ -204,14 +210,21 @@ def decide(
         lambda node: probabilities(logits[node : node + 1], law.sampling)[0],
         coins(sum(map(len, candidates)), law, round_start),
     )
-    depth = len(draft.path(walk.node))
-    return Ruling(walk.node, follow(walk, law, round_start=round_start, depth=depth))
+    place = Place(round_start, len(draft.path(walk.node)))
+    return Ruling(walk.node, follow(walk, law, place))
 
 
 def expect_frames(frames: Sequence[Buffer], count: int) -> None:
     """Raise `MalformedError` unless there are ``count`` frames."""
     if len(frames) != count:
         raise MalformedError(f"This message has {len(frames)} array frames where {count} belong.")
+
+
+def expect_drawn(row: Row, tokens: Sequence[int]) -> None:
+    """Raise `BadDraftError` if one of the tokens cannot have been drawn from ``row``."""
+    for token in tokens:
+        if not row.probability(token):
+            raise BadDraftError(f"Token {token} cannot have been drawn: its q̂ is 0.")
 
 
 def window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> Ids:
@@ -224,7 +237,14 @@ def window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> Id
     return decode_ids(frame, vocab_size)
 
 
-def admit_ids(frames: Sequence[Buffer], vocab_size: int) -> Draft:
-    """The draft of a message that holds ids and nothing else."""
-    expect_frames(frames, 1)
-    return Draft(window_ids(frames[0], vocab_size))
+class IdsAlone(Exchange[Draft]):
+    """What protocols share in which nothing but ids goes up."""
+
+    def pack(self, tree: Tree, rows: Sequence[None]) -> Draft:
+        """Ids alone."""
+        return Draft(tree.ids)
+
+    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:
+        """Any ids will do."""
+        expect_frames(frames, 1)
+        return Draft(window_ids(frames[0], vocab_size))

@@ -8,17 +8,13 @@ The device drafts its argmax; the edge accepts while the draft equals the target
 first argmax that differs, or the one after the window, follows.
 """
 
-from collections.abc import Sequence
-
 from speculation.chain import agreed
 from speculation.distributions import Floats, Sampling
-from speculation.tree import Tree
 from wire.errors import UnsupportedError
-from wire.messages import Buffer
-from wire.protocols.exchange import Draft, Exchange, Law, Ruling, admit_ids
+from wire.protocols.exchange import Draft, IdsAlone, Law, Place, Ruling
 
 
-class Greedy(Exchange[Draft]):
+class Greedy(IdsAlone):
     """Both halves of `greedy`."""
 
     name = "greedy"
@@ -32,25 +28,9 @@ class Greedy(Exchange[Draft]):
                     "coupled, tslt, tree, dssd or dsd to sample."
                 )
 
-    def draw(
-        self,
-        logits: Floats,
-        law: Law,
-        *,
-        round_start: int,
-        depth: int,
-        candidates: range = range(1),
-    ) -> tuple[list[int], None]:
+    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], None]:
         """The drafter's argmax; nothing else is sent."""
         return [int(logits.argmax())], None
-
-    def pack(self, tree: Tree, rows: Sequence[None]) -> Draft:
-        """Ids alone."""
-        return Draft(tree.ids)
-
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:
-        """Any ids will do."""
-        return admit_ids(frames, vocab_size)
 
     def rule(self, draft: Draft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
         """Accept while the window equals the target's argmax."""

@@ -21,17 +21,19 @@ from speculation.distributions import Floats
 from speculation.tree import Expansion, Tree
 from speculation.truncation import SparseRows, truncate
 from wire.codecs.ids import encode_ids
-from wire.codecs.sparse import decode_sparse, encode_sparse
-from wire.errors import BadDraftError, MalformedError
+from wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse
+from wire.errors import MalformedError, TooLargeError
 from wire.messages import MAX_WINDOW, Buffer
 from wire.protocols.exchange import (
     Draft,
     Exchange,
     Ids,
     Law,
+    Place,
     Ruling,
     decide,
     draw_from,
+    expect_drawn,
     expect_frames,
     window_ids,
 )
@@ -73,21 +75,10 @@ class TokenTree(Exchange[TreeDraft]):
         """Two candidates in the first two levels, then one."""
         return (*_BRANCHING, *(1,) * window)[:window]
 
-    def draw(
-        self,
-        logits: Floats,
-        law: Law,
-        *,
-        round_start: int,
-        depth: int,
-        candidates: range = range(1),
-    ) -> tuple[list[int], SparseRows]:
+    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], SparseRows]:
         """Independent samples of q̂, and q̂ itself."""
-        q = truncate(logits, law.sampling)
-        drawn = draw_from(
-            q.row(0), law, round_start=round_start, depth=depth, candidates=candidates
-        )
-        return drawn, q
+        q = truncate(logits, law.sampling, ROW_TOKENS)
+        return draw_from(q.row(0), law, place), q
 
     def pack(self, tree: Tree, rows: Sequence[SparseRows]) -> TreeDraft:
         """The tree and its q̂."""
@@ -95,6 +86,7 @@ class TokenTree(Exchange[TreeDraft]):
 
     def propose(self, draft: TreeDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
         """Candidates, expansion, q̂."""
+        assert not len(pending)
         tree = draft.tree
         drawn = [token for nodes in tree.candidates for token in tree.tokens(nodes)]
         return [
@@ -107,23 +99,26 @@ class TokenTree(Exchange[TreeDraft]):
         """Rebuild the tree; check that each q̂ allows the candidates drawn from it."""
         expect_frames(frames, 3)
         drawn = window_ids(frames[0], vocab_size, _MAX_CANDIDATES).tolist()
+        if len(frames[1]) > MAX_WINDOW:
+            raise MalformedError(
+                f"An expansion has {len(frames[1])} levels; {MAX_WINDOW} are the most."
+            )
         tree = _rebuild(drawn, tuple(bytes(frames[1])))
         q = decode_sparse(frames[2], len(tree.candidates), vocab_size)
         for node, nodes in enumerate(tree.candidates):
-            row = q.row(node)
-            for token in tree.tokens(nodes):
-                if not row.probability(token):
-                    raise BadDraftError(f"Token {token} cannot have been drawn: its q̂ is 0.")
+            expect_drawn(q.row(node), tree.tokens(nodes))
         return TreeDraft(tree.ids, tree, q)
 
     def rule(self, draft: TreeDraft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
         """Walk down from the root while a candidate is accepted."""
-        return decide(draft, draft.tree.candidates, draft.q.row, logits, law, round_start)
+        return decide(
+            draft, draft.tree.candidates, draft.q.row, logits, law, round_start=round_start
+        )
 
 
 def _rebuild(drawn: list[int], expansion: Expansion) -> Tree:
     """The tree of these candidates, which come level by level, node by node."""
-    if len(expansion) > MAX_WINDOW or 0 in expansion:
+    if 0 in expansion:
         raise MalformedError(f"{list(expansion)} with {len(drawn)} candidates is no token tree.")
     tree = Tree()
     begin = 0
@@ -135,6 +130,8 @@ def _rebuild(drawn: list[int], expansion: Expansion) -> Tree:
             )
         level = drawn[begin:end]
         tree.grow([level[at : at + count] for at in range(0, len(level), count)])
+        if len(tree) > MAX_WINDOW:
+            raise TooLargeError(f"A tree has more than {MAX_WINDOW} nodes.")
         begin = end
     if begin != len(drawn):
         raise MalformedError(f"The tree {list(expansion)} has fewer than {len(drawn)} candidates.")

@@ -16,17 +16,18 @@ from dataclasses import dataclass
 from speculation.distributions import Floats
 from speculation.tree import Tree, chain
 from speculation.truncation import SparseRows, truncate
-from wire.codecs.sparse import decode_sparse, encode_sparse
-from wire.errors import BadDraftError
+from wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse
 from wire.messages import Buffer
 from wire.protocols.exchange import (
     Draft,
     Exchange,
     Ids,
     Law,
+    Place,
     Ruling,
     decide,
     draw_from,
+    expect_drawn,
     expect_frames,
     window_ids,
 )
@@ -45,18 +46,10 @@ class Tslt(Exchange[SparseDraft]):
     name = "tslt"
     truncates = 64
 
-    def draw(
-        self,
-        logits: Floats,
-        law: Law,
-        *,
-        round_start: int,
-        depth: int,
-        candidates: range = range(1),
-    ) -> tuple[list[int], SparseRows]:
+    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], SparseRows]:
         """A sample of q̂ and q̂ itself."""
-        q = truncate(logits, law.sampling)
-        return draw_from(q.row(0), law, round_start=round_start, depth=depth), q
+        q = truncate(logits, law.sampling, ROW_TOKENS)
+        return draw_from(q.row(0), law, place), q
 
     def pack(self, tree: Tree, rows: Sequence[SparseRows]) -> SparseDraft:
         """Ids and q̂."""
@@ -73,11 +66,10 @@ class Tslt(Exchange[SparseDraft]):
         ids = window_ids(frames[0], vocab_size)
         draft = SparseDraft(ids, decode_sparse(frames[1], len(ids), vocab_size))
         for index, token in enumerate(ids.tolist()):
-            if not draft.q.row(index).probability(token):
-                raise BadDraftError(f"Token {token} cannot have been drawn: its q̂ is 0.")
+            expect_drawn(draft.q.row(index), [token])
         return draft
 
     def rule(self, draft: SparseDraft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
         """Accept by the ratio; residual at the first rejection, bonus after the last token."""
         candidates = chain(len(draft.ids))
-        return decide(draft, candidates, draft.q.row, logits, law, round_start)
+        return decide(draft, candidates, draft.q.row, logits, law, round_start=round_start)
