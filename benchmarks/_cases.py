@@ -14,7 +14,7 @@ import numpy as np
 from _common import PROMPTS, Steps, throwaway_keys
 
 from device_runtime.plan import Options
-from device_runtime.record import Round
+from device_runtime.record import Round, acceptance
 from pilotfish import Device, EdgeServer, Generation
 
 
@@ -44,8 +44,7 @@ class Case:
     @property
     def acceptance(self) -> float:
         """α over all generations, each position weighing the same (tslt Definition 2.1)."""
-        verified = sum(min(r.window, r.accepted + 1) for r in self.rounds)
-        return sum(r.accepted for r in self.rounds) / verified if verified else 0.0
+        return acceptance(self.rounds)
 
     @property
     def tokens_per_s(self) -> float:

@@ -30,10 +30,8 @@ from device_runtime.record import Round
 from pilotfish import Device
 from speculation.distributions import Sampling
 from speculation.theory import betas, theta
-from speculation.tree import Expansion, Tree, nodes_at_most
-from speculation.truncation import SparseRows, truncate
-from wire.protocols import EXCHANGES
-from wire.protocols.tree import TokenTree, TreeDraft
+from speculation.tree import Expansion, nodes_at_most
+from speculation.truncation import truncate
 
 # each chain before the trees of its depth
 EXPANSIONS: tuple[Expansion, ...] = (
@@ -53,28 +51,12 @@ COLUMNS = (
 Thetas = NDArray[np.float64]
 
 
-class CountedTrees(TokenTree):
-    """`tree`, with the number of nodes of each draft written down."""
-
-    def __init__(self) -> None:
-        self.nodes: list[int] = []
-
-    def pack(self, tree: Tree, rows: Sequence[SparseRows]) -> TreeDraft:
-        """As `tree` does."""
-        self.nodes.append(len(tree))
-        return super().pack(tree, rows)
-
-
-COUNTED = CountedTrees()
-
-
 @dataclass
 class Case:
-    """An expansion, its rounds, and how many nodes each of them drafted."""
+    """An expansion and its rounds."""
 
     expansion: Expansion
     rounds: list[Round] = field(default_factory=list)
-    distinct: list[int] = field(default_factory=list)
 
     @property
     def chain(self) -> bool:
@@ -97,10 +79,7 @@ class Case:
             wanted |= {"protocol": "tslt", "window": levels}
         else:
             wanted |= {"protocol": "tree", "expansion": self.expansion}
-        COUNTED.nodes.clear()
-        got = device.generate(tokens, **wanted)
-        self.rounds.append(got.rounds[0])
-        self.distinct.append(levels if self.chain else COUNTED.nodes[0])
+        self.rounds.append(device.generate(tokens, **wanted).rounds[0])
 
     @property
     def accepted(self) -> float:
@@ -113,7 +92,7 @@ class Case:
         return {
             "expansion": self.name,
             "nodes": nodes_at_most(self.expansion),
-            "distinct": float(np.mean(self.distinct)),
+            "distinct": float(np.mean([r.nodes for r in self.rounds])),
             "rounds": len(self.rounds),
             "accepted": self.accepted,
             "se": float(np.std([r.accepted for r in self.rounds]) / len(self.rounds) ** 0.5),
@@ -188,7 +167,6 @@ def main() -> int:
     thetas = [acceptances(chat) for chat in chats]
     cases = [Case(expansion) for expansion in EXPANSIONS]
     chains = {len(case.expansion): case for case in cases if case.chain}
-    EXCHANGES[COUNTED.name] = COUNTED
     with connected(drafter, target) as device:
         take_turns(cases, device, chats, 5 if args.quick else 2, steps)
     rows: Rows = [case.row(chains[len(case.expansion)], thetas) for case in cases]

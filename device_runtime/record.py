@@ -1,5 +1,6 @@
 """What happened: one record a round, and the answer that the rounds add up to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
@@ -37,6 +38,7 @@ class Round:
     window: int  # γ: the most drafted tokens that could be accepted, the levels of a tree
     accepted: int
     tokens: list[int]  # committed by this round and kept in the answer
+    nodes: int = 0  # tokens drafted: γ in a chain, all distinct nodes of a tree
     uplink_bytes: int = 0  # frames as handed to ZeroMQ
     downlink_bytes: int = 0
     timings: Timings = field(default_factory=Timings)
@@ -62,13 +64,18 @@ class Generation:
 
     @property
     def acceptance(self) -> float:
-        """α: the share accepted of the positions that were verified; 0 without drafts.
+        """α of all rounds; see `acceptance`."""
+        return acceptance(self.rounds)
 
-        A position is verified when all before it were accepted (tslt Definition 2.1); in a tree it
-        is accepted when one of its candidates is (tslt (39)).
-        """
-        verified = sum(min(round_.window, round_.accepted + 1) for round_ in self.rounds)
-        return sum(round_.accepted for round_ in self.rounds) / verified if verified else 0.0
+
+def acceptance(rounds: Sequence[Round]) -> float:
+    """α: the share accepted of the positions that were verified; 0 without drafts.
+
+    A position is verified when all before it were accepted (tslt Definition 2.1); in a tree it is
+    accepted when one of its candidates is (tslt (39)).
+    """
+    verified = sum(min(round_.window, round_.accepted + 1) for round_ in rounds)
+    return sum(round_.accepted for round_ in rounds) / verified if verified else 0.0
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,7 @@ class Session:
             protocol=exchange.name,
             start=start,
             window=draft.depth,
+            nodes=len(draft.ids),
             accepted=len(path),
             tokens=committed,
             uplink_bytes=answer.uplink_bytes,
