@@ -163,7 +163,11 @@ class EdgeLink:
             if left <= 0:
                 raise self._absent(otherwise)
             if channel.receive(left) is not None:
-                raise MalformedError(f"{channel.endpoint} speaks before the handshake.")
+                if otherwise is EdgeUnreachableError:
+                    raise MalformedError(f"{channel.endpoint} speaks before the handshake.")
+                # It is back, and answers what was sent before the news of that was read; what is
+                # dropped here comes again, for the request is sent again.
+                channel.connected = True
 
     def _absent(self, otherwise: type[Exception]) -> Exception:
         endpoint = self._channel.endpoint

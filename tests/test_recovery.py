@@ -149,3 +149,27 @@ def test_an_edge_that_was_frozen_for_a_while(pair: Pair, key_folders, locked: bo
         got = [*got, *(token for piece in pieces for token in piece.tokens)]
         waker.join()
         assert got == wanted
+
+
+def test_a_reply_may_come_before_the_news_that_the_edge_is_back(artifacts, monkeypatch):
+    """The link broke and healed while nobody looked, and its events are read one by one."""
+    with EdgeServer(artifacts / "target") as edge:
+        relay = Relay(edge.endpoint)
+        with Device(artifacts / "draft", relay.endpoint) as device:
+            wanted = device.generate(PROMPT, max_tokens=12)
+            channel = device._link._channel
+            note = channel._note
+
+            def slowly(event):
+                note(event)
+                time.sleep(0.1)
+
+            pieces = device.stream(PROMPT, max_tokens=12)
+            next(pieces)
+            relay.cut()
+            time.sleep(1.0)
+            monkeypatch.setattr(channel, "_note", slowly)
+            for _ in pieces:
+                pass
+            assert device.last.tokens == wanted.tokens
+        relay.close()
