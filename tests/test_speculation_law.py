@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculation.candidates import choose, residual
-from speculation.chain import agreed
 from speculation.confidence import predicted_acceptance
+from speculation.coupling import agreed
 from speculation.distributions import Sampling, probabilities
 from speculation.rows import Row
 from speculation.split import systematic

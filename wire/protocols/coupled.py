@@ -10,7 +10,7 @@ the target's choice decides, so drafter, its truncation, window and retries cann
 they change how often the two agree.
 """
 
-from speculation.chain import agreed
+from speculation.coupling import agreed
 from speculation.distributions import Floats
 from speculation.randomness import Purpose
 from wire.protocols.baselines import choose

@@ -8,7 +8,7 @@ The device drafts its argmax; the edge accepts while the draft equals the target
 first argmax that differs, or the one after the window, follows.
 """
 
-from speculation.chain import agreed
+from speculation.coupling import agreed
 from speculation.distributions import Floats, Sampling
 from wire.errors import UnsupportedError
 from wire.protocols.exchange import Draft, IdsAlone, Law, Place, Ruling

@@ -1,7 +1,8 @@
-"""Agreement of a chain of draft tokens with the target's own choices.
+"""Agreement of draft tokens with the target's own choices: `greedy`, and coupling by shared noise.
 
-`greedy` and `coupled` accept while the draft token is the one that the target chooses itself: its
-argmax, or its sample under noise that both ends share. No distribution is needed for that.
+Where both ends choose by argmax(log p + g) with the same Gumbel noise g (none at temperature 0), a
+draft token is right if it is the one that the target chooses itself. No distribution is needed to
+see that, and what comes out is the target's own sequence, whatever was drafted (DESIGN §5, §6.11).
 """
 
 from collections.abc import Callable, Sequence
