@@ -167,15 +167,14 @@ VERDICTS: dict[str, Callable[[m.Window], Answer]] = {
 def test_verdicts_that_cannot_be(liar, answer: Callable[[m.Window], Answer]) -> None:
     _, device = liar(lambda request: [answer(request)] if isinstance(request, m.Window) else [])
     for protocol in EXCHANGES:
-        expansion = (2, 1) if protocol == "tree" else None  # two to four nodes
+        shape = {"expansion": (2, 1)} if protocol == "tree" else {"window": 2}  # to four nodes
         temperature = 0.0 if protocol == "greedy" else 1.0
         began = time.monotonic()
         with pytest.raises(MalformedError):
             device.generate(
                 PROMPT,
                 protocol=protocol,
-                window=2,
-                expansion=expansion,
+                **shape,
                 temperature=temperature,
                 seed=1,
                 max_tokens=20,
