@@ -1,9 +1,9 @@
 """When to stop drafting: ``window="auto"``.
 
 The drafter predicts the acceptance of what it drafts from its own distribution: β ≈ (1 + max q)/2
-with q at temperature 1, which measured drafts of SmolLM2-135M follow within 0.07. A window ends
-after the token at which the product of the predictions falls below `ENOUGH`: what came after it
-would most likely be drafted in vain.
+with q at temperature 1. On drafts of SmolLM2-135M that rises with the real β but flatters it, by up
+to 0.17 where max q is about 0.75. A window ends after the token at which the product of the
+predictions falls below `ENOUGH`: what came after it would most likely be drafted in vain.
 
 The rule looks at distributions and tokens that are sent in any case, and it decides on drafting
 the *next* token after the last one is drawn and kept, so it cannot bias the law: whether a token is
