@@ -1,7 +1,7 @@
 """`Device`: the drafting end as a Python object."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.choice import POLICIES, Evidence, Policy
 from device_runtime.drafter import Drafter
-from device_runtime.edge_link import EdgeLink
-from device_runtime.plan import Options, Plan, plan
-from device_runtime.record import Generation, Piece, Round
+from device_runtime.edge_link import PROBE_BYTES, EdgeLink
+from device_runtime.plan import AUTO, Auto, Options, Plan, alternatives, plan
+from device_runtime.record import Choice, Generation, Piece, Probing, Round
 from device_runtime.session import Proposal, Session
 from device_runtime.stops import Answer
-from engines.artifact import Artifact, Manifest
+from engines.artifact import Artifact
 from engines.chat import ChatTemplate
 from wire.errors import TokenOutOfRangeError, UnsupportedError
 from wire.keys import DeviceKeys
+from wire.link.meter import SMALL_BYTES
+from wire.link.state import LinkState
+from wire.messages import Welcome
 from wire.protocols import LOCAL, STREAM
 from wire.transport import is_loopback
 
@@ -31,6 +35,7 @@ class Device:
 
     draft: the drafter's artifact. edge: ``tcp://host:port``, or None when only ``local`` is used.
     keys: the folder with ``device.key`` and ``edge.pub``; None is allowed on loopback only.
+    on_round: is told of every round when it is over, before the next one begins.
     """
 
     def __init__(
@@ -42,13 +47,18 @@ class Device:
         provider: str = "auto",
         threads: int | None = None,
         context: int | None = None,
+        on_round: Callable[[Round], None] | None = None,
     ) -> None:
         self._link: EdgeLink | None = None
+        self.welcome: Welcome | None = None
+        self._on_round = on_round
         artifact = Artifact.open(draft)
         # the edge first: its absence shows at once, loading a model takes a while
         if edge is not None:
-            self._link = _connect(edge, keys, artifact.manifest)
+            self._link = connect(edge, keys)
         try:
+            if self._link is not None:
+                self.welcome = self._link.greet(artifact.manifest)
             self._drafter = Drafter(artifact, provider=provider, threads=threads, context=context)
             self._template = _chat_template(self._drafter)
         except BaseException:
@@ -56,7 +66,14 @@ class Device:
                 self._link.close()
             raise
         self.tokenizer = self._drafter.tokenizer
-        self._session = Session(self._drafter, self._link)
+        limits = self.welcome.limits if self.welcome else None
+        self._session = Session(self._drafter, self._link, limits)
+        self._evidence = Evidence(
+            self._drafter.pace,
+            {told.tokens: told.ns * 1e-9 for told in self.welcome.passes} if self.welcome else {},
+            artifact.manifest.vocab_size,
+        )
+        self._policies = {name: policy() for name, policy in POLICIES.items()}
         self.last: Generation | None = None
 
     def generate(self, prompt: str | Sequence[int], **options: "Unpack[Options]") -> Generation:
@@ -72,7 +89,25 @@ class Device:
         A text prompt is one user message in the model's chat template, where it has one; a list of
         token ids is taken as it is. The options are those of `device_runtime.plan.plan`.
         """
-        return self._run(self.prompt_ids(prompt), plan(**options))
+        ids = self.prompt_ids(prompt)
+        auto = options.get("protocol")
+        if auto == AUTO:
+            auto = Auto()
+        if not isinstance(auto, Auto):
+            return self._run(ids, [plan(**options)], policy=None)
+        if auto.policy not in self._policies:
+            known = ", ".join(self._policies)
+            raise UnsupportedError(f"There is no policy {auto.policy!r}: {known}.")
+        return self._run(ids, self._alternatives(auto, options), self._policies[auto.policy])
+
+    def probe(self, *, rates: bool = False) -> LinkState:
+        """Measure the link to the edge with a ping, and a larger one for its rates."""
+        if self._link is None:
+            raise UnsupportedError("This device has no edge, so there is no link to measure.")
+        self._link.ping()
+        if rates:
+            self._link.ping(PROBE_BYTES)
+        return self._link.state()
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> NDArray[np.uint32]:
         """The token ids u32 [n] that a prompt stands for."""
@@ -94,15 +129,39 @@ class Device:
     @property
     def _ends(self) -> list[int]:
         """The tokens that end an answer: the target's, whose text it is."""
-        return list(self._link.welcome.eos_ids if self._link else self._drafter.manifest.eos_ids)
+        return list((self.welcome or self._drafter.manifest).eos_ids)
 
-    def _run(self, prompt: NDArray[np.uint32], wanted: Plan) -> Iterator[Piece]:
+    def _alternatives(self, auto: Auto, options: Options) -> list[Plan]:
+        if self.welcome is None:
+            return alternatives(auto, options, offered=[LOCAL])
+        offered, most = self.welcome.protocols, self.welcome.limits.window
+        return alternatives(auto, options, offered=[*offered, LOCAL], most=most)
+
+    def _choose(self, plans: Sequence[Plan], policy: Policy) -> tuple[Plan, Choice, LinkState]:
+        """One of the plans, by what is known of the link; measures it first if need be."""
+        state = LinkState()
+        if self._link is not None:
+            self._link.refresh(rates=any(_rates_matter(plan, self._evidence) for plan in plans))
+            state = self._link.state()
+        wanted, choice = policy.choose(plans, state, self._evidence)
+        return wanted, choice, state
+
+    def _run(
+        self, prompt: NDArray[np.uint32], plans: Sequence[Plan], policy: Policy | None
+    ) -> Iterator[Piece]:
         session = self._session
+        begun_s = time.monotonic()
+        before = self._link.probing if self._link else Probing()
+        choice = None
+        if policy is None:
+            wanted = plans[0]
+            state = self._link.state() if self._link else None
+        else:
+            wanted, choice, state = self._choose(plans, policy)
         answer = Answer(
             self.tokenizer, eos_ids=self._ends, stop=wanted.stop, max_tokens=wanted.max_tokens
         )
         rounds: list[Round] = []
-        begun_s = time.monotonic()
         first_token_s = 0.0
         finished = False
         try:
@@ -115,6 +174,8 @@ class Device:
                 record.timings.settle += (time.monotonic_ns() - settled_ns) * 1e-9
                 rounds.append(record)
                 first_token_s = first_token_s or time.monotonic() - begun_s
+                if self._on_round is not None:
+                    self._on_round(record)
                 yield from pieces
                 if answer.finish_reason is not None:
                     break
@@ -126,6 +187,8 @@ class Device:
             if wanted.protocol == STREAM or not finished:
                 session.cancel()
             session.keep(len(prompt) + len(answer.tokens))
+            self._evidence.add(wanted, rounds)
+        after = self._link.probing if self._link else Probing()
         self.last = Generation(
             protocol=wanted.protocol,
             prompt_tokens=len(prompt),
@@ -135,6 +198,9 @@ class Device:
             rounds=rounds,
             first_token_s=first_token_s,
             total_s=time.monotonic() - begun_s,
+            link=state,
+            choice=choice,
+            probing=after.since(before),
         )
 
     def _proposals(self, wanted: Plan, answer: Answer) -> Iterator[Proposal]:
@@ -169,13 +235,19 @@ class Device:
         self.close()
 
 
-def _connect(edge: str, keys: str | Path | None, manifest: Manifest) -> EdgeLink:
+def connect(edge: str, keys: str | Path | None) -> EdgeLink:
+    """A connection to an edge, with the keys in this folder; beyond loopback there must be some."""
     if keys is None and not is_loopback(edge):
         raise UnsupportedError(
             f"Without keys a device talks to loopback only, not to {edge}; name the folder "
             "with device.key and edge.pub."
         )
-    return EdgeLink(edge, DeviceKeys.load(Path(keys)) if keys is not None else None, manifest)
+    return EdgeLink(edge, DeviceKeys.load(Path(keys)) if keys is not None else None)
+
+
+def _rates_matter(plan: Plan, evidence: Evidence) -> bool:
+    """Whether rounds under this plan are more than small messages."""
+    return plan.exchange is not None and max(evidence.freight(plan)) > SMALL_BYTES
 
 
 def _pieces(proposal: Proposal, answer: Answer) -> tuple[list[Piece], list[int]]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from engines.artifact import Artifact
 from engines.decoder import Decoder, Pass
+from engines.pace import pass_times
 from engines.tokenizer import Tokenizer
 from speculation.confidence import ENOUGH, predicted_acceptance
 from speculation.distributions import Floats
@@ -15,6 +16,8 @@ from speculation.tree import Expansion, Tree
 from wire.protocols import Draft, Exchange, Law, Place
 
 Ids = NDArray[np.uint32]
+
+_WIDTHS = (1, 2, 4)
 
 
 class Drafter:
@@ -29,6 +32,7 @@ class Drafter:
             artifact, slots=1, context=context, threads=threads, provider=provider
         )
         self.context = self._decoder.context
+        self.pace = pass_times(self._decoder, _WIDTHS)  # seconds by nodes of a level
 
     def forget(self, keep: int) -> None:
         """Only the first ``keep`` tokens still hold; what was read after them is void."""

@@ -4,6 +4,7 @@ A request is bytes that may be sent again: when the connection breaks and comes 
 overdue, the very same bytes go out, and the edge answers what it has answered already.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import zmq
 
-from device_runtime.record import Timings
+from device_runtime.record import Probing, Timings
 from engines.artifact import Manifest
 from wire.errors import (
     AccessDeniedError,
@@ -21,17 +22,36 @@ from wire.errors import (
     from_code,
 )
 from wire.keys import DeviceKeys
-from wire.messages import VERSION, Buffer, Failure, Hello, Reply, Request, Times, Welcome
+from wire.link.meter import FRESH_S, LinkMeter, Transit
+from wire.link.radio import signal_dbm
+from wire.link.state import LinkState
+from wire.messages import (
+    VERSION,
+    Buffer,
+    Failure,
+    Hello,
+    Ping,
+    Pong,
+    Reply,
+    Request,
+    Times,
+    Welcome,
+)
 from wire.transport import Channel
 
 CONNECT_S = 2.2  # until an edge that does not answer counts as absent
 RESEND_S = 10.0  # a reply that is overdue for so long may have been lost
 PATIENCE_S = 120.0  # and after so long nobody waits for it any more
+RATES_FRESH_S = 60.0
+PROBE_BYTES = 12_000  # fits a connection's first flight, and is large enough to tell a rate
 _REPLY_BYTES = 256 * 1024 * 1024
 
 
 class Answer(NamedTuple):
-    """A reply, its bytes both ways, and when the request left and the reply came (monotonic)."""
+    """A reply, its bytes both ways, and when the request left and the reply came (monotonic).
+
+    resent: the request went out more than once, so that its times say nothing about the link.
+    """
 
     reply: Reply
     frames: Sequence[Buffer]
@@ -39,72 +59,116 @@ class Answer(NamedTuple):
     downlink_bytes: int
     sent_ns: int
     received_ns: int
+    resent: bool
 
 
 class EdgeLink:
     """One edge, connected. Raises typed errors that say what to do; never hangs."""
 
-    def __init__(self, endpoint: str, keys: DeviceKeys | None, manifest: Manifest) -> None:
+    def __init__(self, endpoint: str, keys: DeviceKeys | None) -> None:
         self._channel = Channel(endpoint, keys, _REPLY_BYTES)
         self._encrypted = keys is not None
-        self._hello = Hello(
+        self._meter = LinkMeter()
+        self._ahead_bytes = 0  # sent since the last reply, without a reply of its own
+        self.probing = Probing()
+        try:
+            self._wait_for_connection(EdgeUnreachableError)
+        except BaseException:
+            self.close()
+            raise
+
+    def greet(self, manifest: Manifest) -> Welcome:
+        """Make sure that both ends speak the same wire and share a vocabulary."""
+        hello = Hello(
             version=VERSION,
             tokenizer=manifest.tokenizer_fingerprint,
             vocab_size=manifest.vocab_size,
             padded_vocab_size=manifest.padded_vocab_size,
             hidden_size=manifest.dimensions.hidden,
         )
-        try:
-            self._wait_for_connection(EdgeUnreachableError)
-            answer = self.ask(self._hello, (), lambda reply: isinstance(reply, Welcome))
-        except BaseException:
-            self.close()
-            raise
-        assert isinstance(answer.reply, Welcome)
-        self.welcome = answer.reply
-        self.clock_offset_ns = 0  # the edge's clock minus ours
-        self._quickest_ns = 2**62
-        self.compare_clocks(
-            answer, self.welcome.received_ns, self.welcome.sent_ns - self.welcome.received_ns
+        answer = self.ask(hello, (), lambda reply: isinstance(reply, Welcome))
+        welcome = answer.reply
+        assert isinstance(welcome, Welcome)
+        self.measure(answer, welcome.received_ns, welcome.sent_ns - welcome.received_ns)
+        return welcome
+
+    # What is known about the link
+
+    def measure(self, answer: Answer, edge_received_ns: int, held_ns: int) -> Transit:
+        """Seconds that an exchange spent on the link each way; the meter learns from it."""
+        ahead, self._ahead_bytes = self._ahead_bytes, 0
+        return self._meter.exchange(
+            up_bytes=answer.uplink_bytes + ahead,
+            down_bytes=answer.downlink_bytes,
+            sent_ns=answer.sent_ns,
+            received_ns=answer.received_ns,
+            edge_received_ns=edge_received_ns,
+            held_ns=held_ns,
+            learn=not answer.resent,
         )
-
-    def compare_clocks(self, answer: Answer, received_ns: int, held_ns: int) -> int:
-        """Nanoseconds that an exchange spent on the link, both ways; learns the clocks' offset.
-
-        received_ns: when the request reached the edge, by its clock; held_ns: until it replied.
-        The quickest exchange tells the offset best, if it took equally long both ways. Clocks
-        drift, so what was quickest long ago slowly loses its say.
-        """
-        on_link_ns = max(0, answer.received_ns - answer.sent_ns - held_ns)
-        self._quickest_ns += self._quickest_ns >> 10
-        if on_link_ns <= self._quickest_ns:
-            self._quickest_ns = on_link_ns
-            self.clock_offset_ns = received_ns - answer.sent_ns - on_link_ns // 2
-        return on_link_ns
 
     def timings(self, answer: Answer, times: Times, started_ns: int, drafted_ns: int) -> Timings:
         """The stages of a round that was started and drafted at these times (monotonic)."""
-        on_link = self.compare_clocks(answer, times.received_ns, times.held_ns)
-        uplink = times.received_ns - self.clock_offset_ns - answer.sent_ns
-        uplink = min(on_link, max(0, uplink))
+        transit = self.measure(answer, times.received_ns, times.held_ns)
         return Timings(
             draft=(drafted_ns - started_ns) * 1e-9,
             encode=(answer.sent_ns - drafted_ns) * 1e-9,
-            uplink=uplink * 1e-9,
+            uplink=transit.up_s,
             queue=(times.held_ns - times.verify_ns) * 1e-9,
             verify=times.verify_ns * 1e-9,
-            downlink=(on_link - uplink) * 1e-9,
+            downlink=transit.down_s,
             settle=(time.monotonic_ns() - answer.received_ns) * 1e-9,
         )
+
+    def ping(self, size: int = 0) -> None:
+        """Measure the RTT, or the rates with ``size`` bytes each way; waits for the answer.
+
+        An edge that is older than this measure sends none back: then the downlink stays unknown.
+        """
+        nonce = secrets.randbits(63)
+        frames = (secrets.token_bytes(size),) if size else ()  # what no link can compress
+        answer = self.ask(
+            Ping(nonce=nonce),
+            frames,
+            lambda reply: isinstance(reply, Pong) and reply.nonce == nonce,
+        )
+        pong = answer.reply
+        assert isinstance(pong, Pong)
+        self.measure(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+        pings, up, down = self.probing
+        self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)
+
+    def refresh(self, *, rates: bool) -> None:
+        """See to it that RTT, and rates if wanted, are known; with one ping, or none.
+
+        What real messages have told lately needs none. One ping cannot tell both: an RTT that is
+        old goes first, and the rates wait for the next time.
+        """
+        state = self._meter.state()
+        if state.rtt is None or state.rtt.age_s > FRESH_S:
+            self.ping()
+        elif rates and any(
+            rate is None or rate.age_s > RATES_FRESH_S for rate in (state.up, state.down)
+        ):
+            self.ping(PROBE_BYTES)
+
+    def state(self) -> LinkState:
+        """What is known about the link now, and how old that is."""
+        return self._meter.state(self._channel.segments(), signal_dbm())
+
+    # Talking
 
     def tell(self, message: Request, frames: Sequence[Buffer] = ()) -> int:
         """Send what is not answered by itself; returns its bytes."""
         while True:
             try:
-                return self._channel.send(message, frames)
+                size = self._channel.send(message, frames)
             except zmq.Again:
                 self._channel.connected = False
                 self._wait_for_connection(EdgeLostError)
+            else:
+                self._ahead_bytes += size
+                return size
 
     def mention(self, message: Request) -> None:
         """Send what is not worth waiting for: if there is no connection, nobody need know."""
@@ -117,6 +181,7 @@ class EdgeLink:
         """Send a request and wait for the reply that is ``wanted``; older replies are dropped."""
         sent_ns = time.monotonic_ns()
         size = self.tell(message, frames)
+        self._ahead_bytes -= size
         return self.wait(message, frames, wanted, size, sent_ns)
 
     def wait(
@@ -130,6 +195,7 @@ class EdgeLink:
         """Wait for a reply that is already on its way; ``message`` is sent again if need be."""
         give_up = time.monotonic() + PATIENCE_S
         resend = time.monotonic() + RESEND_S
+        resent = False
         while (now := time.monotonic()) < give_up:
             arrived = self._channel.receive(min(resend, give_up) - now)
             if arrived is not None:
@@ -137,15 +203,16 @@ class EdgeLink:
                 if isinstance(reply, Failure) and _concerns(reply, message):
                     raise from_code(reply.code, reply.message)
                 if wanted(reply):
-                    return Answer(
-                        reply, reply_frames, size, reply_size, sent_ns, time.monotonic_ns()
-                    )
+                    now_ns = time.monotonic_ns()
+                    return Answer(reply, reply_frames, size, reply_size, sent_ns, now_ns, resent)
             elif not self._channel.connected:
                 self._wait_for_connection(EdgeLostError)
                 size += self.tell(message, frames)
+                resent = True
             elif time.monotonic() >= resend:
                 resend += RESEND_S
                 size += self.tell(message, frames)
+                resent = True
         raise EdgeLostError(
             f"The edge at {self._channel.endpoint} has not answered for {PATIENCE_S:g} s."
         )

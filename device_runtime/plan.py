@@ -1,7 +1,7 @@
 """What a caller asks for, checked before anything is done: `Options` in, a `Plan` out."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -9,16 +9,33 @@ from speculation.distributions import Sampling
 from speculation.tree import Expansion, nodes_at_most
 from wire.errors import UnsupportedError
 from wire.messages import MAX_WINDOW
-from wire.protocols import EXCHANGES, NAMES, Exchange, Law
+from wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM, Exchange, Greedy, Law
 
 AUTO = "auto"
+WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # what protocol "auto" has to choose from
 AUTO_LEVELS = 16  # with window "auto", confidence ends nearly every window before that
 
 
-class Options(TypedDict, total=False):
-    """How to generate; `plan` says what each means and what it is by default."""
+@dataclass(frozen=True, kw_only=True)
+class Auto:
+    """Protocol "auto": link and pair decide on protocol and window, anew for each answer.
 
-    protocol: str
+    among: the protocols to choose from; by default all whose output has the target's law, and with
+    ``lossy`` all. policy: how to choose (`device_runtime.choice`).
+    """
+
+    among: Sequence[str] | None = None
+    lossy: bool = False
+    policy: str = "predictive"
+
+
+class Options(TypedDict, total=False):
+    """How to generate; `plan` says what each means and what it is by default.
+
+    ``protocol`` may be "auto", which stands for ``Auto()``.
+    """
+
+    protocol: "str | Auto"
     window: "int | Literal['auto'] | None"
     expansion: Sequence[int] | None
     max_tokens: int
@@ -53,7 +70,7 @@ class Plan:
 
 def plan(
     *,
-    protocol: str = "greedy",
+    protocol: "str | Auto" = "greedy",
     window: "int | Literal['auto'] | None" = None,
     expansion: Sequence[int] | None = None,
     max_tokens: int = 128,
@@ -74,7 +91,7 @@ def plan(
     target's. Where neither end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64
     tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one.
     """
-    if protocol not in NAMES:
+    if not isinstance(protocol, str) or protocol not in NAMES:
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(NAMES)}.")
     if max_tokens < 1:
         raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}.")
@@ -103,6 +120,63 @@ def plan(
         max_tokens=max_tokens,
         stop=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
     )
+
+
+def alternatives(
+    auto: Auto, options: Options, *, offered: Collection[str], most: int = MAX_WINDOW
+) -> list[Plan]:
+    """What protocol "auto" may choose from: a plan for each protocol and window.
+
+    At temperature 0 the lossless ones are `greedy` and `stream`: there every drafting protocol
+    accepts alike, and `greedy` sends least. A window in the options is the only one to choose from.
+    offered: what the edge has; it takes windows of at most so many tokens. All plans have the same
+    seed.
+    """
+    window = options.get("window")
+    if isinstance(window, str) or options.get("expansion") is not None:
+        raise UnsupportedError(
+            'Protocol "auto" chooses the window itself: give a number of draft tokens, or nothing.'
+        )
+    unknown = [name for name in auto.among or () if name not in NAMES]
+    if unknown:
+        raise UnsupportedError(f"There is no protocol {unknown[0]!r}: {', '.join(NAMES)}.")
+    seed = options.get("seed")
+    options = {**options, "seed": secrets.randbits(63) if seed is None else seed}
+    windows = ([w for w in WINDOWS if w <= most] or [0]) if window is None else [window]
+    plans: list[Plan] = []
+    refused: UnsupportedError | None = None
+    for name in _eligible(auto, greedy=not options.get("temperature")):
+        if name not in offered:
+            continue
+        try:
+            plans += _plans(name, options, windows)
+        except UnsupportedError as error:  # `greedy` does not sample
+            refused = error
+    if not plans:
+        raise refused or UnsupportedError("The edge offers none of the protocols to choose from.")
+    return plans
+
+
+def _plans(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
+    wanted: Options = {**options, "protocol": name}
+    if name not in EXCHANGES:
+        nothing: Options = {"draft_temperature": None, "draft_top_k": None, "draft_top_p": None}
+        wanted = {**wanted, **nothing}
+        return [plan(**wanted)]
+    plans = []
+    for window in windows:
+        wanted = {**wanted, "window": window}
+        plans.append(plan(**wanted))
+    return plans
+
+
+def _eligible(auto: Auto, *, greedy: bool) -> Sequence[str]:
+    if auto.among is not None:
+        return auto.among
+    kept = [name for name, exchange in EXCHANGES.items() if exchange.lossless or auto.lossy]
+    if greedy:
+        kept = [name for name in kept if name == Greedy.name or not EXCHANGES[name].lossless]
+    return [*kept, STREAM, *([LOCAL] if auto.lossy else [])]
 
 
 def _sampling(prefix: str, temperature: float, top_k: int, top_p: float) -> Sampling:

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from wire.link.state import LinkState
 
 STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 
@@ -44,9 +47,50 @@ class Round:
     timings: Timings = field(default_factory=Timings)
 
 
+class Forecast(NamedTuple):
+    """What one alternative would cost: predicted seconds a committed token."""
+
+    protocol: str
+    window: int
+    token_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Protocol and window for one answer, and why.
+
+    token_s: predicted seconds a committed token; None where the policy predicts nothing.
+    forecasts: of all alternatives, the cheapest first.
+    """
+
+    policy: str
+    protocol: str
+    window: int
+    token_s: float | None
+    reason: str
+    forecasts: list[Forecast] = field(default_factory=list)
+
+
+class Probing(NamedTuple):
+    """What measuring the link has cost: pings, and their bytes both ways."""
+
+    pings: int = 0
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+
+    def since(self, before: "Probing") -> "Probing":
+        """What came on top of an earlier count."""
+        return Probing(*(now - then for now, then in zip(self, before, strict=True)))
+
+
 @dataclass(kw_only=True)
 class Generation:
-    """One answer. ``tokens`` holds the end token, ``text`` neither it nor the stop string."""
+    """One answer. ``tokens`` holds the end token, ``text`` neither it nor the stop string.
+
+    link: what was known of the link when the answer began; None without an edge. choice: what
+    protocol "auto" chose, and why; None where nothing was to choose. probing: what measuring the
+    link has cost this answer.
+    """
 
     protocol: str
     prompt_tokens: int
@@ -56,6 +100,9 @@ class Generation:
     rounds: list[Round]
     first_token_s: float
     total_s: float
+    link: LinkState | None = None
+    choice: Choice | None = None
+    probing: Probing = field(default_factory=Probing)
 
     @property
     def tokens_per_s(self) -> float:

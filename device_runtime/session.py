@@ -23,7 +23,18 @@ from speculation.tree import Expansion, nodes_at_most
 from wire.codecs.ids import decode_ids, encode_ids
 from wire.committed import Committed
 from wire.errors import DivergedError, MalformedError, PromptTooLongError, UnknownSessionError
-from wire.messages import MAX_WINDOW, Begin, Cancel, Close, Pull, Reply, Tokens, Verdict, Window
+from wire.messages import (
+    MAX_WINDOW,
+    Begin,
+    Cancel,
+    Close,
+    Limits,
+    Pull,
+    Reply,
+    Tokens,
+    Verdict,
+    Window,
+)
 from wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, Ruling, choose
 
 _NS = 1e-9
@@ -41,7 +52,7 @@ class Proposal:
 class Session:
     """One conversation with one edge, or with none for `local`."""
 
-    def __init__(self, drafter: Drafter, link: EdgeLink | None) -> None:
+    def __init__(self, drafter: Drafter, link: EdgeLink | None, limits: Limits | None) -> None:
         self._drafter = drafter
         self._link = link
         self._id = secrets.token_bytes(16)
@@ -51,9 +62,9 @@ class Session:
         self.committed = Committed()
         context = drafter.context
         self._widest = MAX_WINDOW
-        if link is not None:
-            context = min(context, link.welcome.limits.context)
-            self._widest = min(self._widest, link.welcome.limits.window)
+        if limits is not None:
+            context = min(context, limits.context)
+            self._widest = min(self._widest, limits.window)
         self.context = context
 
     def start(self, prompt: NDArray[np.uint32], plan: Plan) -> None:
@@ -251,6 +262,8 @@ class Session:
         ids = decode_ids(answer.frames[0], self._drafter.manifest.vocab_size).tolist()
         self.committed.extend(ids)
         self._at_edge = len(self.committed)
+        if answer.uplink_bytes:  # it answers a request; those after it come unasked
+            self._edge.measure(answer, reply.times.received_ns, reply.times.held_ns)
         waited = answer.received_ns - before_ns
         verify = min(waited, reply.times.verify_ns)
         record = Round(

@@ -17,12 +17,14 @@ from edge_runtime.scheduler import Scheduler
 from edge_runtime.service import Service
 from engines.artifact import Artifact
 from engines.decoder import Decoder
+from engines.pace import pass_times
 from wire.keys import EdgeKeys
-from wire.messages import Buffer, Reply
+from wire.messages import Buffer, PassTime, Reply
 from wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
+_WIDTHS = (1, 2, 4, 8, 16, 32)  # of the passes whose times devices are told
 _BURST = 256  # messages taken in one turn, so that a flood does not keep verdicts from leaving
 
 
@@ -49,9 +51,13 @@ def serve(
                 threads=config.threads,
                 provider=config.provider,
             )
+            passes = [
+                PassTime(tokens=width, ns=max(1, int(seconds * 1e9)))
+                for width, seconds in pass_times(decoder, _WIDTHS).items()
+            ]
         scheduler = Scheduler(decoder)
         service = Service(
-            artifact.manifest, decoder, config.limits, scheduler.submit, _sender(listener)
+            artifact.manifest, decoder, config.limits, scheduler.submit, _sender(listener), passes
         )
         gc.collect()
         gc.freeze()  # what was loaded stays; no collection between two rounds looks through it

@@ -6,6 +6,7 @@ worst that happens is a typed failure for that client.
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 import wire
@@ -43,7 +44,13 @@ class Service:
     """Sessions, and the rules by which messages change them. One owner: the serving loop."""
 
     def __init__(
-        self, manifest: Manifest, decoder: Decoder, limits: EdgeLimits, submit: Submit, send: Send
+        self,
+        manifest: Manifest,
+        decoder: Decoder,
+        limits: EdgeLimits,
+        submit: Submit,
+        send: Send,
+        passes: Sequence[m.PassTime] = (),
     ) -> None:
         self._manifest = manifest
         self._vocab = manifest.vocab_size
@@ -55,6 +62,7 @@ class Service:
             sessions=limits.sessions_per_client,
         )
         self._send = send
+        self._passes = list(passes)
         self._rounds = Rounds(
             submit,
             send,
@@ -93,9 +101,8 @@ class Service:
                 self._pull(request, envelope, received_ns)
             case m.Begin():
                 self._begin(request, envelope)
-            case m.Ping(nonce=nonce):
-                pong = m.Pong(nonce=nonce, received_ns=received_ns, sent_ns=time.monotonic_ns())
-                self._send(envelope.client, pong, ())
+            case m.Ping():
+                self._ping(request, envelope, received_ns)
             case m.Hello():
                 self._hello(request, envelope, received_ns)
             case m.Cancel():
@@ -130,8 +137,15 @@ class Service:
             limits=self._limits,
             received_ns=received_ns,
             sent_ns=time.monotonic_ns(),
+            passes=self._passes,
         )
         self._send(envelope.client, welcome, ())
+
+    def _ping(self, ping: m.Ping, envelope: Envelope, received_ns: int) -> None:
+        if len(envelope.frames) > 1 or envelope.size > m.MAX_PROBE:
+            raise MalformedError(f"A ping has at most one frame, and {m.MAX_PROBE} bytes.")
+        pong = m.Pong(nonce=ping.nonce, received_ns=received_ns, sent_ns=time.monotonic_ns())
+        self._send(envelope.client, pong, envelope.frames)
 
     def _begin(self, begin: m.Begin, envelope: Envelope) -> None:
         expect_frames(envelope.frames, 1)

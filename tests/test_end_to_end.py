@@ -5,7 +5,7 @@ import pytest
 
 from device_runtime.record import STAGES
 from engines.decoder import Decoder, Pass
-from field.report import report, summary
+from field.summary import report, summary
 from pilotfish import Device, EdgeServer, PilotfishError
 from pilotfish.cli.export import default_pair
 from wire import keys

@@ -160,8 +160,8 @@ def test_a_reply_may_come_before_the_news_that_the_edge_is_back(artifacts, monke
             channel = device._link._channel
             note = channel._note
 
-            def slowly(event):
-                note(event)
+            def slowly(event, value):
+                note(event, value)
                 time.sleep(0.1)
 
             pieces = device.stream(PROMPT, max_tokens=12)

@@ -140,11 +140,25 @@ class KeysError(PilotfishError):
     exit_code = 77
 
 
+class TraceError(PilotfishError):
+    """A trace of a link that is missing, empty or malformed."""
+
+    code = "trace"
+    exit_code = 65
+
+
 class ListenError(PilotfishError):
     """The edge cannot or may not listen there."""
 
     code = "listen"
     exit_code = 71
+
+
+class RunFileError(PilotfishError):
+    """A file that is no run of `field measure`, is damaged, or holds another run."""
+
+    code = "run-file"
+    exit_code = 65
 
 
 def _all(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:

@@ -20,6 +20,7 @@ VERSION: Final = 2
 HEADER_BYTES: Final = 16 * 1024
 MAX_FRAMES: Final = 8  # arrays behind one header
 MAX_WINDOW: Final = 128
+MAX_PROBE: Final = 256 * 1024  # bytes that a ping may carry
 
 U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -121,12 +122,19 @@ class Close(Header, tag="close", frozen=True):
 
 
 class Ping(Header, tag="ping", frozen=True):
-    """Answered at once, also while the target is busy."""
+    """Answered at once, also while the target is busy; frame 0, if there is one, comes back."""
 
     nonce: U63
 
 
 # Edge to device
+
+
+class PassTime(Header, frozen=True):
+    """How long a target pass over so many tokens of one session took when the edge started."""
+
+    tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    ns: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="welcome", gc=False):
@@ -143,6 +151,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     limits: Limits
     received_ns: U63
     sent_ns: U63  # both of the edge's monotonic clock
+    passes: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
 
 
 class Times(Header, frozen=True):
@@ -179,7 +188,7 @@ class Tokens(Header, tag="tokens", frozen=True):
 
 
 class Pong(Header, tag="pong", frozen=True):
-    """The answer to a `Ping`."""
+    """The answer to a `Ping`, with its frame if it had one."""
 
     nonce: U63
     received_ns: U63

@@ -17,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 from wire.access import DOMAIN, Gate
 from wire.errors import ListenError, MalformedError, TooLargeError, UnsupportedError
 from wire.keys import DeviceKeys, EdgeKeys
+from wire.link.tcp import Segments, segments
 from wire.messages import MAX_FRAMES, Buffer, Reply, Request, decode_reply, encode
 
 HEARTBEAT_MS = 300
@@ -194,6 +195,8 @@ class Channel:
         self.connected = False
         self.denied = False  # the edge's allow-list said no
         self.broken_handshakes = 0
+        self._descriptor: int | None = None  # ZeroMQ's own, while it is connected
+        self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -222,14 +225,24 @@ class Channel:
             if source is self._socket:
                 buffers: list[Buffer] = [part.buffer for part in _receive(self._socket)]
                 return decode_reply(buffers[0]), buffers[1:], sum(map(len, buffers))
-            self._note(recv_monitor_message(self._monitor)["event"])
+            told = recv_monitor_message(self._monitor)
+            self._note(told["event"], told["value"])
         return None
 
-    def _note(self, event: int) -> None:
-        if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+    def segments(self) -> Segments | None:
+        """What the kernel knows of the connection; None where there is none, or it is not TCP."""
+        if self._descriptor is None or not self._port:
+            return None
+        return segments(self._descriptor, self._port)
+
+    def _note(self, event: int, value: int) -> None:
+        if event == zmq.Event.CONNECTED:
+            self._descriptor = value
+        elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.connected = True
         elif event == zmq.Event.DISCONNECTED:
             self.connected = False
+            self._descriptor = None
         elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             self.denied = True
         elif event in (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):

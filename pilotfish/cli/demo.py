@@ -11,7 +11,7 @@ from typing import Any
 from device_runtime.device import Device
 from device_runtime.record import Generation
 from edge_runtime.process import EdgeServer
-from field.report import report, summary
+from field.summary import report, summary
 from pilotfish.cli.export import default_pair
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.screen import Screen

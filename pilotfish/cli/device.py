@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from device_runtime.device import Device
-from field.report import report, summary
+from field.summary import report, summary
 from pilotfish.cli.options import (
     Commands,
     engine_options,
@@ -55,8 +55,11 @@ def _run(args: argparse.Namespace) -> int:
         screen.end()
         assert device.last is not None
         figures = summary(device.last)
+        choice = device.last.choice
     if args.json:
         write_json(args.json, figures)
     if args.stats:
+        if choice is not None:
+            screen.notes.print(f"auto: {choice.reason}")
         screen.notes.print(report([figures]))
     return 0

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from device_runtime.plan import Options
+from device_runtime.choice import POLICIES
+from device_runtime.plan import AUTO, Auto, Options
+from wire.errors import UnsupportedError
 from wire.keys import default_directory
 from wire.protocols import NAMES
 
@@ -75,7 +77,22 @@ def expansion(text: str) -> list[int]:
 def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens: int) -> None:
     """How to generate."""
     parser.add_argument(
-        "--protocol", choices=NAMES, default=protocol, help="how a round is carried (%(default)s)"
+        "--protocol",
+        choices=(*NAMES, AUTO),
+        default=protocol,
+        help="how a round is carried; auto: as link and pair make it cheapest (%(default)s)",
+    )
+    parser.add_argument(
+        "--among",
+        type=lambda text: text.split(","),
+        metavar="P,P,…",
+        help="protocol auto: choose from these (default: all whose output is the target's)",
+    )
+    parser.add_argument(
+        "--lossy", action="store_true", help="protocol auto: from those too whose output is not"
+    )
+    parser.add_argument(
+        "--policy", choices=tuple(POLICIES), default=Auto.policy, help="of protocol auto"
     )
     parser.add_argument(
         "--window",
@@ -122,7 +139,7 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
 def generation_of(args: argparse.Namespace) -> Options:
     """The generation options as `Device.stream` takes them."""
     return Options(
-        protocol=args.protocol,
+        protocol=protocol_of(args),
         window=args.window,
         expansion=args.expansion,
         max_tokens=args.max_tokens,
@@ -135,6 +152,16 @@ def generation_of(args: argparse.Namespace) -> Options:
         seed=args.seed,
         stop=args.stop,
     )
+
+
+def protocol_of(args: argparse.Namespace) -> "str | Auto":
+    """The protocol, with what goes with auto; `UnsupportedError` where it goes with nothing."""
+    if args.protocol == AUTO:
+        return Auto(among=args.among, lossy=args.lossy, policy=args.policy)
+    if args.among is not None or args.lossy:
+        raise UnsupportedError("--among and --lossy go with --protocol auto.")
+    name: str = args.protocol
+    return name
 
 
 def write_json(path: str, value: Any) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "STREAM",
     "Draft",
     "Exchange",
+    "Greedy",
     "Law",
     "Place",
     "Ruling",

@@ -21,6 +21,7 @@ class Coupled(IdsAlone):
     """Both halves of `coupled`."""
 
     name = "coupled"
+    agreement = 0.94
 
     def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], None]:
         """The winner under q and the position's noise; nothing else is sent."""

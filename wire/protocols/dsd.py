@@ -15,14 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.distributions import Floats, probabilities
+from speculation.distributions import Floats, Sampling, probabilities
 from speculation.rows import Row
-from speculation.tree import Tree, chain
+from speculation.tree import Expansion, Tree, chain
 from wire.errors import BadDraftError, MalformedError
 from wire.messages import Buffer, frame
 from wire.protocols.exchange import (
     Draft,
     Exchange,
+    Freight,
     Ids,
     Law,
     Place,
@@ -47,6 +48,13 @@ class Dsd(Exchange[DenseDraft]):
     """Both halves of `dsd`."""
 
     name = "dsd"
+
+    def freight(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, vocab_size: int
+    ) -> Freight:
+        """Ids, and V float32 for each."""
+        up, down = super().freight(expansion, drafter, acceptance, vocab_size)
+        return Freight(up + 4 * vocab_size * len(expansion), down)
 
     def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], NDArray[np.float32]]:
         """A sample of q and q itself."""

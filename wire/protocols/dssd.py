@@ -18,18 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculation.candidates import residual
-from speculation.distributions import Floats, probabilities
+from speculation.distributions import Floats, Sampling, probabilities
 from speculation.randomness import Purpose, uniforms
 from speculation.rows import Row
 from speculation.split import systematic
-from speculation.tree import Tree, Walk
+from speculation.tree import Expansion, Tree, Walk
 from wire.codecs.counts import decode_counts, encode_counts
-from wire.codecs.ids import encode_ids
+from wire.codecs.ids import encode_ids, id_bytes
 from wire.errors import MalformedError
 from wire.messages import Buffer
 from wire.protocols.exchange import (
     Draft,
     Exchange,
+    Freight,
     Ids,
     Law,
     Place,
@@ -43,6 +44,7 @@ from wire.protocols.exchange import (
 
 P_BITS = 16  # of P̃; fewer bits: fewer bytes down, more acceptance lost, the same law
 Q_BITS = 24
+_P_BYTES = 2500  # of P̃ at temperature 1, typically
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +62,16 @@ class Dssd(Exchange[SplitDraft]):
     """Both halves of `dssd`."""
 
     name = "dssd"
+
+    def freight(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, vocab_size: int
+    ) -> Freight:
+        """Ids and 24 bits for each; P̃ with probability 1 − α^γ (dssd (9))."""
+        up, down = super().freight(expansion, drafter, acceptance, vocab_size)
+        rejected = 1.0 - acceptance ** len(expansion)
+        return Freight(
+            up + rejected * id_bytes(vocab_size) + 3 * len(expansion), down + rejected * _P_BYTES
+        )
 
     def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], NDArray[np.int64]]:
         """A sample of the rounded q, and the rounded q."""

@@ -12,7 +12,7 @@ most protocols send chains, in which node i follows node i − 1.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,13 @@ from speculation.distributions import Floats, Sampling, probabilities
 from speculation.randomness import Purpose, noise, sample, uniforms
 from speculation.rows import Row
 from speculation.tree import Expansion, Tree, Walk, verify
-from wire.codecs.ids import decode_ids, encode_ids
+from wire.codecs.ids import decode_ids, encode_ids, id_bytes
 from wire.errors import BadDraftError, MalformedError, TooLargeError
 from wire.messages import MAX_WINDOW, Buffer
 
 Ids = NDArray[np.uint32]
+
+WINDOW_BYTES, VERDICT_BYTES = 42, 57  # typical headers (docs/wire.md)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +97,22 @@ class Ruling:
     frames: Sequence[Buffer] = ()
 
 
+class Freight(NamedTuple):
+    """Bytes of a round: headers and frames as handed to ZeroMQ."""
+
+    up: float
+    down: float
+
+
 class Exchange(ABC, Generic[D]):
     """One protocol, both halves."""
 
     name: ClassVar[str]
     truncates: ClassVar[int] = 0  # top-K of the drafter where nobody asks for another truncation
+    lossless: ClassVar[bool] = True  # the output's law is the target's
+    # α over that of `dsd`, measured on the default pair at temperature 1: what is expected of the
+    # protocol on a pair that has not shown its own yet. At temperature 0 all accept alike.
+    agreement: ClassVar[float] = 1.0
     branches: ClassVar[bool] = False  # windows may be trees
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
@@ -112,6 +125,15 @@ class Exchange(ABC, Generic[D]):
     def expansion(self, window: int) -> Expansion:
         """⟨k₁…k_L⟩ of a window of ``window`` levels when nobody asks for another one."""
         return (1,) * window
+
+    def freight(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, vocab_size: int
+    ) -> Freight:
+        """Bytes that a round is expected to take, before there was one to count.
+
+        drafter: how q is shaped; acceptance: α.
+        """
+        return Freight(WINDOW_BYTES + id_bytes(vocab_size) * len(expansion), VERDICT_BYTES)
 
     # The device's half
 

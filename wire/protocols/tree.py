@@ -13,20 +13,25 @@ down while a candidate is accepted, and both ends keep the K/V of that path.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.distributions import Floats
+from speculation.distributions import Floats, Sampling
 from speculation.tree import Expansion, Tree
 from speculation.truncation import SparseRows, truncate
-from wire.codecs.ids import encode_ids
-from wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse
+from wire.codecs.ids import encode_ids, id_bytes
+from wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
 from wire.errors import MalformedError, TooLargeError
 from wire.messages import MAX_WINDOW, Buffer
 from wire.protocols.exchange import (
+    VERDICT_BYTES,
+    WINDOW_BYTES,
     Draft,
     Exchange,
+    Freight,
     Ids,
     Law,
     Place,
@@ -70,6 +75,16 @@ class TokenTree(Exchange[TreeDraft]):
     name = "tree"
     truncates = 64
     branches = True
+    agreement = 1.1
+
+    def freight(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, vocab_size: int
+    ) -> Freight:
+        """All candidates, and q̂ of each inner node: 1 + Σ_{l<L} Π_{i≤l} kᵢ at most (tslt (27))."""
+        widths = list(accumulate(expansion, mul))
+        nodes = WINDOW_BYTES + id_bytes(vocab_size) * sum(widths) + len(expansion)
+        rows = typical_bytes(1 + sum(widths[:-1]), drafter.top_k) if widths else 0.0
+        return Freight(nodes + rows, VERDICT_BYTES)
 
     def expansion(self, window: int) -> Expansion:
         """Two candidates in the first two levels, then one."""

@@ -13,14 +13,15 @@ acceptance, at most the discarded mass and the quantisation (Theorem 3.2), never
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from speculation.distributions import Floats
-from speculation.tree import Tree, chain
+from speculation.distributions import Floats, Sampling
+from speculation.tree import Expansion, Tree, chain
 from speculation.truncation import SparseRows, truncate
-from wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse
+from wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
 from wire.messages import Buffer
 from wire.protocols.exchange import (
     Draft,
     Exchange,
+    Freight,
     Ids,
     Law,
     Place,
@@ -45,6 +46,14 @@ class Tslt(Exchange[SparseDraft]):
 
     name = "tslt"
     truncates = 64
+    agreement = 0.97
+
+    def freight(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, vocab_size: int
+    ) -> Freight:
+        """Ids, and q̂ for each."""
+        up, down = super().freight(expansion, drafter, acceptance, vocab_size)
+        return Freight(up + typical_bytes(len(expansion), drafter.top_k), down)
 
     def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], SparseRows]:
         """A sample of q̂ and q̂ itself."""

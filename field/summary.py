@@ -1,6 +1,7 @@
 """From the rounds of a generation to figures, and from figures to a table."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ def summary(generation: Generation) -> Figures:
         "downlink_bytes_per_round": round(sum(r.downlink_bytes for r in rounds) / count, 1),
         "tokens_per_s": round(generation.tokens_per_s, 2),
         "first_token_ms": round(generation.first_token_s * 1e3, 2),
+        "link": None if generation.link is None else asdict(generation.link),
+        "choice": None if generation.choice is None else asdict(generation.choice),
+        "probing": generation.probing._asdict(),
         "timings_ms": {
             stage: round(float(value), 3) for stage, value in zip(STAGES, medians, strict=True)
         },

@@ -1,0 +1,196 @@
+"""What a device has seen of its pair: acceptance, computing times and bytes.
+
+In:  the rounds of each answer, and before the first one the times that both ends measured when they
+     started. Out: what is to be expected of a plan, tried or not.
+
+A protocol is expected to accept at depth k as often as it did; where it has hardly been tried, as
+often as the others do there, scaled by the protocols' typical ``agreement``; and where nothing has
+been tried, often: what is expected too well gets tried and corrected, what is expected too badly
+would never be. Evidence fades from answer to answer, so that after a long time without drafting it
+is tried again.
+
+Computing times are what both ends measured at start, times the factor by which the last rounds,
+whatever their protocol, took longer: medians, of the same rounds for all protocols, so that what
+else the machines had to do at some time counts for or against none of them.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import numpy as np
+
+from device_runtime.plan import Plan
+from device_runtime.record import Round
+from speculation.tree import nodes_at_most
+from wire.messages import MAX_WINDOW
+from wire.protocols import EXCHANGES, LOCAL
+from wire.protocols.exchange import Freight
+
+_HOPE = 0.8  # α of a pair of which nothing is known
+_HOPE_WEIGHT = 4.0  # positions that this hope counts for
+_POOL_WEIGHT = 16.0  # and what is known of other depths or protocols
+_FADE = 0.97  # an answer
+_RECENT = 24  # rounds
+_SLOWER = 4.0
+_MOST = 0.98  # α, however the protocols scale
+
+
+class _Recent(deque[float]):
+    """The last values of one quantity."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=_RECENT)
+
+    def median(self, otherwise: float) -> float:
+        """Their median, or what is said instead as long as there are none."""
+        return median(self) if self else otherwise
+
+
+class _Acceptance:
+    """How often each depth of a window was reached, and accepted; f64 [`MAX_WINDOW`] each."""
+
+    def __init__(self) -> None:
+        self.reached = np.zeros(MAX_WINDOW)
+        self.accepted = np.zeros(MAX_WINDOW)
+
+    def add(self, window: int, accepted: int) -> None:
+        self.reached[: min(window, accepted + 1)] += 1
+        self.accepted[:accepted] += 1
+
+    def fade(self) -> None:
+        self.reached *= _FADE
+        self.accepted *= _FADE
+
+
+class Evidence:
+    """Of one device and one edge.
+
+    drafter_pace, target_pace: seconds of a pass by the number of its tokens, measured at start; the
+    target's may be missing.
+    """
+
+    def __init__(
+        self,
+        drafter_pace: Mapping[int, float],
+        target_pace: Mapping[int, float],
+        vocab_size: int,
+    ) -> None:
+        self._drafter_pace = drafter_pace
+        # an edge that did not tell: slower than the drafter, and as fast for many tokens as for one
+        slow_s = _SLOWER * drafter_pace[1]
+        self._target_pace = dict(sorted(target_pace.items())) or {1: slow_s, MAX_WINDOW: slow_s}
+        self._vocab_size = vocab_size
+        # by protocol and whether the target is greedy
+        self._acceptance: dict[tuple[str, bool], _Acceptance] = defaultdict(_Acceptance)
+        self._drafting, self._verifying = _Recent(), _Recent()  # times over expectation
+        self._around_s: dict[str, _Recent] = defaultdict(_Recent)  # encode, settle
+        self._queue_s, self._between_s = _Recent(), _Recent()
+        self._up: dict[str, _Recent] = defaultdict(_Recent)  # bytes, over expectation
+        self._down: dict[str, _Recent] = defaultdict(_Recent)
+
+    # What happened
+
+    def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
+        """Take in the rounds of an answer, or those so far of one that was given up."""
+        for seen in self._acceptance.values():
+            seen.fade()
+        if plan.exchange is not None:
+            seen = self._acceptance[plan.protocol, plan.law.sampling.greedy]
+            for round_ in rounds:
+                seen.add(round_.window, round_.accepted)
+        for round_ in rounds[1:]:  # the first one waits for the prompt to be read
+            self._add_times(plan, round_)
+
+    def _add_times(self, plan: Plan, round_: Round) -> None:
+        times = round_.timings
+        if plan.protocol == LOCAL:
+            self._drafting.append(times.draft / self._paced(self._drafter_pace, 1))
+            return
+        self._verifying.append(times.verify / self._paced(self._target_pace, 1 + round_.nodes))
+        if plan.exchange is None:
+            self._between_s.append(times.downlink)
+            return
+        name = plan.protocol
+        self._around_s[name].append(times.encode + times.settle)
+        self._queue_s.append(times.queue)
+        expansion = plan.expansion[: round_.window]
+        if not expansion:
+            return
+        self._drafting.append(times.draft / self._drafting_s(expansion))
+        expected = self._expected_freight(plan, round_.window)
+        self._up[name].append(round_.uplink_bytes / expected.up)
+        self._down[name].append(round_.downlink_bytes / expected.down)
+
+    # What is to be expected
+
+    def hazards(self, plan: Plan) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """α at each depth of the plan's window, given that it is reached; f64 [γ]."""
+        assert plan.exchange is not None
+        greedy = plan.law.sampling.greedy
+        scale = {name: 1.0 if greedy else one.agreement for name, one in EXCHANGES.items()}
+        reached, accepted = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
+        for (name, was_greedy), seen in self._acceptance.items():
+            if was_greedy == greedy:
+                reached += seen.reached
+                accepted += seen.accepted / scale[name]
+        hope = (_HOPE * _HOPE_WEIGHT + accepted.sum()) / (_HOPE_WEIGHT + reached.sum())
+        pool = (_POOL_WEIGHT * hope + accepted) / (_POOL_WEIGHT + reached)
+        own = self._acceptance[plan.protocol, greedy]
+        expected = np.minimum(_MOST, pool * scale[plan.protocol])
+        found = (_POOL_WEIGHT * expected + own.accepted) / (_POOL_WEIGHT + own.reached)
+        hazards: np.ndarray[tuple[int], np.dtype[np.float64]] = found[: len(plan.expansion)]
+        return hazards
+
+    def tokens(self, plan: Plan) -> float:
+        """N, the expected tokens of a round: 1 + Σ_k Π_{i≤k} αᵢ (tslt (8), with an α a depth)."""
+        return 1.0 + float(np.cumprod(self.hazards(plan)).sum())
+
+    def computing_s(self, plan: Plan) -> float:
+        """Seconds of a round but for the link: draft, encode, queue, verify, settle."""
+        expansion = plan.expansion
+        draft_s = self._drafting_s(expansion) * self._drafting.median(1.0)
+        width = 1 + nodes_at_most(expansion)
+        verify_s = self._paced(self._target_pace, width) * self._verifying.median(1.0)
+        around_s = self._around_s[plan.protocol].median(0.0) + self._queue_s.median(0.0)
+        return draft_s + verify_s + around_s
+
+    def freight(self, plan: Plan) -> Freight:
+        """Bytes of a round: as many as its protocol took, as a share of what it said it would."""
+        up, down = self._expected_freight(plan, len(plan.expansion))
+        name = plan.protocol
+        return Freight(up * self._up[name].median(1.0), down * self._down[name].median(1.0))
+
+    def streamed_pass_s(self) -> float:
+        """Seconds from one token of `stream` to the next."""
+        pass_s = self._paced(self._target_pace, 1) * self._verifying.median(1.0)
+        return pass_s + self._between_s.median(0.0)
+
+    def local_token_s(self) -> float:
+        """Seconds of a token of `local`."""
+        return self._paced(self._drafter_pace, 1) * self._drafting.median(1.0)
+
+    def _expected_freight(self, plan: Plan, window: int) -> Freight:
+        assert plan.exchange is not None
+        hazards = self.hazards(plan)[:window]
+        alpha = float(hazards.mean()) if len(hazards) else 0.0
+        return plan.exchange.freight(
+            plan.expansion[:window], plan.drafting.sampling, alpha, self._vocab_size
+        )
+
+    def _drafting_s(self, expansion: Sequence[int]) -> float:
+        """Seconds of one drafter pass a level; a level reads the nodes of the one above it."""
+        nodes, total = 1, 0.0
+        for count in expansion:
+            total += self._paced(self._drafter_pace, nodes)
+            nodes *= count
+        return total
+
+    @staticmethod
+    def _paced(pace: Mapping[int, float], width: int) -> float:
+        """Seconds of a pass over so many tokens, between or beyond those measured."""
+        widths = list(pace)
+        seconds = list(pace.values())
+        if width <= widths[-1]:
+            return float(np.interp(width, widths, seconds))
+        return seconds[-1] * width / widths[-1]

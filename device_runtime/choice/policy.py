@@ -1,0 +1,32 @@
+"""What a policy is: it is asked with plans, and answers with one of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from device_runtime.choice.evidence import Evidence
+from device_runtime.plan import Plan
+from device_runtime.record import Choice
+from wire.link.state import LinkState
+
+
+class Policy(ABC):
+    """Picks one of several plans for an answer, by what is known of link and pair."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def choose(
+        self, plans: Sequence[Plan], link: LinkState, evidence: Evidence
+    ) -> tuple[Plan, Choice]:
+        """One of the plans, and why. `UnsupportedError` if none of them will do."""
+
+
+def link_in_words(link: LinkState) -> str:
+    """RTT and rates, for a log line."""
+    rtt = "RTT ?" if link.rtt is None else f"RTT {link.rtt.value * 1e3:.1f} ms"
+    rates = [
+        f"{way} ?" if reading is None else f"{way} {reading.value * 1e-6:.3g} Mbit/s"
+        for way, reading in (("up", link.up), ("down", link.down))
+    ]
+    return ", ".join([rtt, *rates])

@@ -1,0 +1,102 @@
+"""predictive: the plan with the least predicted time per committed token.
+
+T/N by `speculation.latency`, with the link as it was last measured, and acceptance, computing times
+and bytes as they were last seen (`evidence`). A rate that was never measured counts as slow. What
+was chosen last is kept until another plan is clearly better, so that noise does not flip a choice
+back and forth; equal plans go to the protocol that is registered first.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from device_runtime.choice.evidence import Evidence
+from device_runtime.choice.policy import Policy, link_in_words
+from device_runtime.plan import Plan
+from device_runtime.record import Choice, Forecast
+from speculation.latency import Link, communication_s, streamed_token_s
+from wire.link.state import LinkState
+from wire.protocols import STREAM
+
+_log = logging.getLogger("pilotfish.choice")
+
+_CLEARLY = 0.95  # of the held plan's time: below that another one takes over
+_UNKNOWN_BPS = 1e6  # what a rate counts as before it was measured
+_UNKNOWN_RTT_S = 0.05
+_STREAM_BYTES = 60.0  # down, of a token under `stream`
+
+
+class Predictive(Policy):
+    """Holds a choice for each kind of request, that is, for each set of plans."""
+
+    name = "predictive"
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[tuple[str, int], ...], tuple[str, int]] = {}
+
+    def choose(
+        self, plans: Sequence[Plan], link: LinkState, evidence: Evidence
+    ) -> tuple[Plan, Choice]:
+        """The cheapest plan, or the one held so far if that is hardly dearer."""
+        known = Link(
+            rtt_s=link.rtt.value if link.rtt else _UNKNOWN_RTT_S,
+            up_bps=link.up.value if link.up else _UNKNOWN_BPS,
+            down_bps=link.down.value if link.down else _UNKNOWN_BPS,
+        )
+        costs = [predicted_token_s(plan, known, evidence) for plan in plans]
+        order = sorted(range(len(plans)), key=costs.__getitem__)
+        kind = tuple(_named(plan) for plan in plans)
+        best = order[0]
+        held = self._held.get(kind)
+        if held is not None and costs[best] > _CLEARLY * costs[kind.index(held)]:
+            best = kind.index(held)
+        self._held[kind] = kind[best]
+        forecasts = [Forecast(*kind[at], costs[at]) for at in order]
+        reason = _reason(forecasts, kind[best], costs[best], link)
+        _log.info("auto: %s", reason)
+        protocol, window = kind[best]
+        return plans[best], Choice(
+            policy=self.name,
+            protocol=protocol,
+            window=window,
+            token_s=costs[best],
+            reason=reason,
+            forecasts=forecasts,
+        )
+
+
+def predicted_token_s(plan: Plan, link: Link, evidence: Evidence) -> float:
+    """Seconds a committed token under this plan."""
+    if plan.protocol == STREAM:
+        return streamed_token_s(evidence.streamed_pass_s(), _STREAM_BYTES, link, plan.max_tokens)
+    if plan.exchange is None:
+        return evidence.local_token_s()
+    round_s = evidence.computing_s(plan) + communication_s(*evidence.freight(plan), link)
+    return round_s / evidence.tokens(plan)
+
+
+def _named(plan: Plan) -> tuple[str, int]:
+    return plan.protocol, len(plan.expansion)
+
+
+def _reason(
+    forecasts: Sequence[Forecast], chosen: tuple[str, int], token_s: float, link: LinkState
+) -> str:
+    """The choice in one line, with the best of each other protocol beside it."""
+    best: dict[str, Forecast] = {}
+    for forecast in forecasts:
+        best.setdefault(forecast.protocol, forecast)
+    others = [
+        f"{in_words(other.protocol, other.window)} {other.token_s * 1e3:.1f}"
+        for name, other in best.items()
+        if name != chosen[0]
+    ]
+    against = f" (against {', '.join(others)})" if others else ""
+    return (
+        f"{in_words(*chosen)} at {token_s * 1e3:.1f} ms a token predicted{against}; "
+        f"{link_in_words(link)}"
+    )
+
+
+def in_words(protocol: str, window: int) -> str:
+    """A protocol and its window, if it has one."""
+    return f"{protocol}, window {window}" if window else protocol

@@ -1,0 +1,116 @@
+"""``pilotfish probe``: what the link to an edge is like."""
+
+import argparse
+import sys
+import time
+from dataclasses import asdict
+from itertools import count
+
+from rich.console import Console
+from rich.table import Table
+
+from device_runtime.device import connect
+from device_runtime.edge_link import PROBE_BYTES, EdgeLink
+from pilotfish.cli.options import Commands, between, json_option, keys_option, positive, write_json
+from wire.link.state import LinkState, Reading
+
+_SMALL_PINGS = 10
+_LARGE_PINGS = 3
+
+
+def add_to(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "probe",
+        help="measure the link to an edge",
+        description="Measures RTT, jitter and goodput over the very connection that carries "
+        "windows and verdicts, as a device does it. No model is needed.",
+        epilog="example: pilotfish probe tcp://edge.example:7077 --keys --watch",
+    )
+    parser.add_argument("edge", metavar="ADDRESS", help="tcp://HOST:PORT")
+    keys_option(parser, "the folder with device.key and edge.pub; needed beyond loopback")
+    parser.add_argument(
+        "--pings", type=between(1), default=_SMALL_PINGS, metavar="N", help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--no-rates",
+        action="store_true",
+        help=f"RTT alone: without pings of {PROBE_BYTES:,} bytes each way",
+    )
+    parser.add_argument("--watch", action="store_true", help="go on until Ctrl-C, a line each time")
+    parser.add_argument(
+        "--every", type=positive, default=1.0, metavar="S", help="of --watch, seconds (%(default)s)"
+    )
+    json_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    link = connect(args.edge, args.keys)
+    try:
+        if args.watch:
+            return _watch(link, args)
+        _measure(link, args.pings, 0 if args.no_rates else _LARGE_PINGS)
+        state, probing = link.state(), link.probing
+    finally:
+        link.close()
+    if args.json:
+        write_json(args.json, {"link": asdict(state), "probing": probing._asdict()})
+    if args.json != "-":
+        Console().print(_table(state))
+        print(
+            f"{probing.pings} pings, {probing.uplink_bytes:,} bytes up, "
+            f"{probing.downlink_bytes:,} down",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _measure(link: EdgeLink, small: int, large: int) -> None:
+    for _ in range(small):
+        link.ping()
+    for _ in range(large):
+        link.ping(PROBE_BYTES)
+
+
+def _watch(link: EdgeLink, args: argparse.Namespace) -> int:
+    """A line each time; rates are measured anew with every fifth."""
+    print(_HEADINGS, flush=True)
+    for turn in count():
+        rates = 0 if args.no_rates or turn % 5 else 1
+        _measure(link, 1, rates)
+        print(_line(link.state()), flush=True)
+        time.sleep(args.every)
+    return 0
+
+
+_ROWS = (
+    ("RTT", "rtt", 1e3, "ms"),
+    ("jitter", "jitter", 1e3, "ms"),
+    ("goodput up", "up", 1e-6, "Mbit/s"),
+    ("goodput down", "down", 1e-6, "Mbit/s"),
+    ("retransmitted", "retransmitted", 1e2, "% of segments"),
+    ("signal", "signal", 1.0, "dBm"),
+)
+_HEADINGS = "  ".join(f"{f'{label}, {unit.split()[0]}':>20}" for label, _, _, unit in _ROWS)
+
+
+def _line(state: LinkState) -> str:
+    cells = []
+    for _, name, scale, _ in _ROWS:
+        reading: Reading | None = getattr(state, name)
+        cells.append(f"{'-' if reading is None else f'{reading.value * scale:.2f}':>20}")
+    return "  ".join(cells)
+
+
+def _table(state: LinkState) -> Table:
+    table = Table("", "value", "unit", "age, s", "samples")
+    for label, name, scale, unit in _ROWS:
+        reading: Reading | None = getattr(state, name)
+        if reading is None:
+            why = "no radio" if name == "signal" else "not measured"
+            table.add_row(label, "-", f"{unit} ({why})", "", "")
+        else:
+            value = f"{reading.value * scale:.2f}"
+            table.add_row(label, value, unit, f"{reading.age_s:.1f}", str(reading.samples))
+    return table

@@ -1,0 +1,138 @@
+"""protocol="auto" between a real device and a real edge."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from device_runtime.plan import Auto
+from device_runtime.record import Round
+from pilotfish import Device, EdgeServer, Generation
+from tests.conftest import Pair
+from wire.errors import UnsupportedError
+from wire.link.emulation import Conditions, Emulator
+from wire.protocols import LOCAL, STREAM
+
+
+def test_the_text_is_the_targets_own(device: Device) -> None:
+    wanted = device.generate("abc", protocol="stream", max_tokens=40)
+    for _ in range(4):
+        answer = device.generate("abc", protocol="auto", max_tokens=40)
+        assert answer.tokens == wanted.tokens
+        assert answer.choice is not None
+        assert answer.choice.protocol == answer.protocol
+        assert answer.protocol in ("greedy", STREAM)
+
+
+def test_a_sampled_text_is_repeatable_where_only_coupled_and_stream_are_to_choose_from(
+    device: Device,
+) -> None:
+    auto = Auto(among=["coupled", "stream"])
+    texts = {
+        device.generate("abc", protocol=auto, temperature=1.0, seed=5, max_tokens=30).text
+        for _ in range(3)
+    }
+    assert len(texts) == 1
+
+
+def test_a_changed_link_is_followed_within_two_answers(pair: Pair, edge: EdgeServer) -> None:
+    auto = Auto(among=["greedy"])
+    with (
+        Emulator(edge.endpoint) as link,
+        Device(pair.draft, link.endpoint, threads=1) as device,
+    ):
+
+        def answers(count: int) -> list[Generation]:
+            return [device.generate("abc", protocol=auto, max_tokens=40) for _ in range(count)]
+
+        answers(4)
+        for conditions in (Conditions(rtt_s=0.15), Conditions()):
+            link.set(conditions)
+            last = answers(3)[-1]
+            assert last.link is not None
+            assert last.link.rtt is not None
+            assert last.link.rtt.value == pytest.approx(conditions.rtt_s, abs=0.02)
+            # what is chosen for that link is what it is cheapest on
+            assert last.choice is not None
+            cheapest = last.choice.forecasts[0].token_s
+            assert last.choice.token_s is not None
+            assert cheapest <= last.choice.token_s <= cheapest / 0.95
+
+
+def test_streaming_is_chosen_where_speculation_does_not_pay(pair: Pair, edge: EdgeServer) -> None:
+    with (
+        Emulator(edge.endpoint, Conditions(rtt_s=0.15)) as link,
+        Device(pair.draft, link.endpoint, threads=1) as device,
+    ):
+        protocols = [
+            device.generate("abc", protocol="auto", max_tokens=30).protocol for _ in range(4)
+        ]
+        assert protocols[-1] == STREAM
+
+
+def test_without_an_edge_there_is_only_local(pair: Pair) -> None:
+    with Device(pair.draft, threads=1) as alone:
+        assert alone.generate("abc", protocol=Auto(lossy=True), max_tokens=4).protocol == LOCAL
+        with pytest.raises(UnsupportedError, match="offers none"):
+            alone.generate("abc", protocol="auto", max_tokens=4)
+
+
+def test_an_unknown_policy(device: Device) -> None:
+    with pytest.raises(UnsupportedError, match="no policy 'best'"):
+        device.generate("abc", protocol=Auto(policy="best"))
+
+
+def test_whoever_asked_is_told_of_every_round(pair: Pair, edge: EdgeServer) -> None:
+    told: list[Round] = []
+    with Device(pair.draft, edge.endpoint, threads=1, on_round=told.append) as device:
+        for protocol in ("greedy", "stream", "local"):
+            told.clear()
+            pieces = device.stream("abc", protocol=protocol, max_tokens=12)
+            next(pieces)
+            assert len(told) == 1  # before the round's text is read
+            for _ in pieces:
+                pass
+            assert device.last is not None
+            assert told == device.last.rounds
+
+
+def device_run(pair: Pair, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pilotfish", "device", "run", "abc", "--draft", pair.draft]
+    return subprocess.run(
+        [*map(str, [*command, *arguments])], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command(pair: Pair, edge: EdgeServer) -> None:
+    done = device_run(
+        pair, "--edge", edge.endpoint, "--protocol", "auto", "--among", "greedy,stream",
+        "--max-tokens", 12, "--json", "-", "--stats",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["protocol"] in ("greedy", "stream")
+    assert figures["choice"]["protocol"] == figures["protocol"]
+    assert figures["link"]["rtt"]["value"] > 0
+    assert figures["probing"]["pings"] <= 1
+    assert "ms a token predicted" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--protocol", "greedy", "--among", "stream"], "--among and --lossy go with"),
+        (["--protocol", "auto", "--among", "gredy"], "no protocol 'gredy'"),
+        (["--protocol", "auto", "--policy", "threshold"], "wisv-"),
+        (["--protocol", "auto", "--window", "auto"], "chooses the window itself"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    pair: Pair, edge: EdgeServer, arguments: list[str], told: str
+) -> None:
+    done = device_run(pair, "--edge", edge.endpoint, *arguments)
+    assert done.returncode == 64
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,184 @@
+"""What the meter learns of a link from exchanges whose truth is known."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire.link.meter import FRESH_S, LARGE_BYTES, SMALL_BYTES, LinkMeter
+from wire.link.radio import signal_dbm
+from wire.link.tcp import segments
+
+MS = 1_000_000
+
+
+class Road:
+    """A link with known delays and rates; its exchanges go through a meter."""
+
+    def __init__(self, meter: LinkMeter, rtt_s: float, up_bps: float, down_bps: float) -> None:
+        self.meter, self.rtt_s, self.up_bps, self.down_bps = meter, rtt_s, up_bps, down_bps
+        self.offset_ns = 987_654_321_000  # the edge's clock, ahead of ours
+        # so that the last exchanges have just happened
+        self.now_ns = time.monotonic_ns() - int(1e9)
+
+    def exchange(self, up: int = 60, down: int = 60, held_ns: int = 3 * MS, learn: bool = True):
+        there = int((self.rtt_s / 2 + 8 * up / self.up_bps) * 1e9)
+        back = int((self.rtt_s / 2 + 8 * down / self.down_bps) * 1e9)
+        sent, self.now_ns = self.now_ns, self.now_ns + there + held_ns + back
+        return self.meter.exchange(
+            up_bytes=up,
+            down_bytes=down,
+            sent_ns=sent,
+            received_ns=self.now_ns,
+            edge_received_ns=sent + there + self.offset_ns,
+            held_ns=held_ns,
+            learn=learn,
+        )
+
+
+@given(
+    st.floats(1e-4, 0.3), st.floats(2e5, 1e9), st.floats(2e5, 1e9), st.integers(LARGE_BYTES, 10**6)
+)
+def test_rtt_and_rates_are_found(rtt_s: float, up: float, down: float, size: int) -> None:
+    meter = LinkMeter()
+    road = Road(meter, rtt_s, up, down)
+    for _ in range(3):
+        road.exchange()
+    small_s = rtt_s + 8 * 60 / up + 8 * 60 / down
+    road.exchange(up=size)
+    road.exchange(down=size)
+    state = meter.state()
+    assert state.rtt is not None
+    assert state.up is not None
+    assert state.down is not None
+    assert state.rtt.value == pytest.approx(small_s, rel=1e-3)
+    # the small messages' own transfer counts as RTT, and clocks resolve 20 µs: that is all that may
+    # be off in the time that the large ones took
+    for reading, rate in ((state.up, up), (state.down, down)):
+        took_s, told_s = 8 * size / rate, 8 * size / reading.value
+        assert told_s == pytest.approx(took_s, abs=8 * 120 / min(up, down) + 21e-6)
+
+
+def test_both_ways_are_told_apart() -> None:
+    road = Road(LinkMeter(), 0.02, 10e6, 100e6)
+    for _ in range(3):
+        road.exchange()
+    transit = road.exchange(up=100_000)
+    assert transit.up_s == pytest.approx(0.01 + 0.08, rel=0.01)
+    assert transit.down_s == pytest.approx(0.01, rel=0.05)
+
+
+def test_small_messages_say_nothing_about_rates_and_large_ones_nothing_about_rtt() -> None:
+    road = Road(LinkMeter(), 0.02, 10e6, 10e6)
+    road.exchange(up=SMALL_BYTES + 1)
+    road.exchange(up=LARGE_BYTES)
+    assert road.meter.state().rtt is None
+    assert road.meter.state().up is None  # how much of it was the RTT?
+    road.exchange()
+    road.exchange(up=LARGE_BYTES - 1)
+    state = road.meter.state()
+    assert state.rtt is not None
+    assert state.up is None
+
+
+def test_what_was_sent_twice_teaches_nothing() -> None:
+    road = Road(LinkMeter(), 0.02, 10e6, 10e6)
+    transit = road.exchange(learn=False)
+    assert sum(transit) == pytest.approx(0.02, rel=0.01)
+    assert road.meter.state().rtt is None
+
+
+def test_one_stall_changes_nothing_and_three_slower_rounds_do() -> None:
+    road = Road(LinkMeter(), 0.005, 1e9, 1e9)
+    for _ in range(10):
+        road.exchange()
+    road.rtt_s = 0.25
+    road.exchange()
+    state = road.meter.state()
+    assert state.rtt is not None
+    assert state.rtt.value == pytest.approx(0.005, rel=0.05)
+    road.rtt_s = 0.05
+    for _ in range(3):
+        road.exchange()
+    state = road.meter.state()
+    assert state.rtt is not None
+    assert state.rtt.value == pytest.approx(0.05, rel=0.05)
+
+
+def test_after_a_pause_old_samples_do_not_count() -> None:
+    road = Road(LinkMeter(), 0.005, 1e9, 1e9)
+    for _ in range(10):
+        road.exchange()
+    road.now_ns += int((FRESH_S + 0.1) * 1e9)
+    road.rtt_s = 0.08
+    road.exchange()
+    state = road.meter.state()
+    assert state.rtt is not None
+    assert state.rtt.value == pytest.approx(0.08, rel=0.01)
+    assert state.rtt.samples == 1
+
+
+def test_readings_know_their_age() -> None:
+    road = Road(LinkMeter(), 0.01, 1e9, 1e9)
+    road.now_ns = time.monotonic_ns() - int(7e9)
+    road.exchange()
+    rtt = road.meter.state().rtt
+    assert rtt is not None
+    assert rtt.age_s == pytest.approx(7.0, abs=0.2)
+
+
+def test_jitter_is_the_mean_step_between_samples() -> None:
+    road = Road(LinkMeter(), 0.01, 1e12, 1e12)
+    for rtt_s in (0.010, 0.014, 0.010, 0.014, 0.010):
+        road.rtt_s = rtt_s
+        road.exchange()
+    jitter = road.meter.state().jitter
+    assert jitter is not None
+    assert jitter.value == pytest.approx(0.004, rel=0.01)
+
+
+def test_a_connection_knows_its_segments() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as near, server.accept()[0] as far:
+            near.sendall(b"x" * 100)
+            far.recv(100)
+            told = segments(near.fileno(), port)
+            assert told is not None
+            assert told.sent >= 1
+            assert told.retransmitted == 0
+            near.sendall(b"the borrowed descriptor is still open")
+            assert segments(near.fileno(), port + 1) is None  # another peer: not ours any more
+            assert segments(server.fileno(), port) is None
+    assert segments(10_000, port) is None
+
+
+WIRELESS = """\
+Inter-| sta-|   Quality        |   Discarded packets               | Missed | WE
+ face | tus | link level noise |  nwid  crypt   frag  retry   misc | beacon | 22
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "level"),
+    [
+        ("wlan0: 0000   54.  -56.  -256        0      0      0      0      0        0\n", -56.0),
+        (" wlp2s0: 0000   70.  -40.  -256\n wlan1: 0000   54.  -56.  -256\n", -40.0),
+        ("wlan0: 0000    0     0     0         0\nwlan1: 0000   54.  -61.  -256\n", -61.0),
+        ("wlan0: 0000   54.  200.  -256\n", None),  # a driver that does not report dBm
+        ("wlan0: nonsense\n\x00\xff", None),
+        ("", None),
+    ],
+)
+def test_signal_strength(tmp_path, lines: str, level: float | None) -> None:
+    source = tmp_path / "wireless"
+    source.write_text(WIRELESS + lines, encoding="latin-1")
+    assert signal_dbm(source) == level
+
+
+def test_no_radio(tmp_path) -> None:
+    assert signal_dbm(tmp_path / "absent") is None

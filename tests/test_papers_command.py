@@ -1,0 +1,105 @@
+"""``pilotfish field paper``, as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from field.papers import PAPERS
+
+MOST_PLOTS = 4
+
+
+def field_paper(*arguments: object, before: str = "") -> "subprocess.CompletedProcess[str]":
+    """Run the command; ``before`` is Python that runs in its process ahead of it."""
+    words = ["field", "paper", *map(str, arguments)]
+    program = f"import sys; {before}\nfrom pilotfish.cli import main\nsys.exit(main({words!r}))"
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+
+NO_MATPLOTLIB = "sys.modules['matplotlib'] = None"
+
+
+def refused_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def test_dssd_table_1_as_json():
+    done = subprocess.run(
+        [sys.executable, "-m", "pilotfish", "field", "paper", "dssd", "--json", "-"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(done.stdout)["table1"]
+    assert len(cells) == 24
+    assert all(cell.keys() == {"gamma", "alpha", "fraction", "time_ms"} for cell in cells)
+    assert cells[0] == {"gamma": 2, "alpha": 0.5, "fraction": 0.75, "time_ms": 26.0}
+    assert cells[-1] == {"gamma": 8, "alpha": 0.99, "fraction": 0.08, "time_ms": 20.62}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_tables_and_json_need_no_matplotlib(name: str, tmp_path: Path):
+    done = field_paper(name, "--json", tmp_path / "figures.json", before=NO_MATPLOTLIB)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "figures.json").read_text(encoding="utf-8")
+    figures = json.loads(text, parse_constant=refused_constant)
+    whose = {constant["whose"] for constant in figures["constants"]}
+    assert whose == {"paper", "ours"}
+    assert figures["remarks"]
+    for sheet in PAPERS[name].sheets():
+        assert sheet.title in done.stdout
+        assert len(figures[sheet.key]) == len(sheet.rows) > 0
+        assert all(sheet.columns.keys() <= row.keys() for row in figures[sheet.key])
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_plots_are_drawn_and_named(name: str, tmp_path: Path):
+    folder = tmp_path / "new" / "plots"
+    done = field_paper(name, "--json", "-", "--out", folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["paper"] == PAPERS[name].title
+    pictures = sorted(folder.iterdir())
+    assert 2 <= len(pictures) <= MOST_PLOTS
+    for picture in pictures:
+        assert str(picture) in done.stderr
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert picture.stat().st_size > 20_000  # an empty frame is half of that
+
+
+def test_plots_without_matplotlib_name_the_extra(tmp_path: Path):
+    done = field_paper("dssd", "--json", "-", "--out", tmp_path, before=NO_MATPLOTLIB)
+    assert done.returncode == 64
+    assert "pilotfish[field]" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_unknown_paper_is_refused_with_the_known_ones():
+    done = field_paper("attention")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert all(name in done.stderr.splitlines()[-1] for name in PAPERS)
+
+
+@pytest.mark.parametrize("below", [".", "plots"])
+def test_a_folder_that_cannot_be_made_is_one_line(below: str, tmp_path: Path):
+    (tmp_path / "taken").write_text("not a folder")
+    done = field_paper("tslt", "--json", "-", "--out", tmp_path / "taken" / below)
+    assert done.returncode == 74
+    assert len(done.stderr.splitlines()) == 1
+    assert "taken" in done.stderr
+
+
+def test_json_to_a_missing_folder_is_one_line(tmp_path: Path):
+    done = field_paper("tslt", "--json", tmp_path / "missing" / "figures.json")
+    assert done.returncode == 74
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_teaches_with_an_example():
+    done = field_paper("--help")
+    assert done.returncode == 0
+    assert "pilotfish field paper dssd --out plots" in done.stdout

@@ -1,0 +1,188 @@
+"""What a device knows of its link before an answer, and what knowing it costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from device_runtime.edge_link import PROBE_BYTES
+from device_runtime.plan import Auto
+from device_runtime.record import Probing
+from pilotfish import Device, EdgeServer
+from tests.conftest import Pair
+from tests.hostile import RawClient
+from wire import messages as m
+from wire.link.emulation import Conditions, Emulator
+from wire.link.meter import FRESH_S
+
+RTT_S = 0.04
+
+
+@pytest.fixture(scope="module")
+def road(edge: EdgeServer) -> Iterator[Emulator]:
+    with Emulator(edge.endpoint, Conditions(rtt_s=RTT_S, up_bps=8e6, down_bps=40e6)) as link:
+        yield link
+
+
+@pytest.fixture(scope="module")
+def far(pair: Pair, road: Emulator) -> Iterator[Device]:
+    with Device(pair.draft, road.endpoint, threads=1) as opened:
+        yield opened
+
+
+def test_an_answer_knows_its_link(far: Device) -> None:
+    far.generate("abc", max_tokens=20, window=2)
+    link = far.generate("abc", max_tokens=4).link
+    assert link is not None
+    assert link.rtt is not None
+    assert link.rtt.value == pytest.approx(RTT_S, abs=0.01)
+    assert link.rtt.age_s < 1.0
+    assert link.retransmitted is not None
+    assert link.up is None  # nothing was large enough to tell
+
+
+def test_a_fresh_passive_sample_needs_no_ping(far: Device) -> None:
+    far.generate("abc", max_tokens=12)
+    answer = far.generate("abc", max_tokens=4, protocol="auto")
+    assert answer.choice is not None
+    assert answer.probing == Probing()
+
+
+def test_a_stale_one_costs_one_ping_and_one_rtt(far: Device) -> None:
+    far.generate("abc", max_tokens=4)
+    time.sleep(FRESH_S + 0.1)
+    begun_s = time.monotonic()
+    answer = far.generate("abc", max_tokens=1, protocol="auto", window=0)
+    took_s = time.monotonic() - begun_s
+    pings, up, down = answer.probing
+    assert pings == 1
+    assert 0 < up < 60
+    assert 0 < down < 60
+    assert answer.link is not None
+    assert answer.link.rtt is not None
+    assert answer.link.rtt.age_s < took_s
+    # the ping and the one round, and time for the machine
+    assert took_s < 2 * RTT_S + 0.1
+
+
+def test_a_fixed_protocol_is_never_held_up_by_a_ping(far: Device) -> None:
+    time.sleep(FRESH_S + 0.1)
+    assert far.generate("abc", max_tokens=4, protocol="greedy").probing == Probing()
+
+
+def test_rates_are_probed_only_where_they_matter(pair: Pair, road: Emulator) -> None:
+    with Device(pair.draft, road.endpoint, threads=1) as device:
+        greedy = device.generate("abc", max_tokens=12, protocol="auto")
+        assert greedy.probing.pings <= 1  # the handshake may be fresh
+        assert greedy.probing.uplink_bytes < 60
+        thin = device.generate(
+            "abc", max_tokens=12, protocol=Auto(among=["coupled", "stream"]), temperature=1.0
+        )
+        assert thin.probing == Probing()
+        heavy = device.generate("abc", max_tokens=12, protocol="auto", temperature=1.0)
+        assert heavy.probing.pings == 1
+        assert PROBE_BYTES < heavy.probing.uplink_bytes < PROBE_BYTES + 60
+        assert heavy.link is not None
+        assert heavy.link.up is not None
+        assert heavy.link.down is not None
+        known = device.generate("abc", max_tokens=12, protocol="auto", temperature=1.0)
+        assert known.probing == Probing()
+
+
+def test_asked_for_rates_are_measured(far: Device) -> None:
+    before = far.probe()
+    state = far.probe(rates=True)
+    assert before.rtt is not None
+    assert state.up is not None
+    assert state.down is not None
+    # CURVE, ZMTP and half a millisecond of scheduling are in it
+    assert state.up.value == pytest.approx(8e6, rel=0.15)
+    assert state.down.value == pytest.approx(40e6, rel=0.35)
+
+
+def test_real_messages_tell_rates(pair: Pair, edge: EdgeServer) -> None:
+    """A window of 128 distributions of 72 tokens is 18 kB a message."""
+    with (
+        Emulator(edge.endpoint, Conditions(rtt_s=0.01, up_bps=4e6, down_bps=40e6)) as link,
+        Device(pair.draft, link.endpoint, threads=1) as device,
+    ):
+        for seed in range(4):
+            device.generate(
+                "abc", max_tokens=120, protocol="dsd", window=60, temperature=1.0, seed=seed
+            )
+        state = device.generate("abc", max_tokens=2).link
+        assert state is not None
+        assert state.up is not None
+        assert state.up.value == pytest.approx(4e6, rel=0.1)
+
+
+def test_a_ping_brings_back_what_it_carried(edge: EdgeServer) -> None:
+    with RawClient(edge.endpoint) as client:
+        for frames in ([], [b"x" * PROBE_BYTES], [b"y" * (m.MAX_PROBE - 64)]):
+            client.say(m.Ping(nonce=7), *frames)
+            reply, back = client.hear_all()
+            assert isinstance(reply, m.Pong)
+            assert list(map(bytes, back)) == frames
+
+
+@pytest.mark.parametrize("frames", [[b"", b""], [b"z" * (m.MAX_PROBE + 1)]])
+def test_a_ping_is_bounded(edge: EdgeServer, frames: list[bytes]) -> None:
+    with RawClient(edge.endpoint) as client:
+        client.say(m.Ping(nonce=7), *frames)
+        client.fails("malformed")
+
+
+def probe(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pilotfish", "probe", *arguments],
+        capture_output=True, text=True, check=False, timeout=timeout,
+    )  # fmt: skip
+
+
+def test_the_command(road: Emulator) -> None:
+    done = probe(road.endpoint, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["link"]["rtt"]["value"] == pytest.approx(RTT_S, abs=0.01)
+    assert told["link"]["up"]["value"] == pytest.approx(8e6, rel=0.2)
+    assert told["probing"]["pings"] == 13
+    assert told["probing"]["uplink_bytes"] > 3 * PROBE_BYTES
+
+
+def test_the_command_for_people(edge: EdgeServer) -> None:
+    done = probe(edge.endpoint, "--no-rates", "--pings", "3")
+    assert done.returncode == 0, done.stderr
+    assert "RTT" in done.stdout
+    assert "no radio" in done.stdout or "dBm" in done.stdout
+    assert "3 pings" in done.stderr
+
+
+def test_watching_ends_with_ctrl_c(edge: EdgeServer) -> None:
+    command = [sys.executable, "-m", "pilotfish", "probe", edge.endpoint]
+    with subprocess.Popen(
+        [*command, "--watch", "--every", "0.05"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as watching:  # fmt: skip
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline() for _ in range(4)]
+        watching.send_signal(2)
+        _, told = watching.communicate(timeout=5)
+        assert watching.returncode == 130
+        assert told == "pilotfish: interrupted\n"
+    assert "RTT" in lines[0]
+    assert all(float(line.split()[0]) < 1000 for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("address", "code"), [("tcp://127.0.0.1:1", 69), ("tcp://127.0.0.1", 64), ("tcp://e.x:7", 64)]
+)
+def test_an_edge_that_cannot_be_probed(address: str, code: int) -> None:
+    done = probe(address)
+    assert done.returncode == code
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr

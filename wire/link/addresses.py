@@ -1,0 +1,60 @@
+"""Endpoints as ZeroMQ writes them, ``tcp://HOST:PORT``, for plain TCP sockets."""
+
+import re
+import socket
+from typing import Any, TypeAlias
+
+from wire.errors import EdgeUnreachableError, ListenError, UnsupportedError
+
+Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
+
+
+def endpoint_of(sock: socket.socket) -> str:
+    """Where this socket is bound."""
+    host, port = sock.getsockname()[:2]
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def address_of(endpoint: str) -> Address:
+    """Whom to connect to.
+
+    Raises UnsupportedError (misspelt), EdgeUnreachableError (no such host).
+    """
+    place = _parse(endpoint)
+    if place is None or place[1] == 0:
+        raise UnsupportedError(f"{endpoint!r} is no address of an edge; write tcp://HOST:PORT.")
+    try:
+        return _resolve(*place)
+    except OSError as error:
+        raise EdgeUnreachableError(f"There is no host {place[0]!r}: {error.strerror}.") from error
+
+
+def listen_on(endpoint: str, buffer_bytes: int) -> socket.socket:
+    """A listener that does not block; ``*`` is every IPv4 address. Raises ListenError."""
+    place = _parse(endpoint)
+    if place is None:
+        raise ListenError(f"{endpoint!r} is no address to listen on; write tcp://HOST:PORT.")
+    host, port = place
+    try:
+        family, address = _resolve("0.0.0.0" if host == "*" else host, port)
+        listener = socket.create_server(address[:2], family=family, backlog=128)
+    except OSError as error:
+        raise ListenError(f"Nobody can listen on {endpoint}: {error.strerror}.") from error
+    # connections inherit it from here; set later, their window could not follow
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+    listener.setblocking(False)
+    return listener
+
+
+def _parse(endpoint: str) -> tuple[str, int] | None:
+    match = re.fullmatch(r"tcp://(?:\[([^]]+)\]|([^:/\[\]]+)):(\d{1,5})", endpoint, re.ASCII)
+    if match is None or int(match[3]) > 65535:
+        return None
+    return match[1] or match[2], int(match[3])
+
+
+def _resolve(host: str, port: int) -> Address:
+    """IPv4 before IPv6, as ZeroMQ has it."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, address

@@ -1,0 +1,133 @@
+"""A connection through the emulator: two sockets, and the two ways between them."""
+
+import select
+import socket
+import struct
+from contextlib import suppress
+
+from wire.link.shaper import FIN, RESET, Flow, Shaper
+
+BUFFER_BYTES = 256 * 1024  # of the kernel, per socket: the emulated queue is to hold the rest
+_READ_BYTES = 64 * 1024
+_SEND_BYTES = 256 * 1024
+_SEND_PARTS = 1024  # IOV_MAX
+_LINGER_0 = struct.pack("ii", 1, 0)  # close() then sends a reset
+
+
+class Way(Flow):
+    """A flow with its shaper, and the two ends between which it goes."""
+
+    source: "End"
+    sink: "End"
+
+    def __init__(self, shaper: "Shaper[Way]") -> None:
+        super().__init__()
+        self.shaper = shaper
+        self.done = False  # the FIN has been handed on
+
+    def take_due(self, now: float) -> list[bytes]:
+        """Remove bytes that are due, up to a FIN or RESET and up to a sensible size."""
+        parts: list[bytes] = []
+        size = 0
+        while size < _SEND_BYTES and len(parts) < _SEND_PARTS - 1 and self.due_s() <= now:
+            if not self.flight[0].data:
+                break
+            data = self.take()
+            assert data
+            parts.append(data)
+            size += len(data)
+        return parts
+
+
+class End:
+    """One socket. What is read from it goes into ``out``; what comes by ``into`` is sent to it."""
+
+    def __init__(self, sock: socket.socket, out: Way, into: Way) -> None:
+        self.socket = sock
+        self.descriptor = sock.fileno()
+        self.out = out
+        self.into = into
+        self.connecting = False
+        self.finished = False  # nothing more can be read
+        self.broken = False  # reset, or given up by the kernel
+        self.blocked = False  # the kernel takes no more
+        self._rest = b""  # what it did not take
+        self._watched = 0  # what epoll watches for
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def peer(self) -> "End":
+        """The other socket of the connection."""
+        return self.out.sink
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether bytes that were due wait for the kernel."""
+        return bool(self._rest)
+
+    def watch(self, epoll: select.epoll, *, paused: bool) -> None:
+        """Have epoll report what this end waits for."""
+        reads = not (self.finished or self.connecting or paused)
+        writes = self.blocked or self.connecting
+        wanted = select.EPOLLIN * reads | select.EPOLLOUT * writes
+        if wanted == self._watched:
+            return
+        # who waits for nothing is not registered, since errors would be reported all the same
+        if not wanted:
+            epoll.unregister(self.descriptor)
+        elif not self._watched:
+            epoll.register(self.descriptor, wanted)
+        else:
+            epoll.modify(self.descriptor, wanted)
+        self._watched = wanted
+
+    @property
+    def reads(self) -> bool:
+        """Whether epoll watches for bytes to read."""
+        return bool(self._watched & select.EPOLLIN)
+
+    def receive(self) -> bytes | None:
+        """Bytes, FIN or RESET. Raises BlockingIOError if there are none yet."""
+        try:
+            data = self.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            raise
+        except OSError:  # a reset, or the kernel gave up on the other side
+            return RESET
+        self.finished = data == FIN
+        return data
+
+    def send(self, parts: list[bytes]) -> int:
+        """Send these bytes after the rest; returns how many went. Raises OSError if it is gone."""
+        if self._rest:
+            parts = [self._rest, *parts]
+        try:
+            sent = self.socket.sendmsg(parts)
+        except BlockingIOError:
+            sent = 0
+        self.blocked = sent < sum(map(len, parts))
+        self._rest = b"".join(parts)[sent:] if self.blocked else b""
+        return sent
+
+    def finish(self) -> None:
+        """Tell the socket's other side that no more will come."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def abort(self) -> None:
+        """Have `close` reset the connection."""
+        with suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_0)
+
+
+def joined(
+    near: socket.socket, far: socket.socket, up: "Shaper[Way]", down: "Shaper[Way]"
+) -> tuple[End, End]:
+    """The two ends of a new connection, near first; far still has to connect."""
+    outward, inward = Way(up), Way(down)
+    outward.source = inward.sink = End(near, outward, inward)
+    outward.sink = inward.source = End(far, inward, outward)
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    outward.sink.connecting = True
+    return outward.source, outward.sink

@@ -1,0 +1,131 @@
+"""Learns a link from the messages that cross it, whatever they are sent for.
+
+In:  of each exchange, its sizes, when it left and came back by the device's clock, and when it
+     arrived and for how long it stayed by the edge's. Out: `LinkState`, and each exchange's time on
+     the way up and on the way down.
+
+The sum of both ways needs no common clock. To tell them apart the clocks' offset is learnt from the
+quickest small one, under the usual assumption that its two ways took equally long. Small messages
+say what an RTT is, large ones (≥ 10 kB) what a rate is: their bits over what they took beyond half
+an RTT. Medians of the last few samples: one stall changes nothing, a changed link soon does.
+"""
+
+import time
+from collections import deque
+from itertools import pairwise
+from statistics import fmean, median
+from typing import NamedTuple
+
+from wire.link.state import LinkState, Reading
+from wire.link.tcp import Segments
+
+SMALL_BYTES = 1_500  # one segment: it takes an RTT and no more
+LARGE_BYTES = 10_000
+FRESH_S = 2.0  # younger readings need no ping
+_MEDIAN_OF = 5
+_KEPT = 16
+_LEAST_TRANSFER_S = 20e-6  # what clocks can resolve here
+
+
+class Transit(NamedTuple):
+    """Seconds that an exchange spent on the link."""
+
+    up_s: float
+    down_s: float
+
+
+class _Samples:
+    """The last few values of one quantity, and when they were taken."""
+
+    def __init__(self) -> None:
+        self._taken: deque[tuple[int, float]] = deque(maxlen=_KEPT)
+
+    def add(self, now_ns: int, value: float) -> None:
+        self._taken.append((now_ns, value))
+
+    @property
+    def values(self) -> list[float]:
+        return [value for _, value in self._taken]
+
+    def reading(self, now_ns: int) -> Reading | None:
+        """The median of those last ones that were taken close together."""
+        if not self._taken:
+            return None
+        newest_ns = self._taken[-1][0]
+        recent = [value for at, value in self._taken if (newest_ns - at) * 1e-9 <= FRESH_S][
+            -_MEDIAN_OF:
+        ]
+        return Reading(value=median(recent), age_s=(now_ns - newest_ns) * 1e-9, samples=len(recent))
+
+
+class LinkMeter:
+    """One device's knowledge of its link. Times are monotonic, ``edge_``… by the edge's clock."""
+
+    def __init__(self) -> None:
+        self._offset_ns = 0  # the edge's clock minus ours
+        self._quickest_ns = 2**62
+        self._rtt, self._up, self._down = _Samples(), _Samples(), _Samples()
+
+    def exchange(
+        self,
+        *,
+        up_bytes: int,
+        down_bytes: int,
+        sent_ns: int,
+        received_ns: int,
+        edge_received_ns: int,
+        held_ns: int,
+        learn: bool = True,
+    ) -> Transit:
+        """How long a request and its reply were on their way; takes note of it, if it may."""
+        on_link_ns = max(0, received_ns - sent_ns - held_ns)
+        if learn and max(up_bytes, down_bytes) <= SMALL_BYTES:
+            self._compare_clocks(on_link_ns, edge_received_ns - sent_ns)
+        up_ns = min(on_link_ns, max(0, edge_received_ns - self._offset_ns - sent_ns))
+        transit = Transit(up_ns * 1e-9, (on_link_ns - up_ns) * 1e-9)
+        if learn:
+            self._learn(received_ns, (up_bytes, down_bytes), transit)
+        return transit
+
+    def _learn(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
+        if max(sizes) <= SMALL_BYTES:
+            self._rtt.add(now_ns, sum(transit))
+        rtt = self._rtt.reading(now_ns)
+        if rtt is None:
+            return
+        for size, took_s, samples in zip(sizes, transit, (self._up, self._down), strict=True):
+            if size >= LARGE_BYTES:
+                transfer_s = max(_LEAST_TRANSFER_S, took_s - rtt.value / 2)
+                samples.add(now_ns, 8 * size / transfer_s)
+
+    def _compare_clocks(self, on_link_ns: int, apart_ns: int) -> None:
+        """Learn the offset from the quickest exchange; ``apart_ns``: its arrival minus its leaving.
+
+        Clocks drift and links change, so what was quickest long ago slowly loses its say.
+        """
+        self._quickest_ns += self._quickest_ns >> 10
+        if on_link_ns <= self._quickest_ns:
+            self._quickest_ns = on_link_ns
+            self._offset_ns = apart_ns - on_link_ns // 2
+
+    def state(self, segments: Segments | None = None, signal_dbm: float | None = None) -> LinkState:
+        """What is known now; the caller brings what the kernel and the radio say."""
+        now_ns = time.monotonic_ns()
+        rtt = self._rtt.reading(now_ns)
+        steps = [abs(after - before) for before, after in pairwise(self._rtt.values)]
+        return LinkState(
+            rtt=rtt,
+            jitter=Reading(value=fmean(steps), age_s=rtt.age_s, samples=len(steps))
+            if rtt is not None and steps
+            else None,
+            up=self._up.reading(now_ns),
+            down=self._down.reading(now_ns),
+            retransmitted=Reading(
+                value=segments.retransmitted / segments.sent, age_s=0.0, samples=segments.sent
+            )
+            if segments is not None and segments.sent
+            else None,
+            signal=Reading(value=signal_dbm, age_s=0.0, samples=1)
+            if signal_dbm is not None
+            else None,
+        )

@@ -1,0 +1,294 @@
+"""The proxy behind `Emulator` and `pilotfish emulate`: sockets and the clock around two shapers.
+
+One thread and one selector. A selector's own time-outs are whole milliseconds, which would spoil a
+link of 1 ms; but an epoll descriptor can itself be waited for with `select`, whose time-outs are
+microseconds. A machine still wakes late, by a tenth of a millisecond or two after a long sleep; the
+loop learns by how much, and asks to be woken so much earlier.
+
+A connection's end, half-close and reset cross the link like its bytes, in their place among them.
+What is not modelled: the handshake of TCP (the emulator accepts at once), its slow start, its
+headers, and its slowing down after a loss.
+"""
+
+import errno
+import logging
+import math
+import os
+import resource
+import select
+import socket
+from collections.abc import Callable
+from time import monotonic
+
+from wire.link.addresses import address_of, endpoint_of, listen_on
+from wire.link.connection import BUFFER_BYTES, End, Way, joined
+from wire.link.emulation import Conditions, Traffic
+from wire.link.shaper import RESET, Shaper, shapes
+
+_log = logging.getLogger("pilotfish.emulate")
+
+_EARLY_S = 0.0001  # what is due so soon goes now
+_LATE_S = 0.001  # what is later was not the timer's doing, but that of a busy machine
+_BROKEN = select.EPOLLERR | select.EPOLLHUP
+
+
+class Proxy:
+    """Listens on ``endpoint`` and passes connections on to ``connect`` over the emulated link.
+
+    Raises ListenError, UnsupportedError, EdgeUnreachableError, TraceError.
+    """
+
+    def __init__(self, listen: str, connect: str, conditions: Conditions) -> None:
+        self._target = address_of(connect)
+        self._connect = connect
+        now = monotonic()
+        up, down = shapes(conditions)
+        self._up: Shaper[Way] = Shaper(up, now)
+        self._down: Shaper[Way] = Shaper(down, now)
+        self.since_s = now
+        self._ends: dict[int, End] = {}
+        self._paused: set[End] = set()
+        self._active: set[Way] = set()  # with something on its way
+        self._passed: dict[Shaper[Way], int] = {self._up: 0, self._down: 0}
+        self._connections = 0
+        self._absent = False
+        self._crowded = False
+        self._late_s = 0.00015  # how late this machine wakes, on average
+        self._running = True
+        self._listener = listen_on(listen, BUFFER_BYTES)
+        self.endpoint = endpoint_of(self._listener)
+        self._epoll = select.epoll()
+        self._others: dict[int, Callable[[], None]] = {}
+        self._welcome(True)
+        # two descriptors a connection, and some for the rest
+        self._most = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 32) // 2)
+
+    def change(self, conditions: Conditions) -> None:
+        """From now on the link is like this. Raises TraceError and keeps what it was."""
+        up, down = shapes(conditions)
+        self.since_s = monotonic()
+        self._up.change(up, self.since_s)
+        self._down.change(down, self.since_s)
+
+    def traffic(self) -> Traffic:
+        """What has passed so far."""
+        return Traffic(
+            up_bytes=self._passed[self._up],
+            down_bytes=self._passed[self._down],
+            up_lost=self._up.lost,
+            down_lost=self._down.lost,
+            connections=self._connections,
+        )
+
+    def watch(self, descriptor: int, ready: Callable[[], None]) -> None:
+        """Call ``ready`` whenever the descriptor can be read."""
+        self._others[descriptor] = ready
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def stop(self) -> None:
+        """Have `run` return."""
+        self._running = False
+
+    def run(self) -> None:
+        """Pass bytes until `stop` is called from a watcher, or a signal raises."""
+        while self._running:
+            self._sleep(self._deliver(monotonic() + _EARLY_S))
+            happened = self._epoll.poll(0)
+            # newcomers first: they cannot be given a descriptor that another event still means
+            happened.sort(key=lambda event: event[0] not in self._others)
+            for descriptor, events in happened:
+                if (other := self._others.get(descriptor)) is not None:
+                    other()
+                elif (end := self._ends.get(descriptor)) is not None:
+                    self._serve(end, events)
+
+    def _sleep(self, until_s: float) -> None:
+        """Wait for a socket, or for this time; wakes as much earlier as it was late before."""
+        if math.isinf(until_s):
+            select.select([self._epoll], [], [])
+            return
+        asked_s = until_s - self._late_s
+        ready, _, _ = select.select([self._epoll], [], [], max(0.0, asked_s - monotonic()))
+        if not ready:
+            late_s = min(monotonic() - asked_s, _LATE_S)
+            self._late_s += (late_s - self._late_s) * 0.1
+
+    def close(self) -> None:
+        """Cut all connections and stop listening."""
+        for end in list(self._ends.values()):
+            end.socket.close()
+        self._ends.clear()
+        self._listener.close()
+        self._epoll.close()
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _welcome(self, open_: bool) -> None:
+        descriptor = self._listener.fileno()
+        if open_ and descriptor not in self._others:
+            self.watch(descriptor, self._accept)
+        elif not open_ and descriptor in self._others:
+            del self._others[descriptor]
+            self._epoll.unregister(descriptor)
+
+    def _accept(self) -> None:
+        while len(self._ends) < 2 * self._most:
+            try:
+                near, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in {errno.EMFILE, errno.ENFILE}:
+                    break
+                continue  # that one was gone again before it came in
+            self._open(near)
+        self._welcome(False)  # until a connection ends
+        if not self._crowded:
+            _log.warning("%d connections are as many as there can be", len(self._ends) // 2)
+        self._crowded = True
+
+    def _open(self, near: socket.socket) -> None:
+        family, address = self._target
+        try:
+            far = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            _log.warning("no connection to %s: %s", self._connect, error)
+            near.close()
+            return
+        ends = joined(near, far, self._up, self._down)
+        self._ends.update((end.descriptor, end) for end in ends)
+        self._connections += 1
+        failed = far.connect_ex(address)
+        if failed not in {0, errno.EINPROGRESS}:
+            self._refuse(ends[1], failed)
+            return
+        for end in ends:
+            self._watch(end)
+
+    def _connected(self, end: End) -> None:
+        failed = end.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failed:
+            self._refuse(end, failed)
+            return
+        if self._absent:
+            _log.warning("%s answers again", self._connect)
+        self._absent = False
+        end.connecting = False
+        self._watch(end)
+
+    def _refuse(self, end: End, failed: int) -> None:
+        if not self._absent:  # one line, though a device knocks several times a second
+            _log.warning("%s does not answer: %s", self._connect, os.strerror(failed))
+        self._absent = True
+        self._drop(end)
+
+    def _drop(self, end: End) -> None:
+        """Cut both sides of the connection at once."""
+        end.abort()
+        end.peer.abort()
+        self._forget(end)
+
+    def _forget(self, end: End) -> None:
+        for side in (end, end.peer):
+            side.out.drop()
+            self._active.discard(side.out)
+            self._paused.discard(side)
+            if self._ends.pop(side.descriptor, None) is not None:
+                side.socket.close()  # epoll forgets it with that
+        self._welcome(True)
+
+    def _watch(self, end: End) -> None:
+        end.watch(self._epoll, paused=end in self._paused)
+
+    # -- bytes in ----------------------------------------------------------------------------------
+
+    def _serve(self, end: End, events: int) -> None:
+        if end.connecting:
+            self._connected(end)
+            return
+        if end.reads and events & (select.EPOLLIN | _BROKEN):
+            self._read(end)
+        if end.blocked and events & (select.EPOLLOUT | _BROKEN):
+            end.blocked = False  # `_deliver` sends, or finds out what is wrong
+        if end.descriptor in self._ends:
+            self._watch(end)
+
+    def _read(self, end: End) -> None:
+        way = end.out
+        try:
+            data = end.receive()
+        except BlockingIOError:
+            return
+        if data is RESET:
+            self._break(end)
+        elif not way.dead:
+            way.shaper.put(way, data, monotonic())
+            if way.full or way.shaper.full:
+                self._paused.add(end)
+
+    def _break(self, end: End) -> None:
+        """This end is gone; its peer learns of it over the link."""
+        end.finished = end.broken = True
+        end.blocked = False
+        if end.peer.broken or end.peer.blocked:  # nobody there, or one who might never look
+            self._drop(end)
+            return
+        end.into.drop()
+        end.out.shaper.put(end.out, RESET, monotonic())
+        self._watch(end)
+
+    # -- bytes out ---------------------------------------------------------------------------------
+
+    def _deliver(self, now: float) -> float:
+        """Hand on what is due by ``now``; returns when there is something to do next."""
+        wake_s = math.inf
+        for shaper in self._passed:
+            shaper.advance(now)
+            self._active |= shaper.moved
+            shaper.moved.clear()
+            wake_s = min(wake_s, shaper.wake_s())
+        for way in list(self._active):
+            wake_s = min(wake_s, self._hand_on(way, now))
+        for end in list(self._paused):
+            if not (end.out.full or end.out.shaper.full):
+                self._paused.remove(end)
+                self._watch(end)
+        return wake_s
+
+    def _hand_on(self, way: Way, now: float) -> float:
+        end = way.sink
+        while not (way.dead or end.connecting or end.blocked):
+            due_s = way.due_s()
+            if due_s > now and not end.has_rest:
+                if not way.flight:
+                    self._active.discard(way)
+                return due_s
+            parts = way.take_due(now)
+            if parts or end.has_rest:
+                self._send(way, parts)
+            elif way.take() is RESET:
+                self._drop(end)
+            else:
+                self._finish(way)
+        if way.dead:
+            self._active.discard(way)
+        return math.inf
+
+    def _send(self, way: Way, parts: list[bytes]) -> None:
+        end = way.sink
+        try:
+            self._passed[way.shaper] += end.send(parts)
+        except OSError:
+            self._break(end)
+            return
+        if end.blocked and way.source.broken:  # what waits would wait for ever
+            self._drop(end)
+        else:
+            self._watch(end)
+
+    def _finish(self, way: Way) -> None:
+        """The sender will send no more."""
+        way.sink.finish()
+        way.done = True
+        if way.sink.out.done:
+            self._forget(way.sink)

@@ -1,0 +1,210 @@
+"""One direction of an emulated link: when each segment arrives. It has no clock and no sockets.
+
+in:  bytes of TCP connections (`Flow`), with the time at which they came.
+out: on each flow, a deque of segments and when the first of them is due.
+law: bytes are cut into segments of at most 1500. Those of all flows stand in one queue, first come
+     first served. A segment starts when the one before it has left and it is there itself; it has
+     left after size·8/rate seconds, or at its delivery opportunity in a trace; it is due rtt/2 plus
+     jitter after that, and not before the one ahead of it. All from the schedule and not from when
+     somebody looked, so that waking late does not add up.
+     Loss is what TCP makes of it. A lost segment arrives by its retransmission: one RTT after the
+     third segment that follows it on its flow (three duplicate acknowledgements, RFC 5681 §3.2), or
+     after a time-out of RTT + 200 ms (RFC 6298 with Linux's least variance) when fewer follow until
+     then. All behind it on its flow waits. The retransmission itself is never lost.
+"""
+
+import math
+from collections import deque
+from random import Random
+from typing import Generic, NamedTuple, TypeVar
+
+from wire.link.emulation import Conditions
+from wire.link.traces import OPPORTUNITY_BYTES, Trace, TraceClock
+
+SEGMENT_BYTES = OPPORTUNITY_BYTES
+FOLLOWERS = 3
+RETRANSMISSION_VARIANCE_S = 0.2
+
+WAITING_BYTES = 512 * 1024  # of a direction; a longer queue would wait in the sender's kernel
+FLIGHT_BYTES = 32 * 1024 * 1024  # of a flow; so much is under way at 1 Gbit/s in 250 ms
+_OBJECT_BYTES = 256  # what a segment takes here besides its bytes
+
+# as bytes of a segment: the sender will send no more (FIN), the connection is broken (RST)
+FIN = b""
+RESET = None
+_DEPARTURES_S = 0.001  # departures need not be seen at once, since their arrival is later
+
+
+class Segment(NamedTuple):
+    """Bytes on their way (or FIN, RESET).
+
+    left_s, due_s: when they left and arrive, lost or not. repair_s: None, or the RTT when lost.
+    """
+
+    data: bytes | None
+    left_s: float
+    due_s: float
+    repair_s: float | None
+
+
+class Flow:
+    """One direction of one connection: what has left and not yet arrived, in order."""
+
+    def __init__(self) -> None:
+        self.flight: deque[Segment] = deque()
+        self.held_bytes = 0  # from `Shaper.put` until `take`
+        self.dead = False  # nobody is there to receive; what comes is dropped
+
+    @property
+    def full(self) -> bool:
+        """Whether the sender has to wait."""
+        return self.held_bytes >= FLIGHT_BYTES
+
+    def due_s(self) -> float:
+        """When the next segment arrives, as far as is known now; inf if none is under way."""
+        if not self.flight:
+            return math.inf
+        first = self.flight[0]
+        if first.repair_s is None:
+            return first.due_s
+        arrives = first.due_s + first.repair_s + RETRANSMISSION_VARIANCE_S
+        if len(self.flight) > FOLLOWERS:
+            noticed = self.flight[FOLLOWERS].left_s - first.left_s
+            arrives = min(arrives, first.due_s + noticed + first.repair_s)
+        return arrives
+
+    def take(self) -> bytes | None:
+        """Remove the next segment."""
+        data = self.flight.popleft().data
+        self.held_bytes -= _cost(data)
+        return data
+
+    def drop(self) -> None:
+        """Let nothing arrive any more."""
+        self.dead = True
+        self.flight.clear()
+        self.held_bytes = 0
+
+
+class Shape(NamedTuple):
+    """One direction's share of `Conditions`."""
+
+    rtt_s: float
+    jitter_s: float
+    rate_bps: float | None
+    trace: Trace | None
+    loss: float
+    random: Random
+
+
+def shapes(conditions: Conditions) -> tuple[Shape, Shape]:
+    """What the two directions are to be like, up first. Raises TraceError."""
+    up, down = (
+        Shape(
+            conditions.rtt_s,
+            conditions.jitter_s,
+            rate_bps,
+            None if trace is None else Trace.load(trace),
+            conditions.loss,
+            Random(f"{conditions.seed} {way}"),
+        )
+        for way, rate_bps, trace in (
+            ("up", conditions.up_bps, conditions.trace_up),
+            ("down", conditions.down_bps, conditions.trace_down),
+        )
+    )
+    return up, down
+
+
+F = TypeVar("F", bound=Flow)
+
+
+class Shaper(Generic[F]):
+    """One direction of a link. Times are seconds of one clock and never go back."""
+
+    def __init__(self, shape: Shape, now: float) -> None:
+        self._waiting: deque[tuple[F, bytes | None, float]] = deque()
+        self._left_s = now  # when the last segment left
+        self._next_s = math.inf  # when the first that waits will have left
+        self._shape(shape, now)
+        self.waiting_bytes = 0
+        self.lost = 0
+        self.moved: set[F] = set()  # flows on which something has left; the owner empties it
+
+    def _shape(self, shape: Shape, now: float) -> None:
+        self._rules = shape
+        self._trace = None if shape.trace is None else TraceClock(shape.trace, now)
+        self._unlimited = shape.rate_bps is None and shape.trace is None
+
+    def change(self, shape: Shape, now: float) -> None:
+        """From ``now`` on the link is like this; the segment that is leaving starts again."""
+        self.advance(now)
+        self._shape(shape, now)
+        self._left_s = max(now, self._left_s)
+        self._schedule()
+
+    @property
+    def full(self) -> bool:
+        """Whether senders have to wait."""
+        return self.waiting_bytes >= WAITING_BYTES
+
+    def wake_s(self) -> float:
+        """When `advance` should be called at the latest; inf if nothing waits."""
+        return self._next_s + min(self._rules.rtt_s / 2, _DEPARTURES_S)
+
+    def put(self, flow: F, data: bytes | None, now: float) -> None:
+        """Bytes (or FIN, RESET) that came ``now`` on this flow."""
+        whole = self._unlimited and not self._rules.loss
+        size = len(data) if data else 0
+        step = size if whole else SEGMENT_BYTES
+        if not data or size <= step:
+            self._append(flow, data, now)
+        else:
+            for start in range(0, size, step):
+                self._append(flow, data[start : start + step], now)
+        if math.isinf(self._next_s):
+            self._schedule()
+        if self._unlimited:
+            self.advance(now)
+
+    def _append(self, flow: F, data: bytes | None, now: float) -> None:
+        cost = _cost(data)
+        flow.held_bytes += cost
+        self.waiting_bytes += cost
+        self._waiting.append((flow, data, now))
+
+    def _schedule(self) -> None:
+        """When the first that waits will have left."""
+        if not self._waiting:
+            self._next_s = math.inf
+            return
+        _, data, came_s = self._waiting[0]
+        start_s = max(came_s, self._left_s)
+        if not data or self._unlimited:
+            self._next_s = start_s
+        elif self._trace is not None:
+            self._next_s = self._trace.leave(start_s, len(data))
+        else:
+            assert self._rules.rate_bps is not None
+            self._next_s = start_s + len(data) * 8 / self._rules.rate_bps
+
+    def advance(self, now: float) -> None:
+        """Let leave what has left by ``now``."""
+        rtt_s, jitter_s, _, _, loss, random = self._rules
+        while self._next_s <= now:
+            flow, data, _ = self._waiting.popleft()
+            self.waiting_bytes -= _cost(data)
+            self._left_s = self._next_s
+            if not flow.dead:
+                lost = bool(data) and loss > 0.0 and random.random() < loss
+                self.lost += lost
+                delay_s = rtt_s / 2 + (random.random() * jitter_s / 2 if jitter_s else 0.0)
+                flow.flight.append(
+                    Segment(data, self._left_s, self._left_s + delay_s, rtt_s if lost else None)
+                )
+                self.moved.add(flow)
+            self._schedule()
+
+
+def _cost(data: bytes | None) -> int:
+    return _OBJECT_BYTES + (len(data) if data else 0)

@@ -1,0 +1,106 @@
+"""Packet-delivery traces, as Mahimahi's `mm-link` reads them.
+
+in:  a text file; each line is a time in whole milliseconds, in order, at which the link can carry
+     one packet of 1500 bytes. A line that stands there twice is two packets.
+out: when the bytes of a segment have left, for segments asked about in order.
+law: the trace repeats, with its last time as its period. An opportunity that finds nothing waiting
+     is lost; small segments share one, and a segment goes on in the next where one has no room.
+     (Mahimahi, link_queue.cc; Netravali et al., USENIX ATC 2015, §4)
+"""
+
+import math
+import os
+from array import array
+from bisect import bisect_left
+from pathlib import Path
+
+from wire.errors import TraceError
+
+OPPORTUNITY_BYTES = 1500
+
+
+class Trace:
+    """The delivery opportunities of one direction of a link; ``times_ms`` in order, never empty."""
+
+    def __init__(self, times_ms: "array[int]") -> None:
+        self.times_ms = times_ms
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Trace":
+        """Read a trace file; raises TraceError, with the line at fault."""
+        try:
+            lines = Path(path).read_bytes().splitlines()
+        except OSError as error:
+            raise TraceError(f"The trace {path} cannot be read: {error.strerror}.") from error
+        times = array("Q")
+        last = 0
+        for number, line in enumerate(lines, 1):
+            # not int() alone, which also takes " 1_000 ", and digits without end
+            if not (line.isdigit() and len(line) <= 15):
+                shown = line[:40].decode(errors="replace")
+                raise TraceError(
+                    f"{path}, line {number}: {shown!r} is no time in whole milliseconds; "
+                    "a trace has one on each line and nothing else."
+                )
+            time_ms = int(line)
+            if time_ms < last:
+                raise TraceError(
+                    f"{path}, line {number}: {time_ms} ms comes after {last} ms; sort the trace."
+                )
+            times.append(time_ms)
+            last = time_ms
+        if not times:
+            raise TraceError(f"The trace {path} is empty; it needs at least one line.")
+        if last == 0:
+            raise TraceError(f"The trace {path} lasts 0 ms; its last line is its period.")
+        return cls(times)
+
+    @property
+    def period_s(self) -> float:
+        """Seconds after which the trace begins again."""
+        return self.times_ms[-1] / 1e3
+
+    @property
+    def mean_bps(self) -> float:
+        """What the trace carries on average, in bit/s."""
+        return len(self.times_ms) * OPPORTUNITY_BYTES * 8 / self.period_s
+
+    def time_s(self, index: int) -> float:
+        """The time of opportunity ``index``, counted on through the repetitions."""
+        cycle, place = divmod(index, len(self.times_ms))
+        return (cycle * self.times_ms[-1] + self.times_ms[place]) / 1e3
+
+    def first_from(self, time_s: float) -> int:
+        """The first opportunity at ``time_s`` or later."""
+        # a nanosecond of grace: sums of clock readings are not exact to the last bit
+        cycle, rest_ms = divmod(math.ceil(time_s * 1e3 - 1e-6), self.times_ms[-1])
+        if rest_ms == 0 and cycle > 0:  # the end of one cycle is the start of the next
+            cycle, rest_ms = cycle - 1, self.times_ms[-1]
+        return int(cycle) * len(self.times_ms) + bisect_left(self.times_ms, rest_ms)
+
+
+class TraceClock:
+    """Takes opportunities of a trace that began at ``start_s``."""
+
+    def __init__(self, trace: Trace, start_s: float) -> None:
+        self._trace = trace
+        self._start_s = start_s
+        self._index = -1  # the opportunity in use
+        self._time_s = -math.inf
+        self._room = 0  # bytes left of it
+
+    def leave(self, arrival_s: float, size: int) -> float:
+        """When the last byte of a segment has left that was there from ``arrival_s`` on."""
+        if self._time_s < arrival_s:
+            first = self._trace.first_from(arrival_s - self._start_s)
+            self._take(max(self._index + 1, first))
+        while size > self._room:
+            size -= self._room
+            self._take(self._index + 1)
+        self._room -= size
+        return self._time_s
+
+    def _take(self, index: int) -> None:
+        self._index = index
+        self._time_s = self._start_s + self._trace.time_s(index)
+        self._room = OPPORTUNITY_BYTES
