@@ -68,7 +68,7 @@ class Device:
         self.tokenizer = self._drafter.tokenizer
         limits = self.welcome.limits if self.welcome else None
         self._session = Session(self._drafter, self._link, limits)
-        self._evidence = Evidence(
+        self.evidence = Evidence(
             self._drafter.pace,
             {told.tokens: told.ns * 1e-9 for told in self.welcome.passes} if self.welcome else {},
             artifact.manifest.vocab_size,
@@ -141,9 +141,9 @@ class Device:
         """One of the plans, by what is known of the link; measures it first if need be."""
         state = LinkState()
         if self._link is not None:
-            self._link.refresh(rates=any(_rates_matter(plan, self._evidence) for plan in plans))
+            self._link.refresh(rates=any(_rates_matter(plan, self.evidence) for plan in plans))
             state = self._link.state()
-        wanted, choice = policy.choose(plans, state, self._evidence)
+        wanted, choice = policy.choose(plans, state, self.evidence)
         return wanted, choice, state
 
     def _run(
@@ -187,7 +187,7 @@ class Device:
             if wanted.protocol == STREAM or not finished:
                 session.cancel()
             session.keep(len(prompt) + len(answer.tokens))
-            self._evidence.add(wanted, rounds)
+            self.evidence.add(wanted, rounds)
         after = self._link.probing if self._link else Probing()
         self.last = Generation(
             protocol=wanted.protocol,

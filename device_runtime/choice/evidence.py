@@ -9,9 +9,9 @@ been tried, often: what is expected too well gets tried and corrected, what is e
 would never be. Evidence fades from answer to answer, so that after a long time without drafting it
 is tried again.
 
-Computing times are what both ends measured at start, times the factor by which the last rounds,
-whatever their protocol, took longer: medians, of the same rounds for all protocols, so that what
-else the machines had to do at some time counts for or against none of them.
+Computing times are what both ends measured at start, times the factor by which the last rounds took
+longer: medians, of the same rounds for all drafting protocols, so that what else the machines had
+to do at some time counts for or against none of them.
 """
 
 from collections import defaultdict, deque
@@ -83,7 +83,8 @@ class Evidence:
         self._vocab_size = vocab_size
         # by protocol and whether the target is greedy
         self._acceptance: dict[tuple[str, bool], _Acceptance] = defaultdict(_Acceptance)
-        self._drafting, self._verifying = _Recent(), _Recent()  # times over expectation
+        # times over expectation; a target that only streams has its machine to itself
+        self._drafting, self._verifying, self._streaming = _Recent(), _Recent(), _Recent()
         self._around_s: dict[str, _Recent] = defaultdict(_Recent)  # encode, settle
         self._queue_s, self._between_s = _Recent(), _Recent()
         self._up: dict[str, _Recent] = defaultdict(_Recent)  # bytes, over expectation
@@ -95,6 +96,8 @@ class Evidence:
         """Take in the rounds of an answer, or those so far of one that was given up."""
         for seen in self._acceptance.values():
             seen.fade()
+        if self._streaming:
+            self._streaming.popleft()
         if plan.exchange is not None:
             seen = self._acceptance[plan.protocol, plan.law.sampling.greedy]
             for round_ in rounds:
@@ -107,10 +110,11 @@ class Evidence:
         if plan.protocol == LOCAL:
             self._drafting.append(times.draft / self._paced(self._drafter_pace, 1))
             return
-        self._verifying.append(times.verify / self._paced(self._target_pace, 1 + round_.nodes))
         if plan.exchange is None:
+            self._streaming.append(times.verify / self._paced(self._target_pace, 1))
             self._between_s.append(times.downlink)
             return
+        self._verifying.append(times.verify / self._paced(self._target_pace, 1 + round_.nodes))
         name = plan.protocol
         self._around_s[name].append(times.encode + times.settle)
         self._queue_s.append(times.queue)
@@ -163,8 +167,8 @@ class Evidence:
 
     def streamed_pass_s(self) -> float:
         """Seconds from one token of `stream` to the next."""
-        pass_s = self._paced(self._target_pace, 1) * self._verifying.median(1.0)
-        return pass_s + self._between_s.median(0.0)
+        factor = self._streaming.median(self._verifying.median(1.0))
+        return self._paced(self._target_pace, 1) * factor + self._between_s.median(0.0)
 
     def local_token_s(self) -> float:
         """Seconds of a token of `local`."""

@@ -37,11 +37,7 @@ class Predictive(Policy):
         self, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
         """The cheapest plan, or the one held so far if that is hardly dearer."""
-        known = Link(
-            rtt_s=link.rtt.value if link.rtt else _UNKNOWN_RTT_S,
-            up_bps=link.up.value if link.up else _UNKNOWN_BPS,
-            down_bps=link.down.value if link.down else _UNKNOWN_BPS,
-        )
+        known = link_known(link)
         costs = [predicted_token_s(plan, known, evidence) for plan in plans]
         order = sorted(range(len(plans)), key=costs.__getitem__)
         kind = tuple(_named(plan) for plan in plans)
@@ -70,8 +66,21 @@ def predicted_token_s(plan: Plan, link: Link, evidence: Evidence) -> float:
         return streamed_token_s(evidence.streamed_pass_s(), _STREAM_BYTES, link, plan.max_tokens)
     if plan.exchange is None:
         return evidence.local_token_s()
-    round_s = evidence.computing_s(plan) + communication_s(*evidence.freight(plan), link)
-    return round_s / evidence.tokens(plan)
+    return predicted_round_s(plan, link, evidence) / evidence.tokens(plan)
+
+
+def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
+    """Seconds of a round under this plan, which drafts."""
+    return evidence.computing_s(plan) + communication_s(*evidence.freight(plan), link)
+
+
+def link_known(state: LinkState) -> Link:
+    """The link as it was measured; what never was counts as bad."""
+    return Link(
+        rtt_s=state.rtt.value if state.rtt else _UNKNOWN_RTT_S,
+        up_bps=state.up.value if state.up else _UNKNOWN_BPS,
+        down_bps=state.down.value if state.down else _UNKNOWN_BPS,
+    )
 
 
 def _named(plan: Plan) -> tuple[str, int]:

@@ -47,15 +47,21 @@ class _Samples:
     def values(self) -> list[float]:
         return [value for _, value in self._taken]
 
-    def reading(self, now_ns: int) -> Reading | None:
-        """The median of those last ones that were taken close together."""
+    @property
+    def recent(self) -> list[float]:
+        """The last ones, as far as they were taken close together."""
         if not self._taken:
+            return []
+        since_ns = self._taken[-1][0] - int(FRESH_S * 1e9)
+        return [value for at, value in self._taken if at >= since_ns][-_MEDIAN_OF:]
+
+    def reading(self, now_ns: int) -> Reading | None:
+        """The median of the recent ones."""
+        recent = self.recent
+        if not recent:
             return None
-        newest_ns = self._taken[-1][0]
-        recent = [value for at, value in self._taken if (newest_ns - at) * 1e-9 <= FRESH_S][
-            -_MEDIAN_OF:
-        ]
-        return Reading(value=median(recent), age_s=(now_ns - newest_ns) * 1e-9, samples=len(recent))
+        age_s = (now_ns - self._taken[-1][0]) * 1e-9
+        return Reading(value=median(recent), age_s=age_s, samples=len(recent))
 
 
 class LinkMeter:
@@ -90,12 +96,14 @@ class LinkMeter:
     def _learn(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
         if max(sizes) <= SMALL_BYTES:
             self._rtt.add(now_ns, sum(transit))
-        rtt = self._rtt.reading(now_ns)
-        if rtt is None:
+        rtts = self._rtt.recent
+        if not rtts:
             return
+        # the least of them: what others took beyond it was waiting, and is none of a transfer's
+        way_s = min(rtts) / 2
         for size, took_s, samples in zip(sizes, transit, (self._up, self._down), strict=True):
             if size >= LARGE_BYTES:
-                transfer_s = max(_LEAST_TRANSFER_S, took_s - rtt.value / 2)
+                transfer_s = max(_LEAST_TRANSFER_S, took_s - way_s)
                 samples.add(now_ns, 8 * size / transfer_s)
 
     def _compare_clocks(self, on_link_ns: int, apart_ns: int) -> None:
