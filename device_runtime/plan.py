@@ -128,9 +128,10 @@ def alternatives(
     """What protocol "auto" may choose from: a plan for each protocol and window.
 
     At temperature 0 the lossless ones are `greedy` and `stream`: there every drafting protocol
-    accepts alike, and `greedy` sends least. A window in the options is the only one to choose from.
-    offered: what the edge has; it takes windows of at most so many tokens. All plans have the same
-    seed.
+    accepts alike, and `greedy` sends least. Above it, whoever gives a seed wants a text that can be
+    had again, so the lossless ones are `coupled` and `stream`, under which it is the same. A window
+    in the options is the only one to choose from. offered: what the edge has; it takes windows of
+    at most so many tokens. All plans have the same seed.
     """
     window = options.get("window")
     if isinstance(window, str) or options.get("expansion") is not None:
@@ -145,7 +146,7 @@ def alternatives(
     windows = ([w for w in WINDOWS if w <= most] or [0]) if window is None else [window]
     plans: list[Plan] = []
     refused: UnsupportedError | None = None
-    for name in _eligible(auto, greedy=not options.get("temperature")):
+    for name in _eligible(auto, greedy=not options.get("temperature"), seeded=seed is not None):
         if name not in offered:
             continue
         try:
@@ -170,13 +171,18 @@ def _plans(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
     return plans
 
 
-def _eligible(auto: Auto, *, greedy: bool) -> Sequence[str]:
+def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
     if auto.among is not None:
         return auto.among
-    kept = [name for name, exchange in EXCHANGES.items() if exchange.lossless or auto.lossy]
-    if greedy:
-        kept = [name for name in kept if name == Greedy.name or not EXCHANGES[name].lossless]
-    return [*kept, STREAM, *([LOCAL] if auto.lossy else [])]
+    kept = [STREAM]
+    for name, exchange in EXCHANGES.items():
+        if not exchange.lossless:
+            kept += [name] if auto.lossy else []
+        elif greedy:
+            kept += [name] if name == Greedy.name else []
+        elif exchange.determined or not seeded:
+            kept.append(name)
+    return [*kept, LOCAL] if auto.lossy else kept
 
 
 def _sampling(prefix: str, temperature: float, top_k: int, top_p: float) -> Sampling:

@@ -1,5 +1,9 @@
-"""How Pilotfish's plots look: one style, one palette, no global state; legible at phone width."""
+"""How Pilotfish's plots look: one style, one palette, no global state; legible at phone width.
 
+Whoever draws imports what they need of matplotlib from here, so that its absence is one error.
+"""
+
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +15,24 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("matplotlib"):
         raise
     raise UnsupportedError(
         "Drawing needs matplotlib, which is not installed: pip install 'pilotfish[field]'."
     ) from error
+
+__all__ = [
+    "MARKERS",
+    "PALETTE",
+    "Axes",
+    "FuncFormatter",
+    "MaxNLocator",
+    "NullFormatter",
+    "panels",
+    "plot",
+]
 
 INCHES = (4.8, 3.4)  # a figure fills a phone's width at about its natural size
 DPI = 200
@@ -70,4 +86,6 @@ def panels(
         figure.suptitle(title, x=0.01, horizontalalignment="left")
         axes[-1].set_xlabel(xlabel)
         yield axes
-        figure.savefig(path)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # a run's name may be in any script
+            figure.savefig(path)

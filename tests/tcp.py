@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -68,11 +67,6 @@ def round_trips_s(endpoint: str, count: int, size: int = 64) -> list[float]:
             assert received(client, size) == bytes(size)
             times.append(time.monotonic() - start)
     return times[3:]
-
-
-def median_rtt_s(endpoint: str, count: int = 21) -> float:
-    """The median of ``count`` echoes."""
-    return statistics.median(round_trips_s(endpoint, count))
 
 
 def arrivals(connection: socket.socket) -> Iterator[tuple[float, int]]:

@@ -149,7 +149,6 @@ def test_stream_where_speculation_does_not_pay() -> None:
 
 
 def test_lossy_protocols_only_when_the_request_allows_them() -> None:
-    assert {one.protocol for one in plans(temperature=1.0)} <= {*EXCHANGES, STREAM}
     assert LOCAL not in {one.protocol for one in plans()}
     allowed = plans(Auto(lossy=True))
     assert LOCAL in {one.protocol for one in allowed}
@@ -193,6 +192,13 @@ def test_every_alternative_is_forecast() -> None:
     assert len(choice.forecasts) == len(WINDOWS) + 1
     costs = [forecast.token_s for forecast in choice.forecasts]
     assert costs == sorted(costs)
+
+
+def test_whoever_gives_a_seed_gets_what_it_determines() -> None:
+    seeded = alternatives(Auto(), Options(temperature=1.0, seed=3), offered=OFFERED)
+    assert {one.protocol for one in seeded} == {"coupled", STREAM}
+    free = alternatives(Auto(), Options(temperature=1.0), offered=OFFERED)
+    assert {one.protocol for one in free} == {*EXCHANGES, STREAM} - {"greedy"}
 
 
 def test_one_window_is_all_there_is_to_choose_if_one_is_given() -> None:

@@ -129,6 +129,15 @@ def test_dssd_table_2_times_are_rounds_times_eq_5():
             assert row["com_counted_s"] == pytest.approx(row["com_printed_s"], abs=0.011)
 
 
+def test_dssd_table_2_speed_ups_follow_from_the_rounds_and_not_from_alpha():
+    for row in table2().rows:
+        if row["gamma"] == 8:
+            off = 0.2 if (row["model"], row["ntt_ms"]) == ("13B", 0) else 0.12
+            assert row["speed_up_counted"] == pytest.approx(row["speed_up_printed"], rel=off)
+    dssd_rows = [row for row in table2().rows if row["protocol"] == "dssd"]
+    assert all(row["speed_up_model"] < row["speed_up_printed"] * 0.9 for row in dssd_rows)
+
+
 def test_dssd_table_2_rounds_cannot_be_those_of_its_acceptance():
     # what docs/papers.md says: at 0.61 ± 0.05 the 31 rounds by which T_com divides are too few
     few, many = (tslt.tokens_per_round(alpha, 8) for alpha in (0.56, 0.66))

@@ -122,6 +122,14 @@ def test_the_break_even_rtt_separates_full_from_selective(mbps, window):
     assert 0 < mismatches(window, mbps)[1] <= 1
 
 
+@pytest.mark.parametrize("window", WINDOWS)
+def test_mismatches_are_those_of_independent_positions(window):
+    positions, any_at_all = mismatches(window, 500)
+    matching = 1 - positions / window
+    assert tokens_per_round(matching, window) == pytest.approx(CELLS[window, "greedy", 500].aal)
+    assert any_at_all == pytest.approx(1 - matching**window)
+
+
 def test_figure_4_has_the_regimes_that_the_paper_describes():
     quicker = {(r["rate_mbps"], r["rtt_ms"], r["window"]): r["quicker"] for r in figure4().rows}
     assert all(quicker[20, 5, window] == "sh" for window in WINDOWS)

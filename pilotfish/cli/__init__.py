@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import wire
 from engines.errors import EngineError
-from pilotfish.cli import demo, device, edge, export, field, keys, probe
+from pilotfish.cli import demo, device, edge, emulate, export, field, keys, probe
 from wire.errors import PilotfishError
 
 _IO_ERROR = 74
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=wire.SOFTWARE)
     top.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, device, edge, probe, field, export, keys):
+    for command in (demo, device, edge, probe, field, emulate, export, keys):
         command.add_to(commands)
     return top
 

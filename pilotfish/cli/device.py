@@ -34,7 +34,7 @@ def add_to(commands: Commands) -> None:
     run.add_argument("--edge", metavar="ADDRESS", help="tcp://HOST:PORT; protocol local needs none")
     keys_option(run, "the folder with device.key and edge.pub; needed beyond loopback")
     engine_options(run)
-    generation_options(run, protocol="greedy", tokens=128)
+    generation_options(run, protocol="auto", tokens=128)
     json_option(run)
     run.add_argument("--stats", action="store_true", help="print what happened, to stderr")
     run.set_defaults(run=_run)

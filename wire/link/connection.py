@@ -5,10 +5,10 @@ import socket
 import struct
 from contextlib import suppress
 
-from wire.link.shaper import FIN, RESET, Flow, Shaper
+from wire.link.shaper import FIN, RESET, SEGMENT_BYTES, Flow, Shaper
 
 BUFFER_BYTES = 256 * 1024  # of the kernel, per socket: the emulated queue is to hold the rest
-_READ_BYTES = 64 * 1024
+_READ_BYTES = 43 * SEGMENT_BYTES
 _SEND_BYTES = 256 * 1024
 _SEND_PARTS = 1024  # IOV_MAX
 _LINGER_0 = struct.pack("ii", 1, 0)  # close() then sends a reset
@@ -50,9 +50,10 @@ class End:
         self.connecting = False
         self.finished = False  # nothing more can be read
         self.broken = False  # reset, or given up by the kernel
+        self.hung = False  # both sides have said that they send no more, but not all was read
         self.blocked = False  # the kernel takes no more
         self._rest = b""  # what it did not take
-        self._watched = 0  # what epoll watches for
+        self._watched: int | None = None  # what epoll watches for; None: not registered
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -70,13 +71,15 @@ class End:
         """Have epoll report what this end waits for."""
         reads = not (self.finished or self.connecting or paused)
         writes = self.blocked or self.connecting
-        wanted = select.EPOLLIN * reads | select.EPOLLOUT * writes
+        wanted: int | None = select.EPOLLIN * reads | select.EPOLLOUT * writes
+        # Errors are reported even to who waits for nothing; while paused they are worth knowing.
+        if not wanted and (self.finished or self.hung):
+            wanted = None
         if wanted == self._watched:
             return
-        # who waits for nothing is not registered, since errors would be reported all the same
-        if not wanted:
+        if wanted is None:
             epoll.unregister(self.descriptor)
-        elif not self._watched:
+        elif self._watched is None:
             epoll.register(self.descriptor, wanted)
         else:
             epoll.modify(self.descriptor, wanted)
@@ -85,7 +88,7 @@ class End:
     @property
     def reads(self) -> bool:
         """Whether epoll watches for bytes to read."""
-        return bool(self._watched & select.EPOLLIN)
+        return bool((self._watched or 0) & select.EPOLLIN)
 
     def receive(self) -> bytes | None:
         """Bytes, FIN or RESET. Raises BlockingIOError if there are none yet."""

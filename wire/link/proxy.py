@@ -18,6 +18,7 @@ import resource
 import select
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 
 from wire.link.addresses import address_of, endpoint_of, listen_on
@@ -30,6 +31,12 @@ _log = logging.getLogger("pilotfish.emulate")
 _EARLY_S = 0.0001  # what is due so soon goes now
 _LATE_S = 0.001  # what is later was not the timer's doing, but that of a busy machine
 _BROKEN = select.EPOLLERR | select.EPOLLHUP
+
+
+def take_precedence() -> None:
+    """Have the kernel wake this process before others, where it may be asked to."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
 
 
 class Proxy:
@@ -208,6 +215,10 @@ class Proxy:
             return
         if end.reads and events & (select.EPOLLIN | _BROKEN):
             self._read(end)
+        elif end in self._paused and events & select.EPOLLERR:
+            self._break(end)
+        elif events & select.EPOLLHUP:
+            end.hung = True
         if end.blocked and events & (select.EPOLLOUT | _BROKEN):
             end.blocked = False  # `_deliver` sends, or finds out what is wrong
         if end.descriptor in self._ends:

@@ -14,7 +14,7 @@ from typing import Any
 
 from wire.errors import PilotfishError
 from wire.link.emulation import Conditions
-from wire.link.proxy import Proxy
+from wire.link.proxy import Proxy, take_precedence
 
 
 class _Tie:
@@ -75,6 +75,7 @@ def main(descriptor: int) -> int:
                 tie.tell(_answer(proxy, asked))
 
         proxy.watch(descriptor, converse)
+        take_precedence()
         gc.freeze()
         tie.tell({"endpoint": proxy.endpoint, "since_s": proxy.since_s})
         proxy.run()

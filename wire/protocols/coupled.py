@@ -21,6 +21,7 @@ class Coupled(IdsAlone):
     """Both halves of `coupled`."""
 
     name = "coupled"
+    determined = True
     agreement = 0.94
 
     def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], None]:

@@ -110,6 +110,7 @@ class Exchange(ABC, Generic[D]):
     name: ClassVar[str]
     truncates: ClassVar[int] = 0  # top-K of the drafter where nobody asks for another truncation
     lossless: ClassVar[bool] = True  # the output's law is the target's
+    determined: ClassVar[bool] = False  # and it follows from prompt, parameters and seed alone
     # α over that of `dsd`, measured on the default pair at temperature 1: what is expected of the
     # protocol on a pair that has not shown its own yet. At temperature 0 all accept alike.
     agreement: ClassVar[float] = 1.0

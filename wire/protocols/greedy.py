@@ -18,6 +18,7 @@ class Greedy(IdsAlone):
     """Both halves of `greedy`."""
 
     name = "greedy"
+    determined = True
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
         """Only temperature 0 can be served."""

@@ -1,9 +1,9 @@
 """``pilotfish field``: measure latency, report it, replay it, hold it against the papers."""
 
-from pilotfish.cli.field import measure, paper, report
+from pilotfish.cli.field import measure, paper, replay, report
 from pilotfish.cli.options import Commands
 
-_ACTIONS = (measure, report, paper)
+_ACTIONS = (measure, report, replay, paper)
 
 
 def add_to(commands: Commands) -> None:

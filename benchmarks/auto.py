@@ -1,0 +1,230 @@
+"""Protocol "auto" against every fixed choice: what it costs to let it choose.
+
+    python benchmarks/auto.py [--json PATH] [--quick] [--draft DIR] [--target DIR]
+                              [--trace-up FILE --trace-down FILE]
+
+1. Measured. The default pair over emulated links (RTT 0, 20, 50 ms by 10, 50, 100 Mbit/s, and one
+   Mahimahi trace if it is named): "auto" and fixed protocols and windows take turns prompt by
+   prompt, at temperature 0 and at 1, with `stream` to choose from and without. "ms_per_token" is
+   an answer's whole time over its tokens. "behind" is how far "auto" is behind the best fixed
+   choice of the same link. The best of many noisy figures is better than it should be, so
+   "behind_other" has each prompt's best fixed choice picked by the other prompts. After a link has
+   changed, "auto" has two answers that do not count.
+2. Modelled. A slow target: the rounds that the fixed choices had over loopback, replayed with 10 ms
+   for a drafted token and 100 ms for a target pass (`field.replay`). "auto" chooses from the same
+   protocols and windows by what these rounds show it.
+3. Followed. The link changes in the middle of an answer; what the answers before and after chose.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from _auto_replayed import slow_target
+from _cases import Case
+from _common import PROMPTS, Goal, Rows, Steps, at_most, conclude, options, pair, pair_options
+from links import RATES_MBPS, RTTS_MS, emulated
+
+from device_runtime.plan import Auto, Options
+from pilotfish import Device
+from wire.link.emulation import Conditions, Emulator
+
+DRAFTING = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
+FIXED: dict[float, dict[str, tuple[int, ...]]] = {
+    0.0: {"stream": (0,), "greedy": (1, 2, 4, 8)},
+    1.0: {
+        "stream": (0,),
+        "coupled": (1, 2, 4, 8),
+        "tslt": (1, 2, 4),
+        "tree": (3,),
+        "dssd": (2, 4),
+        "dsd": (2,),
+    },
+}
+COLUMNS = (
+    *("part", "link", "temperature", "stream_too", "auto_ms", "chose", "best_ms", "best"),
+    *("behind", "behind_other", "stream_ms", "pays"),
+)
+
+
+def named(protocol: str, window: int) -> str:
+    """As tables say it."""
+    return f"{protocol} {window}" if window else protocol
+
+
+def fixed_cases(temperature: float) -> list[Case]:
+    """One case for each fixed choice."""
+    found = []
+    for protocol, windows in FIXED[temperature].items():
+        for window in windows:
+            wanted: Options = {"protocol": protocol, "temperature": temperature}
+            if window:
+                wanted["window"] = window
+            found.append(Case(named(protocol, window), wanted))
+    return found
+
+
+def auto_cases(temperature: float) -> list[Case]:
+    """With `stream` to choose from, and without."""
+    drafting = DRAFTING[temperature]
+    return [
+        Case(
+            f"auto{', stream too' if more else ''}",
+            {"protocol": Auto(among=[*drafting, *more]), "temperature": temperature},
+        )
+        for more in (("stream",), ())
+    ]
+
+
+def ms_per_token(case: Case, prompts: Sequence[int]) -> float:
+    """Over the answers to these prompts."""
+    answers = [case.generations[at] for at in prompts]
+    return 1e3 * sum(a.total_s for a in answers) / sum(len(a.tokens) for a in answers)
+
+
+def behind_other(auto: Case, fixed: Sequence[Case]) -> float:
+    """How far behind the fixed choice that the other prompts would have picked."""
+    ours = theirs = 0.0
+    everything = range(len(auto.generations))
+    for held_out in everything:
+        others = [at for at in everything if at != held_out]
+        best = min(fixed, key=lambda case: ms_per_token(case, others))
+        ours += ms_per_token(auto, [held_out])
+        theirs += ms_per_token(best, [held_out])
+    return ours / theirs - 1.0
+
+
+def measured(
+    device: Device, link: str, temperature: float, *, prompts: int, tokens: int, shift: int
+) -> Rows:
+    """One link, one temperature: a row for "auto" with `stream` and one for without."""
+    fixed, autos = fixed_cases(temperature), auto_cases(temperature)
+    cases = [*fixed, *autos]
+    for case in autos:
+        for seed in (90, 91):
+            case.run(device, PROMPTS[seed % len(PROMPTS)], seed, tokens)
+        case.generations.clear()
+    for seed in range(prompts):
+        first = (seed * 7 + shift) % len(cases)
+        for case in (*cases[first:], *cases[:first]):
+            case.run(device, PROMPTS[seed], seed, tokens)
+    everything = range(prompts)
+    costs = {case.name: ms_per_token(case, everything) for case in cases}
+    rows: Rows = []
+    for auto in autos:
+        with_stream = "stream" in auto.name
+        allowed = [case for case in fixed if with_stream or case.name != "stream"]
+        best = min(allowed, key=lambda case: costs[case.name])
+        drafting = min(costs[case.name] for case in fixed if case.name != "stream")
+        choices = [g.choice for g in auto.generations if g.choice is not None]
+        rows.append(
+            {
+                "part": "measured",
+                "link": link,
+                "temperature": temperature,
+                "stream_too": with_stream,
+                "auto_ms": costs[auto.name],
+                "chose": ", ".join(
+                    dict.fromkeys(named(choice.protocol, choice.window) for choice in choices)
+                ),
+                "best_ms": costs[best.name],
+                "best": best.name,
+                "behind": costs[auto.name] / costs[best.name] - 1.0,
+                "behind_other": behind_other(auto, allowed),
+                "stream_ms": costs["stream"],
+                "pays": drafting < costs["stream"],
+                "pings": sum(g.probing.pings for g in auto.generations),
+                "fixed_ms": {case.name: costs[case.name] for case in fixed},
+            }
+        )
+    return rows
+
+
+def followed(device: Device, link: Emulator, *, tokens: int) -> Rows:
+    """The link changes in the middle of the third of eight answers."""
+    near = Conditions(up_bps=100e6, down_bps=100e6)
+    far = Conditions(rtt_s=0.05, up_bps=10e6, down_bps=10e6)
+    rows: Rows = []
+    for before, after in ((near, far), (far, near)):
+        link.set(before)
+        auto = Case("auto", {"protocol": Auto(among=["coupled"])})
+        for seed in range(8):
+            wanted: Options = {**auto.options, "temperature": 1.0, "seed": seed}
+            pieces = device.stream(PROMPTS[seed % len(PROMPTS)], **wanted, max_tokens=tokens)
+            next(pieces)
+            if seed == 2:
+                link.set(after)
+            for _ in pieces:
+                pass
+            answer = device.last
+            assert answer is not None
+            assert answer.choice is not None
+            assert answer.link is not None
+            rtt = answer.link.rtt
+            rows.append(
+                {
+                    "part": "followed",
+                    "link": f"RTT {'→'.join(f'{c.rtt_s * 1e3:g}' for c in (before, after))} ms",
+                    "answer": seed,
+                    "chose": named(answer.choice.protocol, answer.choice.window),
+                    "told_rtt_ms": None if rtt is None else rtt.value * 1e3,
+                    "auto_ms": 1e3 * answer.total_s / len(answer.tokens),
+                }
+            )
+    return rows
+
+
+def links(trace_up: Path | None, trace_down: Path | None) -> dict[str, Conditions]:
+    """The emulated links by name."""
+    found = {
+        f"{rtt} ms, {rate} Mbit/s": Conditions(
+            rtt_s=rtt * 1e-3, up_bps=rate * 1e6, down_bps=rate * 1e6
+        )
+        for rtt in RTTS_MS
+        for rate in RATES_MBPS
+    }
+    if trace_up is not None and trace_down is not None:
+        found[f"20 ms, {trace_up.stem}"] = Conditions(
+            rtt_s=0.02, trace_up=trace_up, trace_down=trace_down
+        )
+    return found
+
+
+def main() -> int:
+    parser = options(__doc__)
+    pair_options(parser)
+    for way in ("up", "down"):
+        parser.add_argument(f"--trace-{way}", type=Path, metavar="FILE", help="a Mahimahi trace")
+    args = parser.parse_args()
+    prompts, tokens = (2, 24) if args.quick else (3, 40)
+    wanted = links(args.trace_up, args.trace_down)
+    steps = Steps(len(wanted) + 2)
+    rows: Rows = []
+    with emulated(*pair(args)) as (device, link):
+        device.generate(PROMPTS[0], max_tokens=8)
+        for shift, (name, conditions) in enumerate(wanted.items()):
+            steps.next(name)
+            link.set(conditions)
+            for temperature in FIXED:
+                rows += measured(
+                    device, name, temperature, prompts=prompts, tokens=tokens, shift=shift
+                )
+        steps.next("a link that changes in the middle of an answer")
+        rows += followed(device, link, tokens=tokens)
+        steps.next("a slow target, by replay")
+        link.set(Conditions())
+        rows += slow_target(device, prompts=prompts, tokens=tokens)
+    goals: list[Goal] = [
+        at_most(
+            f"{part}, stream {'too' if too else 'left out'}: how far auto is behind",
+            max(r[column] for r in rows if r["part"] == part and r["stream_too"] == too),
+            0.10,
+        )
+        for part, column in (("measured", "behind_other"), ("modelled", "behind"))
+        for too in (True, False)
+    ]
+    return conclude(args, "auto against fixed choices", COLUMNS, rows, goals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Energy of an answer, from the INA3221 power monitors of a Jetson.
+
+In:  the current and voltage of each channel, as the hwmon driver shows them in sysfs:
+     ``in{n}_label``, ``in{n}_input`` in mV, ``curr{n}_input`` in mA. Out: joules.
+
+Power is the whole module's where a rail feeds all of it: VDD_IN on Xavier NX, Orin NX and Orin
+Nano, POM_5V_IN on the first Nano. Elsewhere it is the sum of the rails that are measured, which
+need not be all of the module, and of which one may feed another: good for comparing runs on one
+board, not for a total. The carrier board is in neither. `source` says which rails they are. A
+reading costs a few I²C transfers, on a thread of its own.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+_DEVICES = Path("/sys/bus/i2c/devices")
+_PERIOD_S = 0.05
+_WHOLE_MODULE = ("VDD_IN", "POM_5V_IN")
+_NOT_CONNECTED = "NC"
+
+
+class Rail(NamedTuple):
+    """One channel: its label, and the files with its millivolts and milliamperes."""
+
+    label: str
+    millivolts: Path
+    milliamperes: Path
+
+    def watts(self) -> float:
+        """The power now; OSError or ValueError when the sensor does not answer."""
+        return int(self.millivolts.read_text()) * int(self.milliamperes.read_text()) * 1e-6
+
+
+def rails(root: Path = _DEVICES) -> list[Rail]:
+    """The rails whose sum is the module's power, as nearly as it can be had; may be empty."""
+    found = [rail for device in sorted(root.glob("*")) for rail in _channels(device)]
+    return [rail for rail in found if rail.label in _WHOLE_MODULE][:1] or found
+
+
+def source(power: Sequence[Rail]) -> str | None:
+    """Where the joules come from, in words; None without a sensor."""
+    return f"INA3221: {' + '.join(rail.label for rail in power)}" if power else None
+
+
+def _channels(device: Path) -> list[Rail]:
+    """The channels of one INA3221 that measure something and may be read; none of other chips."""
+    found = []
+    try:
+        if (device / "name").read_text().strip() != "ina3221":
+            return []
+    except OSError:
+        return []
+    for label in sorted(device.glob("hwmon/hwmon*/in[1-3]_label")):
+        number = label.name[2]
+        rail = Rail(
+            _label(label),
+            label.with_name(f"in{number}_input"),
+            label.with_name(f"curr{number}_input"),
+        )
+        try:
+            rail.watts()
+        except (OSError, ValueError):
+            continue  # switched off, or not ours to read
+        if rail.label != _NOT_CONNECTED:
+            found.append(rail)
+    return found
+
+
+def _label(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return path.name
+
+
+class Meter:
+    """Integrates the power of these rails while it is entered; ``joules`` afterwards.
+
+    None when there are no rails, or when a sensor failed meanwhile.
+    """
+
+    def __init__(
+        self,
+        power: Sequence[Rail],
+        *,
+        period_s: float = _PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.joules: float | None = None
+        self._rails = power
+        self._period_s = period_s
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Meter":
+        if self._rails:
+            self._thread = threading.Thread(target=self._run, name="energy", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        """The trapezoidal rule over samples, from the first moment to the last."""
+        try:
+            joules, at_s, watts = 0.0, *self._sample()
+            while not self._stop.wait(self._period_s):
+                then_s, then = at_s, watts
+                at_s, watts = self._sample()
+                joules += (at_s - then_s) * (then + watts) / 2
+            last_s, last = self._sample()
+            self.joules = joules + (last_s - at_s) * (watts + last) / 2
+        except (OSError, ValueError):
+            self.joules = None
+
+    def _sample(self) -> tuple[float, float]:
+        """Seconds and watts now."""
+        return self._clock(), sum(rail.watts() for rail in self._rails)

@@ -1,0 +1,92 @@
+"""A run as a report shows it: its facts, the answers that count, and how many do not."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from field.report.figures import Figures, figures
+from field.report.hindsight import Hindsight, hindsight
+from field.report.link import unmeasured
+from field.report.statistics import LEVEL, RESAMPLES
+from field.run import Answer, Facts, Run
+from wire.errors import RunFileError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A run file, read. name: what tells it from the other runs of the report."""
+
+    name: str
+    path: Path
+    facts: Facts
+    answers: list[Answer]  # finished, and no warm-up
+    warm_up: int
+    unfinished: int
+    figures: list[Figures]
+    hindsight: Hindsight | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Its figures, for ``--json``; times in the units that the keys name."""
+        first, last = self.answers[0], self.answers[-1]
+        return {
+            "run": self.name,
+            "file": str(self.path),
+            "began_unix_s": first.started_unix_s,
+            "ended_unix_s": last.started_unix_s + last.total_s,
+            "answers": len(self.answers),
+            "left_out": {"warm_up": self.warm_up, "unfinished": self.unfinished},
+            "not_measured": unmeasured(self.answers),
+            "figures": [_flat(asdict(found)) for found in self.figures],
+            "auto": None if self.hindsight is None else _auto(self.hindsight),
+            "interval": {"level": LEVEL, "bootstrap_resamples": RESAMPLES},
+        }
+
+
+def read(path: str | Path) -> Measured:
+    """A run file and its figures; `RunFileError` if it is none, or holds no finished answer."""
+    path = Path(path)
+    with Run.open(path) as run:
+        every = list(run.answers(warm_up=True, finished=False))
+        facts = run.facts
+    answers = [answer for answer in every if answer.finished and not answer.warm_up]
+    if not any(answer.rounds for answer in answers):
+        raise RunFileError(
+            f"{path} has no finished answer: go on with it by `pilotfish field measure --resume`."
+        )
+    answers = [answer for answer in answers if answer.rounds]
+    return Measured(
+        name=path.stem,
+        path=path,
+        facts=facts,
+        answers=answers,
+        warm_up=sum(answer.warm_up for answer in every),
+        unfinished=sum(not answer.finished and not answer.warm_up for answer in every),
+        figures=figures(answers),
+        hindsight=hindsight(answers),
+    )
+
+
+def named_apart(runs: Sequence[Measured]) -> list[Measured]:
+    """The runs, with a number to those of the same name."""
+    names = [run.name for run in runs]
+    return [
+        replace(run, name=f"{run.name} ({names[:at].count(run.name) + 1})")
+        if names.count(run.name) > 1
+        else run
+        for at, run in enumerate(runs)
+    ]
+
+
+def _auto(seen: Hindsight) -> dict[str, Any]:
+    found = asdict(seen)
+    found["alternatives"] = [_flat(each) for each in found["alternatives"]]
+    best = seen.best.configuration if seen.best is not None else None
+    found["best_fixed"] = None if best is None else best._asdict()
+    return {**found, "behind_best_fixed": seen.behind, "median_error": seen.error}
+
+
+def _flat(found: dict[str, Any]) -> dict[str, Any]:
+    """Its configuration as two keys of their own."""
+    protocol, window = found.pop("configuration")
+    return {"protocol": protocol, "window": window, **found}

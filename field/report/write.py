@@ -1,0 +1,21 @@
+"""Runs in, a folder out: ``report.html``, and beside it the plots that the page also holds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from field.report.measured import Measured
+from field.report.page import page
+from field.report.pictures import draw
+
+PAGE = "report.html"
+
+
+def write(runs: Sequence[Measured], folder: Path) -> Path:
+    """Write page and plots into ``folder``, which is made; returns the page's path.
+
+    OSError where that cannot be done.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / PAGE
+    path.write_text(page(runs, draw(runs, folder)), encoding="utf-8")
+    return path

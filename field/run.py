@@ -1,0 +1,323 @@
+"""A run file: what was measured, as a SQLite database that `field measure` writes round by round.
+
+In:  a path. Out: the run's facts and its answers, each with its rounds.
+
+`docs/field.md` lists the tables. `field/recording.py` writes them; what is read here may have been
+cut off at any moment (an answer is ``finished`` or it does not count) and may come from anywhere,
+so every value is checked, and whatever is wrong with a file is one `RunFileError`.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from device_runtime.record import STAGES, Choice, Round, acceptance
+from wire.errors import RunFileError
+from wire.link.state import LinkState
+
+APPLICATION_ID = 0x504C4652  # "PLFR", what tells our files from other SQLite databases
+FORMAT = 1  # PRAGMA user_version
+_EMPTY_BYTES = 100  # SQLite's header; a file that is shorter was never written
+
+WindowSetting: TypeAlias = int | Literal["auto"]
+
+
+class Configuration(NamedTuple):
+    """A protocol and its window; None where a protocol has none (stream, local, auto)."""
+
+    protocol: str
+    window: WindowSetting | None
+
+    def __str__(self) -> str:
+        return self.protocol if self.window is None else f"{self.protocol} γ={self.window}"
+
+
+class Cell(NamedTuple):
+    """A place in the matrix of a run: prompt is an index into the prompts, repeat counts from 0."""
+
+    configuration: Configuration
+    prompt: int
+    repeat: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is measured, and how often: the matrix protocols × windows × prompts × repeats.
+
+    warm_up: answers of every configuration before the first that counts. seed: repeat r of every
+    configuration draws with seed + r, and the order of the configurations comes from it too.
+    provider and threads: how the drafter is run.
+    """
+
+    prompts: tuple[str, ...]
+    protocols: tuple[str, ...] = ("greedy", "coupled", "stream")
+    windows: tuple[WindowSetting, ...] = (2, 4, 8)
+    repeat: int = 3
+    warm_up: int = 1
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+    provider: str = "auto"
+    threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start of `field measure` (the first, or a resumption) and the host's facts then."""
+
+    unix_s: float
+    host: dict[str, Any]  # see `field.host.facts`
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as its manifest, or for a target its edge, tells of it.
+
+    digest: of the artifact's files, the first 16 hex digits.
+    """
+
+    name: str
+    precision: str | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What holds for a whole run. energy: where the joules come from; None without a sensor."""
+
+    software: str  # "pilotfish 0.2.0"
+    settings: Settings
+    starts: tuple[Start, ...]
+    drafter: Model
+    target: Model | None  # None when only `local` was measured
+    edge: str | None  # tcp://host:port
+    edge_software: str | None
+    draft_path: str
+    keys_path: str | None
+    note: str
+    energy: str | None
+
+    @property
+    def host(self) -> dict[str, Any]:
+        """The host's facts when the run began."""
+        return self.starts[0].host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer of the matrix. Times do not contain what recording them took.
+
+    protocol and window are what was asked for; protocol_used and window_used tell what became of
+    them (under ``auto``). link and choice are as of the answer's begin. at_s[i] is when round i was
+    committed, in seconds since the answer began; the first holds the reading of the prompt, for
+    every answer starts with cold caches. recording_s: spent on the run file between rounds.
+    """
+
+    id: int
+    protocol: str
+    window: WindowSetting | None
+    prompt: int
+    repeat: int
+    warm_up: bool
+    temperature: float
+    seed: int
+    started_unix_s: float
+    finished: bool
+    error: str | None = None  # why it is not finished, if anybody lived to tell
+    protocol_used: str | None = None
+    window_used: WindowSetting | None = None
+    prompt_tokens: int = 0
+    tokens: int = 0
+    finish_reason: str | None = None
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+    recording_s: float = 0.0
+    link: LinkState | None = None
+    choice: Choice | None = None
+    probe_uplink_bytes: int = 0
+    probe_downlink_bytes: int = 0
+    pings: int = 0
+    energy_j: float | None = None
+    rounds: list[Round] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
+
+    @property
+    def configuration(self) -> Configuration:
+        """What was asked for."""
+        return Configuration(self.protocol, self.window)
+
+    @property
+    def cell(self) -> Cell:
+        """Its place in the matrix."""
+        return Cell(self.configuration, self.prompt, self.repeat)
+
+    @property
+    def acceptance(self) -> float:
+        """α of its rounds; see `device_runtime.record.acceptance`."""
+        return acceptance(self.rounds)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds per committed token, reading the prompt included; 0 without tokens."""
+        return self.total_s / self.tokens if self.tokens else 0.0
+
+
+_ROUND_COLUMNS = (
+    "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
+    + ", ".join(f"{stage}_s" for stage in STAGES)
+)
+
+
+class Run:
+    """A run file, opened for reading; what is being measured may be read meanwhile."""
+
+    def __init__(self, path: Path, database: sqlite3.Connection) -> None:
+        self.path = path
+        self._database = database
+        self.facts = _facts(path, database)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Run":
+        """Open and check; `RunFileError` says what is wrong with the file."""
+        path = Path(path)
+        database = open_read_only(path)
+        try:
+            return cls(path, database)
+        except BaseException:
+            database.close()
+            raise
+
+    def answers(self, *, warm_up: bool = False, finished: bool = True) -> Iterator[Answer]:
+        """The answers in the order in which they were begun, each with its rounds.
+
+        Warm-up answers and those that were cut off are left out unless they are asked for.
+        """
+        wanted = "(finished OR ?) AND (NOT warm_up OR ?)"
+        with damage_told(self.path):
+            rows = self._database.execute(
+                f"SELECT * FROM answers WHERE {wanted} ORDER BY id", (not finished, warm_up)
+            ).fetchall()
+        for row in rows:
+            with damage_told(self.path):
+                yield self._answer(row)
+
+    def _answer(self, row: sqlite3.Row) -> Answer:
+        values = {name: row[name] for name in row.keys()}  # noqa: SIM118  (a Row iterates values)
+        values["warm_up"], values["finished"] = bool(row["warm_up"]), bool(row["finished"])
+        for name in ("link", "choice"):
+            if values[name] is not None:
+                values[name] = msgspec.json.decode(values[name])
+        # a column that an unfinished answer has not got yet is what the dataclass says
+        known = {name: value for name, value in values.items() if value is not None}
+        answer = msgspec.convert({"window": None, **known}, Answer)
+        for columns in self._database.execute(
+            f"SELECT {_ROUND_COLUMNS} FROM rounds WHERE answer = ? ORDER BY number", (answer.id,)
+        ):
+            at_s, round_ = _round(columns)
+            answer.at_s.append(at_s)
+            answer.rounds.append(round_)
+        return answer
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """A connection to a run file that is one, whole and of a format that this version knows."""
+    if not path.is_file():
+        raise RunFileError(f"There is no run file {path}: make one with `pilotfish field measure`.")
+    if path.stat().st_size < _EMPTY_BYTES:
+        raise RunFileError(f"{path} is empty: nothing was ever measured into it.")
+    with damage_told(path):
+        database = _connect(path)
+        try:
+            check_format(path, database)
+            problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                told = " ".join(problem.split())
+                raise RunFileError(f"{path} is damaged ({told}): restore a copy of it.")
+        except BaseException:
+            database.close()
+            raise
+    return database
+
+
+def check_format(path: Path, database: sqlite3.Connection) -> None:
+    """`RunFileError` unless the database is a run file that this version reads."""
+    if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise RunFileError(f"{path} is not a run file of `pilotfish field measure`.")
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    if version != FORMAT:
+        raise RunFileError(
+            f"{path} has format {version}, and this version of Pilotfish reads {FORMAT}: "
+            "use the version that made it."
+        )
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Read-only; from a folder that cannot be written, too, when the run was closed properly."""
+    wal = path.with_name(path.name + "-wal")
+    for mode in ("mode=ro", "mode=ro&immutable=1"):
+        database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=10.0)
+        database.row_factory = sqlite3.Row
+        try:
+            database.execute("SELECT 1 FROM sqlite_master").fetchone()
+            return database
+        except sqlite3.OperationalError:
+            database.close()
+            if wal.exists() or "immutable" in mode:
+                raise
+    raise AssertionError  # the loop returns or raises
+
+
+@contextmanager
+def damage_told(path: Path) -> Iterator[None]:
+    """Whatever reading a file can bring up, as one `RunFileError`."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise RunFileError(f"{path} cannot be read: {error}.") from error
+    except (sqlite3.DatabaseError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RunFileError(f"{path} is not a run file, or is damaged: {error}.") from error
+
+
+def _facts(path: Path, database: sqlite3.Connection) -> Facts:
+    with damage_told(path):
+        rows = database.execute("SELECT name, value FROM facts").fetchall()
+        facts = {row["name"]: msgspec.json.decode(row["value"]) for row in rows}
+        return msgspec.convert(facts, Facts)
+
+
+def _round(columns: sqlite3.Row) -> tuple[float, Round]:
+    """at_s and the record, from the columns of `_ROUND_COLUMNS`."""
+    at_s, protocol, start, window, nodes, accepted, tokens, up, down, *stages = columns
+    record = {
+        "protocol": protocol,
+        "start": start,
+        "window": window,
+        "nodes": nodes,
+        "accepted": accepted,
+        "tokens": msgspec.json.decode(tokens),
+        "uplink_bytes": up,
+        "downlink_bytes": down,
+        "timings": dict(zip(STAGES, stages, strict=True)),
+    }
+    return msgspec.convert(at_s, float), msgspec.convert(record, Round)

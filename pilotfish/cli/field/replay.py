@@ -1,0 +1,167 @@
+"""``pilotfish field replay``: recorded rounds under another link, by the model."""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from field.replay import Replay, best, replay
+from field.run import Run
+from pilotfish.cli.options import Commands, json_option, positive, write_json
+from pilotfish.cli.quantities import duration, rate
+from speculation.latency import Link
+
+_EXAMPLE = """\
+example:
+  pilotfish field replay walk.pilotfish --link rtt=50ms,up=20mbit,down=100mbit
+  pilotfish field replay walk.pilotfish --link rtt=5ms --link rtt=80ms,up=5mbit --verify-ms 60
+"""
+_PARTS: dict[str, Callable[[str], float]] = {"rtt": duration, "up": rate, "down": rate}
+
+
+_COMPUTE = "modelled, not measured; draft {draft}, verify {verify}; medians over n answers"
+
+
+def add_to(actions: Commands) -> None:
+    """Register the action."""
+    parser = actions.add_parser(
+        "replay",
+        help="the recorded rounds under another link, by the model",
+        description="What the recorded answers would have taken over another link. Each round "
+        "keeps what it drafted, accepted and sent, and its computing times unless others are "
+        "stated; the link's part is T_comm = RTT + bytes up / rate up + bytes down / rate down. "
+        "First rounds, which read the prompt, are left out.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, metavar="RUN", help="file of field measure")
+    parser.add_argument(
+        "--link",
+        action="append",
+        required=True,
+        type=_link,
+        metavar="rtt=…,up=…,down=…",
+        help="a link; may be repeated. A rate that is left out is unlimited",
+    )
+    parser.add_argument(
+        "--draft-ms",
+        dest="draft_s",
+        type=_milliseconds,
+        metavar="X",
+        help="a drafter's pass, per drafted token (as recorded)",
+    )
+    parser.add_argument(
+        "--verify-ms",
+        dest="verify_s",
+        type=_milliseconds,
+        metavar="Y",
+        help="a target's pass (as recorded)",
+    )
+    json_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _link(text: str) -> Link:
+    """An argparse type: ``rtt=50ms,up=20mbit,down=100mbit``; rates may be left out."""
+    given: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in _PARTS or name in given:
+            raise argparse.ArgumentTypeError(
+                f"{part!r} does not belong there; write a link as rtt=50ms,up=20mbit,down=100mbit"
+            )
+        given[name] = _PARTS[name](value)
+    if "rtt" not in given:
+        raise argparse.ArgumentTypeError(f"{text!r} does not say the round trip: add rtt=50ms")
+    return Link(
+        rtt_s=given["rtt"],
+        up_bps=given.get("up", math.inf),
+        down_bps=given.get("down", math.inf),
+    )
+
+
+def _milliseconds(text: str) -> float:
+    """An argparse type: milliseconds above 0, as seconds."""
+    return positive(text) * 1e-3
+
+
+def _run(args: argparse.Namespace) -> int:
+    with Run.open(args.file) as run:
+        found = replay(run.answers(), args.link, args.draft_s, args.verify_s)
+    if args.json:
+        write_json(args.json, _figures(args, found))
+    if args.json != "-":
+        console = Console(highlight=False)
+        for at, link in enumerate(args.link):
+            console.print(_table(found, at, _in_words(link)))
+        console.print(_COMPUTE.format(**_compute(args)), style="dim", soft_wrap=True)
+    return 0
+
+
+def _compute(args: argparse.Namespace) -> dict[str, str]:
+    stated = {"draft": args.draft_s, "verify": args.verify_s}
+    return {
+        name: "as recorded" if seconds is None else f"{seconds * 1e3:g} ms a pass"
+        for name, seconds in stated.items()
+    }
+
+
+def _table(found: Sequence[Replay], at: int, link: str) -> Table:
+    """What each (protocol, window) would take over one link, and what it took."""
+    table = Table(title=f"{link} (modelled)", title_justify="left")
+    table.add_column("")
+    for heading in ("n", "measured ms/token", "tokens/s", "modelled ms/token", "tokens/s", ""):
+        table.add_column(heading, justify="right")
+    fastest = best(found, at)
+    for one in found:
+        table.add_row(
+            str(one.configuration),
+            str(one.n),
+            *_times(one.measured_s),
+            *_times(one.modelled_s[at]),
+            "best" if one is fastest else "",
+            style="bold" if one is fastest else "",
+        )
+    return table
+
+
+def _times(token_s: float) -> tuple[str, str]:
+    return f"{token_s * 1e3:.1f}", f"{1.0 / token_s:.1f}"
+
+
+def _in_words(link: Link) -> str:
+    rates = [
+        f"{way} {'unlimited' if math.isinf(bps) else f'{bps * 1e-6:g} Mbit/s'}"
+        for way, bps in (("up", link.up_bps), ("down", link.down_bps))
+    ]
+    return ", ".join([f"RTT {link.rtt_s * 1e3:g} ms", *rates])
+
+
+def _figures(args: argparse.Namespace, found: Sequence[Replay]) -> dict[str, Any]:
+    """For ``--json``; an unlimited rate is null."""
+    return {
+        "modelled": True,
+        "draft_s": args.draft_s,
+        "verify_s": args.verify_s,
+        "links": [
+            {
+                **{key: value if value < math.inf else None for key, value in asdict(link).items()},
+                "best": best(found, at).configuration._asdict(),
+            }
+            for at, link in enumerate(args.link)
+        ],
+        "figures": [
+            {
+                **one.configuration._asdict(),
+                "n": one.n,
+                "measured_token_s": one.measured_s,
+                "modelled_token_s": one.modelled_s,
+            }
+            for one in found
+        ],
+    }

@@ -1,0 +1,44 @@
+"""Argparse types for times, rates and shares, with the unit written behind the number."""
+
+import argparse
+import re
+from collections.abc import Mapping
+
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_NUMBER = r"\d{1,15}(?:\.\d{1,15})?|\.\d{1,15}"
+
+
+def duration(text: str) -> float:
+    """``50ms``, ``0.05s``, ``200us`` or ``0``: seconds, 0 or more."""
+    if text.strip() == "0":
+        return 0.0
+    return _with_unit(text, _SECONDS, "a time; write it as 50ms, 0.05s or 200us")
+
+
+def rate(text: str) -> float:
+    """``20mbit``, ``1.5gbit``, ``800kbit``: bit/s, above 0. A unit is a power of 1000."""
+    value = _with_unit(text, _BITS_PER_S, "a rate; write it as 20mbit, 1.5gbit or 800kbit")
+    if value == 0.0:
+        raise argparse.ArgumentTypeError(f"{text!r} carries nothing; a rate is above 0")
+    return value
+
+
+def share(text: str) -> float:
+    """``1%`` or ``0.01``: a share, 0 or more and below 1."""
+    match = re.fullmatch(rf"({_NUMBER})\s*(%?)", text.strip(), re.ASCII)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; write it as 1% or 0.01")
+    value = float(match[1]) / (100.0 if match[2] else 1.0)
+    if value >= 1.0:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is all or more; write a share below 100%, as 1% or 0.01"
+        )
+    return value
+
+
+def _with_unit(text: str, units: Mapping[str, float], what: str) -> float:
+    match = re.fullmatch(rf"({_NUMBER})\s*([a-zµ]+)", text.strip().lower())
+    if match is None or match[2] not in units or not match[1].isascii():
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return float(match[1]) * units[match[2]]

@@ -1,0 +1,359 @@
+"""Run files: what goes in comes out, nothing is lost, and whatever is wrong with one is said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from device_runtime.record import STAGES, Choice, Forecast, Round, Timings
+from field.recording import Recorder, begun, expect_nothing
+from field.resumption import expect_same_pair, expect_same_settings
+from field.run import APPLICATION_ID, Answer, Configuration, Facts, Model, Run, Settings, Start
+from wire.errors import RunFileError
+from wire.link.state import LinkState, Reading
+
+FACTS = Facts(
+    software="pilotfish 0",
+    settings=Settings(prompts=("Why?", "How?"), windows=(2, "auto")),
+    starts=(Start(unix_s=1.5, host={"board": "Jetson", "cpus": 8}),),
+    drafter=Model("small", "int4", "0123456789abcdef"),
+    target=Model("large"),
+    edge="tcp://127.0.0.1:7077",
+    edge_software="pilotfish 0",
+    draft_path="/models/small",
+    keys_path=None,
+    note="by the window",
+    energy=None,
+)
+LINK = LinkState(rtt=Reading(value=0.02, age_s=0.5, samples=3))
+CHOICE = Choice(
+    policy="predictive",
+    protocol="greedy",
+    window=4,
+    token_s=0.01,
+    reason="cheapest",
+    forecasts=[Forecast("greedy", 4, 0.01), Forecast("stream", 0, 0.02)],
+)
+
+
+def asked(prompt=0, repeat=0, *, protocol="greedy", window=4, warm_up=False):
+    return Answer(
+        id=0,
+        protocol=protocol,
+        window=window,
+        prompt=prompt,
+        repeat=repeat,
+        warm_up=warm_up,
+        temperature=0.0,
+        seed=7,
+        started_unix_s=time.time(),
+        finished=False,
+    )
+
+
+def a_round(number=0, protocol="greedy"):
+    timings = Timings(**{stage: 0.001 * i for i, stage in enumerate(STAGES)})
+    return Round(
+        protocol=protocol,
+        start=10 + 3 * number,
+        window=4,
+        nodes=4,
+        accepted=2,
+        tokens=[1, 2, number],
+        uplink_bytes=40,
+        downlink_bytes=58,
+        timings=timings,
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "walk.pilotfish"
+
+
+@pytest.fixture
+def written(path):
+    """A run file with three finished answers and one that was cut off after its second round."""
+    with Recorder.create(path, FACTS) as recorder:
+        for repeat in range(4):
+            number = recorder.begin(asked(repeat=repeat))
+            for i in range(6 if repeat < 3 else 2):
+                recorder.round(number, i, 0.1 * i, a_round(i))
+            if repeat < 3:
+                recorder.end(number, finished=True, tokens=18, total_s=0.6, link=LINK)
+    return path
+
+
+def read(path, **which):
+    with Run.open(path) as run:
+        return list(run.answers(**which))
+
+
+finite = st.floats(0, 1e6)
+counts = st.integers(0, 2**31 - 1)
+rounds = st.builds(
+    Round,
+    protocol=st.sampled_from(["greedy", "tree", "stream", "local"]),
+    start=counts,
+    window=counts,
+    nodes=counts,
+    accepted=counts,
+    tokens=st.lists(counts, max_size=20),
+    uplink_bytes=counts,
+    downlink_bytes=counts,
+    timings=st.builds(Timings, **dict.fromkeys(STAGES, finite)),
+)
+
+
+@given(
+    given=st.lists(st.tuples(finite, rounds), max_size=8), window=st.sampled_from([3, "auto", None])
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_goes_in_comes_out(tmp_path, given, window):
+    path = tmp_path / f"{time.monotonic_ns()}.pilotfish"
+    with Recorder.create(path, FACTS) as recorder:
+        wanted = asked(window=window)
+        number = recorder.begin(wanted)
+        for i, (at_s, round_) in enumerate(given):
+            recorder.round(number, i, at_s, round_)
+        recorder.end(number, finished=True, link=LINK, choice=CHOICE, energy_j=1.25)
+        assert recorder.finished() == {wanted.cell}
+    with Run.open(path) as run:
+        assert run.facts == FACTS
+        (answer,) = run.answers()
+    assert [*zip(answer.at_s, answer.rounds, strict=True)] == given
+    assert (answer.link, answer.choice, answer.energy_j) == (LINK, CHOICE, 1.25)
+    assert answer.cell == wanted.cell
+    assert answer.configuration == Configuration("greedy", window)
+
+
+def test_only_finished_answers_count_unless_the_others_are_asked_for(written):
+    assert [answer.repeat for answer in read(written)] == [0, 1, 2]
+    every = read(written, finished=False)
+    assert [len(answer.rounds) for answer in every] == [6, 6, 6, 2]
+    assert not every[-1].finished
+
+
+def test_warm_up_answers_are_kept_apart(path):
+    with Recorder.create(path, FACTS) as recorder:
+        for warm_up in (True, False):
+            recorder.end(recorder.begin(asked(warm_up=warm_up)), finished=True)
+        assert len(recorder.finished()) == 1
+    assert [answer.warm_up for answer in read(path)] == [False]
+    assert [answer.warm_up for answer in read(path, warm_up=True)] == [True, False]
+
+
+def test_a_cell_is_measured_once(path):
+    """Also one without a window, whose NULL equals nothing in SQL."""
+    with Recorder.create(path, FACTS) as recorder:
+        for window in (4, None):
+            for _ in range(2):
+                recorder.begin(asked(window=window))
+            recorder.end(1 if window else 3, finished=True)
+            with pytest.raises(sqlite3.IntegrityError):
+                recorder.end(2 if window else 4, finished=True)
+
+
+def test_a_round_is_in_the_file_when_recording_it_returns(path, tmp_path):
+    """A copy of the file and its log, as a power cut would leave them, holds every round."""
+    with Recorder.create(path, FACTS) as recorder:
+        number = recorder.begin(asked())
+        for i, protocol in enumerate(["greedy", "greedy", "stream"]):
+            recorder.round(number, i, 0.1, a_round(i, protocol))
+            folder = tmp_path / f"cut{i}"
+            folder.mkdir()
+            for part in tmp_path.glob("walk.pilotfish*"):
+                shutil.copy(part, folder)
+            (answer,) = read(folder / path.name, finished=False)
+            assert len(answer.rounds) == i + 1
+
+
+def test_the_file_alone_holds_all_finished_answers(path, tmp_path):
+    with Recorder.create(path, FACTS) as recorder:
+        for repeat in range(2):
+            number = recorder.begin(asked(repeat=repeat))
+            recorder.round(number, 0, 0.1, a_round())
+            recorder.end(number, finished=True)
+        shutil.copy(path, tmp_path / "copy")
+        assert len(read(tmp_path / "copy")) == 2
+    assert os.listdir(tmp_path).count("walk.pilotfish-wal") == 0
+    assert len(read(path)) == 2
+
+
+def test_a_run_is_read_while_it_is_measured(path):
+    with Recorder.create(path, FACTS) as recorder:
+        number = recorder.begin(asked())
+        with Run.open(path) as run:
+            for i in range(3):
+                recorder.round(number, i, 0.1, a_round(i))
+                (answer,) = run.answers(finished=False)
+                assert len(answer.rounds) == i + 1
+            recorder.end(number, finished=True)
+        recorder.end(recorder.begin(asked(repeat=1)), finished=True)
+
+
+def test_a_file_has_one_writer(written):
+    with Recorder.resume(written), pytest.raises(RunFileError, match="being written by another"):
+        Recorder.resume(written)
+    with Recorder.resume(written) as recorder:
+        assert len(recorder.finished()) == 3
+
+
+def test_nothing_is_overwritten(written):
+    before = written.read_bytes()
+    with pytest.raises(RunFileError, match="--resume"):
+        Recorder.create(written, FACTS)
+    with pytest.raises(RunFileError, match="--resume"):
+        expect_nothing(written)
+    assert written.read_bytes() == before
+
+
+def test_a_start_is_noted(written):
+    again = Start(unix_s=9.0, host={"power_mode": "MAXN"})
+    with Recorder.resume(written) as recorder:
+        recorder.started([*FACTS.starts, again])
+    with Run.open(written) as run:
+        assert run.facts.starts == (*FACTS.starts, again)
+        assert run.facts.host == FACTS.starts[0].host
+
+
+# What is no run file
+
+
+def foreign(path):
+    path.write_bytes(b"PK\3\4 no database at all " * 40)
+    return "not a run file"
+
+
+def other_database(path):
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE songs (title)")
+    return "not a run file"
+
+
+def of_the_future(path):
+    with sqlite3.connect(path) as database:
+        database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        database.execute("PRAGMA user_version = 99")
+    return "format 99"
+
+
+def without_tables(path):
+    with sqlite3.connect(path) as database:
+        database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        database.execute("PRAGMA user_version = 1")
+    return "cannot be read"
+
+
+def empty(path):
+    path.touch()
+    return "empty"
+
+
+def absent(path):
+    return "There is no run file"
+
+
+def folder(path):
+    path.mkdir()
+    return "There is no run file"
+
+
+@pytest.mark.parametrize(
+    "make", [foreign, other_database, of_the_future, without_tables, empty, absent, folder]
+)
+def test_what_is_no_run_file_is_said_in_a_line(path, make):
+    words = make(path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(RunFileError, match=words) as caught:
+        Run.open(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_a_fact_that_is_missing_or_of_another_kind_is_damage(written):
+    for statement in (
+        "UPDATE facts SET value = '{' WHERE name = 'starts'",
+        "DELETE FROM facts WHERE name = 'settings'",
+    ):
+        with sqlite3.connect(written) as database:
+            database.execute(statement)
+        with pytest.raises(RunFileError, match="damaged"):
+            Run.open(written)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE rounds SET tokens = 'many' WHERE number = 1",
+        "UPDATE rounds SET verify_s = 'long' WHERE number = 1",
+        "UPDATE answers SET prompt = 'the first'",
+        "UPDATE answers SET link = '{\"rtt\": 3}'",
+    ],
+)
+def test_a_value_of_another_kind_is_damage(written, statement):
+    with sqlite3.connect(written) as database:
+        database.execute(statement)
+    with pytest.raises(RunFileError, match="damaged"):
+        read(written)
+
+
+@given(cut=st.integers(0, 2**20), at=st.lists(st.integers(0, 2**20), max_size=12))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_file_is_read_or_refused(written, tmp_path, cut, at):
+    data = bytearray(written.read_bytes())
+    del data[max(1, cut % (2 * len(data))) :]
+    for position in at:
+        data[position % len(data)] ^= 0xA5
+    broken = tmp_path / "broken.pilotfish"
+    broken.write_bytes(data)
+    said = ""
+    try:
+        assert len(read(broken, finished=False, warm_up=True)) <= 4
+    except RunFileError as error:
+        said = str(error)
+    assert "\n" not in said
+    assert broken.read_bytes() == data
+
+
+def test_a_file_that_was_cut_off_while_it_was_made_is_as_good_as_none(path):
+    path.touch()
+    assert not begun(path)
+    with Recorder.create(path, FACTS) as recorder:
+        assert recorder.finished() == set()
+    assert begun(path)
+
+
+# Going on
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"repeat": 9}, "--repeat 3, not 9"),
+        ({"windows": (2, 4)}, "--windows 2,auto, not 2,4"),
+        ({"prompts": ("Where?",)}, "other prompts"),
+        ({"edge": "tcp://127.0.0.1:1"}, "--edge"),
+        ({"max_tokens": 3}, "--max-tokens 64, not 3"),
+    ],
+)
+def test_other_settings_are_refused_with_what_differs(option, words):
+    with pytest.raises(RunFileError, match=words):
+        expect_same_settings(Path("walk"), FACTS, option)
+    expect_same_settings(Path("walk"), FACTS, {"repeat": 3, "windows": (2, "auto")})
+
+
+def test_another_pair_is_refused():
+    for change in ({"drafter": Model("small", "int8", "0")}, {"target": None}):
+        other = Facts(**{**vars(FACTS), **change})
+        with pytest.raises(RunFileError, match=next(iter(change))):
+            expect_same_pair(Path("walk"), FACTS, other)
+    expect_same_pair(Path("walk"), FACTS, Facts(**{**vars(FACTS), "draft_path": "/elsewhere"}))
