@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from device_runtime.plan import Plan
 from device_runtime.record import Round
@@ -83,6 +84,7 @@ class Evidence:
         self._vocab_size = vocab_size
         # by protocol and whether the target is greedy
         self._acceptance: dict[tuple[str, bool], _Acceptance] = defaultdict(_Acceptance)
+        self._hazards: dict[tuple[str, bool], NDArray[np.float64]] = {}  # what follows from that
         # times over expectation; a target that only streams has its machine to itself
         self._drafting, self._verifying, self._streaming = _Recent(), _Recent(), _Recent()
         self._around_s: dict[str, _Recent] = defaultdict(_Recent)  # encode, settle
@@ -94,6 +96,7 @@ class Evidence:
 
     def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Take in the rounds of an answer, or those so far of one that was given up."""
+        self._hazards.clear()
         for seen in self._acceptance.values():
             seen.fade()
         if self._streaming:
@@ -128,10 +131,15 @@ class Evidence:
 
     # What is to be expected
 
-    def hazards(self, plan: Plan) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def hazards(self, plan: Plan) -> NDArray[np.float64]:
         """α at each depth of the plan's window, given that it is reached; f64 [γ]."""
-        assert plan.exchange is not None
-        greedy = plan.law.sampling.greedy
+        kind = plan.protocol, plan.law.sampling.greedy
+        if kind not in self._hazards:
+            self._hazards[kind] = self._expected_acceptance(*kind)
+        return self._hazards[kind][: len(plan.expansion)]
+
+    def _expected_acceptance(self, protocol: str, greedy: bool) -> NDArray[np.float64]:
+        """α at each depth, f64 [`MAX_WINDOW`]: own evidence over all protocols' over hope."""
         scale = {name: 1.0 if greedy else one.agreement for name, one in EXCHANGES.items()}
         reached, accepted = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
         for (name, was_greedy), seen in self._acceptance.items():
@@ -140,11 +148,10 @@ class Evidence:
                 accepted += seen.accepted / scale[name]
         hope = (_HOPE * _HOPE_WEIGHT + accepted.sum()) / (_HOPE_WEIGHT + reached.sum())
         pool = (_POOL_WEIGHT * hope + accepted) / (_POOL_WEIGHT + reached)
-        own = self._acceptance[plan.protocol, greedy]
-        expected = np.minimum(_MOST, pool * scale[plan.protocol])
-        found = (_POOL_WEIGHT * expected + own.accepted) / (_POOL_WEIGHT + own.reached)
-        hazards: np.ndarray[tuple[int], np.dtype[np.float64]] = found[: len(plan.expansion)]
-        return hazards
+        own = self._acceptance[protocol, greedy]
+        expected = np.minimum(_MOST, pool * scale[protocol])
+        found: NDArray[np.float64] = _POOL_WEIGHT * expected + own.accepted
+        return found / (_POOL_WEIGHT + own.reached)
 
     def tokens(self, plan: Plan) -> float:
         """N, the expected tokens of a round: 1 + Σ_k Π_{i≤k} αᵢ (tslt (8), with an α a depth)."""
