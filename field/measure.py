@@ -10,7 +10,7 @@ for its tokens arrive while the file is written.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,8 @@ _PASSING = (EdgeLostError, EdgeUnreachableError, RateLimitedError, TooManySessio
 class RoundLog:
     """Takes a device's rounds to the run file: give it to `Device` as ``on_round``.
 
-    recording_s: what that took of the answer's time so far. first_token_s: since the answer began.
+    recording_s: what that took of the answer's time so far. first_token_s and total_s: since the
+    answer began, without what recording took.
     """
 
     def __init__(self) -> None:
@@ -48,16 +49,19 @@ class RoundLog:
         self._begun_s = 0.0
         self.recording_s = 0.0
         self.first_token_s = 0.0
+        self.total_s = 0.0
 
-    def begin(self, recorder: Recorder, answer: int) -> None:
-        """From now on rounds belong to this answer."""
+    @contextmanager
+    def of(self, recorder: Recorder, answer: int) -> Iterator[None]:
+        """Meanwhile, rounds belong to this answer; otherwise to nobody."""
         self._recorder, self._answer, self._number = recorder, answer, 0
         self.recording_s = self.first_token_s = 0.0
         self._begun_s = time.monotonic()
-
-    def end(self) -> None:
-        """Rounds are nobody's any more."""
-        self._recorder = None
+        try:
+            yield
+        finally:
+            self.total_s = time.monotonic() - self._begun_s - self.recording_s
+            self._recorder = None
 
     def __call__(self, round_: Round) -> None:
         """A round is complete."""
@@ -137,16 +141,13 @@ class Bench:
             finished=False,
         )
         number = recorder.begin(answer)
-        log.begin(recorder, number)
         try:
-            with Meter(self._rails) as meter:
+            with Meter(self._rails) as meter, log.of(recorder, number):
                 generation = self._device.generate(ids.tolist(), **_options(settings, answer))
         except BaseException as error:
             with suppress(OSError):  # the disk may be what failed
                 recorder.end(number, error=str(error) or type(error).__name__)
             raise
-        finally:
-            log.end()
         columns = _columns(generation, log) | {"energy_j": meter.joules}
         recorder.end(number, finished=True, **columns)
         return Answer(**{**vars(answer), **columns, "id": number, "finished": True})
@@ -178,7 +179,7 @@ def _columns(generation: Generation, log: RoundLog) -> dict[str, Any]:
         "tokens": len(generation.tokens),
         "finish_reason": generation.finish_reason,
         "first_token_s": log.first_token_s,
-        "total_s": generation.total_s - log.recording_s,
+        "total_s": log.total_s,
         "recording_s": log.recording_s,
         "link": generation.link,
         "choice": generation.choice,

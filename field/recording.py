@@ -24,17 +24,8 @@ from typing import Any
 import msgspec
 
 from device_runtime.record import STAGES, Round
-from field.run import (
-    APPLICATION_ID,
-    FORMAT,
-    Answer,
-    Cell,
-    Configuration,
-    Facts,
-    Start,
-    damage_told,
-    open_read_only,
-)
+from field.run import Answer, Cell, Configuration, Facts, Start
+from field.run_file import APPLICATION_ID, FORMAT, damage_told, open_read_only
 from wire.errors import RunFileError
 from wire.protocols import STREAM
 

@@ -9,8 +9,7 @@ so every value is checked, and whatever is wrong with a file is one `RunFileErro
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -18,12 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from device_runtime.record import STAGES, Choice, Round, acceptance
-from wire.errors import RunFileError
+from field.run_file import damage_told, open_read_only
 from wire.link.state import LinkState
-
-APPLICATION_ID = 0x504C4652  # "PLFR", what tells our files from other SQLite databases
-FORMAT = 1  # PRAGMA user_version
-_EMPTY_BYTES = 100  # SQLite's header; a file that is shorter was never written
 
 WindowSetting: TypeAlias = int | Literal["auto"]
 
@@ -168,6 +163,9 @@ class Answer:
         return self.total_s / self.tokens if self.tokens else 0.0
 
 
+_ANSWER_COLUMNS = ", ".join(
+    column.name for column in fields(Answer) if column.name not in ("rounds", "at_s")
+)
 _ROUND_COLUMNS = (
     "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
     + ", ".join(f"{stage}_s" for stage in STAGES)
@@ -201,11 +199,13 @@ class Run:
         wanted = "(finished OR ?) AND (NOT warm_up OR ?)"
         with damage_told(self.path):
             rows = self._database.execute(
-                f"SELECT * FROM answers WHERE {wanted} ORDER BY id", (not finished, warm_up)
+                f"SELECT {_ANSWER_COLUMNS} FROM answers WHERE {wanted} ORDER BY id",
+                (not finished, warm_up),
             ).fetchall()
         for row in rows:
             with damage_told(self.path):
-                yield self._answer(row)
+                answer = self._answer(row)
+            yield answer
 
     def _answer(self, row: sqlite3.Row) -> Answer:
         values = {name: row[name] for name in row.keys()}  # noqa: SIM118  (a Row iterates values)
@@ -240,65 +240,6 @@ class Run:
         self.close()
 
 
-def open_read_only(path: Path) -> sqlite3.Connection:
-    """A connection to a run file that is one, whole and of a format that this version knows."""
-    if not path.is_file():
-        raise RunFileError(f"There is no run file {path}: make one with `pilotfish field measure`.")
-    if path.stat().st_size < _EMPTY_BYTES:
-        raise RunFileError(f"{path} is empty: nothing was ever measured into it.")
-    with damage_told(path):
-        database = _connect(path)
-        try:
-            check_format(path, database)
-            problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if problem != "ok":
-                told = " ".join(problem.split())
-                raise RunFileError(f"{path} is damaged ({told}): restore a copy of it.")
-        except BaseException:
-            database.close()
-            raise
-    return database
-
-
-def check_format(path: Path, database: sqlite3.Connection) -> None:
-    """`RunFileError` unless the database is a run file that this version reads."""
-    if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise RunFileError(f"{path} is not a run file of `pilotfish field measure`.")
-    version = database.execute("PRAGMA user_version").fetchone()[0]
-    if version != FORMAT:
-        raise RunFileError(
-            f"{path} has format {version}, and this version of Pilotfish reads {FORMAT}: "
-            "use the version that made it."
-        )
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """Read-only; from a folder that cannot be written, too, when the run was closed properly."""
-    wal = path.with_name(path.name + "-wal")
-    for mode in ("mode=ro", "mode=ro&immutable=1"):
-        database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=10.0)
-        database.row_factory = sqlite3.Row
-        try:
-            database.execute("SELECT 1 FROM sqlite_master").fetchone()
-            return database
-        except sqlite3.OperationalError:
-            database.close()
-            if wal.exists() or "immutable" in mode:
-                raise
-    raise AssertionError  # the loop returns or raises
-
-
-@contextmanager
-def damage_told(path: Path) -> Iterator[None]:
-    """Whatever reading a file can bring up, as one `RunFileError`."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        raise RunFileError(f"{path} cannot be read: {error}.") from error
-    except (sqlite3.DatabaseError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RunFileError(f"{path} is not a run file, or is damaged: {error}.") from error
-
-
 def _facts(path: Path, database: sqlite3.Connection) -> Facts:
     with damage_told(path):
         rows = database.execute("SELECT name, value FROM facts").fetchall()
@@ -315,7 +256,7 @@ def _round(columns: sqlite3.Row) -> tuple[float, Round]:
         "window": window,
         "nodes": nodes,
         "accepted": accepted,
-        "tokens": msgspec.json.decode(tokens),
+        "tokens": msgspec.json.decode(tokens, type=list[int]),
         "uplink_bytes": up,
         "downlink_bytes": down,
         "timings": dict(zip(STAGES, stages, strict=True)),

@@ -84,9 +84,9 @@ def test_every_cell_is_answered_once_and_its_rounds_add_up(pair, edge, out, prom
     assert {a.seed for a in found} == {5, 6}
     for answer in found:
         assert_whole(answer)
-        assert 0 < answer.first_token_s <= answer.at_s[-1] <= answer.total_s + 0.001
+        assert 0 < answer.first_token_s <= answer.at_s[-1] <= answer.total_s
         assert answer.first_token_s == pytest.approx(answer.at_s[0])
-        assert sum(r.timings.total for r in answer.rounds) <= answer.total_s + 0.001
+        assert sum(r.timings.total for r in answer.rounds) <= answer.total_s
         assert answer.protocol_used == answer.protocol
         assert answer.link is not None
         assert answer.energy_j is None or answer.energy_j > 0
@@ -114,7 +114,7 @@ def test_what_recording_takes_is_in_no_figure(pair, edge, out, prompts, monkeypa
         slow_rounds = sum(round_.timings.total > 0.03 for round_ in answer.rounds)
         assert slow_rounds < count / 2  # a loaded machine may hold up one
         assert answer.total_s - spent < 0.03 * count
-        assert answer.at_s[-1] <= answer.total_s + 0.001
+        assert answer.at_s[-1] <= answer.total_s
 
 
 def test_two_ends_that_share_randomness_answer_as_the_target_alone(pair, edge, out, prompts):

@@ -186,7 +186,7 @@ def pair_of_answers(window, accepted, **more):
 
 
 def test_a_slow_target_makes_long_windows_pay():
-    """T_verify = 10 × T_draft: a pass wants many tokens, until the way is so long that none pays."""
+    """T_verify = 10 × T_draft: a pass wants many tokens, until on a long way none pays."""
     stream = answer(streamed(65), protocol="stream", window=None)
     answers = [pair_of_answers(2, 2), pair_of_answers(8, 5), stream]
     near, far = QUICK, replace(QUICK, rtt_s=0.4)

@@ -6,9 +6,11 @@ import base64
 import json
 import math
 import re
+import sqlite3
 import statistics
 import subprocess
 import sys
+from contextlib import closing
 from html.parser import HTMLParser
 
 import numpy as np
@@ -470,6 +472,24 @@ def test_a_run_without_a_finished_answer(tmp_path, capsys):
     code, line = refused(capsys, path, "--out", tmp_path / "out")
     assert code == RunFileError.exit_code
     assert "no finished answer" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("UPDATE rounds SET verify_s = 9e999", "inf as its verify time"),
+        ("UPDATE rounds SET accepted = 3", "3 as its accepted tokens"),
+        ("UPDATE rounds SET uplink_bytes = -1", "-1 as its bytes up"),
+        ("UPDATE answers SET started_unix_s = 1e300", "1e+300 as its begin"),
+    ],
+)
+def test_what_cannot_have_happened_is_damage(tmp_path, capsys, change, words):
+    path = recorded(tmp_path / "x.pilotfish", [answer([chain(2, 1)] * 3, window=2)])
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(change)
+    code, line = refused(capsys, path, "--out", tmp_path / "out")
+    assert code == RunFileError.exit_code
+    assert words in line
 
 
 def test_a_folder_that_cannot_be_written(walk, tmp_path, capsys):

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from device_runtime.record import STAGES, Choice, Forecast, Round, Timings
 from field.recording import Recorder, begun, expect_nothing
 from field.resumption import expect_same_pair, expect_same_settings
-from field.run import APPLICATION_ID, Answer, Configuration, Facts, Model, Run, Settings, Start
+from field.run import Answer, Configuration, Facts, Model, Run, Settings, Start
+from field.run_file import APPLICATION_ID
 from wire.errors import RunFileError
 from wire.link.state import LinkState, Reading
 

@@ -8,6 +8,7 @@ from typing import Any
 from field.report.figures import Figures, figures
 from field.report.hindsight import Hindsight, hindsight
 from field.report.link import unmeasured
+from field.report.plausible import expect_plausible
 from field.report.statistics import LEVEL, RESAMPLES
 from field.run import Answer, Facts, Run
 from wire.errors import RunFileError
@@ -49,6 +50,7 @@ def read(path: str | Path) -> Measured:
     with Run.open(path) as run:
         every = list(run.answers(warm_up=True, finished=False))
         facts = run.facts
+    expect_plausible(path, every)
     answers = [answer for answer in every if answer.finished and not answer.warm_up]
     if not any(answer.rounds for answer in answers):
         raise RunFileError(

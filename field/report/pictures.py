@@ -10,6 +10,8 @@ from field.report.canvas import Looks, Picture
 from field.report.measured import Measured
 from field.report.timeline import timeline
 
+_KINDS = 7  # of plots of a run
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
@@ -28,12 +30,23 @@ class Gallery:
     predictions: list[Picture]
 
 
-def draw(runs: Sequence[Measured], folder: Path) -> Gallery:
-    """Draw everything into a folder; file names begin with the run's number and its name."""
+def draw(
+    runs: Sequence[Measured], folder: Path, show: Callable[[int, int], None] = lambda *_: None
+) -> Gallery:
+    """Draw everything into a folder; file names begin with the run's number and its name.
+
+    show: is told after each plot how many of how many are done.
+    """
     looks = Looks(f.configuration.protocol for run in runs for f in run.figures)
+    done = 0
 
     def each(kind: str, one: Callable[[Path, Measured], Picture | None]) -> list[Picture]:
-        found = [one(folder / _name(at, run, kind), run) for at, run in enumerate(runs, 1)]
+        nonlocal done
+        found = []
+        for at, run in enumerate(runs, 1):
+            found.append(one(folder / _name(at, run, kind), run))
+            done += 1
+            show(done, _KINDS * len(runs))
         return [picture for picture in found if picture is not None]
 
     together = latency_plots.compared(

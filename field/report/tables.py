@@ -169,7 +169,7 @@ def _conditions(run: Measured) -> Iterator[tuple[str, str]]:
     first, last = run.answers[0], run.answers[-1]
     yield "note", facts.note or NONE
     yield "file", run.path.name
-    yield "measured (UTC)", f"{_when(first.started_unix_s)} to {_when(last.started_unix_s)}"
+    yield "measured (UTC)", _span(first.started_unix_s, last.started_unix_s + last.total_s)
     yield "starts", str(len(facts.starts))
     yield "answers that count", f"n = {len(run.answers)}"
     yield "left out", f"{run.warm_up} warm-up, {run.unfinished} unfinished"
@@ -188,8 +188,11 @@ def _conditions(run: Measured) -> Iterator[tuple[str, str]]:
         yield f"host: {name}", value
 
 
-def _when(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%d %H:%M")
+def _span(began_s: float, ended_s: float) -> str:
+    """From when to when; the day is not said twice."""
+    began, ended = (datetime.fromtimestamp(at, timezone.utc) for at in (began_s, ended_s))
+    until = "%H:%M" if began.date() == ended.date() else "%Y-%m-%d %H:%M"
+    return f"{began:%Y-%m-%d %H:%M} to {ended:{until}}"
 
 
 def _model(model: Model) -> str:

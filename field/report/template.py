@@ -93,7 +93,7 @@ summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
   .wide { overflow: visible; border: 0; }
   table { font-size: 6.8pt; } th, td { padding: .12rem .25rem; }
   tbody th { position: static; }
-  figure, tr, h2, h3 { break-inside: avoid; } h2, h3 { break-after: avoid; }
+  figure, tr, p, h2, h3 { break-inside: avoid; } h2, h3, h2 + p { break-after: avoid; }
   .pictures { grid-template-columns: 1fr 1fr; }
 }
 </style>

@@ -1,6 +1,6 @@
 """Runs in, a folder out: ``report.html``, and beside it the plots that the page also holds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from field.report.measured import Measured
@@ -10,12 +10,15 @@ from field.report.pictures import draw
 PAGE = "report.html"
 
 
-def write(runs: Sequence[Measured], folder: Path) -> Path:
+def write(
+    runs: Sequence[Measured], folder: Path, show: Callable[[int, int], None] = lambda *_: None
+) -> Path:
     """Write page and plots into ``folder``, which is made; returns the page's path.
 
-    OSError where that cannot be done.
+    show: is told after each plot how many of how many are done. OSError where something cannot be
+    written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PAGE
-    path.write_text(page(runs, draw(runs, folder)), encoding="utf-8")
+    path.write_text(page(runs, draw(runs, folder, show)), encoding="utf-8")
     return path

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from field.replay import Replay, best, replay
-from field.run import Run
+from field.report.measured import read
 from pilotfish.cli.options import Commands, json_option, positive, write_json
 from pilotfish.cli.quantities import duration, rate
 from speculation.latency import Link
@@ -91,8 +91,7 @@ def _milliseconds(text: str) -> float:
 
 
 def _run(args: argparse.Namespace) -> int:
-    with Run.open(args.file) as run:
-        found = replay(run.answers(), args.link, args.draft_s, args.verify_s)
+    found = replay(read(args.file).answers, args.link, args.draft_s, args.verify_s)
     if args.json:
         write_json(args.json, _figures(args, found))
     if args.json != "-":
@@ -131,7 +130,7 @@ def _table(found: Sequence[Replay], at: int, link: str) -> Table:
 
 
 def _times(token_s: float) -> tuple[str, str]:
-    return f"{token_s * 1e3:.1f}", f"{1.0 / token_s:.1f}"
+    return f"{token_s * 1e3:.1f}", f"{1.0 / token_s:.1f}" if token_s else "–"
 
 
 def _in_words(link: Link) -> str:

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from field.report.measured import named_apart, read
 from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.cli.progress import Bars
 
 _EXAMPLE = """\
 example:
@@ -36,12 +37,11 @@ def add_to(actions: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     from field.report.write import write  # with it comes matplotlib, which nothing else needs
 
-    notes = Console(stderr=True, highlight=False)
-    with notes.status("reading the runs"):
-        runs = named_apart([read(path) for path in args.runs])
-    with notes.status("drawing"):
-        page = write(runs, args.out)
+    runs = named_apart([read(path) for path in args.runs])
+    with Bars() as bars:
+        page = write(runs, args.out, lambda done, total: bars.show("drawing", done, total))
     if args.json:
         write_json(args.json, {"page": str(page), "runs": [run.as_json() for run in runs]})
+    notes = Console(stderr=True, highlight=False)
     notes.print(f"written: {page}", soft_wrap=True, markup=False)
     return 0
