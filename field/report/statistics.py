@@ -20,7 +20,7 @@ class Spread:
     """n values: their median, their 95th percentile, and an interval for the median.
 
     low, high: 95 % percentile bootstrap of the median; None for fewer than 3 values, which say
-    too little about it.
+    too little about it, and for values that are not independent.
     """
 
     n: int
@@ -30,12 +30,15 @@ class Spread:
     high: float | None
 
 
-def spread(values: Sequence[float]) -> Spread | None:
-    """The figures of some values; None for no values."""
+def spread(values: Sequence[float], *, independent: bool = True) -> Spread | None:
+    """The figures of some values; None for no values.
+
+    independent: of each other, so that an interval can be had. Rounds of one answer are not.
+    """
     if not values:
         return None
     found = np.asarray(values, dtype=np.float64)
-    low, high = median_interval(found.tolist()) if len(found) > 2 else (None, None)
+    low, high = median_interval(values) if independent and len(values) > 2 else (None, None)
     return Spread(
         n=len(found),
         median=float(np.median(found)),

@@ -179,10 +179,13 @@ def _conditions(run: Measured) -> Iterator[tuple[str, str]]:
     yield "edge's software", facts.edge_software or NONE
     yield "software", facts.software
     yield "encrypted", "no" if facts.keys_path is None else "yes"
+    yield "protocols", ", ".join(settings.protocols)
+    yield "windows", ", ".join(map(str, settings.windows))
     yield "prompts × repeats", f"{len(settings.prompts)} × {settings.repeat}"
     yield "tokens at most", str(settings.max_tokens)
     yield "temperature", f"{settings.temperature:g}"
     yield "seed", str(settings.seed)
+    yield "provider, threads", f"{settings.provider}, {settings.threads or 'all'}"
     yield "energy from", facts.energy or "not measured"
     for name, value in _leaves(facts.host):
         yield f"host: {name}", value

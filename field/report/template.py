@@ -190,9 +190,9 @@ fixed choices are the answers of the same run that asked for a protocol and wind
 
 <h2>How the figures are made</h2>
 <p>Warm-up answers and those that were cut off are left out; their numbers are above. A median's
-95 % interval is a percentile bootstrap over answers (over rounds for a round's time):
-{{ resamples }} resamples, a fixed seed. It says how far the median would move with other prompts
-and moments like these, not how another link would do. p95 is the 95th percentile, over answers or
+95 % interval is a percentile bootstrap over answers: {{ "{:,}".format(resamples) }} resamples, a
+fixed seed. It says how far the median would move with other prompts and moments like these, not how
+another link would do. p95 is the 95th percentile, over answers or
 rounds likewise. Intervals of shares are Wilson's. α is the share accepted of the positions that
 were verified. n counts answers where nothing else is said.</p>
 </body>
