@@ -107,6 +107,27 @@ def test_computing_times_follow_the_machine() -> None:
     assert seen.streamed_pass_s() == pytest.approx(3 * SLOW_TARGET[1], rel=0.05)
 
 
+def test_what_a_protocol_costs_and_what_the_machine_does_are_told_apart() -> None:
+    seen = evidence()
+    cheap, dear = (plan(protocol=p, window=4, temperature=1.0, seed=1) for p in ("coupled", "dsd"))
+    drafted_s, verified_s = 4 * DRAFTER[1], 0.10125
+
+    def answer(wanted: Plan, slow: float) -> None:
+        own = 1.3 if wanted is dear else 1.0
+        times = {"draft": slow * drafted_s, "verify": slow * own * verified_s}
+        seen.add(wanted, rounds(wanted, [2] * 10, **times))
+
+    for _ in range(4):
+        answer(cheap, 1.0)
+        answer(dear, 1.0)
+    assert seen.computing_s(cheap) == pytest.approx(drafted_s + verified_s, rel=0.03)
+    assert seen.computing_s(dear) == pytest.approx(drafted_s + 1.3 * verified_s, rel=0.03)
+    for _ in range(3):
+        answer(cheap, 2.0)  # the machine is busy, and so it will be for the other protocol
+    assert seen.computing_s(cheap) == pytest.approx(2 * (drafted_s + verified_s), rel=0.05)
+    assert seen.computing_s(dear) == pytest.approx(2 * (drafted_s + 1.3 * verified_s), rel=0.15)
+
+
 def test_the_first_round_of_an_answer_tells_no_time() -> None:
     seen = evidence()
     wanted = plan(protocol="greedy", window=4)

@@ -379,7 +379,7 @@ def test_the_page_shows_what_was_measured(report):
 
 
 def test_names_that_could_be_formulas_or_paths(tmp_path):
-    name = "a $x_ & <b> 回 ..%2f.pilotfish"
+    name = "a $x_{$ & <b> 回 ..%2f.pilotfish"
     path = recorded(tmp_path / name, [answer([chain(2, 1)] * 3, window=2)])
     folder = tmp_path / "out"
     write([read(path)], folder)

@@ -10,11 +10,11 @@ would never be. Evidence fades from answer to answer, so that after a long time 
 is tried again.
 
 Computing times are what both ends measured at start, times the factor by which the last rounds took
-longer: medians, of the same rounds for all drafting protocols, so that what else the machines had
-to do at some time counts for or against none of them.
+longer, whatever their protocol, times a factor of the protocol's own: so what else the machines had
+to do while one of them ran counts neither for nor against it.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -25,7 +25,7 @@ from device_runtime.plan import Plan
 from device_runtime.record import Round
 from speculation.tree import nodes_at_most
 from wire.messages import MAX_WINDOW
-from wire.protocols import EXCHANGES, LOCAL
+from wire.protocols import EXCHANGES, LOCAL, STREAM
 from wire.protocols.exchange import Freight
 
 _HOPE = 0.8  # α of a pair of which nothing is known
@@ -34,6 +34,8 @@ _POOL_WEIGHT = 16.0  # and what is known of other depths or protocols
 _FADE = 0.97  # an answer
 _RECENT = 24  # rounds
 _SLOWER = 4.0
+_OWN_MOST = 2.0  # a protocol's own factor, or its inverse; the rest is the machine's
+_OWN_ANSWERS, _OWN_IDLE = 8, 16  # answers that it follows, and after which it is forgotten
 _MOST = 0.98  # α, however the protocols scale
 
 
@@ -46,6 +48,41 @@ class _Recent(deque[float]):
     def median(self, otherwise: float) -> float:
         """Their median, or what is said instead as long as there are none."""
         return median(self) if self else otherwise
+
+
+class _Pace:
+    """How much longer passes take than they should: a machine's factor times a protocol's own.
+
+    The machine's follows the last rounds, a protocol's own only whole answers: what changes soon is
+    the machine.
+    """
+
+    def __init__(self) -> None:
+        self._machine = _Recent()
+        self._own: dict[str, deque[float]] = defaultdict(lambda: deque([1.0], maxlen=_OWN_ANSWERS))
+        self._idle: Counter[str] = Counter()
+
+    def add(self, name: str, factors: Sequence[float]) -> None:
+        """An answer's passes under this protocol took so many times as long."""
+        factors = [factor for factor in factors if factor > 0.0]  # nothing takes no time
+        if not factors:
+            return
+        if self._machine:
+            self._own[name].append(median(factors) / self._machine.median(1.0))
+        own = self._of(name)
+        self._machine.extend(factor / own for factor in factors)
+        self._idle = Counter({other: 1 + idle for other, idle in self._idle.items()})
+        self._idle[name] = 0
+        for other in [other for other, idle in self._idle.items() if idle > _OWN_IDLE]:
+            self._own.pop(other, None)
+            del self._idle[other]
+
+    def factor(self, name: str) -> float:
+        """What is to be expected now."""
+        return self._machine.median(1.0) * self._of(name)
+
+    def _of(self, name: str) -> float:
+        return min(_OWN_MOST, max(1 / _OWN_MOST, median(self._own[name])))
 
 
 class _Acceptance:
@@ -85,8 +122,7 @@ class Evidence:
         # by protocol and whether the target is greedy
         self._acceptance: dict[tuple[str, bool], _Acceptance] = defaultdict(_Acceptance)
         self._hazards: dict[tuple[str, bool], NDArray[np.float64]] = {}  # what follows from that
-        # times over expectation; a target that only streams has its machine to itself
-        self._drafting, self._verifying, self._streaming = _Recent(), _Recent(), _Recent()
+        self._drafting, self._verifying = _Pace(), _Pace()
         self._around_s: dict[str, _Recent] = defaultdict(_Recent)  # encode, settle
         self._queue_s, self._between_s = _Recent(), _Recent()
         self._up: dict[str, _Recent] = defaultdict(_Recent)  # bytes, over expectation
@@ -99,35 +135,38 @@ class Evidence:
         self._hazards.clear()
         for seen in self._acceptance.values():
             seen.fade()
-        if self._streaming:
-            self._streaming.popleft()
         if plan.exchange is not None:
             seen = self._acceptance[plan.protocol, plan.law.sampling.greedy]
             for round_ in rounds:
                 seen.add(round_.window, round_.accepted)
-        for round_ in rounds[1:]:  # the first one waits for the prompt to be read
-            self._add_times(plan, round_)
+        self._add_times(plan, rounds[1:])  # the first one waits for the prompt to be read
 
-    def _add_times(self, plan: Plan, round_: Round) -> None:
-        times = round_.timings
-        if plan.protocol == LOCAL:
-            self._drafting.append(times.draft / self._paced(self._drafter_pace, 1))
-            return
-        if plan.exchange is None:
-            self._streaming.append(times.verify / self._paced(self._target_pace, 1))
-            self._between_s.append(times.downlink)
-            return
-        self._verifying.append(times.verify / self._paced(self._target_pace, 1 + round_.nodes))
+    def _add_times(self, plan: Plan, rounds: Sequence[Round]) -> None:
         name = plan.protocol
-        self._around_s[name].append(times.encode + times.settle)
-        self._queue_s.append(times.queue)
-        expansion = plan.expansion[: round_.window]
-        if not expansion:
+        drafting = []
+        for round_ in rounds:
+            levels = plan.expansion[: round_.window] or (1,) * (name == LOCAL)
+            if levels:
+                drafting.append(round_.timings.draft / self._drafting_s(levels))
+        self._drafting.add(name, drafting)
+        if name == LOCAL:
             return
-        self._drafting.append(times.draft / self._drafting_s(expansion))
-        expected = self._expected_freight(plan, round_.window)
-        self._up[name].append(round_.uplink_bytes / expected.up)
-        self._down[name].append(round_.downlink_bytes / expected.down)
+        self._verifying.add(
+            name,
+            [
+                round_.timings.verify / self._paced(self._target_pace, 1 + round_.nodes)
+                for round_ in rounds
+            ],
+        )
+        if plan.exchange is None:
+            self._between_s.extend(round_.timings.downlink for round_ in rounds)
+            return
+        for round_ in rounds:
+            self._around_s[name].append(round_.timings.encode + round_.timings.settle)
+            self._queue_s.append(round_.timings.queue)
+            expected = self._expected_freight(plan, round_.window)
+            self._up[name].append(round_.uplink_bytes / expected.up)
+            self._down[name].append(round_.downlink_bytes / expected.down)
 
     # What is to be expected
 
@@ -159,11 +198,11 @@ class Evidence:
 
     def computing_s(self, plan: Plan) -> float:
         """Seconds of a round but for the link: draft, encode, queue, verify, settle."""
-        expansion = plan.expansion
-        draft_s = self._drafting_s(expansion) * self._drafting.median(1.0)
+        name, expansion = plan.protocol, plan.expansion
+        draft_s = self._drafting_s(expansion) * self._drafting.factor(name)
         width = 1 + nodes_at_most(expansion)
-        verify_s = self._paced(self._target_pace, width) * self._verifying.median(1.0)
-        around_s = self._around_s[plan.protocol].median(0.0) + self._queue_s.median(0.0)
+        verify_s = self._paced(self._target_pace, width) * self._verifying.factor(name)
+        around_s = self._around_s[name].median(0.0) + self._queue_s.median(0.0)
         return draft_s + verify_s + around_s
 
     def freight(self, plan: Plan) -> Freight:
@@ -174,12 +213,12 @@ class Evidence:
 
     def streamed_pass_s(self) -> float:
         """Seconds from one token of `stream` to the next."""
-        factor = self._streaming.median(self._verifying.median(1.0))
-        return self._paced(self._target_pace, 1) * factor + self._between_s.median(0.0)
+        pass_s = self._paced(self._target_pace, 1) * self._verifying.factor(STREAM)
+        return pass_s + self._between_s.median(0.0)
 
     def local_token_s(self) -> float:
         """Seconds of a token of `local`."""
-        return self._paced(self._drafter_pace, 1) * self._drafting.median(1.0)
+        return self._paced(self._drafter_pace, 1) * self._drafting.factor(LOCAL)
 
     def _expected_freight(self, plan: Plan, window: int) -> Freight:
         assert plan.exchange is not None

@@ -56,6 +56,7 @@ def otherwise(path: Path, run: str, seen: Hindsight | None) -> Picture | None:
         axes.set_yticks(range(len(rows)), [_row_name(a) for a in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(left=0)
+        axes.set_xlabel(axes.get_xlabel(), loc="right")  # long names leave it little room
         legend_below(axes)
     return Picture(
         path=path,
