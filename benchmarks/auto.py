@@ -9,7 +9,7 @@
    an answer's whole time over its tokens. "behind" is how far "auto" is behind the best fixed
    choice of the same link. The best of many noisy figures is better than it should be, so
    "behind_other" has each prompt's best fixed choice picked by the other prompts. After a link has
-   changed, "auto" has two answers that do not count.
+   changed, "auto" has two answers that do not count. A trace begins anew with each prompt.
 2. Modelled. A slow target: the rounds that the fixed choices had over loopback, replayed with 10 ms
    for a drafted token and 100 ms for a target pass (`field.replay`). "auto" chooses from the same
    protocols and windows by what these rounds show it.
@@ -95,9 +95,17 @@ def behind_other(auto: Case, fixed: Sequence[Case]) -> float:
 
 
 def measured(
-    device: Device, link: str, temperature: float, *, prompts: int, tokens: int, shift: int
+    device: Device,
+    emulator: Emulator,
+    conditions: Conditions,
+    temperature: float,
+    *,
+    prompts: int,
+    tokens: int,
+    shift: int,
 ) -> Rows:
     """One link, one temperature: a row for "auto" with `stream` and one for without."""
+    emulator.set(conditions)
     fixed, autos = fixed_cases(temperature), auto_cases(temperature)
     cases = [*fixed, *autos]
     for case in autos:
@@ -105,6 +113,7 @@ def measured(
             case.run(device, PROMPTS[seed % len(PROMPTS)], seed, tokens)
         case.generations.clear()
     for seed in range(prompts):
+        emulator.set(conditions)  # a trace begins anew
         first = (seed * 7 + shift) % len(cases)
         for case in (*cases[first:], *cases[:first]):
             case.run(device, PROMPTS[seed], seed, tokens)
@@ -120,7 +129,6 @@ def measured(
         rows.append(
             {
                 "part": "measured",
-                "link": link,
                 "temperature": temperature,
                 "stream_too": with_stream,
                 "auto_ms": costs[auto.name],
@@ -204,11 +212,17 @@ def main() -> int:
         device.generate(PROMPTS[0], max_tokens=8)
         for shift, (name, conditions) in enumerate(wanted.items()):
             steps.next(name)
-            link.set(conditions)
             for temperature in FIXED:
-                rows += measured(
-                    device, name, temperature, prompts=prompts, tokens=tokens, shift=shift
+                found = measured(
+                    device,
+                    link,
+                    conditions,
+                    temperature,
+                    prompts=prompts,
+                    tokens=tokens,
+                    shift=shift,
                 )
+                rows += [{"link": name, **row} for row in found]
         steps.next("a link that changes in the middle of an answer")
         rows += followed(device, link, tokens=tokens)
         steps.next("a slow target, by replay")

@@ -66,8 +66,9 @@ class Device:
                 self._link.close()
             raise
         self.tokenizer = self._drafter.tokenizer
-        limits = self.welcome.limits if self.welcome else None
-        self._session = Session(self._drafter, self._link, limits)
+        self._session = Session(self._drafter, self._link)
+        if self.welcome is not None:
+            self._session.keep_to(self.welcome.limits)
         self.evidence = Evidence(
             self._drafter.pace,
             {told.tokens: told.ns * 1e-9 for told in self.welcome.passes} if self.welcome else {},
@@ -134,16 +135,31 @@ class Device:
     def _alternatives(self, auto: Auto, options: Options) -> list[Plan]:
         if self.welcome is None:
             return alternatives(auto, options, offered=[LOCAL])
-        offered, most = self.welcome.protocols, self.welcome.limits.window
-        return alternatives(auto, options, offered=[*offered, LOCAL], most=most)
+        offered, limits = [*self.welcome.protocols, LOCAL], self.welcome.limits
+        plans = alternatives(auto, options, offered=offered, most=limits.window)
+        fitting = [plan for plan in plans if self._freight(plan) <= limits.message_bytes // 2]
+        return fitting or plans[:1]
 
-    def _choose(self, plans: Sequence[Plan], policy: Policy) -> tuple[Plan, Choice, LinkState]:
+    def _freight(self, plan: Plan) -> float:
+        """Bytes of the longer message of a round under this plan."""
+        return 0.0 if plan.exchange is None else max(self.evidence.freight(plan))
+
+    def _greet_again(self) -> None:
+        """An edge that has come back may be another one, with other limits."""
+        if self._link is not None and self._link.renewed:
+            self.welcome = self._link.greet(self._drafter.manifest)
+            self._session.keep_to(self.welcome.limits)
+
+    def _choose(
+        self, plans: Sequence[Plan], policy: Policy
+    ) -> tuple[Plan, Choice, LinkState | None]:
         """One of the plans, by what is known of the link; measures it first if need be."""
-        state = LinkState()
+        state = None
         if self._link is not None:
-            self._link.refresh(rates=any(_rates_matter(plan, self.evidence) for plan in plans))
+            matter = any(self._freight(plan) > SMALL_BYTES for plan in plans)
+            self._link.refresh(rates=matter)
             state = self._link.state()
-        wanted, choice = policy.choose(plans, state, self.evidence)
+        wanted, choice = policy.choose(plans, state or LinkState(), self.evidence)
         return wanted, choice, state
 
     def _run(
@@ -151,6 +167,7 @@ class Device:
     ) -> Iterator[Piece]:
         session = self._session
         begun_s = time.monotonic()
+        self._greet_again()
         before = self._link.probing if self._link else Probing()
         choice = None
         if policy is None:
@@ -158,6 +175,8 @@ class Device:
             state = self._link.state() if self._link else None
         else:
             wanted, choice, state = self._choose(plans, policy)
+        if self._link is not None:
+            self._link.next_answer()
         answer = Answer(
             self.tokenizer, eos_ids=self._ends, stop=wanted.stop, max_tokens=wanted.max_tokens
         )
@@ -243,11 +262,6 @@ def connect(edge: str, keys: str | Path | None) -> EdgeLink:
             "with device.key and edge.pub."
         )
     return EdgeLink(edge, DeviceKeys.load(Path(keys)) if keys is not None else None)
-
-
-def _rates_matter(plan: Plan, evidence: Evidence) -> bool:
-    """Whether rounds under this plan are more than small messages."""
-    return plan.exchange is not None and max(evidence.freight(plan)) > SMALL_BYTES
 
 
 def _pieces(proposal: Proposal, answer: Answer) -> tuple[list[Piece], list[int]]:

@@ -24,7 +24,7 @@ from wire.errors import (
 from wire.keys import DeviceKeys
 from wire.link.meter import FRESH_S, LinkMeter, Transit
 from wire.link.radio import signal_dbm
-from wire.link.state import LinkState
+from wire.link.state import LinkState, Reading
 from wire.messages import (
     VERSION,
     Buffer,
@@ -69,6 +69,8 @@ class EdgeLink:
         self._channel = Channel(endpoint, keys, _REPLY_BYTES)
         self._encrypted = keys is not None
         self._meter = LinkMeter()
+        self._measured = self._greeted = 0  # the connection that the meter, and the welcome, is of
+        self._echoes = True  # the edge sends the bytes of a ping back
         self._ahead_bytes = 0  # sent since the last reply, without a reply of its own
         self.probing = Probing()
         try:
@@ -86,20 +88,29 @@ class EdgeLink:
             padded_vocab_size=manifest.padded_vocab_size,
             hidden_size=manifest.dimensions.hidden,
         )
-        answer = self.ask(hello, (), lambda reply: isinstance(reply, Welcome))
-        welcome = answer.reply
+        welcome = self.ask(hello, (), lambda reply: isinstance(reply, Welcome)).reply
         assert isinstance(welcome, Welcome)
-        self.measure(answer, welcome.received_ns, welcome.sent_ns - welcome.received_ns)
+        self._greeted = self._channel.connections
         return welcome
+
+    @property
+    def renewed(self) -> bool:
+        """There is another connection than the one that was greeted on, maybe to another edge."""
+        self._channel.catch_up()
+        return self._channel.connected and self._channel.connections != self._greeted
 
     # What is known about the link
 
     def measure(self, answer: Answer, edge_received_ns: int, held_ns: int) -> Transit:
         """Seconds that an exchange spent on the link each way; the meter learns from it."""
         ahead, self._ahead_bytes = self._ahead_bytes, 0
+        if self._measured != self._channel.connections:
+            # another way maybe, and another clock
+            self._meter, self._measured = LinkMeter(), self._channel.connections
         return self._meter.exchange(
-            up_bytes=answer.uplink_bytes + ahead,
+            up_bytes=answer.uplink_bytes,
             down_bytes=answer.downlink_bytes,
+            ahead_bytes=ahead,
             sent_ns=answer.sent_ns,
             received_ns=answer.received_ns,
             edge_received_ns=edge_received_ns,
@@ -109,13 +120,16 @@ class EdgeLink:
 
     def timings(self, answer: Answer, times: Times, started_ns: int, drafted_ns: int) -> Timings:
         """The stages of a round that was started and drafted at these times (monotonic)."""
-        transit = self.measure(answer, times.received_ns, times.held_ns)
+        # an edge can say what it likes
+        held_ns = min(times.held_ns, answer.received_ns - answer.sent_ns)
+        verify_ns = min(times.verify_ns, held_ns)
+        transit = self.measure(answer, times.received_ns, held_ns)
         return Timings(
             draft=(drafted_ns - started_ns) * 1e-9,
             encode=(answer.sent_ns - drafted_ns) * 1e-9,
             uplink=transit.up_s,
-            queue=(times.held_ns - times.verify_ns) * 1e-9,
-            verify=times.verify_ns * 1e-9,
+            queue=(held_ns - verify_ns) * 1e-9,
+            verify=verify_ns * 1e-9,
             downlink=transit.down_s,
             settle=(time.monotonic_ns() - answer.received_ns) * 1e-9,
         )
@@ -134,6 +148,7 @@ class EdgeLink:
         )
         pong = answer.reply
         assert isinstance(pong, Pong)
+        self._echoes = self._echoes and len(answer.frames) == len(frames)
         self.measure(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
         pings, up, down = self.probing
         self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)
@@ -141,16 +156,20 @@ class EdgeLink:
     def refresh(self, *, rates: bool) -> None:
         """See to it that RTT, and rates if wanted, are known; with one ping, or none.
 
-        What real messages have told lately needs none. One ping cannot tell both: an RTT that is
-        old goes first, and the rates wait for the next time.
+        What real messages have told lately needs none. One ping cannot tell both: rates that are
+        due go first, as long as the RTT is not as old.
         """
         state = self._meter.state()
-        if state.rtt is None or state.rtt.age_s > FRESH_S:
-            self.ping()
-        elif rates and any(
-            rate is None or rate.age_s > RATES_FRESH_S for rate in (state.up, state.down)
-        ):
+        readings = (state.up, state.down) if self._echoes else (state.up,)
+        due = rates and any(_older(rate, RATES_FRESH_S) for rate in readings)
+        if due and not _older(state.rtt, RATES_FRESH_S):
             self.ping(PROBE_BYTES)
+        elif _older(state.rtt, FRESH_S):
+            self.ping()
+
+    def next_answer(self) -> None:
+        """What is measured from now on belongs to another answer."""
+        self._meter.next_answer()
 
     def state(self) -> LinkState:
         """What is known about the link now, and how old that is."""
@@ -160,15 +179,19 @@ class EdgeLink:
 
     def tell(self, message: Request, frames: Sequence[Buffer] = ()) -> int:
         """Send what is not answered by itself; returns its bytes."""
+        size, _ = self._send(message, frames)
+        self._ahead_bytes += size
+        return size
+
+    def _send(self, message: Request, frames: Sequence[Buffer]) -> tuple[int, int]:
+        """Send, when there is a connection; the bytes, and when they left."""
         while True:
+            sent_ns = time.monotonic_ns()
             try:
-                size = self._channel.send(message, frames)
+                return self._channel.send(message, frames), sent_ns
             except zmq.Again:
                 self._channel.connected = False
                 self._wait_for_connection(EdgeLostError)
-            else:
-                self._ahead_bytes += size
-                return size
 
     def mention(self, message: Request) -> None:
         """Send what is not worth waiting for: if there is no connection, nobody need know."""
@@ -179,9 +202,7 @@ class EdgeLink:
         self, message: Request, frames: Sequence[Buffer], wanted: Callable[[Reply], bool]
     ) -> Answer:
         """Send a request and wait for the reply that is ``wanted``; older replies are dropped."""
-        sent_ns = time.monotonic_ns()
-        size = self.tell(message, frames)
-        self._ahead_bytes -= size
+        size, sent_ns = self._send(message, frames)
         return self.wait(message, frames, wanted, size, sent_ns)
 
     def wait(
@@ -207,11 +228,11 @@ class EdgeLink:
                     return Answer(reply, reply_frames, size, reply_size, sent_ns, now_ns, resent)
             elif not self._channel.connected:
                 self._wait_for_connection(EdgeLostError)
-                size += self.tell(message, frames)
+                size += self._send(message, frames)[0]
                 resent = True
             elif time.monotonic() >= resend:
                 resend += RESEND_S
-                size += self.tell(message, frames)
+                size += self._send(message, frames)[0]
                 resent = True
         raise EdgeLostError(
             f"The edge at {self._channel.endpoint} has not answered for {PATIENCE_S:g} s."
@@ -256,6 +277,10 @@ class EdgeLink:
     def close(self) -> None:
         """Hang up."""
         self._channel.close()
+
+
+def _older(reading: Reading | None, age_s: float) -> bool:
+    return reading is None or reading.age_s > age_s
 
 
 def _concerns(failure: Failure, message: Request) -> bool:

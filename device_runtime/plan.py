@@ -21,12 +21,23 @@ class Auto:
     """Protocol "auto": link and pair decide on protocol and window, anew for each answer.
 
     among: the protocols to choose from; by default all whose output has the target's law, and with
-    ``lossy`` all. policy: how to choose (`device_runtime.choice`).
+    ``lossy`` all. policy: how to choose (`device_runtime.choice`). Raises `UnsupportedError` for
+    protocols that there are not.
     """
 
     among: Sequence[str] | None = None
     lossy: bool = False
     policy: str = "predictive"
+
+    def __post_init__(self) -> None:
+        if self.among is None:
+            return
+        if isinstance(self.among, str):
+            object.__setattr__(self, "among", [self.among])
+        wrong = [repr(name) for name in self.among if name not in NAMES]
+        if wrong or not self.among:
+            what = f"There is no protocol {wrong[0]}" if wrong else "No protocol is named"
+            raise UnsupportedError(f"{what}: there are {', '.join(NAMES)}.")
 
 
 class Options(TypedDict, total=False):
@@ -131,19 +142,16 @@ def alternatives(
     accepts alike, and `greedy` sends least. Above it, whoever gives a seed wants a text that can be
     had again, so the lossless ones are `coupled` and `stream`, under which it is the same. A window
     in the options is the only one to choose from. offered: what the edge has; it takes windows of
-    at most so many tokens. All plans have the same seed.
+    ``most`` tokens, all nodes of a tree counted. All plans have the same seed.
     """
     window = options.get("window")
     if isinstance(window, str) or options.get("expansion") is not None:
         raise UnsupportedError(
             'Protocol "auto" chooses the window itself: give a number of draft tokens, or nothing.'
         )
-    unknown = [name for name in auto.among or () if name not in NAMES]
-    if unknown:
-        raise UnsupportedError(f"There is no protocol {unknown[0]!r}: {', '.join(NAMES)}.")
     seed = options.get("seed")
     options = {**options, "seed": secrets.randbits(63) if seed is None else seed}
-    windows = ([w for w in WINDOWS if w <= most] or [0]) if window is None else [window]
+    windows = ([w for w in WINDOWS if w <= most] or [0]) if window is None else [min(window, most)]
     plans: list[Plan] = []
     refused: UnsupportedError | None = None
     for name in _eligible(auto, greedy=not options.get("temperature"), seeded=seed is not None):
@@ -153,9 +161,15 @@ def alternatives(
             plans += _plans(name, options, windows)
         except UnsupportedError as error:  # `greedy` does not sample
             refused = error
+    if refused is not None and not any(one.exchange for one in plans):
+        raise refused
     if not plans:
-        raise refused or UnsupportedError("The edge offers none of the protocols to choose from.")
-    return plans
+        raise UnsupportedError(
+            f"None of the protocols to choose from is there, but {', '.join(offered)}: name an "
+            "edge, name others, or allow lossy ones."
+        )
+    fitting = [one for one in plans if nodes_at_most(one.expansion) <= most]
+    return fitting or plans
 
 
 def _plans(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:

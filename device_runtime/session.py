@@ -6,6 +6,7 @@ since every draw is keyed by position the text goes on as it would have (DESIGN 
 """
 
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,15 @@ from speculation.randomness import Purpose
 from speculation.tree import Expansion, nodes_at_most
 from wire.codecs.ids import decode_ids, encode_ids
 from wire.committed import Committed
-from wire.errors import DivergedError, MalformedError, PromptTooLongError, UnknownSessionError
+from wire.errors import (
+    DivergedError,
+    MalformedError,
+    PromptTooLongError,
+    TooLargeError,
+    UnknownSessionError,
+)
 from wire.messages import (
+    HEADER_BYTES,
     MAX_WINDOW,
     Begin,
     Cancel,
@@ -52,7 +60,7 @@ class Proposal:
 class Session:
     """One conversation with one edge, or with none for `local`."""
 
-    def __init__(self, drafter: Drafter, link: EdgeLink | None, limits: Limits | None) -> None:
+    def __init__(self, drafter: Drafter, link: EdgeLink | None) -> None:
         self._drafter = drafter
         self._link = link
         self._id = secrets.token_bytes(16)
@@ -60,12 +68,14 @@ class Session:
         self._at_edge = 0  # a prefix of the committed tokens that the edge holds too
         self._begun: Plan | None = None
         self.committed = Committed()
-        context = drafter.context
-        self._widest = MAX_WINDOW
-        if limits is not None:
-            context = min(context, limits.context)
-            self._widest = min(self._widest, limits.window)
-        self.context = context
+        self.context = drafter.context
+        self._widest, self._message_bytes = MAX_WINDOW, sys.maxsize
+
+    def keep_to(self, limits: Limits) -> None:
+        """Ask no more of the edge than it takes."""
+        self.context = min(self._drafter.context, limits.context)
+        self._widest = min(MAX_WINDOW, limits.window)
+        self._message_bytes = limits.message_bytes
 
     def start(self, prompt: NDArray[np.uint32], plan: Plan) -> None:
         """Begin a generation: what the session and the prompt share is kept on both ends."""
@@ -198,6 +208,12 @@ class Session:
                 hash=self.committed.hash_of(self._at_edge),
             )
             frames = exchange.propose(draft, pending, self._drafter.manifest.vocab_size)
+            # longer ones the edge would not even read
+            if (size := sum(map(len, frames)) + HEADER_BYTES) > self._message_bytes:
+                raise TooLargeError(
+                    f"The window takes up to {size:,} bytes and this edge {self._message_bytes:,}: "
+                    "use a smaller one, or a protocol that sends less."
+                )
             try:
                 return self._edge.ask(window, frames, self._answers(Verdict, start))
             except (UnknownSessionError, DivergedError) as error:
@@ -264,8 +280,9 @@ class Session:
         self._at_edge = len(self.committed)
         if answer.uplink_bytes:  # it answers a request; those after it come unasked
             self._edge.measure(answer, reply.times.received_ns, reply.times.held_ns)
+        # a token that has been waiting here while its reader was slow took a pass all the same
         waited = answer.received_ns - before_ns
-        verify = min(waited, reply.times.verify_ns)
+        verify = reply.times.verify_ns
         record = Round(
             protocol=STREAM,
             start=start,
@@ -274,7 +291,7 @@ class Session:
             tokens=ids,
             uplink_bytes=answer.uplink_bytes,
             downlink_bytes=answer.downlink_bytes,
-            timings=Timings(verify=verify * _NS, downlink=(waited - verify) * _NS),
+            timings=Timings(verify=verify * _NS, downlink=max(0, waited - verify) * _NS),
         )
         return Proposal(record, full=False)
 

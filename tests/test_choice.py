@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from device_runtime.choice import POLICIES, Evidence
@@ -11,6 +13,7 @@ from device_runtime.plan import WINDOWS, Auto, Options, Plan, alternatives, plan
 from device_runtime.record import Round, Timings
 from speculation.latency import Link
 from speculation.theory import tokens_per_round
+from speculation.tree import nodes_at_most
 from wire.errors import UnsupportedError
 from wire.link.state import LinkState, Reading
 from wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM
@@ -235,7 +238,11 @@ def test_what_the_edge_does_not_take_is_no_alternative() -> None:
     few = alternatives(Auto(), Options(), offered=["greedy"], most=5)
     assert {one.protocol for one in few} == {"greedy"}
     assert max(len(one.expansion) for one in few) == 5
-    with pytest.raises(UnsupportedError, match="offers none"):
+    trees = alternatives(Auto(among=["tree"]), Options(temperature=1.0), offered=OFFERED, most=16)
+    assert [nodes_at_most(one.expansion) for one in trees] == [2, 6, 10, 14]
+    (given,) = alternatives(Auto(among=["greedy"]), Options(window=100), offered=OFFERED, most=16)
+    assert len(given.expansion) == 16  # as many as the edge takes
+    with pytest.raises(UnsupportedError, match="None of the protocols"):
         alternatives(Auto(among=["dsd"]), Options(), offered=["greedy"])
 
 
@@ -244,15 +251,27 @@ def test_what_the_edge_does_not_take_is_no_alternative() -> None:
     [
         (Auto(), {"window": "auto"}, "chooses the window itself"),
         (Auto(), {"expansion": [2, 1]}, "chooses the window itself"),
-        (Auto(among=["gredy"]), {}, "no protocol 'gredy'"),
         (Auto(among=["greedy"]), {"temperature": 1.0}, "greedy"),
         (Auto(), {"temperature": -1.0}, "temperature"),
-        (Auto(), {"window": 1000}, "window must be"),
+        (Auto(), {"draft_temperature": 0.5}, "greedy"),
     ],
 )
 def test_requests_that_leave_nothing_to_choose(auto: Auto, options: Options, told: str) -> None:
     with pytest.raises(UnsupportedError, match=told):
         alternatives(auto, options, offered=OFFERED)
+
+
+@pytest.mark.parametrize(
+    ("among", "told"),
+    [(["gredy"], "no protocol 'gredy'"), ("gredy", "'gredy'"), ([], "No protocol")],
+)
+def test_protocols_that_there_are_not(among: Sequence[str], told: str) -> None:
+    with pytest.raises(UnsupportedError, match=told):
+        Auto(among=among)
+
+
+def test_one_protocol_may_be_named_as_it_is() -> None:
+    assert {one.protocol for one in plans(Auto(among="greedy"))} == {"greedy"}
 
 
 def test_an_edge_that_tells_no_times() -> None:
@@ -261,6 +280,43 @@ def test_an_edge_that_tells_no_times() -> None:
     assert 0.0 < silent.computing_s(wanted) < 1.0
     silent.add(wanted, rounds(wanted, [2] * 10, draft=0.04, verify=0.2))
     assert silent.computing_s(wanted) == pytest.approx(0.24, rel=0.01)
+
+
+def test_a_machine_that_was_slow_once_is_tried_again() -> None:
+    """Throttled while it drafted, the device streams; when it is cool it drafts again."""
+    seen, policy = evidence(0.8), Predictive()
+    hot = plan(protocol="greedy", window=8)
+    for _ in range(4):
+        seen.add(hot, rounds(hot, [6] * 10, draft=10 * 8 * DRAFTER[1], verify=SLOW_TARGET[8]))
+    link = state(0.02, 1e8, 1e8)
+    streamed, choice = policy.choose(plans(), link, seen)
+    assert streamed.protocol == STREAM
+    answers = 0
+    while choice.protocol == STREAM and answers < 100:
+        seen.add(streamed, rounds(streamed, [0] * 40, verify=SLOW_TARGET[1]))
+        _, choice = policy.choose(plans(), link, seen)
+        answers += 1
+    assert 1 < answers < 40
+
+
+def test_tokens_that_were_waiting_cost_a_pass_all_the_same() -> None:
+    """Bursts: most tokens lie there already, and one has been waited for."""
+    seen = evidence()
+    wanted = plan(protocol=STREAM)
+    burst = rounds(wanted, [0] * 8, verify=SLOW_TARGET[1])
+    burst[4].timings.downlink = 0.070
+    seen.add(wanted, burst)
+    assert seen.streamed_pass_s() == pytest.approx(SLOW_TARGET[1] + 0.010, rel=0.01)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e12])
+def test_an_edge_that_lies_about_its_times(seconds: float) -> None:
+    seen = evidence()
+    wanted = plan(protocol="greedy", window=4)
+    seen.add(wanted, rounds(wanted, [2] * 10, draft=seconds, verify=seconds))
+    _, choice = Predictive().choose(plans(), state(0.05), seen)
+    assert choice.token_s is not None
+    assert choice.token_s >= 0.0
 
 
 def test_the_papers_threshold() -> None:

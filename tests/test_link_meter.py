@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.link.meter import FRESH_S, LARGE_BYTES, SMALL_BYTES, LinkMeter
+from wire.link.meter import FRESH_S, LARGE_BYTES, SMALL_BYTES, LinkMeter, Transit
 from wire.link.radio import signal_dbm
 from wire.link.tcp import segments
 
@@ -25,13 +26,21 @@ class Road:
         # so that the last exchanges have just happened
         self.now_ns = time.monotonic_ns() - int(1e9)
 
-    def exchange(self, up: int = 60, down: int = 60, held_ns: int = 3 * MS, learn: bool = True):
+    def exchange(
+        self,
+        up: int = 60,
+        down: int = 60,
+        ahead: int = 0,
+        held_ns: int = 3 * MS,
+        learn: bool = True,
+    ) -> Transit:
         there = int((self.rtt_s / 2 + 8 * up / self.up_bps) * 1e9)
         back = int((self.rtt_s / 2 + 8 * down / self.down_bps) * 1e9)
         sent, self.now_ns = self.now_ns, self.now_ns + there + held_ns + back
         return self.meter.exchange(
             up_bytes=up,
             down_bytes=down,
+            ahead_bytes=ahead,
             sent_ns=sent,
             received_ns=self.now_ns,
             edge_received_ns=sent + there + self.offset_ns,
@@ -107,6 +116,70 @@ def test_one_stall_changes_nothing_and_three_slower_rounds_do() -> None:
     state = road.meter.state()
     assert state.rtt is not None
     assert state.rtt.value == pytest.approx(0.05, rel=0.05)
+
+
+def test_the_one_sample_of_a_streamed_answer_is_not_outvoted() -> None:
+    road = Road(LinkMeter(), 0.005, 1e9, 1e9)
+    for _ in range(10):
+        road.exchange()
+    road.meter.next_answer()
+    road.rtt_s = 0.08
+    road.exchange()
+    state = road.meter.state()
+    assert state.rtt is not None
+    assert state.rtt.value == pytest.approx(0.08, rel=0.01)
+
+
+@pytest.mark.parametrize("drift", [-100e-6, 100e-6])
+def test_clocks_drift_apart(drift: float) -> None:
+    """At 100 ppm two clocks are 60 ms apart after ten minutes."""
+    road = Road(LinkMeter(), 0.020, 10e6, 10e6)
+    road.exchange()
+    for _ in range(30):
+        road.now_ns += int(20e9)
+        road.offset_ns += int(20e9 * drift)
+        road.rtt_s = 0.0202  # never again as quick as the first
+        road.exchange()
+    transit = road.exchange(up=12_000, down=12_000)
+    assert transit.up_s == pytest.approx(0.0197, abs=0.003)
+    assert transit.down_s == pytest.approx(0.0197, abs=0.003)
+
+
+@pytest.mark.parametrize("jump_ns", [-(10**12), 10**12, 10**8])
+def test_a_clock_that_jumps_is_noticed(jump_ns: int) -> None:
+    road = Road(LinkMeter(), 0.020, 10e6, 10e6)
+    for _ in range(3):
+        road.exchange()
+    road.offset_ns += jump_ns
+    road.rtt_s = 0.030
+    road.exchange()
+    transit = road.exchange(up=100_000)
+    assert transit.up_s == pytest.approx(0.095, rel=0.02)
+
+
+def test_a_rate_that_jitter_hides_is_not_taken_for_a_high_one() -> None:
+    for seed in range(20):
+        road, random = Road(LinkMeter(), 0.03, 10e6, 10e6), Random(seed)
+        for _ in range(16):
+            road.rtt_s = 0.03 + 0.04 * random.random()
+            road.exchange()
+        road.rtt_s = 0.02  # quicker than any so far: the way there takes no time beyond
+        road.exchange(up=12_000)
+        up = road.meter.state().up
+        assert up is not None
+        assert up.value < 50e6
+
+
+def test_what_was_sent_ahead_is_no_rate() -> None:
+    road = Road(LinkMeter(), 0.02, 10e6, 10e6)
+    road.exchange()
+    before = road.meter.state()
+    road.exchange(ahead=12_000)
+    after = road.meter.state()
+    assert before.rtt is not None
+    assert after.rtt is not None
+    assert after.up is None
+    assert after.rtt.samples == before.rtt.samples
 
 
 def test_after_a_pause_old_samples_do_not_count() -> None:

@@ -193,6 +193,7 @@ class Channel:
         self._poller.register(self._monitor, zmq.POLLIN)
         self.endpoint = endpoint
         self.connected = False
+        self.connections = 0  # made so far
         self.denied = False  # the edge's allow-list said no
         self.broken_handshakes = 0
         self._descriptor: int | None = None  # ZeroMQ's own, while it is connected
@@ -225,9 +226,17 @@ class Channel:
             if source is self._socket:
                 buffers: list[Buffer] = [part.buffer for part in _receive(self._socket)]
                 return decode_reply(buffers[0]), buffers[1:], sum(map(len, buffers))
-            told = recv_monitor_message(self._monitor)
-            self._note(told["event"], told["value"])
+            self._hear_of_the_link()
         return None
+
+    def catch_up(self) -> None:
+        """Take note of what has become of the connection; for whoever has not received lately."""
+        while self._monitor.poll(0):
+            self._hear_of_the_link()
+
+    def _hear_of_the_link(self) -> None:
+        told = recv_monitor_message(self._monitor)
+        self._note(told["event"], told["value"])
 
     def segments(self) -> Segments | None:
         """What the kernel knows of the connection; None where there is none, or it is not TCP."""
@@ -240,6 +249,7 @@ class Channel:
             self._descriptor = value
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.connected = True
+            self.connections += 1
         elif event == zmq.Event.DISCONNECTED:
             self.connected = False
             self._descriptor = None

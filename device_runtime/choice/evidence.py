@@ -16,7 +16,7 @@ to do while one of them ran counts neither for nor against it.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class _Pace:
     """How much longer passes take than they should: a machine's factor times a protocol's own.
 
     The machine's follows the last rounds, a protocol's own only whole answers: what changes soon is
-    the machine.
+    the machine. What is not observed any more fades.
     """
 
     def __init__(self) -> None:
@@ -66,6 +66,7 @@ class _Pace:
         """An answer's passes under this protocol took so many times as long."""
         factors = [factor for factor in factors if factor > 0.0]  # nothing takes no time
         if not factors:
+            self.fade()
             return
         if self._machine:
             self._own[name].append(median(factors) / self._machine.median(1.0))
@@ -76,6 +77,11 @@ class _Pace:
         for other in [other for other, idle in self._idle.items() if idle > _OWN_IDLE]:
             self._own.pop(other, None)
             del self._idle[other]
+
+    def fade(self) -> None:
+        """An answer in which there were no such passes: what is known of the machine gets older."""
+        if self._machine:
+            self._machine.popleft()
 
     def factor(self, name: str) -> float:
         """What is to be expected now."""
@@ -150,6 +156,7 @@ class Evidence:
                 drafting.append(round_.timings.draft / self._drafting_s(levels))
         self._drafting.add(name, drafting)
         if name == LOCAL:
+            self._verifying.fade()
             return
         self._verifying.add(
             name,
@@ -159,7 +166,9 @@ class Evidence:
             ],
         )
         if plan.exchange is None:
-            self._between_s.extend(round_.timings.downlink for round_ in rounds)
+            # tokens may come in bursts: only the mean tells how far apart they are
+            if rounds:
+                self._between_s.append(fmean(round_.timings.downlink for round_ in rounds))
             return
         for round_ in rounds:
             self._around_s[name].append(round_.timings.encode + round_.timings.settle)

@@ -16,6 +16,7 @@ from device_runtime.record import Choice, Forecast
 from speculation.latency import Link, communication_s, streamed_token_s
 from wire.link.state import LinkState
 from wire.protocols import STREAM
+from wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
 
 _log = logging.getLogger("pilotfish.choice")
 
@@ -71,7 +72,10 @@ def predicted_token_s(plan: Plan, link: Link, evidence: Evidence) -> float:
 
 def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
     """Seconds of a round under this plan, which drafts."""
-    return evidence.computing_s(plan) + communication_s(*evidence.freight(plan), link)
+    up, down = evidence.freight(plan)
+    # an RTT is measured with small messages, so what they weigh is in it
+    beyond = max(0.0, up - WINDOW_BYTES), max(0.0, down - VERDICT_BYTES)
+    return evidence.computing_s(plan) + communication_s(*beyond, link)
 
 
 def link_known(state: LinkState) -> Link:

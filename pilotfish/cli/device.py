@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from device_runtime.device import Device
+from device_runtime.plan import AUTO
 from field.summary import report, summary
 from pilotfish.cli.options import (
     Commands,
@@ -17,6 +18,7 @@ from pilotfish.cli.options import (
 )
 from pilotfish.cli.screen import Screen
 from wire.errors import UnsupportedError
+from wire.protocols import LOCAL
 
 
 def add_to(commands: Commands) -> None:
@@ -41,7 +43,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.edge is None and args.protocol != "local":
+    if args.edge is None and args.protocol not in (LOCAL, AUTO):
         raise UnsupportedError(
             f"Protocol {args.protocol} needs an edge: name it with --edge, or use --protocol local."
         )

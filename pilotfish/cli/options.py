@@ -92,7 +92,9 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
         "--lossy", action="store_true", help="protocol auto: from those too whose output is not"
     )
     parser.add_argument(
-        "--policy", choices=tuple(POLICIES), default=Auto.policy, help="of protocol auto"
+        "--policy",
+        choices=tuple(POLICIES),
+        help=f"protocol auto: how it chooses ({Auto.policy})",
     )
     parser.add_argument(
         "--window",
@@ -157,9 +159,9 @@ def generation_of(args: argparse.Namespace) -> Options:
 def protocol_of(args: argparse.Namespace) -> "str | Auto":
     """The protocol, with what goes with auto; `UnsupportedError` where it goes with nothing."""
     if args.protocol == AUTO:
-        return Auto(among=args.among, lossy=args.lossy, policy=args.policy)
-    if args.among is not None or args.lossy:
-        raise UnsupportedError("--among and --lossy go with --protocol auto.")
+        return Auto(among=args.among, lossy=args.lossy, policy=args.policy or Auto.policy)
+    if args.among is not None or args.lossy or args.policy is not None:
+        raise UnsupportedError("--among, --lossy and --policy go with --protocol auto.")
     name: str = args.protocol
     return name
 

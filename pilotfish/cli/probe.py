@@ -12,6 +12,7 @@ from rich.table import Table
 from device_runtime.device import connect
 from device_runtime.edge_link import PROBE_BYTES, EdgeLink
 from pilotfish.cli.options import Commands, between, json_option, keys_option, positive, write_json
+from wire.errors import UnsupportedError
 from wire.link.state import LinkState, Reading
 
 _SMALL_PINGS = 10
@@ -46,6 +47,8 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.watch and args.json:
+        raise UnsupportedError("--watch goes on for ever, and --json is written at the end.")
     link = connect(args.edge, args.keys)
     try:
         if args.watch:

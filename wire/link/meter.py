@@ -7,7 +7,8 @@ In:  of each exchange, its sizes, when it left and came back by the device's clo
 The sum of both ways needs no common clock. To tell them apart the clocks' offset is learnt from the
 quickest small one, under the usual assumption that its two ways took equally long. Small messages
 say what an RTT is, large ones (≥ 10 kB) what a rate is: their bits over what they took beyond half
-an RTT. Medians of the last few samples: one stall changes nothing, a changed link soon does.
+an RTT. Medians of an answer's last few samples: one stall among several changes nothing, a changed
+link soon does.
 """
 
 import time
@@ -25,6 +26,7 @@ FRESH_S = 2.0  # younger readings need no ping
 _MEDIAN_OF = 5
 _KEPT = 16
 _LEAST_TRANSFER_S = 20e-6  # what clocks can resolve here
+_DRIFT = 200e-6  # of two clocks at most
 
 
 class Transit(NamedTuple):
@@ -35,25 +37,31 @@ class Transit(NamedTuple):
 
 
 class _Samples:
-    """The last few values of one quantity, and when they were taken."""
+    """The last few values of one quantity, and when and in which answer they were taken."""
 
     def __init__(self) -> None:
-        self._taken: deque[tuple[int, float]] = deque(maxlen=_KEPT)
+        self._taken: deque[tuple[int, float, int]] = deque(maxlen=_KEPT)
+        self.answer = 0
 
     def add(self, now_ns: int, value: float) -> None:
-        self._taken.append((now_ns, value))
+        self._taken.append((now_ns, value, self.answer))
 
     @property
     def values(self) -> list[float]:
-        return [value for _, value in self._taken]
+        return [value for _, value, _ in self._taken]
 
     @property
     def recent(self) -> list[float]:
-        """The last ones, as far as they were taken close together."""
+        """The last ones, as far as they were taken close together and within one answer.
+
+        An answer under `stream` takes one sample, which those before it must not outvote.
+        """
         if not self._taken:
             return []
-        since_ns = self._taken[-1][0] - int(FRESH_S * 1e9)
-        return [value for at, value in self._taken if at >= since_ns][-_MEDIAN_OF:]
+        newest_ns, _, newest = self._taken[-1]
+        since_ns = newest_ns - int(FRESH_S * 1e9)
+        close = [v for at, v, answer in self._taken if at >= since_ns and answer == newest]
+        return close[-_MEDIAN_OF:]
 
     def reading(self, now_ns: int) -> Reading | None:
         """The median of the recent ones."""
@@ -69,7 +77,7 @@ class LinkMeter:
 
     def __init__(self) -> None:
         self._offset_ns = 0  # the edge's clock minus ours
-        self._quickest_ns = 2**62
+        self._quickest_ns, self._compared_ns = 2**62, 0
         self._rtt, self._up, self._down = _Samples(), _Samples(), _Samples()
 
     def exchange(
@@ -77,54 +85,72 @@ class LinkMeter:
         *,
         up_bytes: int,
         down_bytes: int,
+        ahead_bytes: int = 0,
         sent_ns: int,
         received_ns: int,
         edge_received_ns: int,
         held_ns: int,
         learn: bool = True,
     ) -> Transit:
-        """How long a request and its reply were on their way; takes note of it, if it may."""
+        """How long a request and its reply were on their way; takes note of it, if it may.
+
+        ahead_bytes: sent some time before the request, and maybe still on the way.
+        """
         on_link_ns = max(0, received_ns - sent_ns - held_ns)
-        if learn and max(up_bytes, down_bytes) <= SMALL_BYTES:
-            self._compare_clocks(on_link_ns, edge_received_ns - sent_ns)
+        small = learn and max(up_bytes + ahead_bytes, down_bytes) <= SMALL_BYTES
+        if small:
+            self._compare_clocks(received_ns, on_link_ns, edge_received_ns - sent_ns)
         up_ns = min(on_link_ns, max(0, edge_received_ns - self._offset_ns - sent_ns))
         transit = Transit(up_ns * 1e-9, (on_link_ns - up_ns) * 1e-9)
-        if learn:
-            self._learn(received_ns, (up_bytes, down_bytes), transit)
+        if small:
+            self._rtt.add(received_ns, sum(transit))
+        elif learn:
+            self._learn_rates(received_ns, (up_bytes, down_bytes), transit)
         return transit
 
-    def _learn(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
-        if max(sizes) <= SMALL_BYTES:
-            self._rtt.add(now_ns, sum(transit))
+    def _learn_rates(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
         rtts = self._rtt.recent
         if not rtts:
             return
         # the least of them: what others took beyond it was waiting, and is none of a transfer's
         way_s = min(rtts) / 2
+        # what is shorter than a way varies by cannot be told from that
+        least_s = max(_LEAST_TRANSFER_S, self._jitter_s() / 2)
         for size, took_s, samples in zip(sizes, transit, (self._up, self._down), strict=True):
             if size >= LARGE_BYTES:
-                transfer_s = max(_LEAST_TRANSFER_S, took_s - way_s)
-                samples.add(now_ns, 8 * size / transfer_s)
+                samples.add(now_ns, 8 * size / max(least_s, took_s - way_s))
 
-    def _compare_clocks(self, on_link_ns: int, apart_ns: int) -> None:
+    def _jitter_s(self) -> float:
+        steps = [abs(after - before) for before, after in pairwise(self._rtt.values)]
+        return fmean(steps) if steps else 0.0
+
+    def _compare_clocks(self, now_ns: int, on_link_ns: int, apart_ns: int) -> None:
         """Learn the offset from the quickest exchange; ``apart_ns``: its arrival minus its leaving.
 
-        Clocks drift and links change, so what was quickest long ago slowly loses its say.
+        Clocks drift apart, so what was quickest long ago loses its say; and one that jumps (an edge
+        that was booted, a device that slept) shows by an exchange that arrived before it left.
         """
-        self._quickest_ns += self._quickest_ns >> 10
-        if on_link_ns <= self._quickest_ns:
+        self._quickest_ns += int((now_ns - self._compared_ns) * _DRIFT) + 1
+        self._compared_ns = now_ns
+        impossible = not 0 <= apart_ns - self._offset_ns <= on_link_ns
+        if impossible or on_link_ns <= self._quickest_ns:
             self._quickest_ns = on_link_ns
             self._offset_ns = apart_ns - on_link_ns // 2
+
+    def next_answer(self) -> None:
+        """What comes now is another answer's."""
+        for samples in (self._rtt, self._up, self._down):
+            samples.answer += 1
 
     def state(self, segments: Segments | None = None, signal_dbm: float | None = None) -> LinkState:
         """What is known now; the caller brings what the kernel and the radio say."""
         now_ns = time.monotonic_ns()
         rtt = self._rtt.reading(now_ns)
-        steps = [abs(after - before) for before, after in pairwise(self._rtt.values)]
+        taken = len(self._rtt.values)
         return LinkState(
             rtt=rtt,
-            jitter=Reading(value=fmean(steps), age_s=rtt.age_s, samples=len(steps))
-            if rtt is not None and steps
+            jitter=Reading(value=self._jitter_s(), age_s=rtt.age_s, samples=taken)
+            if rtt is not None and taken > 1
             else None,
             up=self._up.reading(now_ns),
             down=self._down.reading(now_ns),

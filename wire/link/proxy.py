@@ -30,6 +30,7 @@ _log = logging.getLogger("pilotfish.emulate")
 
 _EARLY_S = 0.0001  # what is due so soon goes now
 _LATE_S = 0.001  # what is later was not the timer's doing, but that of a busy machine
+_LONGEST_S = 3600.0  # a selector cannot be asked to wait for ever so long
 _BROKEN = select.EPOLLERR | select.EPOLLHUP
 
 
@@ -114,7 +115,7 @@ class Proxy:
         if math.isinf(until_s):
             select.select([self._epoll], [], [])
             return
-        asked_s = until_s - self._late_s
+        asked_s = min(until_s - self._late_s, monotonic() + _LONGEST_S)
         ready, _, _ = select.select([self._epoll], [], [], max(0.0, asked_s - monotonic()))
         if not ready:
             late_s = min(monotonic() - asked_s, _LATE_S)

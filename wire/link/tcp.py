@@ -38,7 +38,7 @@ def segments(descriptor: int, port: int) -> Segments | None:
     finally:
         with suppress(OSError):
             borrowed.detach()
-    if len(info) < _SENT_AT + 4:  # a kernel older than 4.2
+    if len(info) < _SENT_AT + 4:  # a kernel older than 4.6
         return None
     return Segments(_u32(info, _SENT_AT), _u32(info, _RETRANSMITTED_AT))
 
