@@ -16,7 +16,9 @@ from device_runtime.record import Probing
 from pilotfish import Device, EdgeServer
 from tests.conftest import Pair
 from tests.hostile import RawClient
+from tests.tiny import tiny_artifact
 from wire import messages as m
+from wire.errors import TooLargeError
 from wire.link.emulation import Conditions, Emulator
 from wire.link.meter import FRESH_S
 
@@ -186,3 +188,75 @@ def test_an_edge_that_cannot_be_probed(address: str, code: int) -> None:
     assert done.returncode == code
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_rates_are_due_though_answers_come_slowly(pair: Pair, road: Emulator) -> None:
+    """A person types for longer than an RTT stays fresh."""
+    auto = Auto(among=["tslt", "dsd"])
+    with Device(pair.draft, road.endpoint, threads=1) as device:
+        device.generate("abc", max_tokens=8)
+        time.sleep(FRESH_S + 0.1)
+        answer = device.generate("abc", max_tokens=8, protocol=auto, temperature=1.0)
+        assert answer.probing.pings == 1
+        assert answer.probing.uplink_bytes > PROBE_BYTES
+        assert answer.link is not None
+        assert answer.link.up is not None
+
+
+def test_a_long_prompt_is_no_rate(long_pair: Pair) -> None:
+    with (
+        EdgeServer(long_pair.target, context=16384, threads=1) as edge,
+        Emulator(edge.endpoint, Conditions(rtt_s=0.01, up_bps=10e6)) as link,
+        Device(long_pair.draft, link.endpoint, threads=1) as device,
+    ):
+        device.generate([5] * 8000, max_tokens=4)  # 16 kB
+        state = device.generate([5], max_tokens=4).link
+        assert state is not None
+        assert state.up is None
+
+
+def test_an_edge_that_comes_back_with_other_limits(pair: Pair) -> None:
+    with EdgeServer(pair.target, threads=1) as first:
+        address = first.endpoint
+        device = Device(pair.draft, address, threads=1)
+        device.generate("abc", max_tokens=12, window=8)
+    with device, EdgeServer(pair.target, listen=address, threads=1, max_window=2):
+        device.generate("abc", max_tokens=1, window=0)  # finds that the connection is another one
+        for protocol in ("greedy", "auto"):
+            answer = device.generate("abc", max_tokens=12, protocol=protocol)
+            assert max(round_.window for round_ in answer.rounds) <= 2
+        assert device.welcome is not None
+        assert device.welcome.limits.window == 2
+
+
+def test_waiting_for_an_edge_is_no_rtt(pair: Pair) -> None:
+    with EdgeServer(pair.target, threads=1) as first:
+        address = first.endpoint
+        device = Device(pair.draft, address, threads=1)
+        device.generate("abc", max_tokens=12)
+    with device, EdgeServer(pair.target, listen=address, threads=1):
+        for _ in range(3):
+            link = device.generate("abc", max_tokens=4, protocol="auto").link
+            assert link is not None
+            assert link.rtt is not None
+            assert link.rtt.value < 0.05
+
+
+def test_windows_that_the_edge_would_not_read_are_not_sent(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("wide")
+    wide = tiny_artifact(folder, vocab=20_000, seed=1)
+    with (
+        EdgeServer(folder, message_mib=1, threads=1) as edge,
+        Device(folder, edge.endpoint, threads=1) as device,
+    ):
+        prompt = [1, 2, 3]
+        with pytest.raises(TooLargeError, match="use a smaller one"):
+            device.generate(prompt, protocol="dsd", window=16, temperature=1.0, max_tokens=40)
+        for _ in range(2):
+            answer = device.generate(
+                prompt, protocol=Auto(among=["dsd"]), temperature=1.0, max_tokens=40
+            )
+            assert max(round_.uplink_bytes for round_ in answer.rounds) < 2**20
+    assert wide.manifest.vocab_size == 20_000

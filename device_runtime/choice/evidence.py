@@ -149,22 +149,18 @@ class Evidence:
 
     def _add_times(self, plan: Plan, rounds: Sequence[Round]) -> None:
         name = plan.protocol
-        drafting = []
+        drafting, verifying = [], []
         for round_ in rounds:
             levels = plan.expansion[: round_.window] or (1,) * (name == LOCAL)
             if levels:
                 drafting.append(round_.timings.draft / self._drafting_s(levels))
+            # of a tree by the nodes that it might have had, as in `computing_s`
+            verifying.append(round_.timings.verify / self._verifying_s(levels))
         self._drafting.add(name, drafting)
         if name == LOCAL:
             self._verifying.fade()
             return
-        self._verifying.add(
-            name,
-            [
-                round_.timings.verify / self._paced(self._target_pace, 1 + round_.nodes)
-                for round_ in rounds
-            ],
-        )
+        self._verifying.add(name, verifying)
         if plan.exchange is None:
             # tokens may come in bursts: only the mean tells how far apart they are
             if rounds:
@@ -209,8 +205,7 @@ class Evidence:
         """Seconds of a round but for the link: draft, encode, queue, verify, settle."""
         name, expansion = plan.protocol, plan.expansion
         draft_s = self._drafting_s(expansion) * self._drafting.factor(name)
-        width = 1 + nodes_at_most(expansion)
-        verify_s = self._paced(self._target_pace, width) * self._verifying.factor(name)
+        verify_s = self._verifying_s(expansion) * self._verifying.factor(name)
         around_s = self._around_s[name].median(0.0) + self._queue_s.median(0.0)
         return draft_s + verify_s + around_s
 
@@ -222,7 +217,7 @@ class Evidence:
 
     def streamed_pass_s(self) -> float:
         """Seconds from one token of `stream` to the next."""
-        pass_s = self._paced(self._target_pace, 1) * self._verifying.factor(STREAM)
+        pass_s = self._verifying_s(()) * self._verifying.factor(STREAM)
         return pass_s + self._between_s.median(0.0)
 
     def local_token_s(self) -> float:
@@ -244,6 +239,10 @@ class Evidence:
             total += self._paced(self._drafter_pace, nodes)
             nodes *= count
         return total
+
+    def _verifying_s(self, expansion: Sequence[int]) -> float:
+        """Seconds of the target's pass over a window."""
+        return self._paced(self._target_pace, 1 + nodes_at_most(tuple(expansion)))
 
     @staticmethod
     def _paced(pace: Mapping[int, float], width: int) -> float:
