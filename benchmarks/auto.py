@@ -27,7 +27,7 @@ from links import RATES_MBPS, RTTS_MS, emulated
 
 from device_runtime.plan import Auto, Options
 from pilotfish import Device
-from wire.link.emulation import Conditions, Emulator
+from wire.emulation.emulator import Conditions, Emulator
 
 DRAFTING = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
 FIXED: dict[float, dict[str, tuple[int, ...]]] = {

@@ -2,9 +2,9 @@
 
     python benchmarks/links.py [--json PATH] [--quick] [--draft DIR] [--target DIR]
 
-The default pair, an edge process, CURVE, and between them `wire.link.emulation`: RTT 0, 20 and 50
-ms by 10, 50 and 100 Mbit/s each way. Before each answer the round is predicted as protocol "auto"
-does it: the link as pings of 12 kB measured it, computing times, acceptance and bytes as the rounds
+The default pair, an edge process, CURVE, and between them `wire.emulation`: RTT 0, 20 and 50 ms by
+10, 50 and 100 Mbit/s each way. Before each answer the round is predicted as protocol "auto" does
+it: the link as pings of 12 kB measured it, computing times, acceptance and bytes as the rounds
 until then showed them (`device_runtime.choice`). Then the answer's rounds are measured:
 "measured_ms" is the median of what they took, draft to settle, first and last left out. `stream`'s
 round is a token. "modelled_ms" has the computing times of these very rounds and only the link from
@@ -38,7 +38,7 @@ from device_runtime.record import Round
 from field.replay import round_s
 from pilotfish import Device, EdgeServer
 from speculation.latency import Link, streamed_token_s
-from wire.link.emulation import Conditions, Emulator
+from wire.emulation.emulator import Conditions, Emulator
 from wire.protocols import STREAM
 
 RTTS_MS = (0, 20, 50)

@@ -12,8 +12,8 @@ from device_runtime.plan import Auto
 from device_runtime.record import Choice, Round
 from pilotfish import Device, EdgeServer
 from tests.conftest import Pair
+from wire.emulation.emulator import Conditions, Emulator
 from wire.errors import UnsupportedError
-from wire.link.emulation import Conditions, Emulator
 from wire.protocols import LOCAL, STREAM
 
 WINDOW_1 = ("greedy", 1)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from pilotfish import Device
 from tests.tcp import arrivals, connected, echo, received, round_trips_s, serving
-from wire.link.emulation import Conditions, Emulator
+from wire.emulation.emulator import Conditions, Emulator
 
 SHARES = (0.5, 0.5, 0.5, 0.25, 0.25, 0.25)
 

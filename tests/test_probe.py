@@ -18,8 +18,8 @@ from tests.conftest import Pair
 from tests.hostile import RawClient
 from tests.tiny import tiny_artifact
 from wire import messages as m
+from wire.emulation.emulator import Conditions, Emulator
 from wire.errors import TooLargeError
-from wire.link.emulation import Conditions, Emulator
 from wire.link.meter import FRESH_S
 
 RTT_S = 0.04

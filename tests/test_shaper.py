@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wire.link.emulation import Conditions
-from wire.link.shaper import FIN, FLIGHT_BYTES, SEGMENT_BYTES, WAITING_BYTES, Flow, Shaper, shapes
-from wire.link.traces import Trace
+from wire.emulation.emulator import Conditions
+from wire.emulation.shaper import (
+    FIN,
+    FLIGHT_BYTES,
+    SEGMENT_BYTES,
+    WAITING_BYTES,
+    Flow,
+    Shaper,
+    shapes,
+)
+from wire.emulation.traces import Trace
 
 
 def shaper(trace=None, now=0.0, **conditions):

@@ -1,1 +1,1 @@
-"""The link itself: what is known about it, how it is measured, and how another one is emulated."""
+"""The link itself: what is known about it, and how it is measured."""

@@ -1,7 +1,7 @@
 """`Emulator`: a slow, distant or lossy link in front of an edge, for tests, benchmarks and demos.
 
 in:  where to pass connections on to, and `Conditions`; they may change while it runs.
-out: an endpoint to connect to instead. What crosses it is delayed as `wire.link.shaper` says.
+out: an endpoint to connect to instead. What crosses it is delayed as `wire.emulation.shaper` says.
 
 It is the proxy that `pilotfish emulate` runs, in a process of its own: beside a busy test in one
 interpreter it would be late by milliseconds. The two hold the ends of a socket pair, over which
@@ -118,7 +118,7 @@ class Emulator:
         with theirs:
             # a session of its own: Ctrl-C in the terminal reaches the parent, which stops it
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "wire.link.tied", str(theirs.fileno())],
+                [sys.executable, "-m", "wire.emulation.tied", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

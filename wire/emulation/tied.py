@@ -1,7 +1,7 @@
 """The emulator's process: a `Proxy`, tied to the `Emulator` that started it.
 
-`python -m wire.link.tied DESCRIPTOR` reads questions from a socket, one JSON object a line, and
-answers each with one. The first says what to do; later ones change the link or ask what passed.
+`python -m wire.emulation.tied DESCRIPTOR` reads questions from a socket, one JSON object a line,
+and answers each with one. The first says what to do; later ones change the link or ask what passed.
 When the other end closes, the process ends.
 """
 
@@ -12,9 +12,9 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from wire.emulation.emulator import Conditions
+from wire.emulation.proxy import Proxy, take_precedence
 from wire.errors import PilotfishError
-from wire.link.emulation import Conditions
-from wire.link.proxy import Proxy, take_precedence
 
 
 class _Tie:

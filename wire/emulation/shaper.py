@@ -18,8 +18,8 @@ from collections import deque
 from random import Random
 from typing import Generic, NamedTuple, TypeVar
 
-from wire.link.emulation import Conditions
-from wire.link.traces import OPPORTUNITY_BYTES, Trace, TraceClock
+from wire.emulation.emulator import Conditions
+from wire.emulation.traces import OPPORTUNITY_BYTES, Trace, TraceClock
 
 SEGMENT_BYTES = OPPORTUNITY_BYTES
 FOLLOWERS = 3
