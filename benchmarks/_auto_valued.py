@@ -1,0 +1,180 @@
+"""What every choice costs, but for luck: acceptance by depth, computing and bytes as recorded.
+
+Answers of some dozens of tokens differ by 10 % in how well they are drafted, so the best of thirty
+fixed choices on a link is mostly the luckiest. A `Table` has real rounds of every protocol and
+window over loopback, and tells seconds a token on any link by the model (`field.replay`): the
+median time of a window's rounds, over the tokens that the acceptance at each depth leads to, which
+is counted over all windows of the protocol.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from itertools import chain
+from statistics import fmean, median
+from typing import NamedTuple
+
+import numpy as np
+from _common import PROMPTS, Rows, Steps
+
+from device_runtime.choice import Evidence
+from device_runtime.choice.predictive import Predictive
+from device_runtime.plan import WINDOWS, Options, Plan, plan
+from device_runtime.record import Round
+from field.replay import round_s
+from pilotfish import Device
+from speculation.latency import Link, streamed_token_s
+from wire.link.state import LinkState, Reading
+from wire.protocols import STREAM
+
+PROTOCOLS = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
+DRAFT_S, VERIFY_S = 0.010, 0.100  # the slow target: T_verify = 10 · T_draft
+
+
+class Choice(NamedTuple):
+    """A protocol, its window (0 under `stream`), and the temperature."""
+
+    protocol: str
+    window: int
+    temperature: float
+
+    def __str__(self) -> str:
+        return f"{self.protocol} {self.window}" if self.window else self.protocol
+
+    @property
+    def plan(self) -> Plan:
+        """As `Device` makes it."""
+        wanted: Options = {"protocol": self.protocol, "temperature": self.temperature, "seed": 0}
+        if self.window:
+            wanted = {**wanted, "window": self.window}
+        return plan(**wanted)
+
+
+def choices(temperature: float, *, stream: bool) -> list[Choice]:
+    """All that "auto" may choose from."""
+    drafting = PROTOCOLS[temperature]
+    found = [Choice(name, window, temperature) for name in drafting for window in WINDOWS]
+    return [*found, Choice(STREAM, 0, temperature)] if stream else found
+
+
+class Table:
+    """Recorded answers of every choice."""
+
+    def __init__(self, device: Device, *, prompts: int, tokens: int, steps: Steps) -> None:
+        self._tokens = tokens
+        self.answers: dict[Choice, list[list[Round]]] = {}
+        for temperature in PROTOCOLS:
+            for choice in choices(temperature, stream=True):
+                if choice.window in (0, 1):
+                    steps.next(f"recording {choice.protocol}")
+                self.answers[choice] = [
+                    self._record(device, choice, seed) for seed in range(prompts)
+                ]
+
+    def _record(self, device: Device, choice: Choice, seed: int) -> list[Round]:
+        wanted: Options = {
+            "protocol": choice.protocol,
+            "temperature": choice.temperature,
+            "seed": 1000 * choice.window + seed,
+            "max_tokens": self._tokens,
+        }
+        if choice.window:
+            wanted = {**wanted, "window": choice.window}
+        return device.generate(PROMPTS[seed], **wanted).rounds
+
+    def _tokens_a_round(self, choice: Choice) -> float:
+        """N = 1 + Σ_k Π_{i≤k} αᵢ, with each depth's α over all windows of the protocol."""
+        reached, accepted = np.ones(choice.window), np.full(choice.window, 0.5)
+        for other, answers in self.answers.items():
+            if other[::2] == choice[::2]:
+                for one in chain(*answers):
+                    reached[: min(one.window, one.accepted + 1)] += 1
+                    accepted[: one.accepted] += 1
+        return 1.0 + float(np.cumprod(accepted / reached).sum())
+
+    def token_s(
+        self,
+        choice: Choice,
+        link: Link,
+        draft_s: float | None = None,
+        verify_s: float | None = None,
+    ) -> float:
+        """Seconds a token of this choice on this link; draft_s, verify_s: of other machines."""
+        steady = [one for rounds in self.answers[choice] for one in rounds[1:]]
+        if choice.protocol == STREAM:
+            pass_s = median(one.timings.total for one in steady) if verify_s is None else verify_s
+            down = median(one.downlink_bytes for one in steady)
+            return streamed_token_s(pass_s, down, link, self._tokens)
+        whole = [one for one in steady if one.window == choice.window] or steady
+        taken_s = median(round_s(one, link, draft_s, verify_s) for one in whole)
+        return taken_s / self._tokens_a_round(choice)
+
+
+def valued(
+    table: Table, picked: Sequence[Choice], allowed: Sequence[Choice], link: Link, **other: float
+) -> dict[str, object]:
+    """What these picks cost on the link, against the best that was allowed."""
+    costs = {choice: 1e3 * table.token_s(choice, link, **other) for choice in allowed}
+    best = min(costs, key=costs.__getitem__)
+    ours = fmean(costs[choice] for choice in picked)
+    drafting = [cost for choice, cost in costs.items() if choice.window]
+    alone_s = table.token_s(Choice(STREAM, 0, best.temperature), link, **other)
+    return {
+        "auto_ms": ours,
+        "chose": ", ".join(dict.fromkeys(map(str, picked))),
+        "best_ms": costs[best],
+        "best": str(best),
+        "behind": ours / costs[best] - 1.0,
+        "stream_ms": 1e3 * alone_s,
+        "pays": min(drafting) < 1e3 * alone_s,
+        "fixed_ms": {str(choice): cost for choice, cost in costs.items()},
+    }
+
+
+def slow_target(table: Table, links: Mapping[str, Link], vocab_size: int) -> Rows:
+    """A row for each link, temperature, and whether `stream` is to choose from."""
+    slowed = {
+        choice: [_slowed(rounds) for rounds in table.answers[choice]] for choice in table.answers
+    }
+    rows: Rows = []
+    for name, link in links.items():
+        for temperature in PROTOCOLS:
+            for stream in (True, False):
+                allowed = choices(temperature, stream=stream)
+                picked = _pick(slowed, allowed, link, vocab_size)
+                row = valued(table, picked[2:], allowed, link, draft_s=DRAFT_S, verify_s=VERIFY_S)
+                about = {"part": "slow target", "link": name, "temperature": temperature}
+                rows.append({**about, "stream_too": stream, **row})
+    return rows
+
+
+def _slowed(rounds: Sequence[Round]) -> list[Round]:
+    """An answer with the computing times of a slow target in it."""
+    copied = deepcopy(list(rounds))
+    for one in copied:
+        one.timings.draft, one.timings.verify = DRAFT_S * one.window, VERIFY_S
+        one.timings.queue = one.timings.downlink = 0.0
+    return copied
+
+
+def _pick(
+    answers: Mapping[Choice, list[list[Round]]],
+    allowed: Sequence[Choice],
+    link: Link,
+    vocab_size: int,
+) -> list[Choice]:
+    """What "auto" chooses for six answers, seeing those recorded for what it chose."""
+    widths = (1, 2, 4, 8, 16, 32)
+    evidence = Evidence(dict.fromkeys(widths, DRAFT_S), dict.fromkeys(widths, VERIFY_S), vocab_size)
+    state = LinkState(
+        rtt=Reading(value=link.rtt_s, age_s=0.0, samples=5),
+        up=Reading(value=link.up_bps, age_s=0.0, samples=5),
+        down=Reading(value=link.down_bps, age_s=0.0, samples=5),
+    )
+    policy, plans, picked = Predictive(), [choice.plan for choice in allowed], []
+    for turn in range(6):
+        chosen, _ = policy.choose(plans, state, evidence)
+        choice = allowed[plans.index(chosen)]
+        picked.append(choice)
+        recorded = answers[choice]
+        evidence.add(chosen, recorded[turn % len(recorded)])
+    return picked
