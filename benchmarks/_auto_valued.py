@@ -1,15 +1,17 @@
-"""What every choice costs, but for luck: acceptance by depth, computing and bytes as recorded.
+"""What every choice costs, but for luck: acceptance, computing times and bytes as recorded.
 
-Answers of some dozens of tokens differ by 10 % in how well they are drafted, so the best of thirty
-fixed choices on a link is mostly the luckiest. A `Table` has real rounds of every protocol and
-window over loopback, and tells seconds a token on any link by the model (`field.replay`): the
-median time of a window's rounds, over the tokens that the acceptance at each depth leads to, which
-is counted over all windows of the protocol.
+Answers of some dozens of tokens differ by 10 % in how well they are drafted, and a machine changes
+its pace by more from one minute to the next: the best of fifty fixed choices on a link is mostly
+the luckiest. A `Table` has real rounds of every protocol and window over loopback, and tells
+seconds a token on any link by the model (`speculation.latency`) from what they have in common: the
+acceptance at each depth, over all windows of the protocol; its time per drafted level; target
+passes as a line over the number of their tokens, of all protocols.
 """
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from itertools import chain
+from functools import cached_property
+from itertools import chain, combinations
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -20,11 +22,11 @@ from device_runtime.choice import Evidence
 from device_runtime.choice.predictive import Predictive
 from device_runtime.plan import WINDOWS, Options, Plan, plan
 from device_runtime.record import Round
-from field.replay import round_s
 from pilotfish import Device
-from speculation.latency import Link, streamed_token_s
+from speculation.latency import Link, communication_s, streamed_token_s
 from wire.link.state import LinkState, Reading
 from wire.protocols import STREAM
+from wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
 
 PROTOCOLS = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
 DRAFT_S, VERIFY_S = 0.010, 0.100  # the slow target: T_verify = 10 · T_draft
@@ -84,12 +86,39 @@ class Table:
     def _tokens_a_round(self, choice: Choice) -> float:
         """N = 1 + Σ_k Π_{i≤k} αᵢ, with each depth's α over all windows of the protocol."""
         reached, accepted = np.ones(choice.window), np.full(choice.window, 0.5)
-        for other, answers in self.answers.items():
-            if other[::2] == choice[::2]:
-                for one in chain(*answers):
-                    reached[: min(one.window, one.accepted + 1)] += 1
-                    accepted[: one.accepted] += 1
+        for one in chain(*(self._rounds(other) for other in self._alike(choice))):
+            deepest = min(one.window, choice.window)
+            reached[: min(deepest, one.accepted + 1)] += 1
+            accepted[: min(deepest, one.accepted)] += 1
         return 1.0 + float(np.cumprod(accepted / reached).sum())
+
+    def _alike(self, choice: Choice) -> list[Choice]:
+        """Those of the same protocol and temperature."""
+        return [other for other in self.answers if other[::2] == choice[::2]]
+
+    def _rounds(self, choice: Choice) -> list[Round]:
+        """All but each answer's first and last."""
+        return [one for rounds in self.answers[choice] for one in rounds[1:-1]]
+
+    def _level_s(self, choice: Choice) -> float:
+        rounds = chain(*(self._rounds(other) for other in self._alike(choice)))
+        return median(one.timings.draft / one.window for one in rounds if one.window)
+
+    @cached_property
+    def _pass_line(self) -> tuple[float, float]:
+        """Seconds of a pass over no token, and of each token more (the median of all slopes)."""
+        points = []
+        for choice in self.answers:
+            rounds = self._rounds(choice)
+            if rounds:
+                width = fmean(1 + one.nodes for one in rounds)
+                points.append((width, median(one.timings.verify for one in rounds)))
+        slope = median(
+            (y2 - y1) / (x2 - x1)
+            for (x1, y1), (x2, y2) in combinations(points, 2)
+            if abs(x2 - x1) > 0.5
+        )
+        return median(y - slope * x for x, y in points), slope
 
     def token_s(
         self,
@@ -99,14 +128,19 @@ class Table:
         verify_s: float | None = None,
     ) -> float:
         """Seconds a token of this choice on this link; draft_s, verify_s: of other machines."""
-        steady = [one for rounds in self.answers[choice] for one in rounds[1:]]
+        rounds = self._rounds(choice)
+        nodes = fmean(one.nodes for one in rounds)
+        base_s, slope_s = self._pass_line
+        pass_s = base_s + slope_s * (1 + nodes) if verify_s is None else verify_s
+        down = fmean(one.downlink_bytes for one in rounds)
         if choice.protocol == STREAM:
-            pass_s = median(one.timings.total for one in steady) if verify_s is None else verify_s
-            down = median(one.downlink_bytes for one in steady)
             return streamed_token_s(pass_s, down, link, self._tokens)
-        whole = [one for one in steady if one.window == choice.window] or steady
-        taken_s = median(round_s(one, link, draft_s, verify_s) for one in whole)
-        return taken_s / self._tokens_a_round(choice)
+        level_s = self._level_s(choice) if draft_s is None else draft_s
+        around_s = median(one.timings.encode + one.timings.settle for one in rounds)
+        up = fmean(one.uplink_bytes for one in rounds)
+        beyond = max(0.0, up - WINDOW_BYTES), max(0.0, down - VERDICT_BYTES)
+        round_s = choice.window * level_s + around_s + pass_s + communication_s(*beyond, link)
+        return round_s / self._tokens_a_round(choice)
 
 
 def valued(
@@ -152,6 +186,7 @@ def _slowed(rounds: Sequence[Round]) -> list[Round]:
     copied = deepcopy(list(rounds))
     for one in copied:
         one.timings.draft, one.timings.verify = DRAFT_S * one.window, VERIFY_S
+        one.pass_s = VERIFY_S
         one.timings.queue = one.timings.downlink = 0.0
     return copied
 

@@ -149,6 +149,8 @@ def alternatives(
         raise UnsupportedError(
             'Protocol "auto" chooses the window itself: give a number of draft tokens, or nothing.'
         )
+    if window is not None:
+        _check_window(window)
     seed = options.get("seed")
     options = {**options, "seed": secrets.randbits(63) if seed is None else seed}
     windows = ([w for w in WINDOWS if w <= most] or [0]) if window is None else [min(window, most)]
@@ -237,8 +239,7 @@ def _expansion(
         window = 4 if expansion is None else len(expansion)
     elif expansion is not None:
         raise UnsupportedError("An expansion says how deep windows are: give it without a window.")
-    if window != AUTO and not (isinstance(window, int) and 0 <= window <= MAX_WINDOW):
-        raise UnsupportedError(f"window must be 0 to {MAX_WINDOW}, or {AUTO!r}, not {window!r}.")
+    _check_window(window)
     if expansion is None:
         if exchange is None:
             return ()
@@ -255,6 +256,11 @@ def _expansion(
             f"The tree {list(ks)} may have {nodes_at_most(ks)} nodes; {MAX_WINDOW} is the most."
         )
     return ks
+
+
+def _check_window(window: object) -> None:
+    if window != AUTO and not (isinstance(window, int) and 0 <= window <= MAX_WINDOW):
+        raise UnsupportedError(f"window must be 0 to {MAX_WINDOW}, or {AUTO!r}, not {window!r}.")
 
 
 def _fitting(expansion: Expansion) -> Expansion:

@@ -45,6 +45,7 @@ class Round:
     uplink_bytes: int = 0  # frames as handed to ZeroMQ
     downlink_bytes: int = 0
     timings: Timings = field(default_factory=Timings)
+    pass_s: float = 0.0  # of the target, as the edge told; `stream`'s may go on while nobody waits
 
 
 class Forecast(NamedTuple):

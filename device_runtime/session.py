@@ -182,6 +182,7 @@ class Session:
             uplink_bytes=answer.uplink_bytes,
             downlink_bytes=answer.downlink_bytes,
             timings=self._edge.timings(answer, verdict.times, started_ns, drafted_ns),
+            pass_s=verdict.times.verify_ns * _NS,
         )
         return Proposal(record, len(path) == draft.depth)
 
@@ -280,9 +281,9 @@ class Session:
         self._at_edge = len(self.committed)
         if answer.uplink_bytes:  # it answers a request; those after it come unasked
             self._edge.measure(answer, reply.times.received_ns, reply.times.held_ns)
-        # a token that has been waiting here while its reader was slow took a pass all the same
+        # of a pass only what was waited for: with bursts or a slow reader tokens lie here already
         waited = answer.received_ns - before_ns
-        verify = reply.times.verify_ns
+        verify = min(waited, reply.times.verify_ns)
         record = Round(
             protocol=STREAM,
             start=start,
@@ -291,7 +292,8 @@ class Session:
             tokens=ids,
             uplink_bytes=answer.uplink_bytes,
             downlink_bytes=answer.downlink_bytes,
-            timings=Timings(verify=verify * _NS, downlink=max(0, waited - verify) * _NS),
+            timings=Timings(verify=verify * _NS, downlink=(waited - verify) * _NS),
+            pass_s=reply.times.verify_ns * _NS,
         )
         return Proposal(record, full=False)
 

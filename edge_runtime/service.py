@@ -138,6 +138,7 @@ class Service:
             received_ns=received_ns,
             sent_ns=time.monotonic_ns(),
             passes=self._passes,
+            digest=self._manifest.digest,
         )
         self._send(envelope.client, welcome, ())
 

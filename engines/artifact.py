@@ -78,6 +78,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tokenizer_fingerprint: Sha256
     files: dict[str, Sha256]
 
+    @property
+    def digest(self) -> str:
+        """What the artifact is, in 16 hex digits: a hash of its files' names and hashes."""
+        listed = "".join(f"{name} {value}\n" for name, value in sorted(self.files.items()))
+        return hashlib.sha256(listed.encode()).hexdigest()[:16]
+
     def encode(self) -> bytes:
         """Indented JSON, ready to be written to `manifest.json`."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"

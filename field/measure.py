@@ -31,7 +31,7 @@ from wire.errors import (
 from wire.protocols import LOCAL, STREAM
 
 PATIENCE_S = 60.0
-_FIRST_PAUSE_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 8.0
 _PASSING = (EdgeLostError, EdgeUnreachableError, RateLimitedError, TooManySessionsError)
 
 
@@ -117,11 +117,12 @@ class Bench:
             except _PASSING as error:
                 now_s = time.monotonic()
                 give_up_s = give_up_s or now_s + self._patience_s
-                if now_s + pause_s > give_up_s:
+                left_s = give_up_s - now_s
+                if left_s <= 0.0:
                     raise
-                self._tell(f"{error} Trying again in {pause_s:g} s.")
-                time.sleep(pause_s)
-                pause_s *= 2
+                self._tell(f"{error} Trying again in {min(pause_s, left_s):.3g} s.")
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _answer(self, cell: Cell, warm_up: bool) -> Answer:
         (protocol, window), prompt, repeat = cell

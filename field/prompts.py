@@ -22,7 +22,8 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     UnsupportedError says what is wrong with the file, and in which line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # by line feeds alone: JSON strings may hold what else ends a line in Unicode
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise UnsupportedError(f"The prompts in {path} are not UTF-8 text: {error}.") from error
     except OSError as error:
@@ -45,4 +46,8 @@ def _from_json(path: Path, number: int, line: str) -> str:
         raise UnsupportedError(
             f"{path}, line {number} has no text under {' or '.join(map(repr, _KEYS))}."
         )
+    try:
+        found[0].encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise UnsupportedError(f"{path}, line {number} is no text: {error}.") from error
     return found[0]

@@ -160,7 +160,7 @@ class Recorder:
                 (*values, answer),
             )
         with self._told():  # from here on the file holds the answer without its log
-            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
         """Leave a file that stands alone, if no reader is at it, and let go of it."""
@@ -202,6 +202,8 @@ def begun(path: Path) -> bool:
     """Whether anything was ever written there; a file that was cut off before that is empty."""
     if not path.exists():
         return False
+    if path.is_dir():
+        raise RunFileError(f"{path} is a folder: name a file in it.")
     if path.with_name(path.name + "-journal").exists():
         with damage_told(path):
             _open(path).close()  # takes back what was not committed
@@ -215,7 +217,7 @@ def expect_nothing(path: Path) -> None:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, timeout=1.0)
+    database = sqlite3.connect(path.resolve(), timeout=1.0)
     database.execute("SELECT 1 FROM sqlite_master").fetchone()
     database.execute("PRAGMA synchronous = FULL")
     return database

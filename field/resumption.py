@@ -4,12 +4,10 @@ In:  a run's facts, and what is asked for or found now. Out: nothing, or a `RunF
 what differs. Where the drafter and the keys lie may differ; what the drafter is may not.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engines.artifact import Manifest
 from field.run import Facts
 from wire.errors import RunFileError
 
@@ -53,12 +51,6 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
         if before.get(name) != now.get(name)
     ]
     return ", ".join(found) or None
-
-
-def digest(manifest: Manifest) -> str:
-    """What an artifact is, in 16 hex digits: a hash of its files' names and hashes."""
-    listed = "".join(f"{name} {value}\n" for name, value in sorted(manifest.files.items()))
-    return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
 
 def _said(value: Any) -> str:

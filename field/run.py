@@ -244,7 +244,10 @@ def _facts(path: Path, database: sqlite3.Connection) -> Facts:
     with damage_told(path):
         rows = database.execute("SELECT name, value FROM facts").fetchall()
         facts = {row["name"]: msgspec.json.decode(row["value"]) for row in rows}
-        return msgspec.convert(facts, Facts)
+        found = msgspec.convert(facts, Facts)
+        if not found.starts:
+            raise msgspec.ValidationError("it was never started")
+        return found
 
 
 def _round(columns: sqlite3.Row) -> tuple[float, Round]:

@@ -69,5 +69,10 @@ def damage_told(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         raise RunFileError(f"{path} cannot be read: {error}.") from error
-    except (sqlite3.DatabaseError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (
+        sqlite3.DatabaseError,
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+    ) as error:
         raise RunFileError(f"{path} is not a run file, or is damaged: {error}.") from error

@@ -48,6 +48,7 @@ def rounds(wanted: Plan, accepted: list[int], **stages: float) -> list[Round]:
             uplink_bytes=50,
             downlink_bytes=58,
             timings=Timings(**stages),
+            pass_s=stages.get("verify", 0.0),
         )
         for count in accepted
     ]
@@ -254,6 +255,7 @@ def test_what_the_edge_does_not_take_is_no_alternative() -> None:
         (Auto(among=["greedy"]), {"temperature": 1.0}, "greedy"),
         (Auto(), {"temperature": -1.0}, "temperature"),
         (Auto(), {"draft_temperature": 0.5}, "greedy"),
+        (Auto(), {"window": 1000}, "window must be"),
     ],
 )
 def test_requests_that_leave_nothing_to_choose(auto: Auto, options: Options, told: str) -> None:
@@ -304,9 +306,13 @@ def test_tokens_that_were_waiting_cost_a_pass_all_the_same() -> None:
     seen = evidence()
     wanted = plan(protocol=STREAM)
     burst = rounds(wanted, [0] * 8, verify=SLOW_TARGET[1])
-    burst[4].timings.downlink = 0.070
+    for waited_s, one in zip((9.0, 0.77, 0, 0, 0, 0, 0, 0), burst, strict=True):
+        one.timings = Timings(downlink=waited_s)
     seen.add(wanted, burst)
+    # 0.77 s for seven tokens: 0.1 s of a pass each, and 0.01 s in between
     assert seen.streamed_pass_s() == pytest.approx(SLOW_TARGET[1] + 0.010, rel=0.01)
+    seen.add(wanted, rounds(wanted, [0] * 8, downlink=0.0))  # nobody waited
+    assert seen.streamed_pass_s() > SLOW_TARGET[1] / 2
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e12])

@@ -132,7 +132,7 @@ def test_energy_is_power_over_time(tmp_path):
     sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")})
     with energy.Meter(energy.rails(tmp_path), period_s=0.01) as meter:
         began = time.monotonic()
-        time.sleep(0.3)
+        time.sleep(0.6)
         slept = time.monotonic() - began
     assert meter.joules == pytest.approx(10.0 * slept, rel=0.2)
 
@@ -148,7 +148,7 @@ def test_energy_follows_power_that_changes(tmp_path):
             beside = current.with_name("next")
             beside.write_text(milliamperes)
             beside.replace(current)  # a reader sees the old or the new value, never half of one
-            time.sleep(0.3)
+            time.sleep(0.5)
             times.append(time.monotonic())
     low, high = times[1] - times[0], times[2] - times[1]
     assert meter.joules == pytest.approx(10 * low + 30 * high, rel=0.2)

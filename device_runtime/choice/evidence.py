@@ -155,16 +155,17 @@ class Evidence:
             if levels:
                 drafting.append(round_.timings.draft / self._drafting_s(levels))
             # of a tree by the nodes that it might have had, as in `computing_s`
-            verifying.append(round_.timings.verify / self._verifying_s(levels))
+            verifying.append(round_.pass_s / self._verifying_s(levels))
         self._drafting.add(name, drafting)
         if name == LOCAL:
             self._verifying.fade()
             return
         self._verifying.add(name, verifying)
         if plan.exchange is None:
-            # tokens may come in bursts: only the mean tells how far apart they are
+            # tokens may come in bursts: only means tell how far apart they are
             if rounds:
-                self._between_s.append(fmean(round_.timings.downlink for round_ in rounds))
+                waited_s = fmean(round_.timings.total for round_ in rounds)
+                self._between_s.append(max(0.0, waited_s - fmean(r.pass_s for r in rounds)))
             return
         for round_ in rounds:
             self._around_s[name].append(round_.timings.encode + round_.timings.settle)

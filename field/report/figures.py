@@ -9,6 +9,7 @@ tokens/s, and in what does not depend on it: acceptance, tokens a round, bytes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from device_runtime.plan import AUTO
 from device_runtime.record import STAGES, Round, acceptance
@@ -130,3 +131,9 @@ def _over(answers: Sequence[Answer], value: Callable[[Answer], float | None]) ->
 
 def _tokens(rounds: Sequence[Round]) -> int:
     return sum(len(round_.tokens) for round_ in rounds)
+
+
+def flat(found: dict[str, Any]) -> dict[str, Any]:
+    """Figures as a dictionary has them, with the configuration as two keys of their own."""
+    protocol, window = found.pop("configuration")
+    return {"protocol": protocol, "window": window, **found}

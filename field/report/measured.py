@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from field.report.figures import Figures, figures
+from field.report.figures import Figures, figures, flat
 from field.report.hindsight import Hindsight, hindsight
 from field.report.link import unmeasured
 from field.report.plausible import expect_plausible
@@ -38,7 +38,7 @@ class Measured:
             "answers": len(self.answers),
             "left_out": {"warm_up": self.warm_up, "unfinished": self.unfinished},
             "not_measured": unmeasured(self.answers),
-            "figures": [_flat(asdict(found)) for found in self.figures],
+            "figures": [flat(asdict(found)) for found in self.figures],
             "auto": None if self.hindsight is None else _auto(self.hindsight),
             "interval": {"level": LEVEL, "bootstrap_resamples": RESAMPLES},
         }
@@ -58,7 +58,7 @@ def read(path: str | Path) -> Measured:
         )
     answers = [answer for answer in answers if answer.rounds]
     return Measured(
-        name=path.stem,
+        name=path.stem.encode(errors="replace").decode(),
         path=path,
         facts=facts,
         answers=answers,
@@ -70,25 +70,20 @@ def read(path: str | Path) -> Measured:
 
 
 def named_apart(runs: Sequence[Measured]) -> list[Measured]:
-    """The runs, with a number to those of the same name."""
-    names = [run.name for run in runs]
-    return [
-        replace(run, name=f"{run.name} ({names[:at].count(run.name) + 1})")
-        if names.count(run.name) > 1
-        else run
-        for at, run in enumerate(runs)
-    ]
+    """The runs, with a number to those whose name another one has."""
+    apart: dict[str, Measured] = {}
+    for run in runs:
+        name, number = run.name, 1
+        while name in apart:
+            number += 1
+            name = f"{run.name} ({number})"
+        apart[name] = replace(run, name=name)
+    return list(apart.values())
 
 
 def _auto(seen: Hindsight) -> dict[str, Any]:
     found = asdict(seen)
-    found["alternatives"] = [_flat(each) for each in found["alternatives"]]
+    found["alternatives"] = [flat(each) for each in found["alternatives"]]
     best = seen.best.configuration if seen.best is not None else None
     found["best_fixed"] = None if best is None else best._asdict()
     return {**found, "behind_best_fixed": seen.behind, "median_error": seen.error}
-
-
-def _flat(found: dict[str, Any]) -> dict[str, Any]:
-    """Its configuration as two keys of their own."""
-    protocol, window = found.pop("configuration")
-    return {"protocol": protocol, "window": window, **found}

@@ -68,7 +68,8 @@ def _finding(quantity: Quantity, answers: Sequence[Answer]) -> str:
     """Between which values it lay."""
     values = [value for _, value in quantity.points(answers)]
     unit = quantity.panel.split("(")[1].rstrip(")")
-    return f"{quantity.name} from {min(values):.3g} to {max(values):.3g} {unit}"
+    low, high = (f"{v:.0f}" if v >= 100 else f"{v:.3g}" for v in (min(values), max(values)))
+    return f"{quantity.name} from {low} to {high} {unit}"
 
 
 def _elapsed_s(started_s: Sequence[float]) -> tuple[list[float], list[float]]:

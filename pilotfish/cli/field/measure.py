@@ -6,11 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from itertools import chain
-from math import isnan
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import wire
@@ -20,10 +19,9 @@ from field import energy, host, matrix
 from field.measure import PATIENCE_S, Bench, RoundLog
 from field.prompts import BUILT_IN, read_prompts
 from field.recording import Recorder, begun, expect_nothing
-from field.report.figures import Figures, figures
+from field.report.figures import Figures, figures, flat
 from field.resumption import (
     changes,
-    digest,
     expect_same_pair,
     expect_same_settings,
 )
@@ -41,6 +39,7 @@ from pilotfish.cli.options import (
 )
 from wire.errors import UnsupportedError
 
+_MOST_REPEATS = 10_000
 _COMMAND = ("pilotfish", "field", "measure")
 _SETTINGS = tuple(field.name for field in fields(Settings))
 _HEADINGS = ("answers", "ms/token", "p95", "tokens/s", "α", "tokens/round")
@@ -91,10 +90,15 @@ def add_to(actions: Commands) -> None:
         metavar="N,N,…",
         help=f"draft tokens a round, or auto ({','.join(map(str, usual.windows))})",
     )
-    add("--repeat", type=between(1), metavar="N", help=f"answers of a cell ({usual.repeat})")
+    add(
+        "--repeat",
+        type=between(1, _MOST_REPEATS),
+        metavar="N",
+        help=f"answers of a cell ({usual.repeat})",
+    )
     add(
         "--warm-up",
-        type=between(0),
+        type=between(0, _MOST_REPEATS),
         metavar="N",
         help=f"answers of each configuration that do not count, at every start ({usual.warm_up})",
     )
@@ -133,7 +137,7 @@ def _run(args: argparse.Namespace) -> int:
         found = figures(list(run.answers()))
     Console(stderr=True, highlight=False).print(_table(found))
     if args.json:
-        write_json(args.json, [_as_json(one) for one in found])
+        write_json(args.json, [flat(asdict(one)) for one in found])
     return 0
 
 
@@ -234,13 +238,13 @@ def _facts(
         software=wire.SOFTWARE,
         settings=settings,
         starts=(Start(unix_s=time.time(), host=host.facts()),),
-        drafter=Model(manifest.model, manifest.precision, digest(manifest)),
-        target=None if welcome is None else Model(welcome.model),
+        drafter=Model(manifest.model, manifest.precision, manifest.digest),
+        target=None if welcome is None else Model(welcome.model, digest=welcome.digest or None),
         edge=edge,
         edge_software=None if welcome is None else welcome.software,
         draft_path=str(draft.resolve()),
         keys_path=None if keys is None else str(keys.resolve()),
-        note=args.note or "",
+        note=(args.note or "").encode(errors="replace").decode(),
         energy=energy.source(energy.rails()),
     )
 
@@ -253,7 +257,7 @@ def _table(found: Sequence[Figures]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for one in found:
         table.add_row(
-            str(one.configuration),
+            escape(str(one.configuration)),
             str(one.n),
             _number(one.token_ms.median if one.token_ms else None, ".1f"),
             _number(one.token_ms.p95 if one.token_ms else None, ".1f"),
@@ -262,16 +266,6 @@ def _table(found: Sequence[Figures]) -> Table:
             _number(one.tokens_per_round, ".2f"),
         )
     return table
-
-
-def _as_json(found: Figures) -> dict[str, Any]:
-    """Figures as JSON has them: an interval that three answers are too few for is null."""
-    protocol, window = found.configuration
-    values = {name: value for name, value in asdict(found).items() if name != "configuration"}
-    for spread in values.values():
-        if isinstance(spread, dict):
-            spread.update({k: None for k, v in spread.items() if isnan(v)})
-    return {"protocol": protocol, "window": window, **values}
 
 
 def _number(value: float | None, form: str) -> str:

@@ -51,5 +51,5 @@ def _run(args: argparse.Namespace) -> int:
         notes = Console(stderr=True, highlight=False)
         args.out.mkdir(parents=True, exist_ok=True)
         for picture in paper.draw(args.out):
-            notes.print(f"drawn: {picture}", soft_wrap=True)
+            notes.print(f"drawn: {picture}", soft_wrap=True, markup=False)
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from field.replay import Replay, best, replay
@@ -119,7 +120,7 @@ def _table(found: Sequence[Replay], at: int, link: str) -> Table:
     fastest = best(found, at)
     for one in found:
         table.add_row(
-            str(one.configuration),
+            escape(str(one.configuration)),
             str(one.n),
             *_times(one.measured_s),
             *_times(one.modelled_s[at]),
