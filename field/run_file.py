@@ -11,14 +11,13 @@ from wire.errors import RunFileError
 
 APPLICATION_ID = 0x504C4652  # "PLFR", what tells our files from other SQLite databases
 FORMAT = 1  # PRAGMA user_version
-_HEADER_BYTES = 100  # SQLite's; a file that is shorter was never written
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
     """A connection to a run file that is one, whole and of a format that this version knows."""
     if not path.is_file():
         raise RunFileError(f"There is no run file {path}: make one with `pilotfish field measure`.")
-    if path.stat().st_size < _HEADER_BYTES:
+    if path.stat().st_size == 0:
         raise RunFileError(f"{path} is empty: nothing was ever measured into it.")
     with damage_told(path):
         database = _connect(path)
