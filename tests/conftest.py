@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from pilotfish import Device, EdgeServer
+from tests.measuring import PROMPTS
 from tests.tiny import tiny_artifact
 from wire import keys
 
@@ -91,3 +92,17 @@ def long_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
         path = artifact.path / "manifest.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_ids": []}))
     return Pair(folder / "draft", folder / "target")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Where a run file shall be."""
+    return tmp_path / "walk.pilotfish"
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """A file of three prompts."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(PROMPTS) + "\n")
+    return path
