@@ -12,7 +12,7 @@ reading costs a few I²C transfers, on a thread of its own.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -88,12 +88,10 @@ class Meter:
         power: Sequence[Rail],
         *,
         period_s: float = _PERIOD_S,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.joules: float | None = None
         self._rails = power
         self._period_s = period_s
-        self._clock = clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -128,4 +126,4 @@ class Meter:
 
     def _sample(self) -> tuple[float, float]:
         """Seconds and watts now."""
-        return self._clock(), sum(rail.watts() for rail in self._rails)
+        return time.monotonic(), sum(rail.watts() for rail in self._rails)
