@@ -5,21 +5,22 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
-CODE := pilotfish field device_runtime edge_runtime export wire engines speculation
+CODE := pilotfish field device_runtime edge_runtime export deploy wire engines speculation
 
-.PHONY: help venv demo test test-reference lint format bench clean
+.PHONY: help venv demo test test-reference lint format bench deb clean
 help:
 	@echo "make demo            both ends on this machine, real weights (ARGS='--json out.json')"
 	@echo "make test            the tests, without torch (ARGS goes to pytest)"
 	@echo "make test-reference  parity with transformers; installs torch"
 	@echo "make lint            ruff, mypy --strict, import-linter"
+	@echo "make deb             the edge as a Debian package (ARGS='--python 3.12 --machine aarch64')"
 	@echo "make bench           every benchmark (ARGS='--quick'); figures go to bench-*.json"
 
 venv: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) …"
-	$(INSTALL) -e '.[cpu,export,field,dev]'
+	$(INSTALL) -e '.[cpu,export,serve,bundle,field,dev]'
 	@touch $@
 
 $(VENV)/.reference: $(VENV)/.installed
@@ -46,6 +47,11 @@ format: venv
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The same commit makes the same package.
+deb: venv
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
+		$(BIN)/python -m deploy.deb $(ARGS)
+
 bench: venv
 	@for script in benchmarks/[a-z]*.py; do \
 		echo "== $$script"; \
@@ -53,4 +59,4 @@ bench: venv
 	done
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,9 @@
 """`Device`: the drafting end as a Python object."""
 
-import time
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -9,33 +11,43 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.choice import POLICIES, Evidence, Policy
+from device_runtime.choice import Evidence
+from device_runtime.conversation import Choosable, Conversation
 from device_runtime.drafter import Drafter
-from device_runtime.edge_link import PROBE_BYTES, EdgeLink
-from device_runtime.plan import AUTO, Auto, Options, Plan, alternatives, plan
-from device_runtime.record import Choice, Generation, Piece, Probing, Round
-from device_runtime.session import Proposal, Session
-from device_runtime.stops import Answer
+from device_runtime.learned import Learned
+from device_runtime.link.edge_link import PROBE_BYTES, EdgeLink
+from device_runtime.link.family import Family, load_keys
+from device_runtime.link.loss import Interrupt, OnLinkLoss, Patience
+from device_runtime.plan import AUTO, Auto, plan
+from device_runtime.record import Generation, Piece, Round
 from engines.artifact import Artifact
 from engines.chat import ChatTemplate
 from wire.errors import TokenOutOfRangeError, UnsupportedError
-from wire.keys import DeviceKeys
-from wire.link.meter import SMALL_BYTES
 from wire.link.state import LinkState
 from wire.messages import Welcome
-from wire.protocols import LOCAL, STREAM
-from wire.transport import is_loopback
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from device_runtime.plan import Options
+
 
 class Device:
-    """A drafter and its edge. Not thread-safe: one generation at a time.
+    """A drafter and its edge. One generation at a time; `beside` makes devices for more.
 
     draft: the drafter's artifact. edge: ``tcp://host:port``, or None when only ``local`` is used.
     keys: the folder with ``device.key`` and ``edge.pub``; None is allowed on loopback only.
     on_round: is told of every round when it is over, before the next one begins.
+
+    lanes: how many devices, this one included, may share the drafter's weights.
+
+    on_link_loss: what to do while the edge is away (it cannot be reached, drains, or is full).
+    "fail": raise `EdgeLostError` 2.2 s after the loss was noticed; and the edge must be there at
+    the start. "wait": for so long as ``patience_s``, then raise it. "local": after a second go on
+    with the drafter alone, and come back to the edge when it is there. Whatever was verified is the
+    text that it would have been without the loss; pieces of origin "local" are the drafter's.
+
+    `interrupt`, `looked_s`, `redirect`, `link_up` and `link_state` are for any thread.
     """
 
     def __init__(
@@ -48,67 +60,124 @@ class Device:
         threads: int | None = None,
         context: int | None = None,
         on_round: Callable[[Round], None] | None = None,
+        lanes: int = 1,
+        on_link_loss: OnLinkLoss = "fail",
+        patience_s: float = 120.0,
     ) -> None:
-        self._link: EdgeLink | None = None
-        self.welcome: Welcome | None = None
+        if lanes < 1:
+            raise UnsupportedError(f"A device has at least one lane, not {lanes}.")
+        self._patience = Patience.under(on_link_loss, patience_s)
         self._on_round = on_round
+        self._interrupt = Interrupt()
+        self._link: EdgeLink | None = None
         artifact = Artifact.open(draft)
         # the edge first: its absence shows at once, loading a model takes a while
         if edge is not None:
-            self._link = connect(edge, keys)
+            self._family = Family(edge, load_keys(edge, keys))
+            self._link = self._dial(artifact, self._interrupt)
         try:
-            if self._link is not None:
-                self.welcome = self._link.greet(artifact.manifest)
-            self._drafter = Drafter(artifact, provider=provider, threads=threads, context=context)
-            self._template = _chat_template(self._drafter)
+            drafter = Drafter(
+                artifact, provider=provider, threads=threads, context=context, lanes=lanes
+            )
+            self.tokenizer = drafter.tokenizer
+            self.template = _chat_template(drafter)
+            self._learned = Learned(drafter.pace, artifact.manifest.vocab_size)
+            if self._link is not None and self._patience.starts_alone:
+                self._link.presence.look_out()
+            self._move_in(drafter)
         except BaseException:
             if self._link is not None:
                 self._link.close()
             raise
-        self.tokenizer = self._drafter.tokenizer
-        self._session = Session(self._drafter, self._link)
-        if self.welcome is not None:
-            self._session.keep_to(self.welcome.limits)
-        self.evidence = Evidence(
-            self._drafter.pace,
-            {told.tokens: told.ns * 1e-9 for told in self.welcome.passes} if self.welcome else {},
-            artifact.manifest.vocab_size,
-        )
-        self._policies = {name: policy() for name, policy in POLICIES.items()}
-        self.last: Generation | None = None
 
-    def generate(self, prompt: str | Sequence[int], **options: "Unpack[Options]") -> Generation:
+    def _dial(self, artifact: Artifact, interrupt: Interrupt) -> EdgeLink:
+        """A link to the edge; unless that may come later, it is there."""
+        link = self._family.open(self._patience, interrupt)
+        try:
+            link.presence.introduce(artifact.manifest)
+            if not self._patience.starts_alone:
+                link.reach()
+                link.greet()
+        except BaseException:
+            self._family.remove(link)
+            link.close()
+            raise
+        return link
+
+    def _move_in(self, drafter: Drafter) -> None:
+        """Begin a conversation on this lane."""
+        self._drafter = drafter
+        self._conversation = Conversation(
+            drafter, self._link, self._learned, self._patience, self._interrupt, self._on_round
+        )
+
+    def beside(self) -> Device:
+        """A device for another conversation, and another thread, on the same weights and edge.
+
+        It has a lane, a connection and a session of its own, and is closed by itself. Raises
+        `UnsupportedError` if all lanes are taken.
+        """
+        other = copy(self)
+        other._interrupt = Interrupt()
+        drafter = self._drafter.beside()
+        try:
+            if self._link is not None:
+                other._link = self._dial(drafter.artifact, other._interrupt)
+                if other._link.welcome is None:  # until it is greeted itself, as far as is known
+                    other._link.presence.welcome = self._link.welcome
+            other._move_in(drafter)
+        except BaseException:
+            drafter.release()
+            raise
+        return other
+
+    # Answers
+
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Generation:
         """One answer, whole. The options are those of `stream`."""
         for _ in self.stream(prompt, **options):
             pass
         assert self.last is not None
         return self.last
 
-    def stream(self, prompt: str | Sequence[int], **options: "Unpack[Options]") -> Iterator[Piece]:
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Iterator[Piece]:
         """One answer, piece by piece; the whole is in ``last`` when the iterator ends.
 
         A text prompt is one user message in the model's chat template, where it has one; a list of
         token ids is taken as it is. The options are those of `device_runtime.plan.plan`.
         """
+        self._interrupt.arm()
         ids = self.prompt_ids(prompt)
         auto = options.get("protocol")
         if auto == AUTO:
             auto = Auto()
         if not isinstance(auto, Auto):
-            return self._run(ids, [plan(**options)], policy=None)
-        if auto.policy not in self._policies:
-            known = ", ".join(self._policies)
-            raise UnsupportedError(f"There is no policy {auto.policy!r}: {known}.")
-        return self._run(ids, self._alternatives(auto, options), self._policies[auto.policy])
+            return self._conversation.answer(ids, plan(**options))
+        self._learned.check(auto.policy)
+        wish = Choosable(auto, options)
+        self._conversation.plans(wish)  # complains, if there is reason to, before anything is done
+        return self._conversation.answer(ids, wish)
 
-    def probe(self, *, rates: bool = False) -> LinkState:
-        """Measure the link to the edge with a ping, and a larger one for its rates."""
-        if self._link is None:
-            raise UnsupportedError("This device has no edge, so there is no link to measure.")
-        self._link.ping()
-        if rates:
-            self._link.ping(PROBE_BYTES)
-        return self._link.state()
+    @property
+    def last(self) -> Generation | None:
+        """The last answer that came to its end."""
+        return self._conversation.last
+
+    def interrupt(self) -> None:
+        """End the running answer soon, whatever it waits for: `InterruptedGenerationError` there.
+
+        For any thread. It is about the answer that `stream` was last asked for.
+        """
+        self._interrupt.strike()
+
+    @property
+    def looked_s(self) -> float:
+        """When the answer's thread last looked for an interruption (monotonic). For any thread.
+
+        It does so while it waits for the edge or reads a prompt, too: one that has not for long
+        hangs, and is beyond interruption.
+        """
+        return self._interrupt.looked_s
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> NDArray[np.uint32]:
         """The token ids u32 [n] that a prompt stands for."""
@@ -121,128 +190,72 @@ class Device:
                     f"{wrong[0]!r} is no token id: the vocabulary has {vocab} tokens."
                 )
             return np.array(ids, dtype=np.uint32)
-        if self._template is not None:
-            text = self._template.render([{"role": "user", "content": prompt}])
+        if self.template is not None:
+            text = self.template.render([{"role": "user", "content": prompt}])
             return np.array(self.tokenizer.encode(text, special=True), dtype=np.uint32)
         ids = [*self.tokenizer.beginning, *self.tokenizer.encode(prompt)]
         return np.array(ids, dtype=np.uint32)
 
+    def shared(self, prompt_ids: Sequence[int] | NDArray[np.uint32]) -> int:
+        """How many tokens of a prompt, from the first on, this conversation holds already."""
+        return self._conversation.session.shared(np.asarray(prompt_ids, dtype=np.uint32))
+
+    # The edge
+
     @property
-    def _ends(self) -> list[int]:
-        """The tokens that end an answer: the target's, whose text it is."""
-        return list((self.welcome or self._drafter.manifest).eos_ids)
+    def welcome(self) -> Welcome | None:
+        """What the edge said of itself when it was last greeted; None before that."""
+        return self._link.welcome if self._link is not None else None
 
-    def _alternatives(self, auto: Auto, options: Options) -> list[Plan]:
-        if self.welcome is None:
-            return alternatives(auto, options, offered=[LOCAL])
-        offered, limits = [*self.welcome.protocols, LOCAL], self.welcome.limits
-        plans = alternatives(auto, options, offered=offered, most=limits.window)
-        fitting = [plan for plan in plans if self._freight(plan) <= limits.message_bytes // 2]
-        return fitting or plans[:1]
+    @property
+    def evidence(self) -> Evidence:
+        """What protocol "auto" goes by; all lanes share it."""
+        return self._learned.evidence
 
-    def _freight(self, plan: Plan) -> float:
-        """Bytes of the longer message of a round under this plan."""
-        return 0.0 if plan.exchange is None else max(self.evidence.freight(plan))
+    def probe(self, *, rates: bool = False) -> LinkState:
+        """Measure the link to the edge with a ping, and a larger one for its rates."""
+        if self._link is None:
+            raise UnsupportedError("This device has no edge, so there is no link to measure.")
+        self._interrupt.arm()
+        self._link.ping()
+        if rates:
+            self._link.ping(PROBE_BYTES)
+        return self._link.state()
 
-    def _greet_again(self) -> None:
-        """An edge that has come back may be another one, with other limits."""
-        if self._link is not None and self._link.renewed:
-            self.welcome = self._link.greet(self._drafter.manifest)
-            self._session.keep_to(self.welcome.limits)
+    @property
+    def link_up(self) -> bool:
+        """Is there a connection to the edge? For any thread."""
+        link = self._link
+        return link is not None and link.up()
 
-    def _choose(
-        self, plans: Sequence[Plan], policy: Policy
-    ) -> tuple[Plan, Choice, LinkState | None]:
-        """One of the plans, by what is known of the link; measures it first if need be."""
-        state = None
-        if self._link is not None:
-            matter = any(self._freight(plan) > SMALL_BYTES for plan in plans)
-            self._link.refresh(rates=matter)
-            state = self._link.state()
-        wanted, choice = policy.choose(plans, state or LinkState(), self.evidence)
-        return wanted, choice, state
+    def link_state(self) -> LinkState | None:
+        """What is known of the link; None without an edge. For any thread; asks nobody."""
+        link = self._link
+        return link.state() if link is not None else None
 
-    def _run(
-        self, prompt: NDArray[np.uint32], plans: Sequence[Plan], policy: Policy | None
-    ) -> Iterator[Piece]:
-        session = self._session
-        begun_s = time.monotonic()
-        self._greet_again()
-        before = self._link.probing if self._link else Probing()
-        choice = None
-        if policy is None:
-            wanted = plans[0]
-            state = self._link.state() if self._link else None
-        else:
-            wanted, choice, state = self._choose(plans, policy)
-        if self._link is not None:
-            self._link.next_answer()
-        answer = Answer(
-            self.tokenizer, eos_ids=self._ends, stop=wanted.stop, max_tokens=wanted.max_tokens
-        )
-        rounds: list[Round] = []
-        first_token_s = 0.0
-        finished = False
-        try:
-            session.start(prompt, wanted)
-            for proposal in self._proposals(wanted, answer):
-                settled_ns = time.monotonic_ns()
-                pieces, kept = _pieces(proposal, answer)
-                record = proposal.record
-                record.tokens = kept
-                record.timings.settle += (time.monotonic_ns() - settled_ns) * 1e-9
-                rounds.append(record)
-                first_token_s = first_token_s or time.monotonic() - begun_s
-                if self._on_round is not None:
-                    self._on_round(record)
-                yield from pieces
-                if answer.finish_reason is not None:
-                    break
-            rest = answer.end("length")  # the context is full
-            if rest:
-                yield Piece(rest, [], "target")
-            finished = True
-        finally:
-            if wanted.protocol == STREAM or not finished:
-                session.cancel()
-            session.keep(len(prompt) + len(answer.tokens))
-            self.evidence.add(wanted, rounds)
-        after = self._link.probing if self._link else Probing()
-        self.last = Generation(
-            protocol=wanted.protocol,
-            prompt_tokens=len(prompt),
-            tokens=answer.tokens,
-            text=answer.text,
-            finish_reason=answer.finish_reason or "length",
-            rounds=rounds,
-            first_token_s=first_token_s,
-            total_s=time.monotonic() - begun_s,
-            link=state,
-            choice=choice,
-            probing=after.since(before),
-        )
+    def redirect(self, edge: str, keys: str | Path | None = None) -> None:
+        """From now on the edge is there, for this device and all `beside` it. For any thread.
 
-    def _proposals(self, wanted: Plan, answer: Answer) -> Iterator[Proposal]:
-        session = self._session
-        if wanted.protocol == STREAM:
-            yield from session.stream(answer.remaining)
-        elif wanted.protocol == LOCAL:
-            yield from session.local(wanted.law, answer.remaining)
-        else:
-            while answer.remaining and len(session.committed) < session.context:
-                yield session.speculate(wanted, answer.remaining, self._ends)
+        keys: the folder of others than so far. Running answers go on there. Raises what the
+        constructor raises for a wrong address or wrong keys, and then changes nothing.
+        """
+        if self._link is None:
+            raise UnsupportedError("This device has no edge that it could look for elsewhere.")
+        self._family.redirect(edge, keys)
 
     def close(self) -> None:
-        """Tell the edge to forget the session, and hang up."""
-        if self._link is None:
-            return
+        """Tell the edge to forget the session, hang up, and give the lane back."""
         link, self._link = self._link, None
         try:
-            self._session.close()
+            if link is not None:
+                self._family.remove(link)
+                self._conversation.session.close()
         finally:
-            link.close()
+            if link is not None:
+                link.close()
+            self._drafter.release()
 
-    def __enter__(self) -> "Device":
+    def __enter__(self) -> Device:
         return self
 
     def __exit__(
@@ -256,29 +269,13 @@ class Device:
 
 def connect(edge: str, keys: str | Path | None) -> EdgeLink:
     """A connection to an edge, with the keys in this folder; beyond loopback there must be some."""
-    if keys is None and not is_loopback(edge):
-        raise UnsupportedError(
-            f"Without keys a device talks to loopback only, not to {edge}; name the folder "
-            "with device.key and edge.pub."
-        )
-    return EdgeLink(edge, DeviceKeys.load(Path(keys)) if keys is not None else None)
-
-
-def _pieces(proposal: Proposal, answer: Answer) -> tuple[list[Piece], list[int]]:
-    """The pieces that a round adds to the answer, and the tokens of it that the answer keeps."""
-    record = proposal.record
-    if record.protocol in (STREAM, LOCAL):
-        parts = [(record.tokens, "target" if record.protocol == STREAM else LOCAL)]
-    else:
-        last = "bonus" if proposal.full else "corrected"
-        parts = [(record.tokens[: record.accepted], "drafted"), (record.tokens[-1:], last)]
-    pieces, kept = [], []
-    for ids, origin in parts:
-        taken, text = answer.push(ids)
-        kept += taken
-        if taken:
-            pieces.append(Piece(text, taken, origin))
-    return pieces, kept
+    link = EdgeLink(edge, load_keys(edge, keys))
+    try:
+        link.reach()
+    except BaseException:
+        link.close()
+        raise
+    return link
 
 
 def _chat_template(drafter: Drafter) -> ChatTemplate | None:

@@ -84,13 +84,27 @@ class Probing(NamedTuple):
         return Probing(*(now - then for now, then in zip(self, before, strict=True)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """One time that an answer lost its edge.
+
+    at: committed tokens by then, the prompt's included, as `Round.start`. lost_s: seconds from when
+    the loss was noticed until tokens were verified again, or until the answer ended without.
+    local_tokens: what the drafter said alone meanwhile.
+    """
+
+    at: int
+    lost_s: float
+    local_tokens: int
+
+
 @dataclass(kw_only=True)
 class Generation:
     """One answer. ``tokens`` holds the end token, ``text`` neither it nor the stop string.
 
     link: what was known of the link when the answer began; None without an edge. choice: what
     protocol "auto" chose, and why; None where nothing was to choose. probing: what measuring the
-    link has cost this answer.
+    link has cost this answer. recoveries: when the edge was lost, and for how long.
     """
 
     protocol: str
@@ -104,6 +118,7 @@ class Generation:
     link: LinkState | None = None
     choice: Choice | None = None
     probing: Probing = field(default_factory=Probing)
+    recoveries: list[Recovery] = field(default_factory=list)
 
     @property
     def tokens_per_s(self) -> float:
@@ -131,7 +146,8 @@ class Piece:
     """A part of an answer as it comes.
 
     origin: ``drafted`` (and accepted), ``corrected`` (the target's token in place of a rejected
-    one), ``bonus`` (after a window that was accepted whole), ``target`` or ``local`` (baselines).
+    one), ``bonus`` (after a window that was accepted whole), ``target`` (of `stream`), ``local``
+    (of the drafter alone: nobody verified it).
     """
 
     text: str

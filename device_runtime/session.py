@@ -3,10 +3,13 @@
 The session owns the committed tokens. The drafter's K/V and the edge's session follow them, and
 both can be rebuilt from them: an edge that has forgotten the session is told all tokens again, and
 since every draw is keyed by position the text goes on as it would have (DESIGN §7).
+
+A window whose verdict never came may be abandoned for `local`, since it was the link that decided
+so and not what was drawn. Nothing of it is kept, and the drafter's own tokens are drawn for a
+purpose of their own.
 """
 
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.drafter import Drafter
-from device_runtime.edge_link import Answer, EdgeLink
+from device_runtime.link.edge_link import EdgeLink
+from device_runtime.link.gauge import Answer
+from device_runtime.link.loss import BUSY, Interrupt
 from device_runtime.plan import Plan
 from device_runtime.record import Round, Timings
 from speculation.randomness import Purpose
@@ -26,6 +31,7 @@ from wire.committed import Committed
 from wire.errors import (
     DivergedError,
     MalformedError,
+    PilotfishError,
     PromptTooLongError,
     TooLargeError,
     UnknownSessionError,
@@ -46,7 +52,11 @@ from wire.messages import (
 from wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, Ruling, choose
 
 _NS = 1e-9
-_ATTEMPTS = 3  # an edge that forgets a session more often in one round will not learn it
+_RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
+_AHEAD = 48  # tokens of a stream that may be under way; an edge keeps 64 messages
+_UNLIMITED = Limits(
+    context=2**31 - 1, window=MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
+)
 
 
 @dataclass(frozen=True)
@@ -60,25 +70,31 @@ class Proposal:
 class Session:
     """One conversation with one edge, or with none for `local`."""
 
-    def __init__(self, drafter: Drafter, link: EdgeLink | None) -> None:
+    def __init__(
+        self, drafter: Drafter, link: EdgeLink | None, interrupt: Interrupt | None = None
+    ) -> None:
         self._drafter = drafter
         self._link = link
+        self._interrupt = interrupt or Interrupt()
         self._id = secrets.token_bytes(16)
         self._generation = -1
         self._at_edge = 0  # a prefix of the committed tokens that the edge holds too
-        self._begun: Plan | None = None
+        self._plan: Plan | None = None
         self.committed = Committed()
-        self.context = drafter.context
-        self._widest, self._message_bytes = MAX_WINDOW, sys.maxsize
 
-    def keep_to(self, limits: Limits) -> None:
-        """Ask no more of the edge than it takes."""
-        self.context = min(self._drafter.context, limits.context)
-        self._widest = min(MAX_WINDOW, limits.window)
-        self._message_bytes = limits.message_bytes
+    @property
+    def _limits(self) -> Limits:
+        """What the edge takes, as it said when it was greeted last."""
+        welcome = self._link.welcome if self._link is not None else None
+        return _UNLIMITED if welcome is None else welcome.limits
+
+    @property
+    def context(self) -> int:
+        """Tokens that both ends have room for, the prompt's included."""
+        return min(self._drafter.context, self._limits.context)
 
     def start(self, prompt: NDArray[np.uint32], plan: Plan) -> None:
-        """Begin a generation: what the session and the prompt share is kept on both ends."""
+        """Prepare a generation: what the session and the prompt share is kept on both ends."""
         if len(prompt) == 0:
             raise MalformedError("The prompt is empty; a generation needs a token to go on from.")
         if len(prompt) >= self.context:
@@ -86,28 +102,39 @@ class Session:
                 f"The prompt has {len(prompt)} tokens; drafter and target together take at most "
                 f"{self.context - 1}."
             )
-        kept = _common_prefix(self.committed.ids, prompt)
+        kept = self.shared(prompt)
         self.committed.truncate(kept)
         self.committed.extend(prompt[kept:])
         self._at_edge = min(self._at_edge, kept)
         self._drafter.forget(min(kept, len(prompt) - 1))
-        self._begun = plan
-        if plan.protocol != LOCAL:
-            self._begin()
-        if plan.protocol != STREAM:
-            self._drafter.read(self.committed.ids)
+        self._plan = plan
+
+    def shared(self, prompt: NDArray[np.uint32]) -> int:
+        """How many tokens of the prompt, from the first one on, are those of this session."""
+        return _common_prefix(self.committed.ids, prompt)
+
+    def join(self) -> None:
+        """Let the edge take part: now, or again after the drafter went on alone."""
+        assert self._plan is not None
+        self._begin()
+        if self._plan.protocol != STREAM:  # while the edge reads, too
+            self._drafter.read(self.committed.ids, self._interrupt.check)
+
+    def part(self) -> None:
+        """The edge is away: what it has not settled is void."""
+        self._drafter.forget(len(self.committed) - 1)
 
     def _begin(self) -> None:
         """Tell the edge what it lacks of the committed tokens, and how to sample after them."""
-        assert self._begun is not None
-        law = self._begun.law
+        assert self._plan is not None
+        law = self._plan.law
         self._generation += 1
         begin = Begin(
             session=self._id,
             generation=self._generation,
             keep=self._at_edge,
             hash=self.committed.hash_of(self._at_edge),
-            protocol=self._begun.protocol,
+            protocol=self._plan.protocol,
             seed=law.seed,
             temperature=law.sampling.temperature,
             top_k=law.sampling.top_k,
@@ -117,7 +144,7 @@ class Session:
         self._edge.tell(begin, [encode_ids(missing, self._drafter.manifest.vocab_size)])
         self._at_edge = len(self.committed)
 
-    def _begin_anew(self, reason: UnknownSessionError | DivergedError) -> None:
+    def _begin_anew(self, reason: PilotfishError) -> None:
         """Give the edge everything again.
 
         A session that it does not know gets a new name: the old one may belong to a connection
@@ -148,16 +175,18 @@ class Session:
         assert exchange is not None
         started_ns = time.monotonic_ns()
         start, vocab = len(self.committed), self._drafter.manifest.vocab_size
-        draft = self._drafter.draft(
-            self.committed.ids,
-            self._room(plan.expansion, min(remaining, self.context - start) - 1),
-            exchange,
-            plan.drafting,
-            ends,
-            auto=plan.auto,
-        )
-        drafted_ns = time.monotonic_ns()
-        answer = self._settled_by_edge(exchange, draft)
+        answer: Answer | None = None
+        while answer is None:
+            draft = self._drafter.draft(
+                self.committed.ids,
+                self._room(plan.expansion, min(remaining, self.context - start) - 1),
+                exchange,
+                plan.drafting,
+                ends,
+                auto=plan.auto,
+            )
+            drafted_ns = time.monotonic_ns()
+            answer = self._settled_by_edge(exchange, draft)
         verdict = answer.reply
         assert isinstance(verdict, Verdict)
         ruling = Ruling(verdict.accepted, verdict.token, answer.frames)
@@ -181,7 +210,7 @@ class Session:
             tokens=committed,
             uplink_bytes=answer.uplink_bytes,
             downlink_bytes=answer.downlink_bytes,
-            timings=self._edge.timings(answer, verdict.times, started_ns, drafted_ns),
+            timings=self._edge.gauge.timings(answer, verdict.times, started_ns, drafted_ns),
             pass_s=verdict.times.verify_ns * _NS,
         )
         return Proposal(record, len(path) == draft.depth)
@@ -192,15 +221,19 @@ class Session:
         By the nodes that it may have: what was drawn must not decide what is sent.
         """
         expansion = expansion[: max(0, levels)]
-        room = min(self._widest, self.context - len(self.committed) - 1)
+        room = max(0, min(self._limits.window, self.context - len(self.committed) - 1))
         while nodes_at_most(expansion) > room:
             expansion = expansion[:-1]
         return expansion
 
-    def _settled_by_edge(self, exchange: Exchange[Any], draft: Draft) -> Answer:
-        """The verdict on this draft; an edge that lost the session is told everything again."""
+    def _settled_by_edge(self, exchange: Exchange[Any], draft: Draft) -> Answer | None:
+        """The verdict on this draft; an edge that lost the session is told everything again.
+
+        None if another edge has come that takes smaller windows only: then draft anew.
+        """
         start = len(self.committed)
-        for attempt in range(_ATTEMPTS):
+        setbacks = self._edge.setbacks()
+        while len(draft.ids) <= self._limits.window:
             pending = self.committed.ids[self._at_edge :].copy()
             window = Window(
                 session=self._id,
@@ -210,18 +243,19 @@ class Session:
             )
             frames = exchange.propose(draft, pending, self._drafter.manifest.vocab_size)
             # longer ones the edge would not even read
-            if (size := sum(map(len, frames)) + HEADER_BYTES) > self._message_bytes:
+            if (size := sum(map(len, frames)) + HEADER_BYTES) > self._limits.message_bytes:
                 raise TooLargeError(
-                    f"The window takes up to {size:,} bytes and this edge {self._message_bytes:,}: "
-                    "use a smaller one, or a protocol that sends less."
+                    f"The window takes up to {size:,} bytes and this edge "
+                    f"{self._limits.message_bytes:,}: use a smaller one, or a protocol that sends "
+                    "less."
                 )
             try:
                 return self._edge.ask(window, frames, self._answers(Verdict, start))
-            except (UnknownSessionError, DivergedError) as error:
-                if attempt == _ATTEMPTS - 1:
-                    raise
+            except _RECOVERABLE as error:
+                setbacks.add(error)
                 self._begin_anew(error)
-        raise AssertionError  # the loop returns or raises
+        self.part()
+        return None
 
     def _answers(self, kind: type[Verdict] | type[Tokens], start: int) -> Callable[[Reply], bool]:
         """Tells this round's reply from late ones of earlier rounds."""
@@ -240,38 +274,45 @@ class Session:
     # Baselines
 
     def stream(self, count: int) -> Iterator[Proposal]:
-        """`stream`: the target generates ``count`` tokens alone; they come one by one."""
+        """`stream`: the target generates ``count`` tokens alone; they come one by one.
+
+        They are asked for in good time, but no more of them than the edge keeps for a slow reader.
+        """
         count = min(count, self.context - len(self.committed))
         expected = len(self.committed) + count
-        answer: Answer | None = None
-        attempts = 0
-        while len(self.committed) < expected:
-            start = len(self.committed)
+        pulled = 0  # the tokens before this position have been asked for
+        begun = False
+        setbacks = self._edge.setbacks()
+        while (start := len(self.committed)) < expected:
             pull = Pull(
                 session=self._id,
                 generation=self._generation,
                 start=start,
                 hash=self.committed.hash,
-                count=expected - start,
+                count=min(_AHEAD, expected - start),
             )
             wanted = self._answers(Tokens, start)
             before_ns = time.monotonic_ns()
+            asked, more_bytes = not begun, 0
             try:
-                if answer is None:
+                if asked:
                     answer = self._edge.ask(pull, (), wanted)
+                    begun = True
                 else:
-                    answer = self._edge.wait(pull, (), wanted, sent_ns=before_ns)
-            except (UnknownSessionError, DivergedError) as error:
-                attempts += 1
-                if attempts == _ATTEMPTS:
-                    raise
-                answer = None
+                    if pulled < expected and pulled - start <= _AHEAD // 2:
+                        more_bytes = self._edge.mention(pull)
+                    answer = self._edge.wait(pull, (), wanted, more_bytes, before_ns)
+            except _RECOVERABLE as error:
+                begun = False
+                setbacks.add(error)
                 self._begin_anew(error)
                 continue
-            attempts = 0
-            yield self._streamed(answer, start, before_ns)
+            if asked or more_bytes:
+                pulled = start + pull.count
+            setbacks = self._edge.setbacks()
+            yield self._streamed(answer, start, before_ns, asked=asked)
 
-    def _streamed(self, answer: Answer, start: int, before_ns: int) -> Proposal:
+    def _streamed(self, answer: Answer, start: int, before_ns: int, *, asked: bool) -> Proposal:
         reply = answer.reply
         assert isinstance(reply, Tokens)
         if len(answer.frames) != 1 or len(answer.frames[0]) == 0:
@@ -279,8 +320,8 @@ class Session:
         ids = decode_ids(answer.frames[0], self._drafter.manifest.vocab_size).tolist()
         self.committed.extend(ids)
         self._at_edge = len(self.committed)
-        if answer.uplink_bytes:  # it answers a request; those after it come unasked
-            self._edge.measure(answer, reply.times.received_ns, reply.times.held_ns)
+        if asked:  # others were on their way before more was asked for
+            self._edge.gauge.measure(answer, reply.times.received_ns, reply.times.held_ns)
         # of a pass only what was waited for: with bursts or a slow reader tokens lie here already
         waited = answer.received_ns - before_ns
         verify = min(waited, reply.times.verify_ns)
@@ -302,6 +343,7 @@ class Session:
         for _ in range(min(count, self.context - len(self.committed))):
             started_ns = time.monotonic_ns()
             start = len(self.committed)
+            self._drafter.read(self.committed.ids, self._interrupt.check)
             token = choose(self._drafter.logits(self.committed.ids), law, start, Purpose.LOCAL)
             self.committed.extend([token])
             record = Round(protocol=LOCAL, start=start, window=0, accepted=0, tokens=[token])
@@ -310,7 +352,7 @@ class Session:
 
     def cancel(self) -> None:
         """Tell the edge to stop working on the generation, if it is listening."""
-        if self._link is not None and self._begun is not None and self._begun.protocol != LOCAL:
+        if self._link is not None and self._plan is not None and self._plan.protocol != LOCAL:
             self._link.mention(Cancel(session=self._id, generation=self._generation))
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """What an edge daemon is told: its model, its address, its keys and its limits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 MEBIBYTE = 1024 * 1024
@@ -20,15 +20,46 @@ class EdgeLimits:
     message_mib: int = 64
     messages_per_s: float = 2000.0  # per client, sustained; bursts may be as long as one second
     idle_s: float = 60.0  # a session that idles for so long yields its place to a new one
+    expire_s: float = 900.0  # and after so long it ends, whether its place is wanted or not
+    connections: int = 256  # in all; a device has one for each conversation that it can hold
+    connections_per_client: int = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeConfig:
-    """A daemon's settings. Without ``keys`` it may listen on loopback only."""
+    """A daemon's settings. Without ``keys`` it may listen on loopback only.
+
+    drain_s: how long a daemon that is told to stop still answers what it has received.
+    metrics: where Prometheus may ask for figures, as (host, port).
+    """
 
     target: Path
     listen: str = "tcp://127.0.0.1:7077"
     keys: Path | None = None
     provider: str = "auto"
     threads: int | None = None
+    drain_s: float = 5.0
+    metrics: tuple[str, int] | None = None
     limits: EdgeLimits = field(default_factory=EdgeLimits)
+
+
+# What a running daemon can change; everything else needs a restart.
+_CHANGEABLE = {
+    "keys", "drain_s", "sessions_per_client", "messages_per_s", "idle_s", "expire_s", "connections",
+    "connections_per_client",
+}  # fmt: skip
+
+
+def fixed_changes(old: EdgeConfig, new: EdgeConfig) -> list[str]:
+    """The settings that differ and that only a restart can change."""
+    found = []
+    for before, after in ((old, new), (old.limits, new.limits)):
+        found += [
+            item.name
+            for item in fields(before)
+            if item.name not in {*_CHANGEABLE, "limits"}
+            and getattr(before, item.name) != getattr(after, item.name)
+        ]
+    if (old.keys is None) != (new.keys is None):
+        found.append("keys")
+    return found

@@ -13,6 +13,7 @@ import numpy as np
 
 from edge_runtime.scheduler import Job
 from edge_runtime.sessions import Round, Session, Stream
+from edge_runtime.tally import Tally
 from speculation.distributions import Floats
 from speculation.randomness import Purpose
 from wire import messages as m
@@ -28,10 +29,18 @@ class Rounds:
     """What is under way at the target. ``ends`` are its end tokens, ``context`` its limit."""
 
     def __init__(
-        self, submit: Submit, send: Send, *, vocab_size: int, context: int, ends: Collection[int]
+        self,
+        submit: Submit,
+        send: Send,
+        tally: Tally,
+        *,
+        vocab_size: int,
+        context: int,
+        ends: Collection[int],
     ) -> None:
         self._submit = submit
         self._send = send
+        self._tally = tally
         self._vocab = vocab_size
         self._context = context
         self._ends = frozenset(ends)
@@ -91,6 +100,7 @@ class Rounds:
             self._verified(session, session.round, job, job.ruling)
 
     def _queue(self, session: Session, job: Job) -> None:
+        job.owner = session.owner
         session.jobs.append(job)
         self._submit(job)
 
@@ -110,12 +120,22 @@ class Rounds:
         token = [] if ruling.token is None else [ruling.token]
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])
         session.due = not token
+        if session.exchange is not None:
+            times = round_.verdict.times
+            self._tally.verdict(
+                session.exchange.name,
+                len(draft.ids),
+                len(accepted),
+                times.queue_ns * 1e-9,
+                times.verify_ns * 1e-9,
+            )
 
     def _streamed(self, session: Session, stream: Stream, job: Job, ruling: Ruling) -> None:
         start, token = len(session.committed), ruling.token
         assert token is not None  # a stream's rule always chooses
         session.committed.extend([token])
         stream.remaining -= 1
+        self._tally.streamed += 1
         if token in self._ends:
             stream.remaining = 0
         self.send_tokens(session, start, [token], _times(job, stream.received_ns))
@@ -126,7 +146,7 @@ class Rounds:
         """A pass failed: tell the device, and let it try the same round again."""
         waiting = session.round or session.stream
         start = len(session.committed)
-        session.round = session.stream = None
+        self.stop(session)  # with its other jobs: the same round comes again
         if waiting is not None:
             failure = m.Failure(
                 code=InternalError.code,

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_runtime.tally import Tally
 from engines.decoder import Decoder, Pass
 from speculation.distributions import Floats
 from wire.protocols import Draft, Ruling
@@ -31,6 +32,7 @@ _log = logging.getLogger("pilotfish.edge")
 CHUNK = 128  # tokens of a prompt per pass
 NARROW = 32  # a pass of at most so many tokens a session is a window's, not a prompt's
 _PATIENCE = 0.125  # of a pass: how long the jobs at hand wait for devices that are due
+_OWNERS = 1024  # whose last pass is remembered
 _LATE = 1.25  # times its last turnaround, and a device is not waited for any more
 
 
@@ -41,6 +43,7 @@ class Job:
     tokens: the whole sequence, u32 [n], of which the slot may hold a part already.
     rule: turns the logits [rows, V] of the last ``rows`` tokens into a ruling; None for a prefill.
     draft: the window that ends the sequence; if it is a tree, the slot keeps the accepted path.
+    owner: whose session it is.
     """
 
     session: bytes
@@ -49,6 +52,7 @@ class Job:
     rows: int
     rule: Callable[[Floats], Ruling] | None
     draft: Draft | None = None
+    owner: bytes = b""
     queued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     done_ns: int = 0
@@ -72,9 +76,15 @@ class Piece(NamedTuple):
 class Scheduler:
     """Owns the target's decoder. One owner, except that `submit` may be called while it runs."""
 
-    def __init__(self, decoder: Decoder, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        clock: Callable[[], int] = time.monotonic_ns,
+        tally: Tally | None = None,
+    ) -> None:
         self._decoder = decoder
         self._clock = clock
+        self._tally = tally or Tally()
         self._inbox: deque[Job] = deque()
         self._waiting: dict[int, deque[Job]] = {}  # by slot
         self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}  # whose tokens a slot holds
@@ -82,6 +92,7 @@ class Scheduler:
         self._turnaround_ns: dict[int, int] = {}  # from there to the slot's next job, last time
         self._pass_ns = 0  # how long the last pass over windows took
         self._free_ns = 0  # when the last pass ended
+        self._served_ns: dict[bytes, int] = {}  # when an owner was last in a pass, oldest first
         self.passes = 0
 
     def submit(self, job: Job) -> None:
@@ -101,10 +112,10 @@ class Scheduler:
         ]
         if not due:
             return 0.0
-        oldest = min((queue[0] for queue in self._waiting.values()), key=_age)
-        limit_ns = max(oldest.queued_ns, self._free_ns) + int(_PATIENCE * self._pass_ns)
+        first = min((queue[0] for queue in self._waiting.values()), key=self._turn)
+        limit_ns = max(first.queued_ns, self._free_ns) + int(_PATIENCE * self._pass_ns)
         latest_ns = max((at for at in due if at <= limit_ns), default=now_ns)
-        return (latest_ns - now_ns) * 1e-9 if _is_narrow(self._piece(oldest)) else 0.0
+        return (latest_ns - now_ns) * 1e-9 if _is_narrow(self._piece(first)) else 0.0
 
     def run(self) -> list[Job]:
         """Make one pass, if there is a job, and return the jobs that it completed."""
@@ -123,18 +134,22 @@ class Scheduler:
                 self._turnaround_ns[job.slot] = job.queued_ns - answered_ns
 
     def _next_batch(self) -> list[tuple[Job, Piece]]:
-        """The jobs of the next pass: the one that waits longest and all that fit beside it."""
+        """The jobs of the next pass: the one whose turn it is and all that fit beside it."""
         for slot in list(self._waiting):
             queue = self._waiting[slot]
             while queue and queue[0].cancelled:
                 queue.popleft()
             if not queue:
                 del self._waiting[slot]
-        heads = sorted((queue[0] for queue in self._waiting.values()), key=_age)
+        heads = sorted((queue[0] for queue in self._waiting.values()), key=self._turn)
         batch = [(job, self._piece(job)) for job in heads]
         if batch and not _is_narrow(batch[0][1]):
             return batch[:1]
         return [(job, piece) for job, piece in batch if _is_narrow(piece)]
+
+    def _turn(self, job: Job) -> tuple[int, int]:
+        """Jobs go in this order: by when their owner was in a pass last, then by their age."""
+        return self._served_ns.get(job.owner, 0), job.queued_ns
 
     def _piece(self, job: Job) -> Piece:
         """What the job's next pass does.
@@ -175,6 +190,7 @@ class Scheduler:
             outputs = self._decoder.forward(passes)
         except Exception as error:
             _log.exception("a target pass failed")
+            self._tally.failed_passes += 1
             for job, _ in batch:
                 job.error = error
                 done.append(job)
@@ -190,11 +206,22 @@ class Scheduler:
                     job.queued_ns = self._clock()  # behind the windows that wait
         self.passes += 1
         self._free_ns = self._clock()
+        self._tally.batch.add(len(batch))
+        self._tally.pass_tokens.add(sum(len(piece.tokens) for _, piece in batch))
         if _is_narrow(batch[0][1]):
             self._pass_ns = self._free_ns - started_ns
         for job in done:
             self._hand_back(job)
+        self._remember({job.owner for job, _ in batch})
         return done
+
+    def _remember(self, owners: set[bytes]) -> None:
+        """Note who was in the pass."""
+        for owner in owners:
+            self._served_ns.pop(owner, None)
+            self._served_ns[owner] = self._free_ns
+        while len(self._served_ns) > _OWNERS:
+            del self._served_ns[next(iter(self._served_ns))]
 
     def _settle(self, job: Job, piece: Piece, logits: Floats) -> None:
         """Decide on a job; if that fails, the other jobs of the pass are none the worse."""
@@ -223,10 +250,6 @@ class Scheduler:
             del self._waiting[job.slot]
             self._answered_ns[job.slot] = self._free_ns
         job.done_ns = self._free_ns
-
-
-def _age(job: Job) -> int:
-    return job.queued_ns
 
 
 def _is_narrow(piece: Piece) -> bool:

@@ -6,7 +6,8 @@ worst that happens is a typed failure for that client.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import wire
@@ -15,14 +16,17 @@ from edge_runtime.config import MEBIBYTE, EdgeLimits
 from edge_runtime.rounds import Rounds, Send, Submit
 from edge_runtime.scheduler import Job
 from edge_runtime.sessions import Round, Session, Sessions, Stream
+from edge_runtime.tally import Tally
 from engines.artifact import Manifest
 from engines.decoder import Decoder
 from wire import messages as m
 from wire.codecs.ids import decode_ids
 from wire.committed import Committed
 from wire.errors import (
+    AccessDeniedError,
     ConflictError,
     DivergedError,
+    DrainingError,
     InternalError,
     MalformedError,
     PairMismatchError,
@@ -41,7 +45,10 @@ _log = logging.getLogger("pilotfish.edge")
 
 
 class Service:
-    """Sessions, and the rules by which messages change them. One owner: the serving loop."""
+    """Sessions, and the rules by which messages change them. One owner: the serving loop.
+
+    allowed: the keys that may talk to the edge, and their names; None: it has no keys.
+    """
 
     def __init__(
         self,
@@ -51,6 +58,9 @@ class Service:
         submit: Submit,
         send: Send,
         passes: Sequence[m.PassTime] = (),
+        *,
+        allowed: Mapping[bytes, str] | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self._manifest = manifest
         self._vocab = manifest.vocab_size
@@ -63,15 +73,57 @@ class Service:
         )
         self._send = send
         self._passes = list(passes)
+        self._allowed = allowed
+        self._tally = tally or Tally()
+        self._draining = False
         self._rounds = Rounds(
             submit,
             send,
+            self._tally,
             vocab_size=manifest.vocab_size,
             context=decoder.context,
             ends=manifest.eos_ids,
         )
         self._admission = Admission(limits.messages_per_s)
-        self.sessions = Sessions(limits.sessions, limits.sessions_per_client, limits.idle_s)
+        self._expire_s = limits.expire_s
+        self.sessions = Sessions(
+            limits.sessions, limits.sessions_per_client, limits.idle_s, tally=self._tally
+        )
+
+    # The daemon's own wishes
+
+    def revise(self, limits: EdgeLimits, allowed: Mapping[bytes, str] | None) -> None:
+        """Other limits, another allow-list; sessions of keys that are not on it any more end."""
+        self._admission.rate = limits.messages_per_s
+        self._expire_s = limits.expire_s
+        self.sessions.per_owner = limits.sessions_per_client
+        self.sessions.idle_s = limits.idle_s
+        self._allowed = allowed
+        for session in self.sessions:
+            if allowed is not None and session.owner not in allowed:
+                self.sessions.close(session)
+                self._tally.revoked += 1
+
+    def expire(self) -> None:
+        """End the sessions that have idled for too long."""
+        self.sessions.expire(self._expire_s)
+
+    def drain(self) -> None:
+        """Begin nothing new, and finish nothing but the windows that are here."""
+        self._draining = True
+        for session in self.sessions:
+            if session.round is None or session.round.verdict is not None:
+                self._rounds.stop(session)
+
+    @property
+    def drained(self) -> bool:
+        """Every window has been answered."""
+        return not any(session.jobs for session in self.sessions)
+
+    def sessions_by_device(self) -> dict[str, int]:
+        """Open sessions by the name of their key on the allow-list."""
+        names = self._allowed or {}
+        return Counter(names.get(session.owner, "") for session in self.sessions)
 
     # Messages in
 
@@ -79,7 +131,10 @@ class Service:
         """Serve one message of a device."""
         received_ns = time.monotonic_ns()
         request: m.Request | None = None
+        self._tally.bytes_in += envelope.size
         try:
+            if self._allowed is not None and envelope.owner not in self._allowed:
+                raise AccessDeniedError("This key has been taken off the edge's allow-list.")
             if not self._admission.admit(envelope.owner, received_ns * 1e-9):
                 raise RateLimitedError("Too many messages in this second; slow down.")
             check_size(envelope, self._message_bytes)
@@ -94,6 +149,8 @@ class Service:
             )
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
+        if self._draining and not isinstance(request, m.Ping | m.Cancel | m.Close):
+            raise DrainingError("This edge is about to stop; go on at another, or when it is back.")
         match request:
             case m.Window():
                 self._window(request, envelope, received_ns)
@@ -145,6 +202,7 @@ class Service:
     def _ping(self, ping: m.Ping, envelope: Envelope, received_ns: int) -> None:
         if len(envelope.frames) > 1 or envelope.size > m.MAX_PROBE:
             raise MalformedError(f"A ping has at most one frame, and {m.MAX_PROBE} bytes.")
+        self._tally.pings += 1
         pong = m.Pong(nonce=ping.nonce, received_ns=received_ns, sent_ns=time.monotonic_ns())
         self._send(envelope.client, pong, envelope.frames)
 
@@ -283,8 +341,11 @@ class Service:
         session = self.sessions.get(job.session)
         if session is not None and not job.cancelled:
             self._rounds.finish(session, job)
+            if self._allowed is not None:
+                self._tally.work[self._allowed[session.owner]] += 1
 
     def _refuse(self, client: bytes, request: m.Request | None, error: PilotfishError) -> None:
+        self._tally.refusals[error.code] += 1
         about = request if isinstance(request, m.Begin | m.Window | m.Pull) else None
         failure = m.Failure(
             code=error.code,

@@ -5,11 +5,12 @@ does not exist. Only the serving loop touches this table.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edge_runtime.scheduler import Job
+from edge_runtime.tally import Tally
 from wire.committed import Committed
 from wire.errors import TooManySessionsError, UnknownSessionError
 from wire.messages import Buffer, Verdict
@@ -68,7 +69,10 @@ class Session:
 
 
 class Sessions:
-    """The open sessions: bounded in all, per owner, and in idle time when room is needed."""
+    """The open sessions: bounded in all, per owner, and in idle time when room is needed.
+
+    ``per_owner`` and ``idle_s`` may be changed at any time.
+    """
 
     def __init__(
         self,
@@ -76,15 +80,20 @@ class Sessions:
         per_owner: int,
         idle_s: float,
         clock: Callable[[], float] = time.monotonic,
+        tally: Tally | None = None,
     ) -> None:
         self._by_id: dict[bytes, Session] = {}
         self._free = list(range(slots))
-        self._per_owner = per_owner
-        self._idle_s = idle_s
+        self.per_owner = per_owner
+        self.idle_s = idle_s
         self._clock = clock
+        self._tally = tally or Tally()
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_id.values()))
 
     def get(self, session_id: bytes) -> Session | None:
         """The session that the target has worked for, whoever owns it; that is not idling."""
@@ -108,7 +117,7 @@ class Sessions:
         if session_id in self._by_id:  # somebody else's: say no more than that it cannot be had
             raise UnknownSessionError("This session id cannot be used; choose another.")
         mine = [session for session in self._by_id.values() if session.owner == owner]
-        if len(mine) >= self._per_owner:
+        if len(mine) >= self.per_owner:
             self._drop_idlest(mine, f"This client has {len(mine)} open sessions, its limit")
         elif not self._free:
             everyone = list(self._by_id.values())
@@ -126,11 +135,21 @@ class Sessions:
         del self._by_id[session.id]
         self._free.append(session.slot)
 
+    def expire(self, after_s: float) -> None:
+        """Close the sessions that have been idle for so long."""
+        now = self._clock()
+        for session in self:
+            if not session.jobs and now - session.touched_s >= after_s:
+                self.close(session)
+                self._tally.expired += 1
+
     def _drop_idlest(self, candidates: list[Session], reason: str) -> None:
-        oldest = min(candidates, key=lambda session: session.touched_s)
-        idle = self._clock() - oldest.touched_s
-        if idle < self._idle_s:
+        # what waits for its turn at the target does not idle, however long that takes
+        idle = [session for session in candidates if not session.jobs]
+        oldest = min(idle, key=lambda session: session.touched_s, default=None)
+        if oldest is None or self._clock() - oldest.touched_s < self.idle_s:
             raise TooManySessionsError(
-                f"{reason}, and none has been idle for {self._idle_s:g} s; try again later."
+                f"{reason}, and none has been idle for {self.idle_s:g} s; try again later."
             )
         self.close(oldest)
+        self._tally.displaced += 1

@@ -11,23 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engines.artifact import Artifact
-from engines.binding import Binding
-from engines.errors import CapacityError
-from engines.kv import KVCache
+from engines.backends import Backend, Binding, Load, open_backend
+from engines.errors import CapacityError, ProviderError
 from engines.passes import Pass, check, fill_packed, fill_padded, fill_single
-from engines.runtime import open_session
 
 __all__ = ["Decoder", "Output", "Pass"]
 
 # Idle slots between two busy ones cost attention; a run of its own costs a reading of all weights.
 IDLE_BETWEEN = 4
-KEY_VALUE = ("key", "value")
+# Relative error of logits that rounding explains, in half precision and with 4-bit weights.
+PROBE_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +45,11 @@ class Decoder:
     """One model with `slots` sequences.
 
     Args:
-        context: positions per slot; None = all that the model has.
+        context: positions per slot; None = all that the model has, or that a TensorRT engine was
+            built for.
         threads: of one run; None = the cores that this process may use.
-        provider: "auto", "cpu" or "cuda".
+        provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best that works without
+            building an engine first (see docs/engines.md).
 
     Raises:
         ArtifactError: if the directory is no artifact.
@@ -71,25 +71,28 @@ class Decoder:
         self.vocab_size = manifest.vocab_size
         self.context = min(context or manifest.dimensions.context, manifest.dimensions.context)
         self._padded_vocab = manifest.padded_vocab_size
-        self._layers = manifest.dimensions.layers
-        self._kv = KVCache(manifest, slots, self.context)
         # Trunk and nodes of the tree (or chain) that each slot's last tokens are.
         self._trees = [(0, 0)] * slots
         self._bindings: dict[tuple[int, int], Binding] = {}
-        self._batches = False
-        self._session: Any = None
-        self._session, self.provider = open_session(
-            self.artifact.graph_path, provider, threads, self._probe
+        load = Load(
+            self.artifact,
+            slots,
+            self.context,
+            flexible=context is None,
+            threads=threads,
+            build=provider != "auto",
         )
+        self._backend, self.provider = open_backend(load, provider, self._probe)
+        self.context = min(self.context, self._backend.context)
 
     @property
     def hidden_size(self) -> int:
         """Width of the hidden states."""
-        return int(self._hidden.shape[1])
+        return self._backend.hidden_size
 
     def length(self, slot: int) -> int:
         """Tokens in the slot."""
-        return self._kv.lengths[slot]
+        return self._cache.lengths[slot]
 
     def forward(self, passes: Sequence[Pass]) -> list[Output]:
         """Append each pass to its slot and answer it; at most one pass per slot.
@@ -116,9 +119,9 @@ class Decoder:
                 )
                 done = end
         for item in passes:
-            length = self._kv.lengths[item.slot]
+            length = self._cache.lengths[item.slot]
             self._trees[item.slot] = (length - item.grown, len(item.tokens) + item.grown)
-            self._kv.lengths[item.slot] = length + len(item.tokens)
+            self._cache.lengths[item.slot] = length + len(item.tokens)
         return [outputs[item.slot] for item in passes]
 
     def prefill(
@@ -145,9 +148,9 @@ class Decoder:
 
     def rollback(self, slot: int, length: int) -> None:
         """Forget all but the first `length` tokens of a slot."""
-        if not 0 <= length <= self._kv.lengths[slot]:
-            raise ValueError(f"slot {slot} has {self._kv.lengths[slot]} tokens, not {length}")
-        self._kv.lengths[slot] = length
+        if not 0 <= length <= self._cache.lengths[slot]:
+            raise ValueError(f"slot {slot} has {self._cache.lengths[slot]} tokens, not {length}")
+        self._cache.lengths[slot] = length
         self._trees[slot] = (length, 0)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
@@ -164,15 +167,15 @@ class Decoder:
         offsets = [int(offset) for offset in path]
         if any(not 0 <= offset < count for offset in offsets) or offsets != sorted(set(offsets)):
             raise ValueError(f"path must ascend within the last {count} tokens, not {offsets}")
-        self._kv.gather(slot, trunk, offsets)
+        self._cache.gather(slot, trunk, offsets)
         self._trees[slot] = (trunk, len(offsets))
 
     def _check(self, passes: Sequence[Pass]) -> None:
         if len(passes) > 1 and len({item.slot for item in passes}) < len(passes):
             raise ValueError("a slot can have one pass per forward")
         for item in passes:
-            check(item, self._kv.lengths, self.vocab_size)
-            total = self._kv.lengths[item.slot] + len(item.tokens)
+            check(item, self._cache.lengths, self.vocab_size)
+            total = self._cache.lengths[item.slot] + len(item.tokens)
             if total > self.context:
                 raise CapacityError(
                     f"{total} tokens do not fit into a context of {self.context}: "
@@ -184,57 +187,80 @@ class Decoder:
         ordered = sorted(passes, key=lambda item: item.slot)
         start = 0
         for i, item in enumerate(ordered):
-            following = ordered[i + 1].slot if i + 1 < len(ordered) else None
-            if (
-                self._batches
-                and following is not None
-                and following - item.slot - 1 <= IDLE_BETWEEN
-            ):
+            if i + 1 < len(ordered) and self._share(item, ordered[i + 1]):
                 continue
             first = ordered[start].slot
             yield first, item.slot - first + 1, ordered[start : i + 1]
             start = i + 1
 
+    def _share(self, one: Pass, following: Pass) -> bool:
+        """Whether two passes, of which no other's slot lies between, go into one run."""
+        narrow = self._backend.narrow
+        return (
+            self._backend.batches
+            and following.slot - one.slot - 1 <= IDLE_BETWEEN
+            and (narrow is None or max(len(one.tokens), len(following.tokens)) <= narrow)
+        )
+
+    def _run_in_pieces(self, item: Pass, width: int, row: int) -> None:
+        """Runs of at most `width` tokens, for a pass that is wider than the backend takes."""
+        lengths = self._cache.lengths
+        length = lengths[item.slot]
+        try:
+            for piece in item.pieces(width):
+                self._run(item.slot, 1, [piece], row)
+                row += piece.wanted
+                lengths[item.slot] += len(piece.tokens)
+        finally:
+            lengths[item.slot] = length  # until the whole forward has succeeded
+
     def _run(self, first: int, count: int, passes: list[Pass], row: int) -> None:
         """One run of the graph; its rows go to the output buffers from `row` on."""
-        kv = self._kv
-        lengths = kv.lengths[first : first + count]
-        if kv.reserve(max(lengths) + max(len(item.tokens) for item in passes)):
+        cache, backend = self._cache, self._backend
+        lengths = cache.lengths[first : first + count]
+        size = max(len(item.tokens) for item in passes)
+        if backend.widest is not None and size > backend.widest:
+            self._run_in_pieces(passes[0], backend.widest, row)
+            return
+        if cache.reserve(max(lengths) + size):
             self._bindings.clear()
-        binding = self._binding(first, count)
-        rows = fill_packed(binding, passes, kv.lengths)
-        if self._batches:
-            fill_padded(binding, passes, first, lengths, kv.capacity, kv.dtype)
-        else:
-            fill_single(binding, passes[0], lengths[0], kv.capacity, kv.dtype)
-        place = (row, rows, len(self._logits))  # the buffers are replaced by longer ones only
-        if binding.rows != place:
-            binding.rows = place
-            binding.output("logits", self._logits[row : row + rows])
-            binding.output("hidden_states", self._hidden[row : row + rows])
-        binding.run()
-
-    def _binding(self, first: int, count: int) -> Binding:
-        """The binding of these slots, whose keys and values are read and written in place."""
         binding = self._bindings.get((first, count))
         if binding is None:
-            binding = self._bindings[first, count] = Binding(self._session)
-            for plane in range(2 * self._layers):
-                name = f"{plane // 2}.{KEY_VALUE[plane % 2]}"
-                piece = self._kv.piece(plane, first, count)
-                binding.in_place(f"past.{name}", f"present.{name}", piece)
-        return binding
+            binding = self._bindings[first, count] = backend.bind(first, count)
+        rows = fill_packed(binding, passes, cache.lengths)
+        if backend.batches:
+            fill_padded(binding, passes, first, lengths, cache.capacity, cache.dtype)
+        else:
+            fill_single(binding, passes[0], lengths[0], cache.capacity, cache.dtype)
+        binding.run(self._logits, self._hidden, row, rows)
+        if cache.apart:
+            for item in passes:
+                cache.take_in(item.slot, cache.lengths[item.slot], len(item.tokens))
 
-    def _probe(self, session: Any) -> None:
-        """Learn the graph's form and run one token, which is then forgotten."""
-        self._session = session
+    def _probe(self, backend: Backend) -> None:
+        """Run a token, and see that the next one finds its keys and values; then forget both.
+
+        Raises:
+            ProviderError: if the answers are none, or the cache is not read as it was written.
+        """
+        self._backend, self._cache = backend, backend.cache
         self._bindings.clear()
-        self._batches = any(item.name == "unpack" for item in session.get_inputs())
-        shapes = {item.name: item.shape for item in session.get_outputs()}
-        self._hidden = np.empty((0, shapes["hidden_states"][1]), np.float32)
-        self._allocate_outputs(1)
-        self._run(0, 1, [Pass(0, np.zeros(1, np.int64))], 0)
+        self._allocate_outputs(2)
+        self._logits.fill(np.nan)  # so that answers which never arrive show
+        pair = np.array([0, min(1, self.vocab_size - 1)])
+        self._run(0, 1, [Pass(0, pair[:1])], 0)
+        if not np.isfinite(self._logits[0]).all():
+            raise ProviderError("it ran the model, but the logits are no numbers")
+        if backend.trusted or self.context < len(pair):
+            return
+        self._cache.lengths[0] = 1
+        self._run(0, 1, [Pass(0, pair[1:])], 0)
+        self._cache.lengths[0] = 0
+        self._run(0, 1, [Pass(0, pair, 1)], 1)
+        apart, together = self._logits - self._logits.mean(1, keepdims=True)
+        if not np.linalg.norm(apart - together) <= PROBE_TOLERANCE * np.linalg.norm(together):
+            raise ProviderError("it ran the model, but forgets keys and values between passes")
 
     def _allocate_outputs(self, rows: int) -> None:
-        self._logits = np.empty((rows, self._padded_vocab), np.float32)
-        self._hidden = np.empty((rows, self._hidden.shape[1]), np.float32)
+        self._logits = self._backend.answers((rows, self._padded_vocab))
+        self._hidden = self._backend.answers((rows, self._backend.hidden_size))

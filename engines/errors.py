@@ -35,3 +35,15 @@ class ProviderError(EngineError):
     """The inference runtime is missing, is there twice, or has no provider that works."""
 
     exit_code = 69  # EX_UNAVAILABLE
+
+
+class CudaError(EngineError):
+    """The CUDA runtime is missing, finds no GPU, or refused a call."""
+
+    exit_code = 69  # EX_UNAVAILABLE
+
+
+class BuildError(EngineError):
+    """No TensorRT engine could be built of an artifact, and the sentence says why."""
+
+    exit_code = 65  # EX_DATAERR

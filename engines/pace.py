@@ -8,7 +8,7 @@ import numpy as np
 from engines.decoder import Decoder, Pass
 
 _SWEEPS = 4  # over all widths: what else the machine does falls on all of them
-_ENOUGH_S = 2.0  # a slow model is swept over less often
+_ENOUGH_S = 0.6  # at start somebody waits: a slow model is swept over less often
 
 
 def pass_times(decoder: Decoder, widths: Sequence[int]) -> dict[int, float]:

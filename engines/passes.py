@@ -7,14 +7,14 @@ dialect takes one slot (see export.dialects.contrib).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.binding import Binding
+from engines.backends.backend import Binding
 
 HIDDEN_FROM_VIEW = -3e4  # added to a score, leaves weight 0, in half precision too
 
@@ -58,6 +58,18 @@ class Pass:
         for parent in self.parents.tolist():
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return np.array(depths[self.grown :], np.int64)
+
+    def pieces(self, width: int) -> Iterator[Pass]:
+        """The same as passes of at most `width` tokens, to be appended one after the other."""
+        size = len(self.tokens)
+        for start in range(0, size, width):
+            end = min(start + width, size)
+            yield Pass(
+                self.slot,
+                self.tokens[start:end],
+                max(0, end - max(start, size - self.wanted)),
+                None if self.parents is None else self.parents[: self.grown + end],
+            )
 
     def show(self, mask: NDArray[Any], length: int) -> None:
         """Write into `mask` [S, C] what each token sees: the trunk, its ancestors and itself.

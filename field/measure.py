@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.device import Device
+from device_runtime.energy import Meter, Rail
 from device_runtime.plan import Options
 from device_runtime.record import Generation, Round
-from field.energy import Meter, Rail
 from field.recording import Recorder
 from field.run import Answer, Cell, Settings
 from wire.errors import (

@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -15,6 +15,9 @@ from pilotfish import Device, EdgeServer
 from tests.measuring import PROMPTS
 from tests.tiny import tiny_artifact
 from wire import keys
+
+if TYPE_CHECKING:
+    from tests.serving import Serving
 
 # A shell that runs the tests in the background makes them, and so all their children, deaf to
 # Ctrl-C; what some of these tests are about.
@@ -58,6 +61,15 @@ def device(pair: Pair, edge: EdgeServer) -> Iterator[Device]:
     """A well-behaved device on that edge."""
     with Device(pair.draft, edge.endpoint, threads=1) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def service(pair: Pair, edge: EdgeServer) -> Iterator[Serving]:
+    """A device service on loopback, for everybody here, with three lanes."""
+    from tests.serving import serving  # OpenAI's client takes a while to import
+
+    with serving(pair.draft, edge.endpoint, "--lanes", 3) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

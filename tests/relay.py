@@ -25,9 +25,13 @@ class Relay:
         while True:
             try:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
             except OSError:
                 return
+            try:
+                far = socket.create_connection(self._target)
+            except OSError:  # nobody there
+                near.close()
+                continue
             self.connections += 1
             self._open += [near, far]
             for source, sink in ((near, far), (far, near)):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from field import energy, host
+from device_runtime import energy
+from field import host
 
 # What a Jetson Orin Nano with JetPack 6 shows.
 JETSON = {

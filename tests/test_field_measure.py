@@ -143,7 +143,7 @@ def test_every_answer_starts_cold(pair, edge, out, prompts, monkeypatch):
     begin = Session._begin
 
     def noted(session):
-        if session._begun.protocol == "greedy":
+        if session._plan.protocol == "greedy":
             held.append((session._at_edge, session._drafter._decoder.length(0)))
         begin(session)
 

@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from device_runtime.edge_link import PROBE_BYTES
+from device_runtime.link.edge_link import PROBE_BYTES
 from device_runtime.plan import Auto
 from device_runtime.record import Probing
 from pilotfish import Device, EdgeServer

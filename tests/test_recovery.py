@@ -1,9 +1,13 @@
 """A connection that breaks, an edge that dies or freezes in the middle: the text stays the same."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -44,8 +48,8 @@ def test_cut_connections_change_nothing(artifacts, encrypted, options):
     with EdgeServer(artifacts / "target", keys=folder) as edge:
         relay = Relay(edge.endpoint)
         with Device(artifacts / "draft", relay.endpoint, folder) as device:
-            wanted = device.generate(PROMPT, max_tokens=40, **options)
-            pieces = device.stream(PROMPT, max_tokens=40, **options)
+            wanted = device.generate(PROMPT, max_tokens=100, **options)
+            pieces = device.stream(PROMPT, max_tokens=100, **options)
             for _ in range(3):
                 next(pieces, None)  # after a cut, a stream brings all that was missed at once
                 relay.cut()
@@ -157,7 +161,7 @@ def test_a_reply_may_come_before_the_news_that_the_edge_is_back(artifacts, monke
         relay = Relay(edge.endpoint)
         with Device(artifacts / "draft", relay.endpoint) as device:
             wanted = device.generate(PROMPT, max_tokens=12)
-            channel = device._link._channel
+            channel = device._link._line.channel
             note = channel._note
 
             def slowly(event, value):
@@ -173,3 +177,20 @@ def test_a_reply_may_come_before_the_news_that_the_edge_is_back(artifacts, monke
                 pass
             assert device.last.tokens == wanted.tokens
         relay.close()
+
+
+def test_many_kills_and_cuts(long_pair: Pair, tmp_path) -> None:
+    """The benchmark's own run, but smaller: SIGKILLs, broken links and stalls, at any moment."""
+    out = tmp_path / "recovery.json"
+    command = [sys.executable, "benchmarks/recovery.py", "--kills", "7", "--cuts", "6"]
+    command += ["--draft", str(long_pair.draft), "--target", str(long_pair.target)]
+    ran = subprocess.run(
+        [*command, "--tokens", "200", "--json", str(out)],
+        cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    rows = [row for row in json.loads(out.read_text())["rows"] if row["protocol"] == "all"]
+    assert sum(row["answers"] for row in rows) == 13
+    for row in rows:
+        assert row["identical"] == row["whole"] == row["answers"], row
+        assert 0.0 < row["noticed p95"] < 60.0

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engines.backends import AUTO, PROVIDERS
+from engines.backends.cpu import CpuBackend
 from engines.decoder import Decoder, Pass
 from engines.errors import ProviderError
 from engines.runtime import WHEELS, runtime_version
@@ -32,6 +34,38 @@ def test_the_choice_and_the_reason_are_logged(tmp_path, caplog):
     assert "cpu" in chosen
     assert "cuda" in chosen  # what it fell back from, and why
     assert "built without" in chosen
+
+
+def test_providers_are_tried_from_the_best_to_the_last(tmp_path, caplog):
+    """On a machine without a GPU; each says in one line why not, and what to do."""
+    artifact = tiny_artifact(tmp_path / "a")
+    with caplog.at_level(logging.INFO, logger="pilotfish.engines"):
+        Decoder(artifact)
+    tried = [message.split()[1].rstrip(":") for message in caplog.messages]
+    assert tried == list(AUTO)
+    assert "pilotfish export engine" in caplog.messages[0]
+    assert all("\n" not in message for message in caplog.messages)
+    for name in PROVIDERS:
+        if name != "cpu":
+            with pytest.raises(ProviderError, match=f"{name}: "):
+                Decoder(artifact, provider=name)
+
+
+def test_a_backend_that_does_not_compute_is_passed_over(tmp_path, monkeypatch, caplog):
+    """What a provider says of itself does not count: only a run does."""
+    monkeypatch.setitem(PROVIDERS, "cuda", f"{__name__}:Silent")
+    with caplog.at_level(logging.INFO, logger="pilotfish.engines"):
+        assert Decoder(tiny_artifact(tmp_path / "a")).provider == "cpu"
+    assert "cuda: it ran the model, but the logits are no numbers" in caplog.messages[-1]
+
+
+class Silent(CpuBackend):
+    """Takes a pass and answers nothing."""
+
+    def bind(self, first, count):
+        binding = super().bind(first, count)
+        binding.run = lambda *answers: None
+        return binding
 
 
 def test_both_wheels_are_refused(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -152,3 +154,63 @@ def test_a_prompt_is_read_after_a_longer_pass(pair) -> None:
     decoder.rollback(0, 0)
     decoder.forward([Pass(0, tokens[:20], rows=0)])
     assert decoder.length(0) == 20
+
+
+def test_who_floods_waits_behind_himself(pair) -> None:
+    """Prompts and wide windows of one key: a neighbour waits for one pass of them at a time."""
+    with SocketlessEdge(pair.target, sessions=10, context=256) as edge:
+        flood = [RawSession() for _ in range(8)]
+        for i, session in enumerate(flood):
+            edge.deliver(session.begin([i + 1] * 180), b"flood")
+            edge.deliver(session.window([1] * 40), b"flood")
+        edge.start()
+        edge.turn()
+        for _ in range(4):
+            session = RawSession()
+            edge.deliver(session.begin([1, 2, 3]), b"neighbour")
+            edge.deliver(session.window([4]), b"neighbour")
+            before = edge.scheduler.passes
+            session.settle([4], edge.reply(b"neighbour"))
+            # its prompt and its window, and before each at most one pass of the flood
+            assert edge.scheduler.passes - before <= 4
+            edge.deliver([m.encode(m.Close(session=session.id))], b"neighbour")
+        for session in flood:  # and nobody is forgotten
+            edge.deliver(session.window([1] * 40), b"flood")  # a retry, if it has been answered
+        assert isinstance(edge.reply(b"flood"), m.Verdict)
+
+
+def test_a_session_whose_turn_has_not_come_is_not_idle(pair) -> None:
+    """A prompt before it took longer than sessions may idle: it keeps its place."""
+    with SocketlessEdge(pair.target, sessions=1, idle_s=0.05) as edge:
+        session = RawSession()
+        edge.deliver(session.begin(LONG))
+        edge.deliver(session.window([1, 2]))
+        time.sleep(0.1)
+        edge.deliver(RawSession().begin([1, 2]), b"another")
+        ((to, reply, _),) = edge.replies
+        assert isinstance(reply, m.Failure)
+        assert (to, reply.code) == (b"another", "too-many-sessions")
+        edge.start()
+        session.settle([1, 2], edge.reply())
+        time.sleep(0.1)
+        greedy_text(edge, [1, 2, 3], b"another")
+
+
+def test_a_round_whose_prompt_could_not_be_read_is_decided_once(pair, monkeypatch) -> None:
+    """The window behind it goes down with it, and comes again: not twice."""
+    with SocketlessEdge(pair.target) as edge:
+        session = RawSession()
+        edge.deliver(session.begin(LONG))
+        edge.deliver(session.window([1, 2]))
+        edge.start()
+        with monkeypatch.context() as broken:
+            broken.setattr(Decoder, "forward", lambda *_: 1 / 0)
+            edge.turn()
+        edge.fails("internal")
+        edge.deliver(session.window([1, 2]))
+        session.settle([1, 2], edge.reply())
+        for _ in range(6):
+            edge.turn()
+        assert not edge.replies
+        edge.deliver(session.window())
+        session.settle([], edge.reply())

@@ -6,25 +6,44 @@ arrives carries the key of its sender, and a session can belong to a key.
 """
 
 import logging
+import math
+import time
+from collections.abc import Collection
 
 import zmq
 from zmq.utils import z85
 
 _ADDRESS = "inproc://zeromq.zap.01"
 DOMAIN = b"pilotfish"
+SHUT_OUT_S = 60.0
 _log = logging.getLogger("pilotfish.wire")
 
 
 class Gate:
-    """Answers ZeroMQ's questions from an allow-list of public keys in Z85."""
+    """Answers ZeroMQ's questions from an allow-list of public keys in Z85.
+
+    ``allowed`` may be set anew at any time; ``refused`` counts the keys that were turned away, not
+    all of which are logged: strangers may knock as often as they like.
+    """
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: frozenset[bytes]
+        self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: Collection[bytes]
     ) -> None:
         self.allowed = allowed
+        self.refused = 0
+        self._shut_out: dict[bytes, float] = {}  # until when, on the monotonic clock
+        self._logged_s = -math.inf
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ADDRESS)
+
+    def shut_out(self, key: bytes) -> None:
+        """Let a key that did harm not come in again for a while."""
+        self._shut_out[key] = time.monotonic() + SHUT_OUT_S
+        _log.warning("key %s is shut out for %g s", key.decode(), SHUT_OUT_S)
+
+    def _welcomes(self, key: bytes) -> bool:
+        return key in self.allowed and self._shut_out.get(key, 0.0) <= time.monotonic()
 
     def answer(self) -> bool:
         """Answer all questions; poll `socket` to know when there are some. Leaves none: False."""
@@ -37,9 +56,13 @@ class Gate:
             self.socket.recv_multipart()
         )
         key = z85.encode(credentials[0]) if mechanism == b"CURVE" and len(credentials) == 1 else b""
-        welcome = version == b"1.0" and domain == DOMAIN and key in self.allowed
+        welcome = version == b"1.0" and domain == DOMAIN and self._welcomes(key)
         if not welcome:
-            _log.warning("refused key %s from %s", key.decode(), address.decode(errors="replace"))
+            self.refused += 1
+            if time.monotonic() - self._logged_s >= 1.0:
+                self._logged_s = time.monotonic()
+                peer = address.decode(errors="replace")
+                _log.warning("refused key %s from %s", key.decode(), peer)
         status = (b"200", b"OK") if welcome else (b"400", b"key not on the allow-list")
         self.socket.send_multipart([b"1.0", request, *status, key, b""])
 

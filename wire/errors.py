@@ -161,6 +161,27 @@ class RunFileError(PilotfishError):
     exit_code = 65
 
 
+class InterruptedGenerationError(PilotfishError):
+    """Whoever asked for the answer does not want the rest of it."""
+
+    code = "interrupted"
+    exit_code = 75
+
+
+class DrainingError(PilotfishError):
+    """The edge is about to stop and begins nothing new."""
+
+    code = "draining"
+    exit_code = 75
+
+
+class ConfigError(PilotfishError):
+    """A configuration file that cannot be read, or says what no flag does."""
+
+    code = "config"
+    exit_code = 78
+
+
 def _all(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
     found = {kind.code: kind}
     for child in kind.__subclasses__():

@@ -6,13 +6,16 @@
 
 Each file holds one key in Z85, 40 characters. A device needs ``device.key`` and ``edge.pub``, an
 edge ``edge.key`` and ``allowed/``; one folder may serve both ends, as in the demo and in tests.
+
+Under systemd's ``LoadCredential=`` a secret key lies in ``$CREDENTIALS_DIRECTORY`` instead, which
+only the service can read; the public ones stay in the folder.
 """
 
 import os
 import re
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,17 +61,19 @@ class DeviceKeys:
 
 @dataclass(frozen=True)
 class EdgeKeys:
-    """What an edge needs to let devices in, and only those."""
+    """What an edge needs to let devices in, and only those.
+
+    allowed: the public keys of its devices, and their names.
+    """
 
     secret: bytes
-    allowed: frozenset[bytes]
+    allowed: Mapping[bytes, str]
 
     @classmethod
     def load(cls, directory: Path) -> "EdgeKeys":
         """Read ``edge.key`` and the allow-list, which may be empty."""
         secret = _read_secret(directory, EDGE)
-        listed = sorted((directory / "allowed").glob("*.pub"))
-        return cls(secret, frozenset(read_public(path) for path in listed))
+        return cls(secret, {read_public(path): path.stem for path in _listed(directory)})
 
 
 def create(directory: Path, name: str) -> Path:
@@ -112,13 +117,17 @@ def listing(directory: Path) -> list[dict[str, str]]:
         rows.append({"name": path.stem, "kind": kind, "public": read_public(path).decode()})
     rows += [
         {"name": path.stem, "kind": "allowed", "public": read_public(path).decode()}
-        for path in sorted((directory / "allowed").glob("*.pub"))
+        for path in _listed(directory)
     ]
     return rows
 
 
 def read_public(path: Path) -> bytes:
     """One public key file, in Z85."""
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
     try:
         return _checked(path.read_bytes().strip(), path)
     except OSError as error:
@@ -133,7 +142,24 @@ def _writing(path: Path) -> Iterator[None]:
         raise KeysError(f"{path} cannot be written: {error.strerror}.") from error
 
 
+def _listed(directory: Path) -> list[Path]:
+    """The files of the allow-list; a list that cannot be read is not an empty one."""
+    allowed = directory / "allowed"
+    try:
+        return sorted(path for path in allowed.iterdir() if path.suffix == ".pub")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KeysError(f"{allowed} cannot be read: {error.strerror}.") from error
+
+
 def _read_secret(directory: Path, name: str) -> bytes:
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    handed = Path(credentials) / f"{name}.key" if credentials else None
+    # blank: our units' stand-in for a file that is not there
+    if handed is not None and handed.exists() and handed.read_bytes().strip():
+        # who may read it is systemd's business: it gives the service's user access by an ACL
+        return _read(handed)
     path = directory / f"{name}.key"
     try:
         mode = path.stat().st_mode

@@ -7,6 +7,8 @@ thread-safe: each has one owner.
 
 import ipaddress
 import math
+import os
+import socket as sockets
 from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -15,6 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from wire.access import DOMAIN, Gate
+from wire.connections import Bounds, Connections
 from wire.errors import ListenError, MalformedError, TooLargeError, UnsupportedError
 from wire.keys import DeviceKeys, EdgeKeys
 from wire.link.tcp import Segments, segments
@@ -22,8 +25,13 @@ from wire.messages import MAX_FRAMES, Buffer, Reply, Request, decode_reply, enco
 
 HEARTBEAT_MS = 300
 HEARTBEAT_TIMEOUT_MS = 900  # a black-holed path shows within 1.2 s
+CONNECT_MS = 3000  # an attempt to connect gives way to the next one
+HANDSHAKE_MS = 5000  # a peer that has not come in by then is shown out
 _SEND_QUEUE = 64  # messages per peer; a client that does not read loses replies, nobody else does
+_BACKLOG = 256  # connections that the kernel holds until they are taken in
 _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
+_SHREDS = 1000  # parts too many that are dropped in one turn
+_HARMFUL = 50 * _SHREDS  # so many cost a client its connection, and its key some time
 
 # Plain numbers: arithmetic on pyzmq's enums costs microseconds a message.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
@@ -79,15 +87,22 @@ def _has_port(endpoint: str) -> bool:
 
 
 class Listener:
-    """The edge's socket: many devices, each known by its CURVE key."""
+    """The edge's socket: many devices, each known by its CURVE key.
+
+    descriptor: a listening socket that somebody else has made, to be used in place of ``endpoint``;
+    its maker's connections go on coming to it when this listener is closed.
+    """
 
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         endpoint: str,
         keys: EdgeKeys | None,
-        message_bytes: int,
+        bounds: Bounds,
+        descriptor: int | None = None,
     ) -> None:
+        if descriptor is not None:
+            endpoint = _endpoint_of(descriptor)
         if keys is None and not is_loopback(endpoint):
             raise ListenError(
                 f"Without keys the edge listens on loopback only, not on {endpoint}. "
@@ -98,20 +113,34 @@ class Listener:
         self.gate = Gate(context, keys.allowed) if keys else None
         self.socket = context.socket(zmq.ROUTER)
         # one frame may be as long as a whole message; the limit on the sum is answered, not cut off
-        _common(self.socket, endpoint, message_bytes)
+        _common(self.socket, endpoint, bounds.message_bytes)
+        self.socket.router_mandatory = True  # a reply that is not taken is told of
+        self.socket.handshake_ivl = HANDSHAKE_MS
+        self.socket.backlog = _BACKLOG
         if keys is not None:
             self.socket.zap_domain = DOMAIN
             self.socket.curve_server = True
             self.socket.curve_secretkey = keys.secret
+        self.connections = Connections(self.socket, bounds)
+        # who sends a message that has parts without number, and how many of them were dropped
+        self._shredding: tuple[bytes, bytes] | None = None
+        self._dropped = 0
+        if descriptor is not None:
+            os.set_blocking(descriptor, False)  # or ZeroMQ could hang in accepting
+            self.socket.setsockopt(zmq.USE_FD, descriptor)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise ListenError(f"The edge cannot listen on {endpoint}: {error}.") from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.connections.bound(self.endpoint)
 
     def receive(self) -> Envelope | None:
         """The next message that has arrived, without waiting; None if there is none."""
+        if self._shredding is not None:
+            self._drop_parts(self._shredding)
+            return None
         try:
             first, *parts = _receive(self.socket)
         except zmq.Again:
@@ -119,23 +148,68 @@ class Listener:
         client = first.bytes
         header: Buffer = parts[0].buffer if parts else b""
         owner = str(first.get("User-Id")).encode() if self.gate else client
+        self.connections.heard(client, owner, first)
         frames = [part.buffer for part in parts[1:]]
+        if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
+            self._shredding, self._dropped = (client, owner), 0
         return Envelope(client, owner, header, frames, sum(map(len, parts)))
+
+    def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
+        """Some of the parts that a message has beyond all measure.
+
+        Nothing else can be received before its end, but much can be done: verdicts leave, passes
+        are made. A client that holds others up so loses its connection, and its key some time.
+        """
+        for _ in range(_SHREDS):
+            if not self.socket.recv(_NOBLOCK, copy=False).more:
+                self._shredding = None
+                return
+        self._dropped += _SHREDS
+        if self._dropped == _HARMFUL:
+            client, owner = sender
+            self.connections.shredded(client)
+            if self.gate is not None:
+                self.gate.shut_out(owner)
 
     @property
     def waiting(self) -> bool:
         """Has a message arrived? Asking costs less than to receive none."""
         return bool(int(self.socket.get(_EVENTS)) & _POLLIN)
 
-    def send(self, client: bytes, message: Reply, frames: Sequence[Buffer] = ()) -> None:
-        """Send without waiting; a client that has gone or does not read misses it."""
-        _send(self.socket, [client, encode(message), *frames])
+    def send(self, client: bytes, message: Reply, frames: Sequence[Buffer] = ()) -> int:
+        """Send without waiting; returns the message's bytes.
 
-    def close(self) -> None:
-        """Close the sockets; nothing waits."""
-        self.socket.close(0)
+        `zmq.ZMQError` for a client that has gone or does not read.
+        """
+        header = encode(message)
+        _send(self.socket, [client, header, *frames])
+        return len(header) + sum(map(len, frames))
+
+    def stop_accepting(self) -> None:
+        """No new connections; those that stand go on. (To unbind would end them all.)"""
+        self.connections.closing = True
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the sockets; what was sent last has ``linger_s`` to leave."""
+        self.connections.close()
+        self.socket.close(int(linger_s * 1000))
         if self.gate is not None:
             self.gate.close()
+
+
+def _endpoint_of(descriptor: int) -> str:
+    """Where an inherited socket listens."""
+    try:
+        with sockets.socket(fileno=os.dup(descriptor)) as listening:
+            listens = listening.getsockopt(sockets.SOL_SOCKET, sockets.SO_ACCEPTCONN)
+            name = listening.getsockname()
+    except OSError as error:
+        raise ListenError(f"The inherited socket cannot be used: {error.strerror}.") from error
+    if not listens:
+        raise ListenError("The inherited socket does not listen: use ListenStream= in its unit.")
+    if not isinstance(name, tuple):
+        return f"ipc://{name}"
+    return f"tcp://[{name[0]}]:{name[1]}" if ":" in name[0] else f"tcp://{name[0]}:{name[1]}"
 
 
 def _send(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
@@ -146,17 +220,13 @@ def _send(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
 
 
 def _receive(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
-    """The message that is there; of more parts than any message has, the last replace each other.
+    """The message that is there, or so many of its parts that it can be none of ours.
 
     ZeroMQ bounds how long a part is, not how many there are, and hands out whole messages only.
     """
     parts = [socket.recv(_NOBLOCK, copy=False)]
-    while parts[-1].more:
-        part = socket.recv(_NOBLOCK, copy=False)
-        if len(parts) < _MOST_PARTS:
-            parts.append(part)
-        else:
-            parts[-1] = part
+    while parts[-1].more and len(parts) < _MOST_PARTS:
+        parts.append(socket.recv(_NOBLOCK, copy=False))
     return parts
 
 
@@ -183,6 +253,9 @@ class Channel:
         self._socket.immediate = True  # never queue for an edge that is not there
         self._socket.reconnect_ivl = 100
         self._socket.reconnect_ivl_max = 1000
+        # or the kernel would wait for minutes on a path that was dead when the attempt began
+        self._socket.connect_timeout = CONNECT_MS
+        self._socket.handshake_ivl = HANDSHAKE_MS
         if keys is not None:
             self._socket.curve_serverkey = keys.edge
             self._socket.curve_publickey = keys.public
@@ -224,7 +297,11 @@ class Channel:
         """
         for source, _ in self._poller.poll(math.ceil(max(0.0, timeout_s) * 1e3)):
             if source is self._socket:
-                buffers: list[Buffer] = [part.buffer for part in _receive(self._socket)]
+                parts = _receive(self._socket)
+                buffers: list[Buffer] = [part.buffer for part in parts]
+                more = parts[-1].more
+                while more:  # no edge says so much
+                    more = self._socket.recv(_NOBLOCK, copy=False).more
                 return decode_reply(buffers[0]), buffers[1:], sum(map(len, buffers))
             self._hear_of_the_link()
         return None

@@ -5,12 +5,16 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import wire
 from engines.errors import EngineError
-from pilotfish.cli import demo, device, edge, emulate, export, field, keys, probe
 from wire.errors import PilotfishError
 
+# each is a module of that name here
+_COMMANDS = (
+    *("demo", "device", "edge", "probe", "field", "emulate", "export", "bundle", "flash", "keys"),
+)
 _IO_ERROR = 74
 _INTERRUPTED = 130
 
@@ -28,8 +32,11 @@ exit codes: 0 done; 2 wrong usage; 64-78 as in sysexits.h (69 no edge, 75 edge f
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The command line: what these arguments may mean, or all of it.
+
+    A daemon that starts again is waited for, so no command imports what others need.
+    """
     top = argparse.ArgumentParser(
         prog="pilotfish",
         description="Speculative decoding across a link: a drafter here, a target on the edge.",
@@ -39,20 +46,21 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=wire.SOFTWARE)
     top.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, device, edge, probe, field, emulate, export, keys):
-        command.add_to(commands)
+    for name in [name for name in _COMMANDS if name in arguments] or _COMMANDS:
+        import_module(f"pilotfish.cli.{name}").add_to(commands)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    args = parser().parse_args(arguments)
-    logging.basicConfig(
-        level=logging.INFO if args.verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
     try:
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        args = parser(words).parse_args(words)
+        logging.basicConfig(
+            level=logging.INFO if args.verbose else logging.WARNING,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            stream=sys.stderr,
+        )
         code: int = args.run(args)
         sys.stdout.flush()
         return code

@@ -10,9 +10,24 @@ from rich.table import Table
 
 from engines.artifact import Artifact, Precision, cache_directory
 from engines.errors import ArtifactError, EngineError
-from pilotfish.cli.options import Commands
+from pilotfish.cli.options import Commands, between, json_option, write_json
 from pilotfish.cli.progress import Bars
 
+_ENGINE = """\
+Builds a TensorRT engine of each artifact on the GPU of this machine, which takes minutes, and keeps
+it below the cache folder ($PILOTFISH_CACHE/engines); one that is there already and that TensorRT
+accepts is left alone. Decoders with --provider tensorrt or auto then run it. An engine has the
+artifact's precision. Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer).
+Not run on a GPU yet: tested against doubles of NVIDIA's libraries."""
+_ENGINE_EXAMPLE = """\
+example:
+  pilotfish export model default --out drafter --dialect opset17 --precision fp16
+  pilotfish export engine drafter --context 2048
+  pilotfish export engine --config /etc/pilotfish/device.toml
+
+exit codes: 0 all engines are there; 65 TensorRT cannot build one; 66 no artifact; 69 no TensorRT or
+no GPU; 78 a broken configuration.
+"""
 _DRAFTER, _TARGET = "smollm2-135m-int4", "smollm2-135m-fp32"
 
 
@@ -45,6 +60,36 @@ def add_to(commands: Commands) -> None:
         help="which operators the graph uses; auto takes what runs best here (default)",
     )
     model.set_defaults(run=_model)
+    engine = actions.add_parser(
+        "engine",
+        help="build TensorRT engines of artifacts, for this GPU",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_ENGINE,
+        epilog=_ENGINE_EXAMPLE,
+    )
+    engine.add_argument(
+        "artifacts", type=Path, nargs="*", metavar="DIR", help="an artifact, opset17 or opset24"
+    )
+    engine.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="build for the drafter, lanes and context of this configuration of `device serve`",
+    )
+    engine.add_argument(
+        "--slots",
+        type=between(1),
+        metavar="N",
+        help="sequences at once: a device's lanes, an edge's sessions (default: 1)",
+    )
+    engine.add_argument(
+        "--context",
+        type=between(2),
+        metavar="C",
+        help="positions of each slot (default: all that the model has)",
+    )
+    json_option(engine)
+    engine.set_defaults(run=_engine, usage=engine.error)
     listing = actions.add_parser("list", help="list the artifacts below a folder")
     listing.add_argument(
         "folder", type=Path, nargs="?", help="default: where `pilotfish demo` keeps its own"
@@ -88,6 +133,39 @@ def export_model(source: str, out: Path, precision: Precision, dialect: str) -> 
 def _model(args: argparse.Namespace) -> int:
     export_model(args.source, args.out, args.precision, args.dialect)
     print(args.out)
+    return 0
+
+
+def _engine(args: argparse.Namespace) -> int:
+    from engines.cudart import Cuda
+    from engines.tensorrt.build import Order, ensure_engine
+    from engines.tensorrt.gates import tensorrt_version
+
+    paths, slots, context = args.artifacts, args.slots or 1, args.context
+    if args.config:
+        from pilotfish.cli import parser
+
+        served = parser().parse_args(["device", "serve", "--config", str(args.config)])
+        paths = [*paths, served.draft]
+        slots, context = args.slots or served.lanes, args.context or served.context
+    if not paths:
+        args.usage("name an artifact, or a --config that does")
+    artifacts = [Artifact.open(path) for path in paths]
+    tensorrt_version()
+    cuda = Cuda()
+    report = []
+    for artifact in artifacts:
+        order = Order.here(cuda, artifact, slots, context)
+        with Bars() as bars:
+            built, new = ensure_engine(order, bars.show)
+        if args.json != "-":
+            print(built.path)
+        report.append(
+            {"artifact": str(artifact.path), "engine": str(built.path), "built": new}
+            | msgspec.to_builtins(order.key)
+        )
+    if args.json:
+        write_json(args.json, report)
     return 0
 
 

@@ -58,7 +58,11 @@ def json_option(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
     """How a model is run."""
-    parser.add_argument("--provider", default="auto", help="auto (default), cpu or cuda")
+    parser.add_argument(
+        "--provider",
+        default="auto",
+        help="auto (default), cpu, cuda, tensorrt or tensorrt-ep (docs/engines.md)",
+    )
     parser.add_argument(
         "--threads", type=between(1), metavar="N", help="CPU threads (default: all cores)"
     )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from device_runtime.device import connect
-from device_runtime.edge_link import PROBE_BYTES, EdgeLink
+from device_runtime.link.edge_link import PROBE_BYTES, EdgeLink
 from pilotfish.cli.options import Commands, between, json_option, keys_option, positive, write_json
 from wire.errors import UnsupportedError
 from wire.link.state import LinkState, Reading

@@ -124,6 +124,13 @@ class End:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_0)
 
 
+def reset(sock: socket.socket) -> None:
+    """Close a socket with a reset."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_0)
+    sock.close()
+
+
 def joined(
     near: socket.socket, far: socket.socket, up: "Shaper[Way]", down: "Shaper[Way]"
 ) -> tuple[End, End]:

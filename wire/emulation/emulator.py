@@ -145,6 +145,16 @@ class Emulator:
         self.since_s = self._ask(set=asdict(wanted))["since_s"]
         self.conditions = wanted
 
+    def cut(self, for_s: float = 0.0, *, silent: bool = False) -> None:
+        """The link breaks now, and for so many seconds there is none.
+
+        Connections are reset and new ones refused, as when an interface goes down; ``silent``:
+        nothing is told, and nothing crosses, as when the radio is out of reach. Back at once.
+        """
+        if not 0.0 <= for_s < math.inf:
+            raise UnsupportedError(f"for_s is {for_s}; a cut takes a time of 0 s or more.")
+        self._ask(cut={"for_s": for_s, "silent": silent})
+
     def traffic(self) -> Traffic:
         """What has passed so far."""
         return Traffic(**self._ask(traffic=True)["traffic"])

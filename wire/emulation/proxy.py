@@ -22,7 +22,7 @@ from contextlib import suppress
 from time import monotonic
 
 from wire.emulation.addresses import address_of, endpoint_of, listen_on
-from wire.emulation.connection import BUFFER_BYTES, End, Way, joined
+from wire.emulation.connection import BUFFER_BYTES, End, Way, joined, reset
 from wire.emulation.emulator import Conditions, Traffic
 from wire.emulation.shaper import RESET, Shaper, shapes
 
@@ -59,6 +59,7 @@ class Proxy:
         self._active: set[Way] = set()  # with something on its way
         self._passed: dict[Shaper[Way], int] = {self._up: 0, self._down: 0}
         self._connections = 0
+        self._refused_until_s = self._silent_until_s = -math.inf
         self._absent = False
         self._crowded = False
         self._late_s = 0.00015  # how late this machine wakes, on average
@@ -77,6 +78,17 @@ class Proxy:
         self.since_s = monotonic()
         self._up.change(up, self.since_s)
         self._down.change(down, self.since_s)
+
+    def cut(self, for_s: float, *, silent: bool) -> None:
+        """From now on, for so long, there is no link; see `Emulator.cut`."""
+        until_s = monotonic() + for_s
+        if silent:
+            self._silent_until_s = until_s
+            return
+        self._refused_until_s = until_s
+        for end in list(self._ends.values()):
+            if end.descriptor in self._ends:  # its peer has not taken it along
+                self._drop(end)
 
     def traffic(self) -> Traffic:
         """What has passed so far."""
@@ -149,7 +161,10 @@ class Proxy:
                 if error.errno in {errno.EMFILE, errno.ENFILE}:
                     break
                 continue  # that one was gone again before it came in
-            self._open(near)
+            if monotonic() < self._refused_until_s:
+                reset(near)
+            else:
+                self._open(near)
         self._welcome(False)  # until a connection ends
         if not self._crowded:
             _log.warning("%d connections are as many as there can be", len(self._ends) // 2)
@@ -253,6 +268,8 @@ class Proxy:
 
     def _deliver(self, now: float) -> float:
         """Hand on what is due by ``now``; returns when there is something to do next."""
+        if now < self._silent_until_s:
+            return self._silent_until_s
         wake_s = math.inf
         for shaper in self._passed:
             shaper.advance(now)

@@ -51,6 +51,8 @@ def _answer(proxy: Proxy, asked: dict[str, Any]) -> dict[str, Any]:
         except PilotfishError as error:
             return _refusal(error)
         return {"since_s": proxy.since_s}
+    if "cut" in asked:
+        proxy.cut(**asked["cut"])
     return {"traffic": asdict(proxy.traffic())}
 
 

@@ -13,9 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 import wire
+from device_runtime import energy
 from device_runtime.device import Device
 from engines.artifact import Artifact
-from field import energy, host, matrix
+from field import host, matrix
 from field.measure import PATIENCE_S, Bench, RoundLog
 from field.prompts import BUILT_IN, read_prompts
 from field.recording import Recorder, begun, expect_nothing

@@ -1,4 +1,4 @@
-"""Energy of an answer, from the INA3221 power monitors of a Jetson.
+"""Energy of an answer, or of a service, from the INA3221 power monitors of a Jetson.
 
 In:  the current and voltage of each channel, as the hwmon driver shows them in sysfs:
      ``in{n}_label``, ``in{n}_input`` in mV, ``curr{n}_input`` in mA. Out: joules.
@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 _DEVICES = Path("/sys/bus/i2c/devices")
-_PERIOD_S = 0.05
+_PERIOD_S = 0.05  # of one answer
+_WATCH_PERIOD_S = 1.0  # of months
 _WHOLE_MODULE = ("VDD_IN", "POM_5V_IN")
 _NOT_CONNECTED = "NC"
 
@@ -114,16 +115,70 @@ class Meter:
     def _run(self) -> None:
         """The trapezoidal rule over samples, from the first moment to the last."""
         try:
-            joules, at_s, watts = 0.0, *self._sample()
+            joules, then = 0.0, _sample(self._rails)
             while not self._stop.wait(self._period_s):
-                then_s, then = at_s, watts
-                at_s, watts = self._sample()
-                joules += (at_s - then_s) * (then + watts) / 2
-            last_s, last = self._sample()
-            self.joules = joules + (last_s - at_s) * (watts + last) / 2
+                now = _sample(self._rails)
+                joules += now.joules_since(then)
+                then = now
+            self.joules = joules + _sample(self._rails).joules_since(then)
         except (OSError, ValueError):
             self.joules = None
 
-    def _sample(self) -> tuple[float, float]:
-        """Seconds and watts now."""
-        return time.monotonic(), sum(rail.watts() for rail in self._rails)
+
+class Watch:
+    """Integrates the power of these rails from `start` until `close`; for a service.
+
+    joules: drawn so far, never falling. The time while a sensor does not answer is not counted.
+    watts: the newest sample's; None while a sensor does not answer. Without rails both stay None.
+    Both may be read from any thread.
+    """
+
+    def __init__(self, power: Sequence[Rail], *, period_s: float = _WATCH_PERIOD_S) -> None:
+        self.source = source(power)
+        self.joules: float | None = 0.0 if power else None
+        self.watts: float | None = None
+        self._rails = power
+        self._period_s = period_s
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> "Watch":
+        """Begin to sample; does nothing without rails."""
+        if self._rails and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="energy", daemon=True)
+            self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop to sample; what was counted stays."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        joules, then = 0.0, None
+        while True:
+            try:
+                now = _sample(self._rails)
+            except (OSError, ValueError):
+                self.watts = then = None
+            else:
+                joules += now.joules_since(then) if then is not None else 0.0
+                self.joules, self.watts, then = joules, now.watts, now
+            if self._stop.wait(self._period_s):
+                return
+
+
+class _Sample(NamedTuple):
+    """Watts, and when."""
+
+    at_s: float
+    watts: float
+
+    def joules_since(self, then: "_Sample") -> float:
+        """Between two samples, by the trapezoidal rule."""
+        return (self.at_s - then.at_s) * (then.watts + self.watts) / 2
+
+
+def _sample(power: Sequence[Rail]) -> _Sample:
+    return _Sample(time.monotonic(), sum(rail.watts() for rail in power))

@@ -1,0 +1,42 @@
+"""Byte-compile a version's modules where its Python is at hand, so that it starts quickly.
+
+In:  a folder of modules, where it will be, a Python version. Out: ``.pyc`` files beside them, which
+are the same on every machine. They are not compared with their sources when they are loaded: both
+belong to root, and `--check` compares both.
+
+Standard library only: this runs on the board before anything is installed.
+"""
+
+import compileall
+import py_compile
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+_TESTS = re.compile(r"/tests?/")  # of other projects: a third of all modules, which nobody runs
+
+
+def compile_modules(folder: Path, place: str, python: str) -> bool:
+    """Compile what is below ``folder``; False if there is no such Python on this machine.
+
+    place: the folder's path on the board, for tracebacks. Modules that do not compile are skipped:
+    some wheels hold files for other Pythons.
+    """
+    if f"3.{sys.version_info.minor}" == python:
+        compileall.compile_dir(
+            folder,
+            ddir=place,
+            rx=_TESTS,
+            quiet=2,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
+        return True
+    interpreter = shutil.which(f"python{python}")
+    if interpreter is None:
+        return False
+    mode = ("--invalidation-mode", "unchecked-hash")
+    command = [interpreter, "-m", "compileall", "-qq", *mode, "-d", place, "-x", _TESTS.pattern]
+    subprocess.run([*command, str(folder)], check=False, capture_output=True)
+    return True

@@ -1,0 +1,240 @@
+"""A conversation: one answer after the other, each round by round, whatever the link does.
+
+In: prompts and plans. Out: pieces, and when an answer is whole, its `Generation`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.drafter import Drafter
+from device_runtime.learned import Learned
+from device_runtime.link.edge_link import EdgeLink
+from device_runtime.link.loss import AWAY, Interrupt, LossLog, Patience
+from device_runtime.plan import Auto, Options, Plan, alternatives
+from device_runtime.record import Choice, Generation, Piece, Probing, Round
+from device_runtime.session import Proposal, Session
+from device_runtime.stops import Answer
+from wire.link.meter import SMALL_BYTES
+from wire.link.state import LinkState
+from wire.protocols import EXCHANGES, LOCAL, STREAM
+
+_log = logging.getLogger("pilotfish.device")
+
+
+@dataclass(frozen=True)
+class Choosable:
+    """Protocol "auto", and what else was asked for: a plan when the edge is known."""
+
+    auto: Auto
+    options: Options
+
+
+class Conversation:
+    """A drafter's lane, its connection and its session. One thread at a time."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        link: EdgeLink | None,
+        learned: Learned,
+        patience: Patience,
+        interrupt: Interrupt,
+        on_round: Callable[[Round], None] | None,
+    ) -> None:
+        self._drafter = drafter
+        self._link = link
+        self._learned = learned
+        self._patience = patience
+        self._interrupt = interrupt
+        self._on_round = on_round
+        self.session = Session(drafter, link, interrupt)
+        self.last: Generation | None = None
+
+    @property
+    def _ends(self) -> list[int]:
+        """The tokens that end an answer: the target's, whose text it is."""
+        welcome = self._link.welcome if self._link is not None else None
+        return list((welcome or self._drafter.manifest).eos_ids)
+
+    def answer(self, prompt: NDArray[np.uint32], wish: Plan | Choosable) -> Iterator[Piece]:
+        """The answer to a prompt, ids u32 [n], piece by piece; ``last`` holds it afterwards."""
+        session, link = self.session, self._link
+        begun_s = time.monotonic()
+        before = link.probing if link else Probing()
+        plan, choice, state = self._prepare(wish)
+        answer = Answer(
+            self._drafter.tokenizer, eos_ids=self._ends, stop=plan.stop, max_tokens=plan.max_tokens
+        )
+        rounds: list[Round] = []
+        losses = LossLog()
+        first_token_s = 0.0
+        finished = False
+        try:
+            session.start(prompt, plan)
+            for proposal in self._proposals(plan, answer):
+                settled_ns = time.monotonic_ns()
+                pieces, kept = _pieces(proposal, answer)
+                record = proposal.record
+                if link is not None and losses.add(record, link.presence.lost_ns, settled_ns):
+                    link.presence.verified()
+                record.tokens = kept
+                record.timings.settle += (time.monotonic_ns() - settled_ns) * 1e-9
+                rounds.append(record)
+                first_token_s = first_token_s or time.monotonic() - begun_s
+                if self._on_round is not None:
+                    self._on_round(record)
+                yield from pieces
+                if answer.finish_reason is not None:
+                    break
+                self._interrupt.check()
+            rest = answer.end("length")  # the context is full
+            if rest:
+                yield Piece(rest, [], "target")
+            finished = True
+        finally:
+            if plan.protocol == STREAM or not finished:
+                session.cancel()
+            session.keep(len(prompt) + len(answer.tokens))
+            self._learned.add(plan, rounds)
+        losses.end(time.monotonic_ns())
+        after = link.probing if link else Probing()
+        self.last = Generation(
+            protocol=plan.protocol,
+            prompt_tokens=len(prompt),
+            tokens=answer.tokens,
+            text=answer.text,
+            finish_reason=answer.finish_reason or "length",
+            rounds=rounds,
+            first_token_s=first_token_s,
+            total_s=time.monotonic() - begun_s,
+            link=state,
+            choice=choice,
+            probing=after.since(before),
+            recoveries=losses.recoveries,
+        )
+
+    # Before the first round
+
+    def _prepare(self, wish: Plan | Choosable) -> tuple[Plan, Choice | None, LinkState | None]:
+        """What to do, why, and what was known of the link then; the edge is greeted, if there."""
+        link = self._link
+        here = False
+        if link is not None:
+            link.presence.lost_ns = None  # what became of an earlier answer is none of this one's
+            here = self._meet(link, wish)
+        if isinstance(wish, Plan):
+            plan, choice, state = wish, None, link.state() if link else None
+        else:
+            plan, choice, state = self._choose(wish, here)
+        if link is not None:
+            link.gauge.next_answer()
+        return plan, choice, state
+
+    def _meet(self, link: EdgeLink, wish: Plan | Choosable) -> bool:
+        """Is the edge there? Waits for it where it is needed; it may be another one by now."""
+        if self._patience.policy == "local":
+            here = link.presence.look()
+        elif isinstance(wish, Plan) and wish.protocol == LOCAL:
+            here = link.up()
+        else:
+            link.greet()
+            here = True
+        self._learned.meet(link.welcome)
+        return here
+
+    def plans(self, wish: Choosable) -> list[Plan]:
+        """What there is to choose from."""
+        link = self._link
+        if link is None:
+            return alternatives(wish.auto, wish.options, offered=[LOCAL])
+        if link.welcome is None:  # it was never there, but may come
+            return alternatives(wish.auto, wish.options, offered=[*EXCHANGES, STREAM, LOCAL])
+        limits = link.welcome.limits
+        plans = alternatives(
+            wish.auto, wish.options, offered=[*link.welcome.protocols, LOCAL], most=limits.window
+        )
+        fitting = [one for one in plans if self._learned.freight(one) <= limits.message_bytes // 2]
+        return fitting or plans[:1]
+
+    def _choose(self, wish: Choosable, here: bool) -> tuple[Plan, Choice, LinkState | None]:
+        """One of the plans, by what is known of the link; measures it first if need be."""
+        plans = self.plans(wish)
+        state = None
+        if self._link is not None:
+            if here:
+                self._measure(self._link, plans)
+            state = self._link.state()
+        plan, choice = self._learned.choose(wish.auto.policy, plans, state)
+        return plan, choice, state
+
+    def _measure(self, link: EdgeLink, plans: Sequence[Plan]) -> None:
+        matter = any(self._learned.freight(plan) > SMALL_BYTES for plan in plans)
+        try:
+            link.refresh(rates=matter)
+        except AWAY:
+            if not self._patience.starts_alone:
+                raise  # else the answer itself finds out, and deals with it
+
+    # Round by round
+
+    def _proposals(self, plan: Plan, answer: Answer) -> Iterator[Proposal]:
+        """What is committed, by both ends or, while the edge is away and may be, by this one."""
+        session = self.session
+        if plan.protocol == LOCAL:
+            yield from session.local(plan.law, answer.remaining)
+            return
+        while answer.remaining and len(session.committed) < session.context:
+            try:
+                session.join()
+                yield from self._verified(plan, answer)
+            except AWAY as error:
+                if self._patience.policy != "local":
+                    raise
+                _log.warning("going on without the edge: %s", error)
+                self._part()
+                yield from self._alone(plan, answer)
+
+    def _verified(self, plan: Plan, answer: Answer) -> Iterator[Proposal]:
+        session = self.session
+        if plan.protocol == STREAM:
+            yield from session.stream(answer.remaining)
+            return
+        while answer.remaining and len(session.committed) < session.context:
+            yield session.speculate(plan, answer.remaining, self._ends)
+
+    def _part(self) -> None:
+        """Give up what the edge has not settled."""
+        assert self._link is not None
+        self._link.presence.lost()
+        self.session.part()
+
+    def _alone(self, plan: Plan, answer: Answer) -> Iterator[Proposal]:
+        """The drafter's own tokens, until the edge is there again."""
+        assert self._link is not None
+        for proposal in self.session.local(plan.law, answer.remaining):
+            yield proposal
+            if self._link.presence.look():
+                _log.info("the edge is back")
+                return
+
+
+def _pieces(proposal: Proposal, answer: Answer) -> tuple[list[Piece], list[int]]:
+    """The pieces that a round adds to the answer, and the tokens of it that the answer keeps."""
+    record = proposal.record
+    if record.protocol in (STREAM, LOCAL):
+        parts = [(record.tokens, "target" if record.protocol == STREAM else LOCAL)]
+    else:
+        last = "bonus" if proposal.full else "corrected"
+        parts = [(record.tokens[: record.accepted], "drafted"), (record.tokens[-1:], last)]
+    pieces, kept = [], []
+    for ids, origin in parts:
+        taken, text = answer.push(ids)
+        kept += taken
+        if taken:
+            pieces.append(Piece(text, taken, origin))
+    return pieces, kept

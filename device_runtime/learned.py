@@ -1,0 +1,60 @@
+"""What the lanes of one device learn together: of the pair, the link's freight, and the choices.
+
+In: rounds, and what an edge said of itself. Out: evidence, and the plan that a policy picks by it.
+Thread-safe.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from device_runtime.choice import POLICIES, Evidence
+from device_runtime.plan import Plan
+from device_runtime.record import Choice, Round
+from wire.errors import UnsupportedError
+from wire.link.state import LinkState
+from wire.messages import Welcome
+
+
+class Learned:
+    """drafter_pace: seconds of a pass by the number of its tokens, measured at start."""
+
+    def __init__(self, drafter_pace: Mapping[int, float], vocab_size: int) -> None:
+        self._pace = drafter_pace
+        self._vocab_size = vocab_size
+        self._policies = {name: policy() for name, policy in POLICIES.items()}
+        self._lock = threading.Lock()
+        self._met = False
+        self.evidence = Evidence(drafter_pace, {}, vocab_size)
+
+    def meet(self, welcome: Welcome | None) -> None:
+        """The first edge tells how fast its target is; before that there was nothing to learn."""
+        with self._lock:
+            if welcome is None or self._met:
+                return
+            self._met = True
+            pace = {told.tokens: told.ns * 1e-9 for told in welcome.passes}
+            self.evidence = Evidence(self._pace, pace, self._vocab_size)
+
+    def check(self, policy: str) -> None:
+        """Raise `UnsupportedError` for a policy that there is not."""
+        if policy not in self._policies:
+            known = ", ".join(self._policies)
+            raise UnsupportedError(f"There is no policy {policy!r}: {known}.")
+
+    def choose(
+        self, policy: str, plans: Sequence[Plan], state: LinkState | None
+    ) -> tuple[Plan, Choice]:
+        """One of the plans, by what is known."""
+        with self._lock:
+            return self._policies[policy].choose(plans, state or LinkState(), self.evidence)
+
+    def freight(self, plan: Plan) -> float:
+        """Bytes of the longer message of a round under this plan."""
+        with self._lock:
+            return 0.0 if plan.exchange is None else max(self.evidence.freight(plan))
+
+    def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
+        """Take in what an answer under this plan showed; rounds of the drafter alone are none."""
+        with self._lock:
+            own = [record for record in rounds if record.protocol == plan.protocol]
+            self.evidence.add(plan, own)

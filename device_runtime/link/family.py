@@ -1,0 +1,55 @@
+"""Where the edge is, for all the links of one device: the address may change at any time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from device_runtime.link.edge_link import EdgeLink
+from device_runtime.link.loss import Interrupt, Patience
+from wire.errors import UnsupportedError
+from wire.keys import DeviceKeys
+from wire.transport import is_loopback
+
+
+class Family:
+    """The links of devices beside each other, which lead to the same edge. Thread-safe."""
+
+    def __init__(self, edge: str, keys: DeviceKeys | None) -> None:
+        self.address = edge, keys
+        self._links: set[EdgeLink] = set()
+        self._lock = threading.Lock()
+
+    def open(self, patience: Patience, interrupt: Interrupt) -> EdgeLink:
+        """One more, which follows the address from the first on."""
+        with self._lock:
+            link = EdgeLink(*self.address, patience, interrupt)
+            self._links.add(link)
+            return link
+
+    def remove(self, link: EdgeLink) -> None:
+        """One that is closed."""
+        with self._lock:
+            self._links.discard(link)
+
+    def redirect(self, edge: str, folder: str | Path | None) -> None:
+        """Lead all of them elsewhere; folder None: with the same keys."""
+        with self._lock:
+            address = edge, load_keys(edge, folder) if folder is not None else self.address[1]
+            if address[1] is None:
+                load_keys(edge, None)
+            if address == self.address:
+                return
+            for link in self._links:
+                link.redirect(*address)
+            self.address = address
+
+
+def load_keys(edge: str, folder: str | Path | None) -> DeviceKeys | None:
+    """The keys in this folder; beyond loopback there must be some."""
+    if folder is None and not is_loopback(edge):
+        raise UnsupportedError(
+            f"Without keys a device talks to loopback only, not to {edge}; name the folder "
+            "with device.key and edge.pub."
+        )
+    return DeviceKeys.load(Path(folder)) if folder is not None else None

@@ -1,0 +1,108 @@
+"""What a device knows about its link: a `LinkMeter` that follows the connection.
+
+In: answers of the edge, with their sizes and times. Out: the stages of rounds, and the link's
+state. Thread-safe: one thread measures, any may ask.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from device_runtime.record import Probing, Timings
+from wire.link.meter import LinkMeter, Transit
+from wire.link.radio import signal_dbm
+from wire.link.state import LinkState
+from wire.link.tcp import Segments
+from wire.messages import Buffer, Reply, Times
+
+
+class Connection(NamedTuple):
+    """Which connection this is: of the sockets that a link has had, and of that one's connections.
+
+    A later one is greater; connection 0 of a socket is none yet.
+    """
+
+    socket: int
+    number: int
+
+
+class Answer(NamedTuple):
+    """A reply, its bytes both ways, and when the request left and the reply came (monotonic).
+
+    resent: the request went out more than once, so that its times say nothing about the link.
+    connection: the one over which the reply came.
+    """
+
+    reply: Reply
+    frames: Sequence[Buffer]
+    uplink_bytes: int
+    downlink_bytes: int
+    sent_ns: int
+    received_ns: int
+    resent: bool
+    connection: Connection
+
+
+class Gauge:
+    """The meter of one link, and what is to be told it besides the answers."""
+
+    def __init__(self) -> None:
+        self._meter = LinkMeter()
+        self._connection = Connection(0, 0)  # the one that the meter knows
+        self._ahead_bytes = 0  # sent since the last reply, without a reply of its own
+        self._lock = threading.Lock()
+        self.probing = Probing()
+
+    def sent_ahead(self, size: int) -> None:
+        """So many bytes went out that are not answered by themselves."""
+        self._ahead_bytes += size
+
+    def next_answer(self) -> None:
+        """What is measured from now on belongs to another answer."""
+        with self._lock:
+            self._meter.next_answer()
+
+    def measure(self, answer: Answer, edge_received_ns: int, held_ns: int) -> Transit:
+        """Seconds that an exchange spent on the link each way; the meter learns from it."""
+        ahead, self._ahead_bytes = self._ahead_bytes, 0
+        with self._lock:
+            if self._connection != answer.connection:  # another way maybe, and another clock
+                self._meter, self._connection = LinkMeter(), answer.connection
+            return self._meter.exchange(
+                up_bytes=answer.uplink_bytes,
+                down_bytes=answer.downlink_bytes,
+                ahead_bytes=ahead,
+                sent_ns=answer.sent_ns,
+                received_ns=answer.received_ns,
+                edge_received_ns=edge_received_ns,
+                held_ns=held_ns,
+                learn=not answer.resent,
+            )
+
+    def timings(self, answer: Answer, times: Times, started_ns: int, drafted_ns: int) -> Timings:
+        """The stages of a round that was started and drafted at these times (monotonic)."""
+        # an edge can say what it likes
+        held_ns = min(times.held_ns, answer.received_ns - answer.sent_ns)
+        verify_ns = min(times.verify_ns, held_ns)
+        transit = self.measure(answer, times.received_ns, held_ns)
+        return Timings(
+            draft=(drafted_ns - started_ns) * 1e-9,
+            encode=(answer.sent_ns - drafted_ns) * 1e-9,
+            uplink=transit.up_s,
+            queue=(held_ns - verify_ns) * 1e-9,
+            verify=verify_ns * 1e-9,
+            downlink=transit.down_s,
+            settle=(time.monotonic_ns() - answer.received_ns) * 1e-9,
+        )
+
+    def pinged(self, answer: Answer, edge_received_ns: int, held_ns: int) -> None:
+        """A ping was answered."""
+        self.measure(answer, edge_received_ns, held_ns)
+        pings, up, down = self.probing
+        self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)
+
+    def state(self, segments: Segments | None) -> LinkState:
+        """What is known about the link now, and how old that is."""
+        with self._lock:
+            return self._meter.state(segments, signal_dbm())

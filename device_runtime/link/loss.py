@@ -1,0 +1,152 @@
+"""What a device does while its edge is away: the policies, their times, and how to end a wait.
+
+``fail``: the edge has 2.2 s to come back, then the answer ends in a typed error. ``wait``: it has
+as long as the caller says. ``local``: after a second the drafter goes on alone, and its tokens are
+marked as nobody's but its own, until the edge is back.
+
+An edge that answers, but takes nothing new (it drains, it is full, it is asked too often), is away
+like one that does not answer.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from device_runtime.record import Recovery, Round
+from wire.errors import (
+    AccessDeniedError,
+    DrainingError,
+    EdgeLostError,
+    InterruptedGenerationError,
+    PairMismatchError,
+    PilotfishError,
+    RateLimitedError,
+    TooManySessionsError,
+    UnsupportedError,
+    VersionMismatchError,
+)
+from wire.protocols import LOCAL
+
+OnLinkLoss = Literal["wait", "local", "fail"]
+
+CONNECT_S = 2.2  # until an edge that does not answer counts as absent
+GRACE_S = 1.0  # and under `local`, where another can go on at once
+RESEND_S = 10.0  # a reply that is overdue for so long may have been lost
+SILENT_S = 120.0  # and after so long nobody waits for it any more
+
+BUSY = (DrainingError, TooManySessionsError, RateLimitedError)
+# What leaves the drafter alone under `local`: nobody there, nobody who works, nobody who suits.
+AWAY: tuple[type[PilotfishError], ...] = (
+    EdgeLostError,
+    *BUSY,
+    AccessDeniedError,
+    VersionMismatchError,
+    PairMismatchError,
+)
+
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.25, 4.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long an edge may be away. All in seconds.
+
+    absent_s: to come back. silent_s: to answer over a connection that stands. starts_alone: it need
+    not be there when the device starts.
+    """
+
+    policy: OnLinkLoss
+    absent_s: float
+    silent_s: float
+
+    @property
+    def starts_alone(self) -> bool:
+        """An edge that is absent at the start is waited for when it is needed, or done without."""
+        return self.policy != "fail"
+
+    @classmethod
+    def under(cls, policy: OnLinkLoss, patience_s: float) -> "Patience":
+        """The times that a policy stands for; `UnsupportedError` if there is none of that name."""
+        if policy not in get_args(OnLinkLoss):
+            known = ", ".join(get_args(OnLinkLoss))
+            raise UnsupportedError(f"There is no policy {policy!r} for a lost link: {known}.")
+        if not patience_s > 0:
+            raise UnsupportedError(f"patience_s must be more than 0 s, not {patience_s}.")
+        if policy == "wait":
+            return cls(policy, patience_s, patience_s)
+        if policy == "local":
+            return cls(policy, GRACE_S, RESEND_S)
+        return cls(policy, CONNECT_S, SILENT_S)
+
+
+FAIL = Patience.under("fail", SILENT_S)
+
+
+def backoff() -> Iterator[float]:
+    """Seconds to wait before each further attempt."""
+    wait_s = _FIRST_BACKOFF_S
+    while True:
+        yield wait_s
+        wait_s = min(2 * wait_s, _LONGEST_BACKOFF_S)
+
+
+class Interrupt:
+    """How another thread ends what this one waits for. Thread-safe.
+
+    looked_s: when this one last looked for it (monotonic), which is a sign of life.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.looked_s = time.monotonic()
+
+    def arm(self) -> None:
+        """What begins now has not been interrupted yet."""
+        self._event.clear()
+        self.looked_s = time.monotonic()
+
+    def strike(self) -> None:
+        """End whatever looks here next."""
+        self._event.set()
+
+    def check(self) -> None:
+        """Raise `InterruptedGenerationError` if somebody struck."""
+        self.looked_s = time.monotonic()
+        if self._event.is_set():
+            raise InterruptedGenerationError("The answer was interrupted before its end.")
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, unless somebody strikes."""
+        self._event.wait(seconds)
+        self.check()
+
+
+class LossLog:
+    """Turns the rounds of one answer, and what the link says of itself, into `Recovery` records."""
+
+    def __init__(self) -> None:
+        self.recoveries: list[Recovery] = []
+        self._at = 0
+        self._since_ns: int | None = None
+        self._local = 0
+
+    def add(self, record: Round, lost_ns: int | None, now_ns: int) -> bool:
+        """Take in a round; True if it is the first verified one after a loss."""
+        if lost_ns is None:
+            return False
+        if self._since_ns is None:
+            self._at, self._since_ns, self._local = record.start, lost_ns, 0
+        if record.protocol == LOCAL:
+            self._local += len(record.tokens)
+            return False
+        self.end(now_ns)
+        return True
+
+    def end(self, now_ns: int) -> None:
+        """The edge is back, or the answer ends without it."""
+        if self._since_ns is not None:
+            lost_s = (now_ns - self._since_ns) * 1e-9
+            self.recoveries.append(Recovery(at=self._at, lost_s=lost_s, local_tokens=self._local))
+            self._since_ns = None

@@ -1,0 +1,164 @@
+"""Who may ask: API keys, and on loopback without keys nobody but this machine's own programs.
+
+A key file has a key a line, ``NAME:KEY`` or a bare key; empty lines and those that begin with #
+are skipped. Keys are kept and compared as SHA-256 digests, all of them each time, so that how long
+it takes tells nothing.
+
+Without keys a service listens on loopback only, where a browser is the stranger: a page from
+anywhere can send requests to 127.0.0.1 (CSRF), or have its own name resolve there (DNS rebinding).
+So the Host must be this machine and the Origin, if there is one, the service itself.
+"""
+
+import hashlib
+import hmac
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from device_runtime.service.refusal import RefusalError
+from wire.errors import KeysError, ListenError
+from wire.transport import is_loopback
+
+_FILE_BYTES = 256 * 1024
+_KEY = re.compile(r"[\x21-\x7e]{16,512}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+CREDENTIAL = "api-keys"
+
+
+class ApiKeys:
+    """The keys that a service knows.
+
+    digests: name of the client → SHA-256 of its key.
+    """
+
+    def __init__(self, digests: Mapping[str, bytes]) -> None:
+        self._digests = dict(digests)
+
+    @classmethod
+    def load(cls, path: Path) -> "ApiKeys":
+        """Read a key file; `KeysError` says what is wrong with it, and never shows a key."""
+        try:
+            with path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                text = file.read(_FILE_BYTES + 1)
+        except OSError as error:
+            raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
+        if mode & stat.S_IRWXO:
+            raise KeysError(f"{path} is open to every user of this machine: run `chmod o= {path}`.")
+        if len(text) > _FILE_BYTES:
+            raise KeysError(f"{path} is longer than {_FILE_BYTES:,} bytes.")
+        digests: dict[str, bytes] = {}
+        for number, line in enumerate(text.decode("utf-8", "replace").splitlines(), 1):
+            line = line.strip()
+            if line and not line.startswith("#"):
+                name, key = _entry(line, f"{path}, line {number}")
+                if name in digests:
+                    raise KeysError(f"{path}, line {number}: there is a key {name!r} already.")
+                digests[name] = _digest(key)
+        if not digests:
+            raise KeysError(f"{path} holds no key: write one a line, NAME:KEY.")
+        return cls(digests)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def owner(self, authorization: str | None) -> str | None:
+        """The name of the client whose key stands in this ``Authorization`` header."""
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        digest = _digest(key.strip())
+        found = None
+        for name, known in self._digests.items():
+            if hmac.compare_digest(known, digest):
+                found = name
+        return found
+
+
+def _entry(line: str, where: str) -> tuple[str, str]:
+    name, colon, key = line.partition(":")
+    if not colon:
+        # the client needs a name that is not its key
+        name, key = f"key-{_digest(line).hex()[:8]}", line
+    if not _NAME.fullmatch(name):
+        raise KeysError(f"{where}: a name has letters, digits, dots, dashes and underscores.")
+    if not _KEY.fullmatch(key):
+        raise KeysError(
+            f"{where}: a key has 16 to 512 characters without spaces, e.g. from "
+            "`openssl rand -hex 24`."
+        )
+    return name, key
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()
+
+
+def api_keys(named: Path | None, listen: str) -> ApiKeys | None:
+    """The keys in the file that systemd hands over, else in the one named; None without any.
+
+    Raises `ListenError` where a service that listens there (``HOST:PORT``) must have some.
+    """
+    path = named
+    handed = os.environ.get("CREDENTIALS_DIRECTORY")
+    if handed and (Path(handed) / CREDENTIAL).exists():
+        path = Path(handed) / CREDENTIAL
+    if path is not None:
+        return ApiKeys.load(path)
+    if not is_loopback(f"tcp://{listen}"):
+        raise ListenError(
+            f"Without API keys the service listens on loopback only, not on {listen}. Write a file "
+            "with a key a line (NAME:KEY) and name it with --api-keys."
+        )
+    return None
+
+
+class Access:
+    """Decides about each request. ``keys`` may be exchanged while requests run."""
+
+    def __init__(self, keys: ApiKeys | None) -> None:
+        self.keys = keys
+
+    def client(self, headers: Mapping[str, str], peer: str, *, needs_key: bool) -> str:
+        """Who asks: the key's name, or the address. Refuses who may not.
+
+        headers: names in lower case. needs_key: False for what everybody may see.
+        """
+        if self.keys is None:
+            _check_own(headers)
+            return peer
+        owner = self.keys.owner(headers.get("authorization"))
+        if owner is not None:
+            return owner
+        if not needs_key:
+            return peer
+        raise RefusalError(
+            401,
+            "A key of this service is needed: send it as `Authorization: Bearer KEY`.",
+            code="invalid_api_key",
+            reason="key",
+            close=True,
+        )
+
+
+def _check_own(headers: Mapping[str, str]) -> None:
+    """Refuses what a browser sends on behalf of a foreign page."""
+    host = headers.get("host", "")
+    if host and not is_loopback(f"http://{host}"):
+        raise _foreign("Host", host)
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2].lower() != host.lower():
+        raise _foreign("Origin", origin)
+
+
+def _foreign(name: str, value: str) -> RefusalError:
+    return RefusalError(
+        403,
+        f"{name} {value[:100]!r} is not this machine: without API keys this service answers "
+        "only programs that run here and ask for it by a loopback name.",
+        code="foreign_origin",
+        reason="foreign",
+        close=True,
+    )

@@ -1,0 +1,292 @@
+"""The HTTP service: routes, and what every request passes on its way in and out.
+
+A request is looked at (who asks?), read within bounds, checked, and then answered by a lane. All
+errors are OpenAI's objects. Nothing is served that is not listed here or in the page's routes.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from device_runtime.device import Device
+from device_runtime.plan import Options
+from device_runtime.service import page
+from device_runtime.service.access import Access
+from device_runtime.service.answers import Answer, Body
+from device_runtime.service.completion import Completion, bounded_body, json_response
+from device_runtime.service.config import ServiceConfig
+from device_runtime.service.lanes import Lanes
+from device_runtime.service.metrics import CONTENT_TYPE, Metrics
+from device_runtime.service.openai import Wanted, chat_request, text_request
+from device_runtime.service.prompts import prompt_ids
+from device_runtime.service.refusal import RefusalError, refusal_of
+from device_runtime.service.status import Status, freshest
+from engines.artifact import Manifest
+from engines.errors import EngineError
+from wire.errors import PilotfishError
+from wire.link.state import LinkState
+from wire.protocols import EXCHANGES, STREAM
+
+_LEAST_BODY_BYTES = 64 * 1024
+_BODY_BYTES_PER_TOKEN = 64  # a token is some characters, and JSON may take six bytes for each
+_READERS = 2  # prompts that are tokenised at once
+STUCK_S = 180.0  # a lane without a sign of life for so long hangs
+
+
+class Service:
+    """What the routes share. Lives on the serving loop."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        manifest: Manifest,
+        lanes: Lanes,
+        access: Access,
+        metrics: Metrics,
+        status: Status,
+    ) -> None:
+        self.config = config
+        self._manifest = manifest
+        self.lanes = lanes
+        self.access = access
+        self.metrics = metrics
+        self.status = status
+        self.started_s = int(time.time())
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
+
+    @property
+    def device(self) -> Device:
+        """One of them; they share the edge, the tokenizer and the template."""
+        return self.lanes.lanes[0].device
+
+    @property
+    def link_up(self) -> bool:
+        """Whether some lane has the edge."""
+        return any(lane.device.link_up for lane in self.lanes.lanes)
+
+    @property
+    def link_state(self) -> LinkState | None:
+        """What the lanes know of the link; each has a connection of its own."""
+        return freshest(lane.device.link_state() for lane in self.lanes.lanes)
+
+    @property
+    def options(self) -> Options:
+        """What holds for a request that does not say otherwise."""
+        return self.config.options
+
+    @property
+    def body_bytes(self) -> int:
+        """The longest body that is read."""
+        return max(_LEAST_BODY_BYTES, _BODY_BYTES_PER_TOKEN * self.context)
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer together, as far as it is known: the edge's limit may come
+        later.
+        """
+        limits = [self._manifest.dimensions.context]
+        if self.config.context is not None:
+            limits.append(self.config.context)
+        if (welcome := self.device.welcome) is not None:
+            limits.append(welcome.limits.context)
+        return min(limits)
+
+    def stuck(self) -> list[int]:
+        """Lanes that hang."""
+        return self.lanes.stuck(STUCK_S)
+
+    def health(self) -> tuple[bool, Body]:
+        """Whether an answer can be had now, and why not."""
+        alone = self.config.edge is None or self.config.on_link_loss == "local"
+        state = "ok"
+        if self.lanes.draining:
+            state = "draining"
+        elif self.stuck():
+            state = "stuck"
+        elif not (alone or self.link_up):
+            state = "no edge"
+        lanes = self.lanes
+        return state == "ok", {
+            "status": state,
+            "edge_up": self.link_up,
+            "lanes": {"all": len(lanes.lanes), "busy": lanes.running},
+            "waiting": max(0, lanes.waiting),
+        }
+
+    async def read(self, wanted: Wanted) -> list[int]:
+        """The prompt's token ids."""
+        loop = asyncio.get_running_loop()
+        read = partial(prompt_ids, self.device, wanted.prompt, chat=wanted.chat)
+        return await loop.run_in_executor(self._readers, read)
+
+    def refused(self, refusal: RefusalError) -> None:
+        """Count it."""
+        self.metrics.refused(refusal.reason)
+
+    def close(self) -> None:
+        """End the readers."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+
+def application(service: Service) -> ASGIApp:
+    """The whole service as an ASGI application."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    _add_completions(app, service)
+    _add_models(app, service)
+    _add_state(app, service)
+    app.include_router(page.router)
+
+    async def refuse(_: Request, error: Exception) -> Response:
+        refusal = refusal_of(_as_refusal(error))
+        service.refused(refusal)
+        told = error.headers if isinstance(error, HTTPException) and error.headers else {}
+        return json_response(refusal.body, refusal.status, {**told, **refusal.headers})
+
+    for expected in (HTTPException, RefusalError, PilotfishError, EngineError):
+        app.add_exception_handler(expected, refuse)
+    app.add_exception_handler(Exception, refuse)  # after which the connection ends
+    return Entrance(app, service)
+
+
+def _as_refusal(error: Exception) -> Exception:
+    if isinstance(error, HTTPException):
+        code = "method_not_allowed" if error.status_code == 405 else "not_found"
+        return RefusalError(error.status_code, f"{error.detail}.", code=code, reason="route")
+    return error
+
+
+def _add_completions(app: FastAPI, service: Service) -> None:
+    async def complete(request: Request, parse: Callable[[bytes, Options], Wanted]) -> Completion:
+        body = await bounded_body(request, service.body_bytes)
+        wanted = parse(body, service.options)
+        if wanted.model is not None:
+            _check_model(service, wanted.model)
+        if service.config.edge is None:
+            _check_local(wanted)
+        wanted.options.setdefault("max_tokens", service.context)
+        answer = Answer(chat=wanted.chat, model=service.config.model)
+        client: str = request.scope["state"]["client"]
+        return Completion(service.lanes, client, wanted, answer, service.read, service.refused)
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat(request: Request) -> Completion:
+        return await complete(request, chat_request)
+
+    @app.post("/v1/completions", response_model=None)
+    async def text(request: Request) -> Completion:
+        return await complete(request, text_request)
+
+
+def _check_model(service: Service, name: str) -> None:
+    if name != service.config.model:
+        raise RefusalError(
+            404,
+            f"There is no model {name[:100]!r} here, but {service.config.model!r}.",
+            code="model_not_found",
+            param="model",
+            reason="model",
+        )
+
+
+def _check_local(wanted: Wanted) -> None:
+    protocol = wanted.options.get("protocol")
+    if protocol in EXCHANGES or protocol == STREAM:
+        raise RefusalError(
+            400,
+            f"Protocol {protocol} needs an edge, and this service has none.",
+            code="unsupported",
+            param="pilotfish.protocol",
+            reason="unsupported",
+        )
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    def model() -> Body:
+        return {
+            "id": service.config.model,
+            "object": "model",
+            "created": service.started_s,
+            "owned_by": "pilotfish",
+            "max_model_len": service.context,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [model()]})
+
+    @app.get("/v1/models/{name:path}")
+    async def one(name: str) -> Response:
+        _check_model(service, name)
+        return json_response(model())
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        well, body = service.health()
+        return json_response(body, 200 if well else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        service.metrics.link(service.link_up, service.link_state)
+        return Response(service.metrics.exposition(), media_type=CONTENT_TYPE)
+
+    @app.get("/status")
+    async def status() -> Response:
+        edge, welcome = service.config.edge, service.device.welcome
+        service.status.link(service.link_up, service.link_state)
+        told = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
+        return json_response(told)
+
+
+class Entrance:
+    """What is around all routes: who may come in, and how long it took."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        began_s = time.monotonic()
+        status = 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._admitted(scope, receive, noted)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self._service.metrics.request(route, status, time.monotonic() - began_s)
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        headers: Mapping[str, str] = Headers(scope=scope)
+        peer: str = (scope.get("client") or ("local", 0))[0]
+        try:
+            client = service.access.client(headers, peer, needs_key=not _is_open(scope["path"]))
+        except RefusalError as refusal:
+            service.refused(refusal)
+            response = json_response(refusal.body, refusal.status, refusal.headers)
+            await response(scope, receive, send)
+            return
+        state: dict[str, Any] = scope.setdefault("state", {})
+        state["client"] = client
+        await self._app(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    """Whether everybody may see it: the page's files, and whether the service is well."""
+    return path in ("/", "/health") or path.startswith("/page/")

@@ -1,0 +1,159 @@
+"""One answer over HTTP: a place in the queue, a lane, and pieces sent as they come.
+
+Nothing is sent before the first piece is there or `QUIET_S` are over, so that what can be known at
+once is answered with a status of its own. After that a fault is an event, ``data: {"error": …}``,
+which ends the stream. While nothing comes, as when the edge is lost, a comment every `QUIET_S`
+shows the client that it is still being served.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from device_runtime.record import Generation
+from device_runtime.service.answers import Answer, Body
+from device_runtime.service.job import Job
+from device_runtime.service.lanes import Lanes
+from device_runtime.service.openai import Wanted
+from device_runtime.service.refusal import RefusalError, gone, refusal_of
+
+QUIET_S = 3.0
+BODY_S = 10.0  # for a body to arrive
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+async def bounded_body(request: Request, limit_bytes: int) -> bytes:
+    """The body of a request. Of one that is too long, or too slow, no more is read."""
+    too_long = RefusalError(
+        413,
+        f"The body is longer than {limit_bytes:,} bytes.",
+        code="body_too_large",
+        reason="too-long",
+        close=True,
+    )
+    if int(request.headers.get("content-length", "0")) > limit_bytes:
+        raise too_long
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise RefusalError(415, "Send the body as it is, not encoded.", code="encoding", close=True)
+    body = bytearray()
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + BODY_S
+    while True:
+        try:
+            message = await asyncio.wait_for(request.receive(), max(0.01, until_s - loop.time()))
+        except asyncio.TimeoutError:
+            raise RefusalError(
+                408, f"The body took longer than {BODY_S:g} s.", code="slow", close=True
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise RefusalError(400, "The body ended early.", code="malformed", close=True)
+        body += message.get("body", b"")
+        if len(body) > limit_bytes:
+            raise too_long
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+class Completion(Response):
+    """The answer to a request that made sense.
+
+    read: gives the prompt's token ids; it may take a while, so it runs in a thread. refused: is
+    told of what went wrong once the answer had begun.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        client: str,
+        wanted: Wanted,
+        answer: Answer,
+        read: Callable[[Wanted], Awaitable[list[int]]],
+        refused: Callable[[RefusalError], None],
+    ) -> None:
+        super().__init__()
+        self._lanes = lanes
+        self._client = client
+        self._wanted = wanted
+        self._answer = answer
+        self._read = read
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; raises what can still be told by a status."""
+        wanted = self._wanted
+        with self._lanes.admit(self._client) as job:
+            watch = asyncio.ensure_future(self._watch(job, receive))
+            try:
+                ids = await self._read(wanted)
+                self._lanes.submit(job, ids, wanted.options, streamed=wanted.stream)
+                if wanted.stream:
+                    await self._stream(job, scope, receive, send)
+                else:
+                    whole = None
+                    while not isinstance(whole, Generation):
+                        await job.ready()
+                        whole = job.take()
+                    await json_response(self._answer.whole(whole))(scope, receive, send)
+            finally:
+                watch.cancel()
+
+    async def _watch(self, job: Job, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._lanes.give_up(job, gone())
+
+    async def _stream(self, job: Job, scope: Scope, receive: Receive, send: Send) -> None:
+        pending: list[bytes] = []
+        if await job.ready(QUIET_S):
+            pending, ended = self._taken(job)  # an error here still becomes a status
+        else:
+            ended = False
+        head = Response(headers=_STREAM_HEADERS, media_type="text/event-stream")
+        del head.headers["content-length"]
+        await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
+        pending = [*map(_event, self._answer.beginning()), *pending]
+        while True:
+            await send({"type": "http.response.body", "body": b"".join(pending), "more_body": True})
+            if ended:
+                break
+            if not await job.ready(QUIET_S):
+                pending = [b": nothing new yet\n\n"]
+                continue
+            try:
+                pending, ended = self._taken(job)
+            except Exception as error:
+                refusal = refusal_of(error)
+                self._refused(refusal)
+                pending, ended = [_event(refusal.body)], True
+        await send({"type": "http.response.body", "body": b""})
+
+    def _taken(self, job: Job) -> tuple[list[bytes], bool]:
+        """The events that are there, and whether these were all."""
+        events: list[bytes] = []
+        while job.behind:
+            if events and job.failed:
+                break  # what came before it is sent first
+            event = job.take()
+            if isinstance(event, Generation):
+                last = self._answer.end(event, include_usage=self._wanted.include_usage)
+                return [*events, *map(_event, last), b"data: [DONE]\n\n"], True
+            events.append(_event(self._answer.piece(event)))
+        return events, False
+
+
+def _event(body: Body) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def json_response(
+    body: Any, status: int = 200, headers: "dict[str, str] | None" = None
+) -> Response:
+    """A body as JSON."""
+    return Response(
+        msgspec.json.encode(body), status, headers=headers, media_type="application/json"
+    )

@@ -1,0 +1,289 @@
+"""Several clients, a few conversations: who is served when, where, and for how long.
+
+A lane is a thread that owns one `Device`, and so one conversation with its K/V. The serving loop
+owns all else: which job waits, which lane runs what. A lane only takes jobs from its inbox and
+posts to the loop what became of them, so nothing here needs a lock.
+
+Who waits is served in turns: of the clients that wait, the one with the fewest answers in the
+making, and of these the one that was served longest ago. A job gets the free lane where least has
+to be read again, now or later (`Lane.gain`). Places are counted, for all and for each client;
+beyond them `Lanes.admit` refuses.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+
+from device_runtime.device import Device
+from device_runtime.plan import Options
+from device_runtime.record import Generation, Piece
+from device_runtime.service.job import Job
+from device_runtime.service.refusal import RefusalError, gone
+from wire.errors import DrainingError
+
+_log = logging.getLogger("pilotfish.service")
+
+BUFFERED = 1024  # pieces that may wait for a client that reads slowly
+_HALF_LIFE_S = 300.0  # of the hope that a conversation goes on
+_DRAINING = "The service is stopping; it answers nothing new."
+_FIRST_GUESS_S = 5.0  # of how long an answer takes
+_LONGEST_RETRY_S = 60.0
+
+
+class Lane(threading.Thread):
+    """A thread that answers with one device, one job at a time."""
+
+    def __init__(self, device: Device, number: int, post: Callable[..., None]) -> None:
+        super().__init__(name=f"lane-{number}", daemon=True)
+        self.device = device
+        self.number = number
+        self.job: Job | None = None  # the loop's
+        self.stirred_s = time.monotonic()  # a job began, or a piece came
+        self.served_s = 0.0  # when the last job began
+        self.held = 0  # tokens of the conversation, as of the last answer
+        self._post = post
+        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+
+    def gain(self, ids: Sequence[int]) -> tuple[float, float]:
+        """How good it is to answer this prompt here, while the lane is free.
+
+        What need not be read again, less what the conversation that rests here loses; the longer
+        it has rested, the less that counts. Among equals the one that rested longest is let go.
+        """
+        shared = self.device.shared(ids)
+        rested_s = time.monotonic() - self.stirred_s
+        lost = max(0, self.held - shared) * 0.5 ** (rested_s / _HALF_LIFE_S)
+        return shared - lost, rested_s
+
+    def take(self, job: Job | None) -> None:
+        """Called on the loop, when the lane is free; None ends the thread."""
+        self.job = job
+        self.stirred_s = self.served_s = time.monotonic()
+        self._inbox.put(job)
+
+    def run(self) -> None:
+        """The thread."""
+        while (job := self._inbox.get()) is not None:
+            try:
+                outcome: Generation | BaseException = self._answer(job)
+            except BaseException as error:
+                outcome = error
+            self._post(self, job, outcome)
+            del job, outcome  # a free lane holds on to nothing
+
+    def _answer(self, job: Job) -> Generation:
+        with closing(self._pieces(job)) as pieces:
+            for piece in pieces:
+                self.stirred_s = time.monotonic()
+                if job.streamed:
+                    self._post(self, job, piece)
+                if job.given_up is not None:
+                    break
+        if job.given_up is not None:
+            raise job.given_up
+        assert self.device.last is not None
+        return self.device.last
+
+    def _pieces(self, job: Job) -> Generator[Piece, None, None]:
+        if job.given_up is None:
+            yield from self.device.stream(job.ids, **job.options)
+
+
+class Lanes:
+    """The lanes and those who wait for them. All methods are called on the loop.
+
+    devices: one each. places: jobs that may wait beyond those that run. told: is called with each
+    finished generation. counted: is called with how many wait and run, whenever that changes.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        *,
+        places: int,
+        told: Callable[[Generation], None] = lambda generation: None,
+        counted: Callable[[int, int], None] = lambda waiting, running: None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.lanes = [Lane(device, at, self._post) for at, device in enumerate(devices)]
+        self._most = len(self.lanes) + places
+        # one client alone does not fill the places of all
+        self._most_each = len(self.lanes) + (places + 1) // 2
+        self._told, self._counted = told, counted
+        self._held: Counter[str] = Counter()  # places, by client
+        self._waiting: dict[str, deque[Job]] = {}
+        # of those with places: the turn in which they were last served, or before which they came
+        self._served: dict[str, int] = {}
+        self._turn = 0
+        self._typical_s = _FIRST_GUESS_S
+        self.draining = False
+        for lane in self.lanes:
+            lane.start()
+
+    @property
+    def running(self) -> int:
+        """Jobs on lanes."""
+        return sum(lane.job is not None for lane in self.lanes)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for a lane, or for their prompt to be read."""
+        return self._held.total() - self.running
+
+    @contextmanager
+    def admit(self, client: str) -> Iterator[Job]:
+        """A place for one job of this client, as long as the block lasts; refuses when it is full.
+
+        A job that has not ended by the end of the block is given up.
+        """
+        self._refuse_if_draining()
+        if self._held.total() >= self._most or self._held[client] >= self._most_each:
+            whose = "for you" if self._held.total() < self._most else "for anybody"
+            raise RefusalError(
+                429,
+                f"There is no place {whose} in the queue now; try again later.",
+                code="busy",
+                reason="busy",
+                retry_s=self._retry_s(),
+            )
+        job = Job(client)
+        self._held[client] += 1
+        # before whom is served now, but not before those who have waited longer
+        self._served.setdefault(client, self._turn - 1)
+        try:
+            yield job
+        finally:
+            self._held[client] -= 1
+            if not self._held[client]:
+                del self._held[client]
+                self._served.pop(client, None)
+            self.give_up(job, gone())
+            self._tell()
+
+    def submit(self, job: Job, ids: Sequence[int], options: Options, *, streamed: bool) -> None:
+        """Let the job wait for its turn."""
+        self._refuse_if_draining()
+        job.ids, job.options, job.streamed = ids, options, streamed
+        if job.given_up is None:
+            self._waiting.setdefault(job.client, deque()).append(job)
+            self._assign()
+
+    def give_up(self, job: Job, reason: BaseException) -> None:
+        """Nobody wants this job any more: it leaves the queue, or its lane becomes free soon."""
+        if job.ended or job.given_up is not None:
+            return
+        job.given_up = reason
+        for lane in self.lanes:
+            if lane.job is job:
+                lane.device.interrupt()
+                return
+        with suppress(KeyError, ValueError):
+            self._waiting[job.client].remove(job)
+            if not self._waiting[job.client]:
+                del self._waiting[job.client]
+        job.post(reason)
+
+    def refuse_waiting(self) -> None:
+        """Begin to drain: what runs may end, what waits is told to go elsewhere."""
+        self.draining = True
+        for job in [job for jobs in self._waiting.values() for job in jobs]:
+            self.give_up(job, DrainingError(_DRAINING))
+
+    def _refuse_if_draining(self) -> None:
+        if self.draining:
+            raise DrainingError(_DRAINING)
+
+    def interrupt(self) -> None:
+        """End what runs."""
+        for lane in self.lanes:
+            if lane.job is not None:
+                self.give_up(
+                    lane.job, DrainingError("The service stopped before the answer ended.")
+                )
+
+    def tend(self) -> None:
+        """Once a second: an interruption that came before the device had begun is repeated."""
+        for lane in self.lanes:
+            if lane.job is not None and lane.job.given_up is not None:
+                lane.device.interrupt()
+
+    def stuck(self, limit_s: float) -> list[int]:
+        """The lanes whose jobs have given no sign of life for so long.
+
+        No piece, and no look for an interruption: who waits for an edge or reads a long prompt
+        looks all the time.
+        """
+        now_s = time.monotonic()
+        return [
+            lane.number
+            for lane in self.lanes
+            if lane.job is not None and now_s - max(lane.stirred_s, lane.device.looked_s) > limit_s
+        ]
+
+    def close(self, limit_s: float) -> bool:
+        """End the threads and hang up; False if a lane did not end in time."""
+        until_s = time.monotonic() + limit_s
+        for lane in self.lanes:
+            lane.take(None)
+        for lane in self.lanes:
+            lane.join(max(0.0, until_s - time.monotonic()))
+            if not lane.is_alive():  # one that hangs still uses its device
+                lane.device.close()
+        return not any(lane.is_alive() for lane in self.lanes)
+
+    def _post(self, lane: Lane, job: Job, event: "Piece | Generation | BaseException") -> None:
+        """Called by the lanes' threads."""
+        with suppress(RuntimeError):  # the loop is over, and with it everybody who would listen
+            self._loop.call_soon_threadsafe(self._hear, lane, job, event)
+
+    def _hear(self, lane: Lane, job: Job, event: "Piece | Generation | BaseException") -> None:
+        if isinstance(event, Piece):
+            if job.given_up is None:
+                job.post(event)
+                if job.behind > BUFFERED:
+                    self.give_up(job, gone("The client reads too slowly."))
+            return
+        lane.job = None
+        took_s = time.monotonic() - lane.served_s
+        self._typical_s += (took_s - self._typical_s) / 8
+        lane.held = len(job.ids)
+        if isinstance(event, Generation):
+            lane.held += len(event.tokens)
+            self._told(event)
+        elif job.given_up is not None:
+            event = job.given_up  # whatever the interruption made of it
+        job.post(event)
+        self._assign()
+
+    def _assign(self) -> None:
+        """Give waiting jobs to free lanes, each client in its turn."""
+        while self._waiting and (free := [lane for lane in self.lanes if lane.job is None]):
+            client = min(self._waiting, key=self._precedence)
+            jobs = self._waiting[client]
+            job = jobs.popleft()
+            if not jobs:
+                del self._waiting[client]
+            self._turn += 1
+            self._served[client] = self._turn
+            # where nothing is shared, the conversation that rested longest is let go
+            lane = max(free, key=lambda lane: lane.gain(job.ids))
+            shares = lane.device.shared(job.ids)
+            _log.info("lane %d shares %d of %d tokens", lane.number, shares, len(job.ids))
+            lane.take(job)
+        self._tell()
+
+    def _precedence(self, client: str) -> tuple[int, int]:
+        running = sum(lane.job is not None and lane.job.client == client for lane in self.lanes)
+        return running, self._served[client]
+
+    def _retry_s(self) -> float:
+        """About when a place will be free."""
+        return min(_LONGEST_RETRY_S, self._typical_s * max(1, self.waiting) / len(self.lanes))
+
+    def _tell(self) -> None:
+        self._counted(max(0, self.waiting), self.running)

@@ -1,0 +1,251 @@
+"""What a client may ask for: the bodies of OpenAI's two completion routes, checked.
+
+In: the bytes of a request. Out: a `Wanted`, or a `RefusalError` that names the field at fault. A
+field that would change the answer and is not offered is refused by its name, and so is one that
+nobody here knows: what is ignored in silence is only what cannot change a text.
+
+Beyond OpenAI's fields there are ``top_k`` and an object ``pilotfish``, for those who measure:
+protocol, among, lossy, policy, window, expansion, draft_temperature, draft_top_k, draft_top_p, as
+`device_runtime.plan` has them. Where it names a protocol, the service's own window, expansion and
+drafting do not apply.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+import msgspec
+
+from device_runtime.plan import AUTO, Auto, Options, plan
+from device_runtime.service.prompts import (
+    Prompt,
+    message_of,
+    prompt_of,
+    refuse_unless_neutral,
+    unknown,
+)
+from device_runtime.service.refusal import RefusalError
+
+COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
+_MESSAGES, _STOPS, _STOP_CHARACTERS = 4096, 16, 1024
+
+# Fields that cannot change a text.
+_INERT = frozenset(
+    (
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    )
+)
+# Fields that would change it and are not offered, with the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "min_p": (None, 0),
+    "n": (None, 1),
+    "presence_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+}
+_NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
+    **_NEUTRAL,
+    "audio": (None,),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "logprobs": (None, False),
+    "modalities": (None, ["text"]),
+    "reasoning_effort": (None,),
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "top_logprobs": (None, 0),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+_NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {
+    **_NEUTRAL,
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "logprobs": (None,),  # 0 asks for the chosen token's
+    "suffix": (None, ""),
+}
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Stop = Annotated[str, msgspec.Meta(max_length=_STOP_CHARACTERS)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
+Mass = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Top = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's ``stream_options``."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # there is none, which a client cannot see
+
+
+class Extension(msgspec.Struct, forbid_unknown_fields=True):
+    """The object ``pilotfish``."""
+
+    protocol: str | None = None
+    among: list[str] | None = None
+    lossy: bool | None = None
+    policy: str | None = None
+    window: int | Literal["auto"] | None = None
+    expansion: Annotated[list[int], msgspec.Meta(max_length=128)] | None = None
+    draft_temperature: Temperature | None = None
+    draft_top_k: Top | None = None
+    draft_top_p: Mass | None = None
+
+
+class _Request(msgspec.Struct):
+    model: str | None = None
+    max_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Mass | None = None
+    top_k: Top | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    stop: str | Annotated[list[Stop], msgspec.Meta(max_length=_STOPS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    pilotfish: Extension | None = None
+
+
+class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=_MESSAGES)]
+    max_completion_tokens: Count | None = None
+
+
+class _TextRequest(_Request, forbid_unknown_fields=True, kw_only=True):
+    prompt: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A request that makes sense.
+
+    prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
+    without ``max_tokens`` the answer may fill the context.
+    """
+
+    chat: bool
+    prompt: Prompt
+    options: Options = field(default_factory=Options)
+    model: str | None = None
+    stream: bool = False
+    include_usage: bool = False
+
+
+def chat_request(body: bytes, defaults: Options) -> Wanted:
+    """``POST /v1/chat/completions``. defaults: the service's own options."""
+    request = _read(body, _ChatRequest, _NEUTRAL_CHAT)
+    messages = [message_of(message, at) for at, message in enumerate(request.messages)]
+    most = request.max_completion_tokens or request.max_tokens
+    return _wanted(request, chat=True, prompt=messages, most=most, defaults=defaults)
+
+
+def text_request(body: bytes, defaults: Options) -> Wanted:
+    """``POST /v1/completions``."""
+    request = _read(body, _TextRequest, _NEUTRAL_TEXT)
+    return _wanted(
+        request,
+        chat=False,
+        prompt=prompt_of(request.prompt),
+        most=request.max_tokens or defaults.get("max_tokens") or COMPLETION_TOKENS,
+        defaults=defaults,
+    )
+
+
+_Kind = TypeVar("_Kind", bound=_Request)
+
+
+def _read(body: bytes, kind: type[_Kind], neutral: Mapping[str, tuple[object, ...]]) -> _Kind:
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusalError(
+            400, f"The body is not a JSON object: {error}.", code="malformed"
+        ) from None
+    except RecursionError:
+        raise RefusalError(400, "The body is nested too deeply.", code="malformed") from None
+    refuse_unless_neutral(fields, neutral)
+    known = {name for name in fields if name not in neutral and name not in _INERT}
+    for name in known - set(kind.__struct_fields__):
+        raise unknown(name)
+    try:
+        return msgspec.convert({name: fields[name] for name in known}, kind)
+    except msgspec.ValidationError as error:
+        raise RefusalError(
+            400, f"{error}.", code="invalid_value", param=_param(str(error))
+        ) from None
+
+
+def _param(message: str) -> str | None:
+    """The field that msgspec complains of."""
+    at = re.search(r"at `\$\.([\w.\[\]]+)", message) or re.search(r"field `(\w+)`", message)
+    return at[1] if at else None
+
+
+def _wanted(
+    request: _Request,
+    *,
+    chat: bool,
+    prompt: Prompt,
+    most: int | None,
+    defaults: Options,
+) -> Wanted:
+    options = _options(request, defaults)
+    if most is not None:
+        options["max_tokens"] = most
+    protocol = options.get("protocol")
+    if isinstance(protocol, str) and protocol != AUTO:
+        plan(**options)  # now, not when its turn has come
+    usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+    return Wanted(
+        chat=chat,
+        prompt=prompt,
+        options=options,
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=usage,
+    )
+
+
+def _options(request: _Request, defaults: Options) -> Options:
+    options = defaults.copy()
+    given = {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "seed")
+        if (value := getattr(request, name)) is not None
+    }
+    options.update(cast(Options, given))
+    if request.stop is not None:
+        options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
+    extension = request.pilotfish or Extension()
+    if extension.protocol is not None:
+        for name in ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p"):
+            options.pop(name, None)  # type: ignore[misc]  # these are keys of Options
+        options["protocol"] = extension.protocol
+    for name in ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p"):
+        if (value := getattr(extension, name)) is not None:
+            options[name] = value  # type: ignore[literal-required]  # as above
+    among = (extension.among, extension.lossy, extension.policy)
+    if among != (None, None, None):
+        if extension.protocol not in (None, AUTO):
+            raise RefusalError(
+                400,
+                "among, lossy and policy go with protocol auto.",
+                code="invalid_value",
+                param="pilotfish",
+            )
+        options["protocol"] = Auto(
+            among=extension.among,
+            lossy=bool(extension.lossy),
+            policy=extension.policy or Auto.policy,
+        )
+    return options

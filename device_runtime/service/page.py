@@ -1,0 +1,73 @@
+"""The page at `/`: a chat, and what the link, the rounds and the tokens are like meanwhile.
+
+Files that lie beside this one, nothing else: no third party, no inline script or style, no
+HTML made of what a model said. The page asks `/v1/models`, `/v1/chat/completions` and `/status`, so
+it may see what whoever opens it may; the files themselves are public.
+"""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+_FOLDER = Path(__file__).parent / "static"
+_TYPES = {
+    "index.html": "text/html; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "chat.js": "text/javascript; charset=utf-8",
+    "panel.js": "text/javascript; charset=utf-8",
+    "service.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+
+
+class _File(NamedTuple):
+    """One of the page's files, and the tag by which a browser asks whether it has changed."""
+
+    content: bytes
+    media_type: str
+    tag: str
+
+
+def _read(name: str) -> _File:
+    content = (_FOLDER / name).read_bytes()
+    return _File(content, _TYPES[name], f'"{sha256(content).hexdigest()[:16]}"')
+
+
+def _answer(file: _File, request: Request) -> Response:
+    headers = {**HEADERS, "ETag": file.tag}
+    if request.headers.get("if-none-match") == file.tag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+_files = {name: _read(name) for name in _TYPES}
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def index(request: Request) -> Response:
+    """The page."""
+    return _answer(_files["index.html"], request)
+
+
+@router.get("/page/{name}")
+async def part(name: str, request: Request) -> Response:
+    """A script, the style or the icon of the page; 404 for anything else."""
+    file = _files.get(name)
+    if file is None:
+        raise HTTPException(404)
+    return _answer(file, request)

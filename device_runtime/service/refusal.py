@@ -1,0 +1,149 @@
+"""What a client is told when it does not get what it asked for, in OpenAI's form.
+
+`RefusalError` carries the HTTP status and the error body; `refusal_of` makes one of whatever went
+wrong below. What a client is told never holds more than the message of a typed error: the rest is
+logged.
+"""
+
+import logging
+import math
+from typing import Any
+
+from engines.errors import EngineError, TemplateError
+from wire.errors import (
+    AccessDeniedError,
+    DrainingError,
+    EdgeLostError,
+    EdgeUnreachableError,
+    InterruptedGenerationError,
+    PilotfishError,
+    PromptTooLongError,
+    RateLimitedError,
+    TokenOutOfRangeError,
+    TooLargeError,
+    TooManySessionsError,
+    UnsupportedError,
+)
+
+_log = logging.getLogger("pilotfish.service")
+
+Body = dict[str, Any]
+
+_MESSAGE_CHARACTERS, _PARAM_CHARACTERS = 500, 80
+
+# The client's own fault, and what it is counted as.
+_FAULTS: dict[type[Exception], str] = {
+    PromptTooLongError: "too-long",
+    TooLargeError: "too-long",
+    UnsupportedError: "unsupported",
+    TokenOutOfRangeError: "malformed",
+    TemplateError: "malformed",
+}
+# Nobody can be served now; it is worth trying again.
+_ABSENT = (
+    AccessDeniedError,
+    DrainingError,
+    EdgeLostError,
+    EdgeUnreachableError,
+    InterruptedGenerationError,
+    RateLimitedError,
+    TooManySessionsError,
+)
+
+
+class RefusalError(Exception):
+    """An answer that is an error.
+
+    status: of HTTP. code: what a program may look at. param: the field of the request that is at
+    fault. reason: what it is counted as in the metrics. retry_s: when another try may succeed.
+    close: the connection ends with it, since the request was not read to its end.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        reason: str = "malformed",
+        retry_s: float | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message[:_MESSAGE_CHARACTERS]  # it may quote what the client sent
+        self.code = code
+        self.param = param and param[:_PARAM_CHARACTERS]
+        self.reason = reason
+        self.retry_s = retry_s
+        self.close = close
+
+    @property
+    def body(self) -> Body:
+        """OpenAI's error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, "invalid_request_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that go with it."""
+        found = {}
+        if self.retry_s is not None:
+            found["retry-after"] = str(max(1, math.ceil(self.retry_s)))
+        if self.status == 401:
+            found["www-authenticate"] = "Bearer"
+        if self.close:
+            found["connection"] = "close"
+        return found
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    502: "server_error",
+    503: "server_error",
+}
+
+
+def gone(message: str = "The client is gone.") -> RefusalError:
+    """Why nobody wants an answer any more; nobody hears it, but it is counted."""
+    return RefusalError(499, message, code="gone", reason="gone")
+
+
+def refusal_of(error: BaseException) -> RefusalError:
+    """The refusal that this error amounts to."""
+    if isinstance(error, RefusalError):
+        return error
+    for kind, reason in _FAULTS.items():
+        if isinstance(error, kind):
+            code = getattr(error, "code", "template").replace("-", "_")
+            if isinstance(error, PromptTooLongError):
+                code = "context_length_exceeded"
+            return RefusalError(400, str(error), code=code, reason=reason)
+    if isinstance(error, _ABSENT):
+        assert isinstance(error, PilotfishError)
+        code = error.code.replace("-", "_")
+        return RefusalError(503, str(error), code=code, reason=error.code, retry_s=5.0)
+    if isinstance(error, PilotfishError):  # what an edge should not have sent
+        _log.warning("an answer failed: %s: %s", type(error).__name__, error)
+        code = error.code.replace("-", "_")
+        return RefusalError(502, str(error), code=code, reason=error.code)
+    if isinstance(error, EngineError):
+        _log.warning("an answer failed: %s: %s", type(error).__name__, error)
+        return RefusalError(500, str(error), code="engine", reason="engine")
+    _log.error("an answer failed", exc_info=error)
+    return RefusalError(
+        500,
+        "The service failed at this; its log has the details.",
+        code="internal",
+        reason="internal",
+    )

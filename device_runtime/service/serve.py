@@ -1,0 +1,114 @@
+"""Start the service: read keys, take the address, load the drafter, and serve until told to stop.
+
+What is wrong with the configuration shows before anything is loaded. The HTTP part is imported
+while the drafter loads: both take about as long.
+"""
+
+import asyncio
+import contextlib
+import gc
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from device_runtime.device import Device
+from device_runtime.record import Round
+from device_runtime.service.access import Access, api_keys
+from device_runtime.service.config import ServiceConfig
+from engines.artifact import Artifact
+from wire.errors import ListenError
+from wire.supervisor import Supervisor
+
+_SEND_BUFFER_BYTES = 64 * 1024  # of the kernel, for a client that does not read
+
+
+def serve(
+    config: ServiceConfig,
+    *,
+    reread: Callable[[], ServiceConfig] | None = None,
+    announce: Callable[[str], None] = lambda address: None,
+) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code.
+
+    reread: gives the configuration as it is now; it is asked at SIGHUP. announce: is called with
+    ``http://HOST:PORT`` when requests are taken.
+    """
+    supervisor = Supervisor.from_environment()
+    where = _host_and_port(config.listen)
+    manifest = Artifact.open(config.draft).manifest
+    access = Access(api_keys(config.api_keys, config.listen))
+    rounds: list[Callable[[Round], None]] = []
+
+    def on_round(record: Round) -> None:
+        for tell in rounds:
+            tell(record)
+
+    with (
+        _listening(*where, locked=access.keys is not None) as listener,
+        ThreadPoolExecutor(1) as loader,
+    ):
+        loading = loader.submit(_devices, config, on_round)
+        from device_runtime.service.daemon import Daemon
+
+        devices = loading.result()
+        daemon = Daemon(config, manifest, devices, access, supervisor, reread)
+        rounds += [daemon.metrics.round, daemon.status.round]
+        gc.collect()
+        gc.freeze()  # what was loaded stays; no collection between two rounds looks through it
+        return asyncio.run(daemon.run(listener, announce))
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ListenError(f"{address!r} is no address to listen on; write HOST:PORT.")
+    return host.strip("[]"), int(port)
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int, *, locked: bool) -> Iterator[socket.socket]:
+    """A socket that is bound there. locked: there are keys."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, where = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ListenError(f"The service cannot listen on {host}: {error.strerror}.") from error
+    with listener:
+        # "localhost" is what the machine says it is
+        if not locked and not ipaddress.ip_address(where[0]).is_loopback:
+            raise ListenError(f"{host} is no loopback address, and there are no API keys.")
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        try:
+            listener.bind(where)
+        except OSError as error:
+            raise ListenError(
+                f"The service cannot listen on {host}:{port}: {error.strerror}."
+            ) from error
+        yield listener
+
+
+def _devices(config: ServiceConfig, on_round: Callable[[Round], None]) -> list[Device]:
+    """One device a lane, on the same weights."""
+    first = Device(
+        config.draft,
+        config.edge,
+        config.keys,
+        provider=config.provider,
+        threads=config.threads,
+        context=config.context,
+        on_round=on_round,
+        lanes=config.lanes,
+        on_link_loss=config.on_link_loss,
+        patience_s=config.patience_s,
+    )
+    devices = [first]
+    try:
+        devices += [first.beside() for _ in range(config.lanes - 1)]
+    except BaseException:
+        for device in devices:
+            device.close()
+        raise
+    return devices

@@ -1,0 +1,186 @@
+"""`GET /status`: what a person wants to know of the service now, as JSON.
+
+In:  each round, answer and look at the link, as they happen. Out: `Status.snapshot`. Only the last
+rounds and recoveries are kept, and two running sums. Times are seconds, rates bit/s; what is not
+known is null.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+import wire
+from device_runtime.energy import Watch
+from device_runtime.record import STAGES, Generation, Round, acceptance
+from wire.link.state import LinkState, Reading
+
+_ROUNDS = 64
+_RECOVERIES = 16
+_READINGS = {
+    "rtt": "rtt",
+    "jitter": "jitter",
+    "goodput_up": "up",  # "up" says whether there is a link at all
+    "goodput_down": "down",
+    "retransmitted": "retransmitted",
+    "signal": "signal",
+}
+
+
+def freshest(states: Iterable[LinkState | None]) -> LinkState | None:
+    """What several connections to one edge know together: of each reading, the youngest."""
+    known = [state for state in states if state is not None]
+    if not known:
+        return None
+    readings: dict[str, Reading] = {}
+    for name in _READINGS.values():
+        taken = [found for state in known if (found := getattr(state, name)) is not None]
+        if taken:
+            readings[name] = min(taken, key=lambda reading: reading.age_s)
+    return LinkState(**readings)
+
+
+class Status:
+    """What happened lately. Thread-safe, and of bounded size.
+
+    drafter: the drafter's name. lanes: conversations that can be answered at once. energy: the
+    service's own watch over its power, as `Metrics.energy`.
+    """
+
+    def __init__(self, *, drafter: str, lanes: int, energy: Watch | None = None) -> None:
+        self._drafter, self._lanes, self._energy = drafter, lanes, energy
+        self._began_s = time.monotonic()
+        self._lock = threading.Lock()
+        self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
+        self._positions: Counter[str] = Counter()  # verified, accepted
+        self._recoveries: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_RECOVERIES)
+        self._recovered = 0
+        self._answers = 0
+        self._last: dict[str, Any] | None = None
+        self._choice: dict[str, Any] | None = None
+        self._up: bool | None = None
+        self._since_s = self._began_s
+        self._link: tuple[LinkState | None, float] = None, self._began_s
+        self._queue = 0, 0
+
+    def round(self, record: Round) -> None:
+        """A round is over."""
+        with self._lock:
+            self._rounds.append(record)
+            self._positions["verified"] += min(record.window, record.accepted + 1)
+            self._positions["accepted"] += record.accepted
+
+    def generation(self, generation: Generation) -> None:
+        """An answer has come to its end."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._answers += 1
+            self._last = {
+                "tokens": len(generation.tokens),
+                "tokens_per_s": generation.tokens_per_s,
+                "first_token_s": generation.first_token_s,
+                "finish_reason": generation.finish_reason,
+            }
+            self._choice = _chosen(generation)
+            for recovery in generation.recoveries:
+                self._recovered += 1
+                told = {
+                    "at": recovery.at,
+                    "lost_s": recovery.lost_s,
+                    "local_tokens": recovery.local_tokens,
+                }
+                self._recoveries.append((now_s, told))
+
+    def link(self, up: bool, state: LinkState | None) -> None:
+        """What is known of the link now; call it every second or so, and before `snapshot`."""
+        now_s = time.monotonic()
+        with self._lock:
+            if up != self._up:
+                self._up, self._since_s = up, now_s
+            self._link = state, now_s
+
+    def queue(self, waiting: int, running: int) -> None:
+        """So many requests wait for a lane, and so many have one."""
+        with self._lock:
+            self._queue = waiting, running
+
+    def snapshot(self, *, edge: str | None = None, target: str | None = None) -> dict[str, Any]:
+        """All of it as JSON's types. edge: its address now; target: the name of its model."""
+        with self._lock:
+            now_s = time.monotonic()
+            rounds = list(self._rounds)
+            waiting, running = self._queue
+            return {
+                "software": wire.SOFTWARE,
+                "uptime_s": now_s - self._began_s,
+                "drafter": self._drafter,
+                "target": target,
+                "edge": edge,
+                "link": self._told_link(now_s),
+                "acceptance": {
+                    "recent": acceptance(rounds) if any(r.window for r in rounds) else None,
+                    "total": self._positions["accepted"] / self._positions["verified"]
+                    if self._positions["verified"]
+                    else None,
+                },
+                "rounds": _recent(rounds),
+                "protocol": self._choice,
+                "answers": self._answers,
+                "last": self._last,
+                "recoveries": {
+                    "count": self._recovered,
+                    "recent": [{"ago_s": now_s - at_s, **told} for at_s, told in self._recoveries],
+                },
+                "lanes": {"total": self._lanes, "running": running, "waiting": waiting},
+                "energy": self._told_energy(),
+            }
+
+    def _told_link(self, now_s: float) -> dict[str, Any]:
+        state, at_s = self._link
+        readings: dict[str, Any] = dict.fromkeys(_READINGS)
+        for name, attribute in _READINGS.items():
+            reading: Reading | None = getattr(state, attribute) if state is not None else None
+            if reading is not None:
+                readings[name] = {
+                    "value": reading.value,
+                    "age_s": reading.age_s + now_s - at_s,
+                    "samples": reading.samples,
+                }
+        return {"up": self._up, "since_s": now_s - self._since_s, **readings}
+
+    def _told_energy(self) -> dict[str, Any] | None:
+        watch = self._energy
+        if watch is None or watch.joules is None:
+            return None
+        return {"source": watch.source, "watts": watch.watts, "joules": watch.joules}
+
+
+def _recent(rounds: Sequence[Round]) -> dict[str, Any] | None:
+    """Medians of the last rounds, as far as they were under the newest one's protocol."""
+    if not rounds:
+        return None
+    alike = [r for r in rounds if r.protocol == rounds[-1].protocol]
+    return {
+        "protocol": rounds[-1].protocol,
+        "count": len(alike),
+        "tokens": sum(len(r.tokens) for r in alike) / len(alike),
+        "window": median(r.window for r in alike),
+        "uplink_bytes": median(r.uplink_bytes for r in alike),
+        "downlink_bytes": median(r.downlink_bytes for r in alike),
+        "stages_s": {stage: median(getattr(r.timings, stage) for r in alike) for stage in STAGES},
+    }
+
+
+def _chosen(generation: Generation) -> dict[str, Any]:
+    """The protocol of the newest answer, and why it was taken."""
+    choice = generation.choice
+    if choice is None:
+        return {"name": generation.protocol, "window": None, "policy": None, "reason": None}
+    return {
+        "name": choice.protocol,
+        "window": choice.window,
+        "policy": choice.policy,
+        "reason": choice.reason,
+    }

@@ -1,0 +1,45 @@
+"""A lock that goes from hand to hand in the order in which it was asked for.
+
+An ordinary lock may go back to whoever has just let go of it, so that a thread which asks for it
+again and again, as one that reads a long prompt does, keeps all others waiting.
+"""
+
+import threading
+from collections import deque
+
+
+class Turns:
+    """Use it with ``with``. Not re-entrant."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._taken = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._mutex:
+            if not self._taken:
+                self._taken = True
+                return
+            gate = threading.Lock()
+            gate.acquire()
+            self._waiting.append(gate)
+        try:
+            gate.acquire()
+        except BaseException:  # Ctrl-C: whoever does not come must not be waited for
+            with self._mutex:
+                if gate in self._waiting:
+                    self._waiting.remove(gate)
+                else:
+                    self._pass_on()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        with self._mutex:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().release()
+        else:
+            self._taken = False

@@ -1,0 +1,155 @@
+"""The edge's figures for Prometheus, over a small HTTP server of its own.
+
+In:  the tally that the serving loop keeps, its connections, its gate. Out: the text format, made
+when somebody asks for it, in the thread of whoever asks. Nothing here names a key: devices go by
+their file's name on the allow-list.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import wire
+from edge_runtime.service import Service
+from edge_runtime.tally import Histogram, Tally
+from engines.artifact import Manifest
+from wire.errors import ListenError, UnsupportedError
+from wire.transport import Listener
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+PREFIX: Final = "pilotfish_edge_"
+
+
+class Sight(NamedTuple):
+    """What the figures are of."""
+
+    manifest: Manifest
+    tally: Tally
+    listener: Listener
+    service: Service
+
+
+class MetricsServer:
+    """Answers on (host, port) until it is closed; port 0 takes a free one, see ``address``.
+
+    Shows nothing but the build until `show` says of what. Raises `UnsupportedError` without the
+    library, `ListenError` if the address cannot be had.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError:
+            raise UnsupportedError(
+                "--metrics needs the extra `serve`: pip install 'pilotfish[serve]'."
+            ) from None
+        registry = CollectorRegistry()
+        self._sight: Sight | None = None
+        self._turn = threading.Lock()
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            raise ListenError(f"Metrics cannot be served on {host}:{port}: {error}.") from error
+        self.address = f"{host}:{self._server.server_port}"
+
+    def show(self, sight: Sight) -> None:
+        """From now on the figures are of this; ``sight`` may be replaced at any time."""
+        self._sight = sight
+
+    def describe(self) -> list["Metric"]:
+        """No names in advance: the registry would ask for figures to learn them."""
+        return []
+
+    def collect(self) -> Iterator["Metric"]:
+        """All families of metrics, as they stand now."""
+        with self._turn:
+            sight = self._sight
+            if sight is not None:
+                yield from _families(sight)
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _families(sight: Sight) -> Iterable["Metric"]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    manifest, tally, listener, service = sight
+    connections, gate = listener.connections, listener.gate
+    sessions = service.sessions_by_device()
+    build = GaugeMetricFamily(
+        f"{PREFIX}build_info",
+        "Always 1; what runs here.",
+        labels=["software", "model", "digest"],
+    )
+    build.add_metric([wire.SOFTWARE, manifest.model, manifest.digest], 1)
+    yield build
+    yield _gauge("sessions", "Open sessions.", sum(sessions.values()))
+    yield _gauge("devices", "Devices (keys) that are connected.", connections.devices)
+    yield _gauge("connections", "Connections, strangers' included.", len(connections))
+    if gate is not None:
+        by_device = GaugeMetricFamily(
+            f"{PREFIX}device_sessions", "Open sessions of each device.", labels=["device"]
+        )
+        for device, count in sorted(sessions.items()):
+            by_device.add_metric([device], count)
+        yield by_device
+        work = "Windows, prompts and streamed tokens done for each device."
+        yield _counters("device_jobs", work, "device", tally.work)
+    yield _histogram("batch_sessions", "Sessions that share a target pass.", tally.batch)
+    yield _histogram("pass_tokens", "Tokens of a target pass.", tally.pass_tokens)
+    yield _histogram("queue_seconds", "Time that a window waits for its pass.", tally.queue_s)
+    yield _histogram("verify_seconds", "Time of a window's pass and rule.", tally.verify_s)
+    yield _counter("failed_passes", "Target passes that ended in an error.", tally.failed_passes)
+    yield _counter("received_bytes", "Bytes of messages from devices.", tally.bytes_in)
+    yield _counter("sent_bytes", "Bytes of messages to devices.", tally.bytes_out)
+    yield _counter("pings", "Pings answered.", tally.pings)
+    yield _counters("windows", "Windows decided on.", "protocol", tally.windows)
+    yield _counters("drafted_tokens", "Tokens of these windows.", "protocol", tally.drafted)
+    yield _counters("accepted_tokens", "Of these, accepted.", "protocol", tally.accepted)
+    yield _counter("streamed_tokens", "Tokens of protocol stream.", tally.streamed)
+    yield _counters("refusals", "Requests refused.", "code", tally.refusals)
+    ended = {
+        "expired": tally.expired, "displaced": tally.displaced, "revoked": tally.revoked
+    }  # fmt: skip
+    yield _counters("sessions_ended", "Sessions that the edge ended by itself.", "reason", ended)
+    yield _counter("dropped_replies", "Replies that their device did not take.", tally.drops)
+    refused = {"broken": connections.broken, "key": gate.refused if gate else 0}
+    yield _counters("handshakes_refused", "Strangers turned away.", "reason", refused)
+    yield _counters("connections_cut", "Connections ended by the edge.", "reason", connections.cuts)
+    yield _counters("reloads", "Configuration and keys read again.", "result", tally.reloads)
+
+
+def _gauge(name: str, what: str, value: float) -> "Metric":
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(PREFIX + name, what, value)
+
+
+def _counter(name: str, what: str, value: float) -> "Metric":
+    from prometheus_client.core import CounterMetricFamily
+
+    return CounterMetricFamily(PREFIX + name, what, value)
+
+
+def _counters(name: str, what: str, label: str, values: Mapping[str, int]) -> "Metric":
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(PREFIX + name, what, labels=[label])
+    for key, value in sorted(dict(values).items()):  # a copy: the loop goes on counting
+        family.add_metric([key], value)
+    return family
+
+
+def _histogram(name: str, what: str, histogram: Histogram) -> "Metric":
+    from prometheus_client.core import HistogramMetricFamily
+
+    bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
+    buckets = [*zip(bounds, accumulate(list(histogram.counts)), strict=True)]
+    return HistogramMetricFamily(PREFIX + name, what, buckets=buckets, sum_value=histogram.total)

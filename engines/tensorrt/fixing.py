@@ -1,0 +1,84 @@
+"""Give a symbolic size of an ONNX graph's inputs and outputs a number.
+
+TensorRT's KVCacheUpdate, which opset 24's TensorScatter becomes, wants a cache of static length,
+while our graphs leave the capacity open. This is done on the bytes of the file, for the onnx
+package is not needed on a device: only the messages on the way to a dimension are written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+# Field numbers of onnx.proto on the way from a model to the dimensions of its inputs and outputs:
+# graph; input or output; type; tensor_type; shape; dim.
+WAY: tuple[Collection[int], ...] = ({7}, {11, 12}, {2}, {1}, {2}, {1})
+DIM_VALUE, DIM_PARAM = 1, 2
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+def fix_size(model: bytes, name: str, value: int) -> bytes:
+    """The model with every size called `name` in its inputs and outputs made `value`.
+
+    Raises:
+        ValueError: if these bytes are no protobuf message.
+    """
+    return _rewrite(memoryview(model), WAY, name.encode(), value)
+
+
+def _rewrite(
+    message: memoryview, way: tuple[Collection[int], ...], name: bytes, value: int
+) -> bytes:
+    parts = []
+    for number, kind, raw, content in _fields(message):
+        if way and kind == BYTES and number in way[0]:
+            inner = _rewrite(content, way[1:], name, value)
+            parts += [_varint(number << 3 | BYTES), _varint(len(inner)), inner]
+        elif not way and kind == BYTES and number == DIM_PARAM and content == name:
+            parts += [_varint(DIM_VALUE << 3 | VARINT), _varint(value)]
+        else:
+            parts.append(bytes(raw))
+    return b"".join(parts)
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
+    """Number, wire type, all bytes and the content of each field."""
+    at = 0
+    while at < len(message):
+        start = at
+        tag, at = _read_varint(message, at)
+        kind, begin = tag & 7, at
+        if kind == VARINT:
+            _, at = _read_varint(message, at)
+        elif kind == BYTES:
+            size, begin = _read_varint(message, at)
+            at = begin + size
+        elif kind in {FIXED64, FIXED32}:
+            at += 8 if kind == FIXED64 else 4
+        else:
+            raise ValueError("this is no ONNX file")
+        if at > len(message):
+            raise ValueError("this ONNX file is truncated")
+        yield tag >> 3, kind, message[start:at], message[begin:at]
+
+
+def _read_varint(message: memoryview, at: int) -> tuple[int, int]:
+    """The number at `at`, and where the next byte is."""
+    value = shift = 0
+    while True:
+        if at >= len(message):
+            raise ValueError("this ONNX file is truncated")
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

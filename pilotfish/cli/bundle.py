@@ -1,0 +1,117 @@
+"""``pilotfish bundle``: all that a board without a network needs, in one folder."""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from deploy import bundle
+from deploy.manifest import MACHINES, ROLES
+from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.cli.progress import Bars
+from wire.errors import UnsupportedError
+
+_EXAMPLE = """\
+example, on a machine with a network:
+  pilotfish export model default --out drafter --precision int4 --dialect opset17
+  pilotfish bundle --jetpack 6.2 --artifact drafter --edge tcp://edge.example:7077 \\
+      --keys keys-of-this-board --out bundle
+then, into a BSP or onto a running board (docs/jetson.md):
+  sudo pilotfish flash --rootfs Linux_for_Tegra/rootfs bundle
+  pilotfish flash --ssh user@board bundle
+"""
+_LISTEN = "tcp://*:7077"
+
+
+def add_to(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "bundle",
+        help="pack all that a board needs",
+        description="Makes a folder with wheels, artifacts, units, configuration, keys and "
+        "checksums, from which `pilotfish flash` installs without a network. Needs the extra "
+        "'bundle' (pip install 'pilotfish[bundle]').",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--artifact",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="DIR",
+        help="what the board serves; repeat it for others that shall come along",
+    )
+    add("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    add("--role", choices=ROLES, default="device", help="what the board will be (%(default)s)")
+    add("--edge", metavar="ADDRESS", help="role device: the edge's address, tcp://HOST:PORT")
+    add("--listen", metavar="ADDRESS", help=f"role edge: where to listen ({_LISTEN})")
+    add(
+        "--keys",
+        type=Path,
+        metavar="DIR",
+        help="the board's keys: device.key (made if it is missing) and edge.pub; role edge: "
+        "edge.key (likewise) and allowed/",
+    )
+    add(
+        "--jetpack",
+        choices=tuple(bundle.JETPACKS),
+        help="sets --python and --machine: "
+        + "; ".join(f"{name}: {python}, {cpu}" for name, (python, cpu) in bundle.JETPACKS.items()),
+    )
+    add("--python", type=_python, metavar="3.N", help="the board's Python (default: this one's)")
+    add("--machine", choices=MACHINES, help="the board's CPU (default: aarch64)")
+    add(
+        "--wheel",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="take this wheel for its package; a vendor's onnxruntime-gpu replaces onnxruntime",
+    )
+    json_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _python(text: str) -> str:
+    """An argparse type: a version of Python that pilotfish runs on."""
+    if not re.fullmatch(r"3\.1[0-3]", text):
+        raise argparse.ArgumentTypeError(f"{text} is not one of 3.10, 3.11, 3.12, 3.13")
+    return text
+
+
+def _run(args: argparse.Namespace) -> int:
+    here = f"3.{sys.version_info.minor}"
+    python, machine = bundle.JETPACKS.get(args.jetpack, (here, "aarch64"))
+    wanted = bundle.Wanted(
+        role=args.role,
+        artifacts=args.artifact,
+        address=_address(args),
+        keys=args.keys,
+        python=args.python or python,
+        machine=args.machine or machine,
+        wheels=args.wheel,
+    )
+    with Bars() as bars:
+        made, advice = bundle.make(wanted, args.out, bars.show)
+    for line in advice:
+        print(f"to do: {line}", file=sys.stderr)
+    print(f"digest: {made.digest}", file=sys.stderr)
+    if args.json:
+        write_json(args.json, {"name": made.name, "digest": made.digest, "bytes": made.size})
+    if args.json != "-":
+        print(args.out)
+    return 0
+
+
+def _address(args: argparse.Namespace) -> str:
+    """The address that goes into the configuration."""
+    if args.role == "edge":
+        if args.edge is not None:
+            raise UnsupportedError("--edge goes with --role device; an edge takes --listen.")
+        return args.listen or _LISTEN
+    if args.edge is None or args.listen is not None:
+        raise UnsupportedError("A device needs --edge, the edge's address, and takes no --listen.")
+    address: str = args.edge
+    return address

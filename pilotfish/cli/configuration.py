@@ -1,0 +1,126 @@
+"""``--config FILE``: the flags of a daemon in a TOML file.
+
+A configuration file is a list of flags. Keys are their long names, with dashes or underscores;
+``true`` is a flag without a value, ``false`` is none, and a list repeats the flag. So the file and
+the command line have one vocabulary, one set of defaults and one validation; what stands on the
+command line wins.
+"""
+
+import argparse
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from wire.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_MAX_BYTES = 64 * 1024
+
+
+class ConfiguredParser(argparse.ArgumentParser):
+    """A parser whose command line may name a file with more flags; see `config_option`."""
+
+    reads_files = False  # `config_option` says so
+    _file: Path | None = None
+
+    def __init__(self, **options: Any) -> None:
+        # `--conf FILE` would pass for `--config` with argparse, and the file be read by nobody
+        super().__init__(**(options | {"allow_abbrev": False}))
+
+    def parse_known_args(  # type: ignore[override]  # typeshed has overloads of this one
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse's, with the file's flags in front of those given."""
+        words = list(sys.argv[1:] if args is None else args)
+        self._file = _named(words) if self.reads_files else None
+        if self._file is None:
+            return super().parse_known_args(words, namespace)
+        flags = list(_flags(self._file))
+        found, rest = super().parse_known_args([*flags, *words], namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        found.again = partial(self.parse_args, words)
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """End the program; where a file may be to blame, by an error that says so."""
+        if self._file is None:
+            super().error(message)
+        raise ConfigError(f"{self._file} (or the command line beside it): {message}.")
+
+
+def config_option(parser: ConfiguredParser) -> None:
+    """``--config FILE``."""
+    parser.reads_files = True
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a TOML file with more of these flags (lanes = 2, …); SIGHUP reads it again",
+    )
+
+
+def again(args: argparse.Namespace) -> argparse.Namespace:
+    """The same command line with its file as it is now; `ConfigError` if that is broken."""
+    reread = getattr(args, "again", None)
+    found: argparse.Namespace = args if reread is None else reread()
+    return found
+
+
+def _named(words: Sequence[str]) -> Path | None:
+    """The file behind the last ``--config``."""
+    found = None
+    for at, word in enumerate(words):
+        if word == "--config" and at + 1 < len(words):
+            found = Path(words[at + 1])
+        elif word.startswith("--config="):
+            found = Path(word.partition("=")[2])
+    return found
+
+
+def _flags(path: Path) -> Iterator[str]:
+    for key, value in _table(path).items():
+        flag = "--" + key.replace("_", "-")
+        if flag == "--config":
+            raise ConfigError(f"{path}: a configuration file names no other.")
+        if flag == "--help":  # at SIGHUP it would end the daemon
+            raise ConfigError(f"{path}: {key!r} is no setting.")
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, bool):
+                if each:
+                    yield flag
+            elif isinstance(each, str | int | float):
+                yield f"{flag}={each}"
+            else:
+                raise ConfigError(
+                    f"{path}: {key} is {type(each).__name__}; a text, a number, true, false or a "
+                    "list of them is expected."
+                )
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{path} is not a file.")
+            if status.st_mode & stat.S_IWOTH:
+                raise ConfigError(
+                    f"{path} can be written by every user of this machine: run `chmod o-w {path}`."
+                )
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise ConfigError(f"{path} is longer than {_MAX_BYTES:,} bytes.")
+        table: dict[str, Any] = tomllib.loads(text.decode())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    return table

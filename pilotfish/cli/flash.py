@@ -1,0 +1,85 @@
+"""``pilotfish flash``: install a bundle into a root file system, or onto a board that runs."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from deploy import install
+from deploy.ssh import Board
+from pilotfish.cli.options import Commands, between
+from pilotfish.cli.progress import Bars
+from wire.errors import UnsupportedError
+
+_EXAMPLE = """\
+examples:
+  sudo pilotfish flash --rootfs Linux_for_Tegra/rootfs bundle    before the board is flashed
+  pilotfish flash --ssh user@board bundle                        onto a board that runs
+  sudo pilotfish flash --rootfs / bundle                         onto this machine
+  pilotfish flash --ssh user@board --check
+  pilotfish flash --ssh user@board --rollback
+
+Settings and keys that are in /etc/pilotfish stay as they are. A service that does not start with
+the new version is taken back to the one before. Exit codes: 0 done, 1 --check found a fault,
+65 the bundle is damaged or for another board, 73 it cannot be installed there, 75 the service does
+not start, 77 not root.
+"""
+
+
+def add_to(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "flash",
+        help="install a bundle on a board",
+        description="Installs a bundle into a root file system without running anything of it, or "
+        "onto a board that runs. Upgrades in place, keeps the version before.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("bundle", type=Path, nargs="?", metavar="BUNDLE", help="made by `pilotfish bundle`")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--rootfs", type=Path, metavar="DIR", help="a root file system; / is this")
+    where.add_argument("--ssh", metavar="USER@HOST", help="a board that runs")
+    add("--port", type=between(1, 65535), help="--ssh: its port")
+    add(
+        "--ssh-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="--ssh: as `ssh -o`; may be repeated",
+    )
+    add("--root", metavar="DIR", help="--ssh: a root file system mounted there (default: /)")
+    add("--digest", metavar="HEX", help="what the bundle's digest must begin with")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--check", action="store_true", help="compare with what was installed")
+    action.add_argument("--rollback", action="store_true", help="go back to the version before")
+    action.add_argument("--uninstall", action="store_true", help="remove it; settings stay")
+    add("--purge", action="store_true", help="--uninstall: settings, keys and state as well")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    bare = args.check or args.rollback or args.uninstall
+    if bare == (args.bundle is not None):
+        raise UnsupportedError("Name a bundle, or one of --check, --rollback and --uninstall.")
+    if args.purge and not args.uninstall:
+        raise UnsupportedError("--purge goes with --uninstall.")
+    if args.rootfs is not None:
+        if args.port is not None or args.ssh_option or args.root is not None:
+            raise UnsupportedError("--port, --ssh-option and --root go with --ssh.")
+        args.root = args.rootfs
+        with Bars() as bars:
+            return install.run(args, bars.show)
+    board = Board(args.ssh, args.port, args.ssh_option)
+    words = ["--root", args.root or "/"]
+    words += [
+        f"--{name}" for name in ("check", "rollback", "uninstall", "purge") if vars(args)[name]
+    ]
+    words += ["--digest", args.digest] if args.digest else []
+    with Bars() as bars:
+        if bare:
+            return board.do(words, bars.show)
+        code = board.install(args.bundle, words, bars.show)
+    if code == 0:
+        print(f"{args.ssh}: installed", file=sys.stderr)
+    return code

@@ -1,0 +1,233 @@
+"""Small wheels, bundles and root file systems, for tests of making and installing bundles."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import platform
+import shutil
+import struct
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from deploy import manifest
+from deploy.install import Installation
+from deploy.rootfs import Rootfs
+from deploy.wheels import normalized
+
+PYTHON = f"3.{sys.version_info.minor}"
+MACHINE = platform.machine()
+HOME = "opt/pilotfish"
+_ELF = {"x86_64": 62, "aarch64": 183}
+TOOLS = ("systemctl", "systemd-sysusers", "systemd-tmpfiles")
+UNIT = (
+    "[Service]\nExecStart=/opt/pilotfish/current/bin/pilotfish {}\n"
+    "[Install]\nWantedBy=basic.target\n"
+)
+
+can_install = pytest.mark.skipif(
+    os.geteuid() != 0 or any(shutil.which(tool) is None for tool in TOOLS),
+    reason="installing needs root and systemd's tools",
+)
+
+
+def write_wheel(
+    folder: Path,
+    name: str,
+    files: Mapping[str, bytes],
+    *,
+    version: str = "1.0",
+    tag: str = "py3-none-any",
+    requires: Iterable[str] = (),
+    record: bytes | None = None,
+) -> Path:
+    """A wheel with these files; ``record`` in place of the right RECORD."""
+    info = f"{name}-{version}.dist-info"
+    lines = [f"Requires-Dist: {text}\n" for text in requires]
+    content = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        f"{''.join(lines)}".encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n".encode(),
+    }
+    rows = [f"{path},{_hash(data)},{len(data)}" for path, data in content.items()]
+    rows.append(f"{info}/RECORD,,")
+    content[f"{info}/RECORD"] = record if record is not None else "\n".join(rows).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, data in content.items():
+            archive.writestr(member, data)
+    return path
+
+
+def repack(distribution: metadata.Distribution, folder: Path) -> Path:
+    """A wheel of what is installed here; RECORD as it should be for it."""
+    name = distribution.metadata["Name"].replace("-", "_")
+    tags = [
+        line.partition(": ")[2].split("-")
+        for line in (distribution.read_text("WHEEL") or "").splitlines()
+        if line.startswith("Tag: ")
+    ]
+    tag = "-".join(".".join(dict.fromkeys(parts)) for parts in zip(*tags, strict=True))
+    path = folder / f"{name}-{distribution.version}-{tag}.whl"
+    rows = []
+    record = ""
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in distribution.files or ():
+            if ".." in file.parts or "__pycache__" in file.parts:
+                continue
+            if file.name == "RECORD":
+                record = str(file)
+            elif file.parts[0].endswith(".dist-info") and file.name not in (
+                "METADATA",
+                "WHEEL",
+                "entry_points.txt",
+                "top_level.txt",
+            ):
+                continue  # what the installer wrote
+            else:
+                data = file.read_binary()
+                archive.writestr(str(file), data)
+                rows.append(f"{file},{_hash(data)},{len(data)}")
+        archive.writestr(record, "\n".join([*rows, f"{record},,"]))
+    return path
+
+
+def needed(requirements: Iterable[str]) -> Iterator[metadata.Distribution]:
+    """The distributions installed here that these requirements need, all the way down."""
+    waiting = [_name(text) for text in requirements]
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # for another platform, or an extra that nobody wants
+        yield distribution
+        waiting += [_name(text) for text in distribution.requires or () if "extra ==" not in text]
+
+
+def tiny_bundle(
+    folder: Path,
+    *,
+    version: str = "1.0",
+    role: str = "device",
+    python: str = PYTHON,
+    machine: str = MACHINE,
+    settings: str = "draft = 'x'\n",
+    units: Mapping[str, str] | None = None,
+    wheels: Mapping[str, bytes] | None = None,
+    marker: str = "",
+) -> Path:
+    """A bundle with a pilotfish of a few lines, which can be installed but does nothing."""
+    code = f"VERSION = {version!r} {marker}\n\n\ndef main():\n    print(VERSION)\n".encode()
+    modules = {"pilotfish/__init__.py": b"", "pilotfish/cli.py": code}
+    write_wheel(folder / "wheels", "pilotfish", modules, version=version)
+    write_wheel(
+        folder / "wheels",
+        "odd",
+        wheels or {"odd/__init__.py": b"", "odd-1.0.data/scripts/odd": b"#!python\nprint(1)\n"},
+    )
+    name = f"pilotfish-{role}.service"
+    texts = {
+        f"systemd/{unit}": text for unit, text in (units or {name: UNIT.format(version)}).items()
+    }
+    texts |= {
+        "systemd/pilotfish.sysusers": "u pilotfish - - -\n",
+        "systemd/pilotfish.tmpfiles": "d /var/lib/pilotfish 0750 pilotfish pilotfish -\n",
+        "artifacts/draft/manifest.json": f'{{"version": "{version}"}}\n',
+        f"config/{role}.toml": settings,
+        "keys/device.key": "secret\n",
+        "keys/edge.pub": "public\n",
+    }
+    for path, text in texts.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return seal(folder, version=version, role=role, python=python, machine=machine)
+
+
+def seal(folder: Path, **fields: str) -> Path:
+    """Write the manifest of a bundle as it is now; fields that are not given stay."""
+    path = folder / manifest.NAME
+    if path.exists():
+        known = json.loads(path.read_text())
+        fields = {key: known[key] for key in ("version", "role", "python", "machine")} | fields
+        path.unlink()
+    path.write_bytes(manifest.describe(folder, **fields).encode())
+    return folder
+
+
+def tiny_rootfs(folder: Path, *, python: str = PYTHON, machine: str = MACHINE) -> Path:
+    """A root file system with no more than an interpreter's first bytes."""
+    (folder / "usr/bin").mkdir(parents=True)
+    (folder / "etc").mkdir()
+    head = b"\x7fELF\x02\x01" + bytes(12) + struct.pack("<H", _ELF[machine])
+    (folder / f"usr/bin/python{python}").write_bytes(head)
+    (folder / "usr/bin/python3").symlink_to(f"python{python}")
+    return folder
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """A folder, in memory where that is possible: hundreds of installations wait for no disk."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+def put(root: Path, bundle: Path) -> list[str]:
+    """Install; returns what was told."""
+    here, told = installation(root)
+    here.install(bundle)
+    return told
+
+
+def current(root: Path) -> str:
+    """The version that is current."""
+    return os.readlink(root / HOME / "current").partition("/")[2].partition("-")[0]
+
+
+def installation(root: Path) -> tuple[Installation, list[str]]:
+    """An installer for that root, and the list that it will tell its lines to."""
+    told: list[str] = []
+    return Installation(Rootfs.at(root), told.append), told
+
+
+def snapshot(root: Path) -> dict[str, object]:
+    """Every path below a folder with its kind, mode and content."""
+    found: dict[str, object] = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        mode = path.lstat().st_mode
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_dir():
+            found[name] = mode
+        else:
+            found[name] = (mode, path.read_bytes())
+    return found
+
+
+def _name(requirement: str) -> str:
+    for index, char in enumerate(requirement):
+        if not (char.isalnum() or char in "-_."):
+            return normalized(requirement[:index])
+    return normalized(requirement)
+
+
+def _hash(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
+    return f"sha256={digest.decode()}"

@@ -1,0 +1,179 @@
+"""Edge daemons as systemd runs them: supervised, configured by a file, told things by signals.
+
+`Systemd` is the notification socket of a service manager; `Daemon` is `pilotfish edge serve`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_S = 90.0
+# Passes over prompts of these lengths take so long: a target that is slow, or stuck.
+SLOW = """
+import sys, time
+from engines.decoder import Decoder
+from pilotfish.cli import main
+forward = Decoder.forward
+def slow(self, passes, *more, **others):
+    time.sleep({128: 0.2, 66: 3.0, 33: 1.0}.get(max(len(item.tokens) for item in passes), 0.0))
+    return forward(self, passes, *more, **others)
+Decoder.forward = slow
+sys.exit(main(sys.argv[1:]))
+"""
+# As systemd passes on a socket: as descriptor 3, named by the environment.
+_WITH_SOCKET = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+class Systemd:
+    """A service manager's ear: everything that a daemon tells it, with the time when it came."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = str(folder / "notify")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.address)
+        self.heard: list[tuple[float, dict[str, str]]] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            lines = self._socket.recv(4096).decode().splitlines()
+            told = dict(line.split("=", 1) for line in lines)
+            self.heard.append((time.monotonic(), told))
+
+    def await_(self, name: str, value: str = "", since: int = 0, within_s: float = 30.0) -> str:
+        """Wait for a message with this variable, whose value begins so; the whole value."""
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            for _, told in self.heard[since:]:
+                if name in told and told[name].startswith(value):
+                    return told[name]
+            time.sleep(0.01)
+        raise AssertionError(f"no {name}={value} in {self.heard[since:]}")
+
+    def fed(self, since_s: float) -> list[float]:
+        """When the watchdog was fed."""
+        return [at for at, told in list(self.heard) if "WATCHDOG" in told and at >= since_s]
+
+
+class Daemon:
+    """A running `pilotfish edge serve`. ``script`` runs instead of the package, with its flags."""
+
+    def __init__(
+        self,
+        *flags: object,
+        systemd: Systemd | None = None,
+        watchdog_s: float = 1.0,
+        script: str | None = None,
+        listening: socket.socket | None = None,
+        descriptors: int | None = None,
+    ) -> None:
+        words = ["-m", "pilotfish"] if script is None else ["-c", script]
+        command = [*words, "edge", "serve", *map(str, flags)]
+        if listening is not None:
+            command = ["-c", _WITH_SOCKET, str(listening.fileno()), *command]
+        environment = {**os.environ}
+        if systemd is not None:
+            environment["NOTIFY_SOCKET"] = systemd.address
+            environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
+        prefix = [] if descriptors is None else ["prlimit", f"--nofile={descriptors}"]
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, *command],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            pass_fds=[] if listening is None else [listening.fileno()],
+        )
+        self.lines: list[str] = []
+        self.endpoint = ""
+        threading.Thread(target=self._read, daemon=True).start()
+        deadline = time.monotonic() + START_S
+        while not self.endpoint and time.monotonic() < deadline and self.process.poll() is None:
+            time.sleep(0.01)
+        assert self.endpoint, self.lines
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            found = re.search(r"the edge serves on (\S+)", line)
+            if found:
+                self.endpoint = found[1]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def await_line(self, pattern: str, within_s: float = 30.0) -> str:
+        """Wait for a line on stderr."""
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            for line in list(self.lines):
+                if re.search(pattern, line):
+                    return line
+            time.sleep(0.01)
+        raise AssertionError(f"no line {pattern!r} in {self.lines}")
+
+    def ends(self, within_s: float = 30.0) -> int:
+        return self.process.wait(within_s)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def running(*flags: object, **options: object) -> Iterator[Daemon]:
+    """A daemon on loopback that is killed in the end, unless it ended before."""
+    daemon = Daemon("--listen", "tcp://127.0.0.1:0", *flags, **options)
+    try:
+        yield daemon
+    finally:
+        daemon.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def exposition(port: int) -> str:
+    """What Prometheus would read."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def scrape(port: int) -> dict[str, float]:
+    """Every sample, by name and labels, without the common prefix."""
+    samples = (line.rsplit(" ", 1) for line in exposition(port).splitlines() if line[0] != "#")
+    return {name.removeprefix("pilotfish_edge_"): float(value) for name, value in samples}
+
+
+def await_sample(port: int, name: str, at_least: float, within_s: float = 30.0) -> float:
+    """Wait until a sample has become so great."""
+    deadline = time.monotonic() + within_s
+    while (value := scrape(port).get(name, 0.0)) < at_least:
+        assert time.monotonic() < deadline, (name, value, scrape(port))
+        time.sleep(0.05)
+    return value

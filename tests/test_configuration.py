@@ -1,0 +1,112 @@
+"""`--config FILE`: the flags of a daemon in a TOML file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from pilotfish.cli.configuration import ConfiguredParser, again, config_option
+from pilotfish.cli.options import between
+from wire.errors import ConfigError
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser()
+    actions = top.add_subparsers(required=True, parser_class=ConfiguredParser)
+    serve = actions.add_parser("serve")
+    config_option(serve)
+    serve.add_argument("--target", required=True, type=Path)
+    serve.add_argument("--sessions", type=between(1), default=16)
+    serve.add_argument("--idle-s", type=float, default=60.0)
+    serve.add_argument("--quiet", action="store_true")
+    serve.add_argument("--also", action="append", default=[])
+    other = actions.add_parser("other")
+    other.add_argument("--target")
+    return top
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "edge.toml"
+    path.write_text(
+        'target = "model"\nsessions = 3\nidle_s = 1.5\nquiet = true\nalso = ["a", "--b"]\n'
+    )
+    return path
+
+
+def test_keys_are_flags_and_pass_their_validation(file: Path) -> None:
+    args = parser().parse_args(["serve", "--config", str(file)])
+    assert args.target == Path("model")
+    assert (args.sessions, args.idle_s, args.quiet, args.also) == (3, 1.5, True, ["a", "--b"])
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_command_line_wins_wherever_it_stands(file: Path, before: bool) -> None:
+    named, own = [f"--config={file}"], ["--sessions", "5"]
+    words = own + named if before else named + own
+    assert parser().parse_args(["serve", *words]).sessions == 5
+
+
+def test_false_leaves_a_flag_out(file: Path) -> None:
+    file.write_text('target = "model"\nquiet = false\n')
+    assert parser().parse_args(["serve", "--config", str(file)]).quiet is False
+
+
+def test_read_again_it_is_as_it_stands_now(file: Path) -> None:
+    args = parser().parse_args(["serve", "--config", str(file), "--idle-s", "9"])
+    file.write_text('target = "other"\nsessions = 4\n')
+    fresh = again(args)
+    assert (fresh.target, fresh.sessions, fresh.idle_s) == (Path("other"), 4, 9.0)
+    file.write_text("target = \n")
+    with pytest.raises(ConfigError, match=r"edge\.toml is not valid TOML"):
+        again(args)
+    assert again(parser().parse_args(["serve", "--target", "x"])).target == Path("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("target = 'm'\nsesions = 3\n", "unrecognized arguments: --sesions=3"),
+        ("target = 'm'\nsessions = 0\n", "0 is not between"),
+        ("target = 'm'\nsessions = 'many'\n", "invalid"),
+        ("sessions = 3\n", "required: --target"),
+        ("[edge]\ntarget = 'm'\n", "edge is dict"),
+        ("config = 'more.toml'\n", "names no other"),
+        ("target = 'm'\nhelp = true\n", "'help' is no setting"),
+        ("target = 'm'\nhel = true\n", "unrecognized arguments: --hel"),
+        ("target = 'm\n", "not valid TOML"),
+        ("x = '" + "y" * 70_000 + "'\n", "longer than"),
+        (b"\xff", "not valid TOML"),
+    ],
+)
+def test_mistakes_name_the_file(file: Path, text: str | bytes, complaint: str) -> None:
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        parser().parse_args(["serve", "--config", str(file)])
+    assert str(file) in str(caught.value)
+
+
+def test_a_file_that_anyone_may_write_is_refused(file: Path) -> None:
+    file.chmod(0o666)
+    with pytest.raises(ConfigError, match="chmod o-w"):
+        parser().parse_args(["serve", "--config", str(file)])
+
+
+def test_flags_have_no_abbreviations(file: Path) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["serve", "--target", "m", "--conf", str(file)])
+
+
+@pytest.mark.parametrize("name", ["missing.toml", "."])
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read|not a file"):
+        parser().parse_args(["serve", "--config", str(tmp_path / name)])
+
+
+def test_without_a_file_argparse_speaks_for_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["serve"])
+    assert "--target" in capsys.readouterr().err
+    assert parser().parse_args(["other", "--target", "--config"[2:]]).target == "config"

@@ -1,0 +1,196 @@
+"""The units as systemd's own tools see them, and what stands in them against our code."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from deploy import power
+from deploy.errors import InstallError
+from pilotfish.cli import parser
+from wire.errors import KeysError
+from wire.keys import DeviceKeys, EdgeKeys
+
+FOLDER = Path(str(resources.files("deploy"))) / "systemd"
+UNITS = sorted(path.name for path in FOLDER.glob("pilotfish-*"))
+MAIN = ["pilotfish-device.service", "pilotfish-edge.service"]
+PROGRAM = "/opt/pilotfish/current/bin/pilotfish"
+MOST_EXPOSED = 2.0
+
+
+def systemd_analyze(*arguments: object) -> str:
+    """What the tool says; skips where it is missing or older than its offline checks."""
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is missing")
+    version = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"systemd (\d+)", version.stdout)
+    if found is None or int(found[1]) < 250:
+        pytest.skip(f"systemd-analyze checks files offline from 250 on: {version.stdout[:40]!r}")
+    done = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def text(name: str) -> str:
+    return (FOLDER / name).read_text()
+
+
+def section(name: str, which: str) -> dict[str, list[str]]:
+    """Key → values of one section of a unit; keys may repeat."""
+    found: dict[str, list[str]] = {}
+    now = ""
+    for line in text(name).splitlines():
+        if line.startswith("["):
+            now = line.strip("[]")
+        elif now == which and line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_units_verify_cleanly(tmp_path: Path) -> None:
+    for name in UNITS:
+        # the program is not installed here
+        (tmp_path / name).write_text(text(name).replace(PROGRAM, "/bin/true"))
+    assert systemd_analyze("verify", "--man=no", *(tmp_path / name for name in UNITS)) == ""
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_units_are_hardened(name: str) -> None:
+    said = systemd_analyze("security", "--offline=true", "--no-pager", FOLDER / name)
+    exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", said)
+    assert exposure is not None, said
+    assert float(exposure[1]) <= MOST_EXPOSED
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_gpu_is_not_locked_out(name: str) -> None:
+    service = section(name, "Service")
+    for fatal_to_cuda in ("PrivateDevices", "MemoryDenyWriteExecute", "ProcSubset"):
+        assert fatal_to_cuda not in service
+    assert service["DevicePolicy"] == ["closed"]
+    allowed = {value.split()[0] for value in service["DeviceAllow"]}
+    assert {"char-nvidia*", "char-drm", "char-nvhost*", "char-*.gpu", "/dev/nvmap"} <= allowed
+    assert section("pilotfish-engine-build.service", "Service")["DeviceAllow"] == [
+        *service["DeviceAllow"]
+    ]
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_service_is_never_given_up(name: str) -> None:
+    service = section(name, "Service")
+    assert section(name, "Unit")["StartLimitIntervalSec"] == ["0"]
+    assert service["Restart"] == ["always"]
+    assert service["Type"] == ["notify"]
+    assert int(service["WatchdogSec"][0]) > 0
+    assert int(service["TimeoutAbortSec"][0]) <= 5
+
+
+@pytest.mark.parametrize("role", ["device", "edge"])
+def test_example_configuration_is_understood(role: str, tmp_path: Path) -> None:
+    """Each flag in the example exists, those in comments as well."""
+    example = text(f"{role}.toml")
+    for commented in (False, True):
+        path = tmp_path / f"{commented}.toml"
+        path.write_text(re.sub(r"(?m)^#(?=[a-z-]+ = )", "", example) if commented else example)
+        args = parser().parse_args([role, "serve", "--config", str(path)])
+        assert args.keys == Path("/etc/pilotfish/keys")
+    started = " ".join(section(f"pilotfish-{role}.service", "Service")["ExecStart"])
+    assert started == f"{PROGRAM} {role} serve --config /etc/pilotfish/{role}.toml"
+
+
+@pytest.mark.parametrize("role", ["device", "edge"])
+def test_broken_configuration_ends_with_the_code_that_is_not_tried_again(
+    role: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{role}.toml"
+    path.write_text("sessions = [[\n")
+    command = [sys.executable, "-m", "pilotfish", role, "serve", "--config", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.startswith(f"pilotfish: {path} is not valid TOML")
+    assert len(done.stderr.splitlines()) == 1
+    given_up = section(f"pilotfish-{role}.service", "Service")["RestartPreventExitStatus"][0]
+    assert str(done.returncode) in given_up.split()
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_key_that_is_missing_counts_as_missing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a default for its credential the unit would not start at all (243/CREDENTIALS)."""
+    service = section(name, "Service")
+    (loaded,), (default,) = service["LoadCredential"], service["SetCredential"]
+    credential, _, path = loaded.partition(":")
+    assert path == f"/etc/pilotfish/keys/{credential}"
+    assert default == f"{credential}:\\n"
+    (tmp_path / credential).write_text("\n")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    load = EdgeKeys.load if credential == "edge.key" else DeviceKeys.load
+    with pytest.raises(KeysError, match=f"{tmp_path / 'keys' / credential} is missing"):
+        load(tmp_path / "keys")
+
+
+def test_engine_is_built_by_a_command_that_exists() -> None:
+    (started,) = section("pilotfish-engine-build.service", "Service")["ExecStart"]
+    program, *arguments = started.split()
+    assert program == PROGRAM
+    args = parser().parse_args(arguments)
+    assert args.run is not None
+
+
+NVPMODEL = """\
+# MAXN is the NONE power model
+< POWER_MODEL ID=0 NAME=15W >
+CPU_ONLINE CORE_0 1
+< POWER_MODEL ID=2 NAME=MAXN_SUPER >
+# < POWER_MODEL ID=9 NAME=NONE >
+< PM_CONFIG DEFAULT=1 >
+"""
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A board's power modes, and NVIDIA's tools as scripts that note how they were called."""
+    (tmp_path / "nvpmodel.conf").write_text(NVPMODEL)
+    for tool in ("nvpmodel", "jetson_clocks"):
+        script = tmp_path / tool
+        script.write_text(
+            f'#!/bin/sh\necho "{tool} $*" >>{tmp_path}/calls\nread -r answer && exit 9\ntrue\n'
+        )
+        script.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_power_mode_is_set_by_its_name(board: Path) -> None:
+    assert power.modes(NVPMODEL) == {"15W": 0, "MAXN_SUPER": 2}
+    power.set_mode("maxn_super", board / "nvpmodel.conf")
+    assert (board / "calls").read_text() == "nvpmodel -m 2\n"
+
+
+def test_unknown_power_mode_is_refused_by_name(board: Path) -> None:
+    with pytest.raises(InstallError, match="15W, MAXN_SUPER"):
+        power.set_mode("TURBO", board / "nvpmodel.conf")
+    assert not (board / "calls").exists()
+
+
+def test_power_unit_calls_what_there_is(board: Path, tmp_path: Path) -> None:
+    (started,) = section("pilotfish-power.service", "Service")["ExecStart"]
+    defaults = configparser.ConfigParser()
+    defaults.optionxform = str  # type: ignore[assignment, method-assign]  # keys are as they are
+    defaults.read_string("[power]\n" + text("power.conf"))
+    words = started.split()[1:]
+    for key, value in {**defaults["power"], "CLOCKS": "yes"}.items():
+        words = [word.replace(f"${{{key}}}", value) for word in words]
+    subprocess.run([sys.executable, *words], check=True)
+    assert (board / "calls").read_text() == "jetson_clocks \n"
