@@ -107,7 +107,8 @@ class Connections:
         connection = self._known.get(client)
         if connection is None:
             self.hear()  # the news that it came may still be unread
-            connection = self._open.get(frame.get(_SRCFD))
+            with suppress(zmq.ZMQError):  # a peer of ZMTP 1.0, of whose descriptor ZeroMQ is silent
+                connection = self._open.get(frame.get(_SRCFD))
             if connection is None:
                 return
             self._introduce(connection, client, owner)

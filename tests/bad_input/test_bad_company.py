@@ -8,7 +8,9 @@ import time
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from pilotfish import EdgeServer
+import pytest
+
+from pilotfish import Device, EdgeServer
 from tests.hostile import PROMPT, RawClient, RawSession, packed, resident_mib
 from wire import messages as m
 
@@ -38,19 +40,36 @@ def test_a_client_that_never_reads(pair) -> None:
         assert heard < sent
 
 
-def test_connections_that_never_shake_hands(edge: EdgeServer) -> None:
+def test_connections_that_never_shake_hands(pair, edge: EdgeServer) -> None:
+    """In such a crowd a newcomer may be shown out with what it just said; a device says it again."""
     at = urlsplit(edge.endpoint)
     idle = [socket.create_connection((at.hostname, at.port)) for _ in range(200)]
     openings = (b"", b"\x00", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(100))
     for i, connection in enumerate(idle):
         with suppress(OSError):  # so many that some have been shown out by now
             connection.sendall(openings[i % len(openings)])
-    with RawClient(edge.endpoint) as client:
-        session = RawSession()
-        client.send(*session.begin(PROMPT))
-        session.go_on(client, 3)
+    began = time.monotonic()
+    with Device(pair.draft, edge.endpoint, threads=1) as device:
+        crowded = device.generate(PROMPT, max_tokens=8)
+    assert time.monotonic() - began < 10
     for connection in idle:
         connection.close()
+    with Device(pair.draft, edge.endpoint, threads=1) as device:
+        assert device.generate(PROMPT, max_tokens=8).tokens == crowded.tokens
+
+
+@pytest.mark.parametrize("said", [b"", b"x", m.encode(m.Ping(nonce=1))])
+def test_a_peer_of_the_oldest_kind(pair, said: bytes) -> None:
+    """ZMTP 1.0 has no greeting, so random bytes may be a message; ZeroMQ cannot say from where."""
+    identity = b"\x01\x00"
+    with EdgeServer(pair.target, threads=1) as edge:
+        at = urlsplit(edge.endpoint)
+        with socket.create_connection((at.hostname, at.port)) as old:
+            old.sendall(identity + bytes([1 + len(said), 0]) + said)
+            old.settimeout(10)
+            assert old.recv(100)
+            with RawClient(edge.endpoint) as client:
+                assert client.settle() == []
 
 
 def test_clients_that_hang_up_in_mid_pass(edge: EdgeServer) -> None:
