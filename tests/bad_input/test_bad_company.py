@@ -41,7 +41,7 @@ def test_a_client_that_never_reads(pair) -> None:
 
 
 def test_connections_that_never_shake_hands(pair, edge: EdgeServer) -> None:
-    """In such a crowd a newcomer may be shown out with what it just said; a device says it again."""
+    """A newcomer may be shown out with what it just said; a device says it again."""
     at = urlsplit(edge.endpoint)
     idle = [socket.create_connection((at.hostname, at.port)) for _ in range(200)]
     openings = (b"", b"\x00", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(100))
