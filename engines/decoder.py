@@ -233,9 +233,8 @@ class Decoder:
         else:
             fill_single(binding, passes[0], lengths[0], cache.capacity, cache.dtype)
         binding.run(self._logits, self._hidden, row, rows)
-        if cache.apart:
-            for item in passes:
-                cache.take_in(item.slot, cache.lengths[item.slot], len(item.tokens))
+        for item in passes:
+            cache.take_in(item.slot, cache.lengths[item.slot], len(item.tokens))
 
     def _probe(self, backend: Backend) -> None:
         """Run a token, and see that the next one finds its keys and values; then forget both.

@@ -29,7 +29,7 @@ class DeviceCache(KVCache):
     ) -> None:
         super().__init__(manifest, slots, capacities[0])
         sizes = manifest.dimensions
-        self.apart = apart
+        self._apart = apart
         self._cuda = cuda
         self._capacities = capacities
         self._planes, self._heads = 2 * sizes.layers, sizes.kv_heads
@@ -44,7 +44,7 @@ class DeviceCache(KVCache):
     def _allocate(self) -> None:
         size = self._planes * len(self.lengths) * self._heads * self._pitch
         self._past: Memory = self._cuda.allocate(size)
-        self._present = self._cuda.allocate(size) if self.apart else self._past
+        self._present = self._cuda.allocate(size) if self._apart else self._past
 
     def addresses(self, plane: int, first: int) -> tuple[int, int]:
         """Where a plane's slots from `first` on are read, and where they are written.
@@ -72,8 +72,9 @@ class DeviceCache(KVCache):
         return True
 
     def take_in(self, slot: int, start: int, count: int) -> None:
-        """Copy the cells that a run has just appended from `present`."""
-        self._copy(slot, self._present, start, start, count)
+        """Copy the cells that a run has just appended from `present`, where that is elsewhere."""
+        if self._apart:
+            self._copy(slot, self._present, start, start, count)
 
     def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
         # Cell by cell: each lies behind its target, and no copy may overlap itself.

@@ -28,10 +28,7 @@ class KVCache(ABC):
         lengths: tokens of each slot.
         capacity: cells of each slot, C.
         dtype: of keys and values.
-        apart: whether runs write new cells elsewhere, to be fetched by `take_in`.
     """
-
-    apart = False
 
     def __init__(self, manifest: Manifest, slots: int, capacity: int) -> None:
         self.dtype = np.dtype(manifest.kv_dtype)
@@ -56,9 +53,9 @@ class KVCache(ABC):
     def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
         """Copy `cells`, which ascend, to target, target + 1, …; each lies behind its target."""
 
+    @abstractmethod
     def take_in(self, slot: int, start: int, count: int) -> None:
-        """Fetch the cells that a run has just appended; for caches that are `apart`."""
-        raise NotImplementedError(f"{type(self).__name__} is written in place")  # `apart` is False
+        """Hold the `count` cells from `start` on that a run has just appended, wherever it did."""
 
 
 class HostCache(KVCache):
@@ -89,6 +86,9 @@ class HostCache(KVCache):
     def piece(self, plane: int, first: int, count: int) -> NDArray[np.floating]:
         """`count` neighbouring slots of a plane: [count, kv_heads, C, head_dim], contiguous."""
         return self._cells[plane, first : first + count]
+
+    def take_in(self, slot: int, start: int, count: int) -> None:
+        """Nothing to do: runs write here."""
 
     def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
         # An index list among slices comes first: [n, planes, kv_heads, head_dim].
