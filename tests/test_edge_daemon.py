@@ -178,6 +178,7 @@ def test_keys_are_swapped_without_dropping_a_session(
         assert figures['refusals_total{code="access-denied"}'] >= 1
         assert figures['reloads_total{result="done"}'] == 1
         assert figures['device_sessions{device="alice"}'] == 1
+        await_sample(port, 'connections_cut_total{reason="revoked-key"}', 1)  # the one that stood
         text = exposition(port)
         assert not any(key.public.decode() in text for key in (alice, bob, eve))
 
