@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,19 @@ class RandomSource:
     bos_id = None
 
     def __init__(
-        self, config: ModelConfig, seed: int, *, vocab: int | None = None, sharpness: float = 1.0
+        self,
+        config: ModelConfig,
+        seed: int,
+        *,
+        vocab: int | None = None,
+        tokens: Sequence[str] | None = None,
+        eos: str = EOS,
+        sharpness: float = 1.0,
     ) -> None:
         self.config = config
         self.vocab_size = vocab or config.vocab_size
         self.eos_ids = [self.vocab_size - 1]
-        self.tokenizer_json = tiny_tokenizer(self.vocab_size)
+        self.tokenizer_json = tiny_tokenizer(self.vocab_size, tokens, eos)
         self.description = Source(kind="random", location=f"seed {seed}")
         self._seed = seed
         self._sharpness = sharpness
@@ -112,6 +119,8 @@ def tiny_artifact(
     *,
     architecture: str = "llama",
     vocab: int = 128,
+    tokens: Sequence[str] | None = None,
+    eos: str = EOS,
     padded_vocab: int | None = None,
     seed: int = 0,
     precision: Precision = "fp32",
@@ -119,18 +128,26 @@ def tiny_artifact(
     sharpness: float = 2.0,
     **changes: Any,
 ) -> Artifact:
-    """Export a random model to `path`; `changes` are fields of its ModelConfig."""
+    """Export a random model to `path`; `changes` are fields of its ModelConfig.
+
+    tokens: its vocabulary, instead of `vocab` tokens; `eos` comes after them.
+    """
+    if tokens is not None:
+        vocab = len(tokens) + 1
     config = tiny_config(architecture, vocab_size=padded_vocab or vocab, **changes)
-    source = RandomSource(config, seed, vocab=vocab, sharpness=sharpness)
+    source = RandomSource(config, seed, vocab=vocab, tokens=tokens, eos=eos, sharpness=sharpness)
     return export_model(source, Path(path), precision=precision, dialect=dialect)
 
 
-def tiny_tokenizer(vocab: int) -> str:
+def tiny_tokenizer(vocab: int, wanted: Sequence[str] | None = None, eos: str = EOS) -> str:
     """A byte-level BPE tokenizer.json of `vocab` tokens; the last one is EOS.
 
-    Letters come first, then the other bytes, then pairs of letters. Below 257 tokens, bytes that
-    have none vanish when text is encoded.
+    wanted: the others, spelled in GPT-2's characters; those of several characters are merged in
+    their order. By default letters come first, then the other bytes, then pairs of letters. Bytes
+    that have no token vanish when text is encoded.
     """
+    if wanted is not None:
+        return _tokenizer_json([*wanted], _merges(wanted), eos)
     tokens = sorted(_byte_characters(), key=lambda char: (not char.isalpha(), char))[: vocab - 1]
     merges = []
     letters = [char for char in tokens if "a" <= char <= "z"]
@@ -141,9 +158,24 @@ def tiny_tokenizer(vocab: int) -> str:
                 merges.append([first, second])
     while len(tokens) < vocab - 1:
         tokens.append(f"<{len(tokens)}>")
-    eos = {
-        "id": vocab - 1,
-        "content": EOS,
+    return _tokenizer_json(tokens, merges, eos)
+
+
+def _merges(tokens: Sequence[str]) -> list[list[str]]:
+    """How each longer token is put together: of its two parts the first is as long as can be."""
+    merges = []
+    for token in tokens:
+        splits = [[token[:at], token[at:]] for at in range(len(token) - 1, 0, -1)]
+        fitting = [split for split in splits if split[0] in tokens and split[1] in tokens]
+        assert fitting or len(token) == 1, f"{token} cannot be put together"
+        merges += fitting[:1]
+    return merges
+
+
+def _tokenizer_json(tokens: list[str], merges: list[list[str]], eos: str) -> str:
+    end = {
+        "id": len(tokens),
+        "content": eos,
         "single_word": False,
         "lstrip": False,
         "rstrip": False,
@@ -156,7 +188,7 @@ def tiny_tokenizer(vocab: int) -> str:
             "version": "1.0",
             "truncation": None,
             "padding": None,
-            "added_tokens": [eos],
+            "added_tokens": [end],
             "normalizer": None,
             "pre_tokenizer": {**byte_level, "use_regex": True},
             "post_processor": None,

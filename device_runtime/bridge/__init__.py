@@ -1,0 +1,1 @@
+"""Between a drafter's vocabulary and its target's."""

@@ -1,0 +1,110 @@
+"""A model's vocabulary: what must be known to speak its tokens, without its weights.
+
+An edge hands it to devices whose drafter has another one (docs/wire.md); there it is what a prompt
+is made with and an answer is read by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Annotated
+
+import msgspec
+
+from engines.artifact import Artifact, Positive, TokenId
+from engines.chat import ChatTemplate
+from engines.errors import ArtifactError, TemplateError
+from engines.tokenizer import Tokenizer
+
+
+class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Tokenizer, chat template and end tokens of a model.
+
+    tokenizer_json: the content of its `tokenizer.json`. vocab_size: true, without padding.
+    """
+
+    model: Annotated[str, msgspec.Meta(max_length=1024)]
+    tokenizer_json: str
+    vocab_size: Positive
+    bos_id: TokenId | None
+    eos_ids: Annotated[list[TokenId], msgspec.Meta(max_length=256)]
+    chat_template: str | None
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> Vocabulary:
+        """That of an artifact. Raises `ArtifactError` if its tokenizer cannot be read."""
+        manifest, path = artifact.manifest, artifact.tokenizer_path
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{path} cannot be read: {error}") from None
+        return cls(
+            model=manifest.model,
+            tokenizer_json=text,
+            vocab_size=manifest.vocab_size,
+            bos_id=manifest.bos_id,
+            eos_ids=manifest.eos_ids,
+            chat_template=manifest.chat_template,
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Vocabulary:
+        """What `encode` gave. Raises `ArtifactError` for anything else."""
+        try:
+            vocabulary = msgspec.msgpack.decode(data, type=cls)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"this is not a vocabulary: {error}") from None
+        ids = [*vocabulary.eos_ids, vocabulary.bos_id or 0]
+        if vocabulary.tokenizer.vocab_size > vocabulary.vocab_size or max(ids) >= max(
+            vocabulary.vocab_size, 1
+        ):
+            raise ArtifactError("this vocabulary names tokens that it does not have")
+        return vocabulary
+
+    def encode(self) -> bytes:
+        """Its bytes; equal vocabularies of equal models have equal bytes."""
+        return msgspec.msgpack.encode(self)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) of its bytes."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        return Tokenizer.from_json(self.tokenizer_json)
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of its token strings: where it is equal, the same ids mean the same tokens."""
+        return self.tokenizer.fingerprint
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """Its chat template; None for a model without one. Raises `TemplateError` if broken."""
+        if self.chat_template is None:
+            return None
+        piece = self.tokenizer.piece
+        return ChatTemplate(
+            self.chat_template,
+            bos_token="" if self.bos_id is None else piece(self.bos_id),
+            eos_token=piece(self.eos_ids[0]) if self.eos_ids else "",
+        )
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The token that ends the model's turn in a chat; None if it has no end token.
+
+        Of several end tokens it is the one that the chat template puts behind an answer.
+        """
+        if not self.eos_ids:
+            return None
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        try:
+            text = self.template.render(turns, add_generation_prompt=False) if self.template else ""
+        except TemplateError:
+            text = ""
+        ends = [id for id in self.tokenizer.encode(text, special=True) if id in self.eos_ids]
+        return ends[-1] if ends else self.eos_ids[0]
