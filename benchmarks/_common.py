@@ -108,20 +108,29 @@ def conclude(
     args: argparse.Namespace, title: str, columns: Sequence[str], rows: Rows, goals: list[Goal]
 ) -> int:
     """Show the columns of the rows, and the goals; write JSON if asked. Returns the exit code."""
-    # a line that the terminal wraps still tells its figures; a column cut to one letter does not
-    console = Console(stderr=args.json == "-", width=max(shutil.get_terminal_size().columns, 160))
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column, "")) for column in columns))
-    console.print(table)
+    show(args, title, columns, rows)
+    console = _console(args)
     for goal in goals:
         mark = "[green]met   [/]" if goal["met"] else "[red]MISSED[/]"
         console.print(f"{mark} {goal['name']} {goal['goal']:g}: {goal['value']:g}")
     if args.json:
         write_json(args.json, {"rows": rows, "goals": goals})
     return 0
+
+
+def show(args: argparse.Namespace, title: str, columns: Sequence[str], rows: Rows) -> None:
+    """Show the columns of the rows."""
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column, "")) for column in columns))
+    _console(args).print(table)
+
+
+def _console(args: argparse.Namespace) -> Console:
+    # a line that the terminal wraps still tells its figures; a column cut to one letter does not
+    return Console(stderr=args.json == "-", width=max(shutil.get_terminal_size().columns, 160))
 
 
 def _cell(value: object) -> str:

@@ -61,7 +61,7 @@ def record(drafter: Path, target: Path, *, quick: bool, steps: Steps) -> list[Ch
     with Device(target) as author:
         for seed, text in enumerate(PROMPTS):
             steps.next("recording an answer")
-            prompt = author.prompt_ids(text).astype(np.int64)
+            prompt = author.prompt(text).ids.astype(np.int64)
             answer = author.generate(
                 text, protocol="local", temperature=1.0, seed=seed, max_tokens=length
             ).tokens

@@ -1,15 +1,17 @@
 """Protocol "auto" against every fixed choice: what it costs to let it choose.
 
     python benchmarks/auto.py [--json PATH] [--quick] [--draft DIR] [--target DIR]
+                              [--rtt MS …] [--rate MBPS …] [--prompts N] [--tokens N]
                               [--trace-up FILE --trace-down FILE]
 
-1. "measured". The default pair over emulated links (RTT 0, 20, 50 ms by 10, 50, 100 Mbit/s, and one
-   Mahimahi trace if it is named): "auto" and fixed protocols and windows take turns prompt by
-   prompt, at temperature 0 and at 1, with `stream` to choose from and without. "auto_ms" is an
-   answer's whole time over its tokens, "behind" how far that is behind the best fixed choice of the
-   same link. That best one is the luckiest of many: its texts happened to be drafted well. So in
-   "behind_other" each prompt's fixed choice is picked by the other prompts. After a link has
-   changed, "auto" has two answers that do not count. A trace begins anew with each prompt.
+1. "measured". The default pair over emulated links (RTT 0, 20, 50 ms by 10, 50, 100 Mbit/s unless
+   others are named, and one Mahimahi trace if it is named): "auto" and fixed protocols and windows
+   take turns prompt by prompt, at temperature 0 and at 1, with `stream` to choose from and without.
+   "auto_ms" is an answer's whole time over its tokens, "behind" how far that is behind the best
+   fixed choice of the same link. That best one is the luckiest of many: its texts happened to be
+   drafted well. So in "behind_other" each prompt's fixed choice is picked by the other prompts.
+   After a link has changed, "auto" has two answers that do not count. A trace begins anew with each
+   prompt.
 2. "valued". What "auto" chose there, and everything that it might have chosen, by one table of
    costs that luck has little part in (`_auto_valued.py`). This is what the goal is about.
 3. "slow target". The same table with 10 ms for a drafted token and 100 ms for a target pass; "auto"
@@ -17,6 +19,7 @@
 4. "followed". The link changes in the middle of an answer; what those before and after chose.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -187,18 +190,18 @@ def followed(device: Device, link: Emulator, *, tokens: int) -> Rows:
     return rows
 
 
-def links(trace_up: Path | None, trace_down: Path | None) -> dict[str, Conditions]:
+def links(args: argparse.Namespace) -> dict[str, Conditions]:
     """The emulated links by name."""
     found = {
-        f"{rtt} ms, {rate} Mbit/s": Conditions(
+        f"{rtt:g} ms, {rate:g} Mbit/s": Conditions(
             rtt_s=rtt * 1e-3, up_bps=rate * 1e6, down_bps=rate * 1e6
         )
-        for rtt in RTTS_MS
-        for rate in RATES_MBPS
+        for rtt in args.rtt
+        for rate in args.rate
     }
-    if trace_up is not None and trace_down is not None:
-        found[f"20 ms, {trace_up.stem}"] = Conditions(
-            rtt_s=0.02, trace_up=trace_up, trace_down=trace_down
+    if args.trace_up is not None and args.trace_down is not None:
+        found[f"20 ms, {args.trace_up.stem}"] = Conditions(
+            rtt_s=0.02, trace_up=args.trace_up, trace_down=args.trace_down
         )
     return found
 
@@ -206,11 +209,18 @@ def links(trace_up: Path | None, trace_down: Path | None) -> dict[str, Condition
 def main() -> int:
     parser = options(__doc__)
     pair_options(parser)
+    for name, unit, values in (("rtt", "MS", RTTS_MS), ("rate", "MBPS", RATES_MBPS)):
+        parser.add_argument(
+            f"--{name}", type=float, nargs="+", default=values, metavar=unit, help="of the links"
+        )
+    parser.add_argument("--prompts", type=int, metavar="N", help="for each choice (default: 3)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="of each answer (default: 40)")
     for way in ("up", "down"):
         parser.add_argument(f"--trace-{way}", type=Path, metavar="FILE", help="a Mahimahi trace")
     args = parser.parse_args()
     prompts, tokens = (2, 24) if args.quick else (3, 40)
-    wanted = links(args.trace_up, args.trace_down)
+    prompts, tokens = args.prompts or prompts, args.tokens or tokens
+    wanted = links(args)
     steps = Steps(len(wanted) + 9)
     rows: Rows = []
     with emulated(*pair(args)) as (device, link):

@@ -84,7 +84,6 @@ def record(drafter: Drafter, target: Decoder, prompt: Ids, window: int, tokens: 
     ends = set(drafter.manifest.eos_ids)
     committed = Committed()
     committed.extend(prompt)
-    drafter.forget(0)
     target.rollback(0, 0)
     target.prefill(0, prompt[:-1].astype(np.int64), rows=0)
     steps: list[Step] = []
@@ -99,7 +98,6 @@ def record(drafter: Drafter, target: Decoder, prompt: Ids, window: int, tokens: 
         steps.append(Step(start, committed.hash, draft.ids, ruling))
         text = [*map(int, draft.ids[: ruling.accepted]), ruling.token]
         committed.extend(text)
-        drafter.forget(start + ruling.accepted)
     return Recording(prompt, steps, committed.ids.copy(), target.vocab_size)
 
 
@@ -331,7 +329,7 @@ def main() -> int:
     steps = Steps(len(WINDOWS) * (len(PROMPTS) + trials))
     decoder = Decoder(target, slots=DEVICES, context=2048)
     with Device(draft) as device:
-        prompts = [device.prompt_ids(prompt) for prompt in PROMPTS[:DEVICES]]
+        prompts = [device.prompt(prompt).ids for prompt in PROMPTS[:DEVICES]]
     drafter = Drafter(Artifact.open(draft), provider="auto", threads=None, context=None)
     recordings: dict[int, list[Recording]] = {window: [] for window in WINDOWS}
     for window in WINDOWS:

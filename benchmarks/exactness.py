@@ -66,7 +66,7 @@ def main() -> int:
                     for row in (r for r in rows if r["protocol"] == protocol):
                         steps.next(f"{protocol}, window {row['window']}")
                         got = device.generate(prompt, **generation | {"window": row["window"]})
-                        ids = device.prompt_ids(prompt).astype(np.int64)
+                        ids = device.prompt(prompt).ids.astype(np.int64)
                         row["alpha"].append(got.acceptance)
                         verdict = _verdict(
                             reference, ids, got.tokens, streamed.tokens, _seed(protocol, seed)
@@ -123,7 +123,7 @@ def _with_a_killed_edge(
                     first.stop()
                     second.start()
             assert device.last is not None
-            return tokens, device.prompt_ids(prompt).astype(np.int64), device.last.acceptance
+            return tokens, device.prompt(prompt).ids.astype(np.int64), device.last.acceptance
     finally:
         first.stop()
         second.stop()

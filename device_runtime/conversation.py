@@ -5,12 +5,10 @@ In: prompts and plans. Out: pieces, and when an answer is whole, its `Generation
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from device_runtime.bridge import Prompt
 from device_runtime.drafter import Drafter
 from device_runtime.learned import Learned
 from device_runtime.link.edge_link import EdgeLink
@@ -19,6 +17,7 @@ from device_runtime.plan import Auto, Options, Plan, alternatives
 from device_runtime.record import Choice, Generation, Piece, Probing, Round
 from device_runtime.session import Proposal, Session
 from device_runtime.stops import Answer
+from engines.vocabulary import Vocabulary
 from wire.link.meter import SMALL_BYTES
 from wire.link.state import LinkState
 from wire.protocols import EXCHANGES, LOCAL, STREAM
@@ -40,13 +39,14 @@ class Conversation:
     def __init__(
         self,
         drafter: Drafter,
+        target: Vocabulary,
         link: EdgeLink | None,
         learned: Learned,
         patience: Patience,
         interrupt: Interrupt,
         on_round: Callable[[Round], None] | None,
     ) -> None:
-        self._drafter = drafter
+        self._target = target
         self._link = link
         self._learned = learned
         self._patience = patience
@@ -59,16 +59,16 @@ class Conversation:
     def _ends(self) -> list[int]:
         """The tokens that end an answer: the target's, whose text it is."""
         welcome = self._link.welcome if self._link is not None else None
-        return list((welcome or self._drafter.manifest).eos_ids)
+        return list((welcome or self._target).eos_ids)
 
-    def answer(self, prompt: NDArray[np.uint32], wish: Plan | Choosable) -> Iterator[Piece]:
-        """The answer to a prompt, ids u32 [n], piece by piece; ``last`` holds it afterwards."""
+    def answer(self, prompt: Prompt, wish: Plan | Choosable) -> Iterator[Piece]:
+        """The answer to a prompt, piece by piece; ``last`` holds it afterwards."""
         session, link = self.session, self._link
         begun_s = time.monotonic()
         before = link.probing if link else Probing()
         plan, choice, state = self._prepare(wish)
         answer = Answer(
-            self._drafter.tokenizer, eos_ids=self._ends, stop=plan.stop, max_tokens=plan.max_tokens
+            self._target.tokenizer, eos_ids=self._ends, stop=plan.stop, max_tokens=plan.max_tokens
         )
         rounds: list[Round] = []
         losses = LossLog()
@@ -197,7 +197,9 @@ class Conversation:
                     raise
                 _log.warning("going on without the edge: %s", error)
                 self._part()
-                yield from self._alone(plan, answer)
+                back = yield from self._alone(plan, answer)
+                if not back and answer.remaining and len(session.committed) < session.context:
+                    raise  # the drafter has no room to go on by itself
 
     def _verified(self, plan: Plan, answer: Answer) -> Iterator[Proposal]:
         session = self.session
@@ -211,16 +213,16 @@ class Conversation:
         """Give up what the edge has not settled."""
         assert self._link is not None
         self._link.presence.lost()
-        self.session.part()
 
-    def _alone(self, plan: Plan, answer: Answer) -> Iterator[Proposal]:
-        """The drafter's own tokens, until the edge is there again."""
+    def _alone(self, plan: Plan, answer: Answer) -> Generator[Proposal, None, bool]:
+        """The drafter's own tokens, until the edge is there again: is it?"""
         assert self._link is not None
         for proposal in self.session.local(plan.law, answer.remaining):
             yield proposal
             if self._link.presence.look():
                 _log.info("the edge is back")
-                return
+                return True
+        return False
 
 
 def _pieces(proposal: Proposal, answer: Answer) -> tuple[list[Piece], list[int]]:

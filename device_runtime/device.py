@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import copy
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from device_runtime.bridge import Asked, Prompt
 from device_runtime.choice import Evidence
 from device_runtime.conversation import Choosable, Conversation
 from device_runtime.drafter import Drafter
-from device_runtime.learned import Learned
 from device_runtime.link.edge_link import PROBE_BYTES, EdgeLink
 from device_runtime.link.family import Family, load_keys
-from device_runtime.link.loss import Interrupt, OnLinkLoss, Patience
+from device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
+from device_runtime.partners import Partners
 from device_runtime.plan import AUTO, Auto, plan
 from device_runtime.record import Generation, Piece, Round
 from engines.artifact import Artifact
 from engines.chat import ChatTemplate
-from wire.errors import TokenOutOfRangeError, UnsupportedError
+from engines.tokenizer import Tokenizer
+from engines.vocabulary import Vocabulary
+from wire.errors import PairMismatchError, UnsupportedError
 from wire.link.state import LinkState
 from wire.messages import Welcome
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class Device:
     """A drafter and its edge. One generation at a time; `beside` makes devices for more.
 
-    draft: the drafter's artifact. edge: ``tcp://host:port``, or None when only ``local`` is used.
+    draft: the drafter's artifact, of whatever vocabulary: that of the edge's target is fetched
+    where it is another one, and kept (``on_fetch`` hears the bytes that are there, and all). edge: ``tcp://host:port``, or None when only ``local`` is used.
     keys: the folder with ``device.key`` and ``edge.pub``; None is allowed on loopback only.
     on_round: is told of every round when it is over, before the next one begins.
 
@@ -60,6 +61,7 @@ class Device:
         threads: int | None = None,
         context: int | None = None,
         on_round: Callable[[Round], None] | None = None,
+        on_fetch: Callable[[int, int], None] | None = None,
         lanes: int = 1,
         on_link_loss: OnLinkLoss = "fail",
         patience_s: float = 120.0,
@@ -79,9 +81,7 @@ class Device:
             drafter = Drafter(
                 artifact, provider=provider, threads=threads, context=context, lanes=lanes
             )
-            self.tokenizer = drafter.tokenizer
-            self.template = _chat_template(drafter)
-            self._learned = Learned(drafter.pace, artifact.manifest.vocab_size)
+            self._partners = Partners(Vocabulary.of(artifact), drafter.pace, on_fetch)
             if self._link is not None and self._patience.starts_alone:
                 self._link.presence.look_out()
             self._move_in(drafter)
@@ -105,11 +105,45 @@ class Device:
         return link
 
     def _move_in(self, drafter: Drafter) -> None:
-        """Begin a conversation on this lane."""
+        """Begin a conversation on this lane, with the edge that is there, if one is."""
         self._drafter = drafter
+        self._partner = self._partners.latest
+        self._converse()
+        self._attune()
+
+    def _converse(self) -> None:
+        """Begin a conversation in the vocabulary of the partner."""
+        pair, learned = self._partner
+        self._drafter.cross(pair.bridge())
+        if self._link is not None:
+            self._link.presence.speak(pair.fingerprint)
         self._conversation = Conversation(
-            drafter, self._link, self._learned, self._patience, self._interrupt, self._on_round
+            self._drafter,
+            pair.target,
+            self._link,
+            learned,
+            self._patience,
+            self._interrupt,
+            self._on_round,
         )
+
+    def _attune(self) -> None:
+        """See to it that the vocabulary is that of the edge that was greeted last."""
+        link = self._link
+        if link is None or link.welcome is None:
+            return
+        presence = link.presence
+        if presence.vocabulary == self._partner.pair.fingerprint:
+            return
+        presence.speak(presence.vocabulary)
+        try:
+            self._partner = self._partners.meet(link, link.welcome)
+        except BaseException as error:
+            presence.speak(self._partner.pair.fingerprint)
+            if self._patience.starts_alone and isinstance(error, AWAY):
+                return  # until it is there again
+            raise
+        self._converse()
 
     def beside(self) -> Device:
         """A device for another conversation, and another thread, on the same weights and edge.
@@ -133,30 +167,46 @@ class Device:
 
     # Answers
 
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Generation:
+    def generate(self, prompt: Asked | Prompt, **options: Unpack[Options]) -> Generation:
         """One answer, whole. The options are those of `stream`."""
         for _ in self.stream(prompt, **options):
             pass
         assert self.last is not None
         return self.last
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Iterator[Piece]:
+    def stream(self, prompt: Asked | Prompt, **options: Unpack[Options]) -> Iterator[Piece]:
         """One answer, piece by piece; the whole is in ``last`` when the iterator ends.
 
-        A text prompt is one user message in the model's chat template, where it has one; a list of
-        token ids is taken as it is. The options are those of `device_runtime.plan.plan`.
+        A text prompt is one user message in the target's chat template, where it has one; messages
+        (each with "role" and "content") stand in that template; a list of the target's token ids is
+        taken as it is. The options are those of `device_runtime.plan.plan`.
         """
         self._interrupt.arm()
-        ids = self.prompt_ids(prompt)
+        self._attune()
+        made = self._understood(prompt)
         auto = options.get("protocol")
         if auto == AUTO:
             auto = Auto()
         if not isinstance(auto, Auto):
-            return self._conversation.answer(ids, plan(**options))
-        self._learned.check(auto.policy)
+            return self._conversation.answer(made, plan(**options))
+        self._partner.learned.check(auto.policy)
         wish = Choosable(auto, options)
         self._conversation.plans(wish)  # complains, if there is reason to, before anything is done
-        return self._conversation.answer(ids, wish)
+        return self._conversation.answer(made, wish)
+
+    def _understood(self, prompt: Asked | Prompt) -> Prompt:
+        """The prompt, in the vocabularies of this pair."""
+        pair = self._partner.pair
+        if not isinstance(prompt, Prompt):
+            return pair.prompt(prompt)
+        if prompt.vocabulary == pair.fingerprint:
+            return prompt
+        if prompt.in_words:
+            return pair.prompt(prompt.asked, chat=prompt.chat)
+        raise PairMismatchError(
+            f"These token ids are of another vocabulary than that of {pair.target.model}, which "
+            "the edge serves now: make the prompt again."
+        )
 
     @property
     def last(self) -> Generation | None:
@@ -179,26 +229,32 @@ class Device:
         """
         return self._interrupt.looked_s
 
-    def prompt_ids(self, prompt: str | Sequence[int]) -> NDArray[np.uint32]:
-        """The token ids u32 [n] that a prompt stands for."""
-        vocab = self._drafter.manifest.vocab_size
-        if not isinstance(prompt, str):
-            ids = list(prompt)
-            wrong = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < vocab]
-            if wrong:
-                raise TokenOutOfRangeError(
-                    f"{wrong[0]!r} is no token id: the vocabulary has {vocab} tokens."
-                )
-            return np.array(ids, dtype=np.uint32)
-        if self.template is not None:
-            text = self.template.render([{"role": "user", "content": prompt}])
-            return np.array(self.tokenizer.encode(text, special=True), dtype=np.uint32)
-        ids = [*self.tokenizer.beginning, *self.tokenizer.encode(prompt)]
-        return np.array(ids, dtype=np.uint32)
+    def prompt(self, asked: Asked, *, chat: bool = True) -> Prompt:
+        """What `stream` makes of a prompt: the target's ids, and what the drafter reads instead.
 
-    def shared(self, prompt_ids: Sequence[int] | NDArray[np.uint32]) -> int:
+        chat: whether a text is a user message; else it is taken as it is. For any thread. It is
+        about the edge that a lane of this device met last.
+        """
+        return self._partners.latest.pair.prompt(asked, chat=chat)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+        return self._partners.latest.pair.target.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The target's; None if it has none."""
+        return self._partners.latest.pair.target.template
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer together, as far as it is known: an edge may take fewer."""
+        return self._conversation.session.context
+
+    def shared(self, prompt: Prompt) -> int:
         """How many tokens of a prompt, from the first on, this conversation holds already."""
-        return self._conversation.session.shared(np.asarray(prompt_ids, dtype=np.uint32))
+        return self._conversation.session.shared(prompt.ids)
 
     # The edge
 
@@ -210,7 +266,7 @@ class Device:
     @property
     def evidence(self) -> Evidence:
         """What protocol "auto" goes by; all lanes share it."""
-        return self._learned.evidence
+        return self._partner.learned.evidence
 
     def probe(self, *, rates: bool = False) -> LinkState:
         """Measure the link to the edge with a ping, and a larger one for its rates."""
@@ -277,13 +333,3 @@ def connect(edge: str, keys: str | Path | None) -> EdgeLink:
         raise
     return link
 
-
-def _chat_template(drafter: Drafter) -> ChatTemplate | None:
-    manifest, tokenizer = drafter.manifest, drafter.tokenizer
-    if manifest.chat_template is None:
-        return None
-    return ChatTemplate(
-        manifest.chat_template,
-        bos_token="" if manifest.bos_id is None else tokenizer.piece(manifest.bos_id),
-        eos_token=tokenizer.piece(manifest.eos_ids[0]) if manifest.eos_ids else "",
-    )

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.bridge import Bridge, Prompt, TrivialBridge
 from device_runtime.turns import Turns
 from engines.artifact import Artifact
 from engines.decoder import Decoder, Pass
 from engines.pace import pass_times
-from engines.tokenizer import Tokenizer
 from speculation.confidence import ENOUGH, predicted_acceptance
 from speculation.distributions import Floats
-from speculation.tree import Expansion, Tree
+from speculation.tree import Expansion, Tree, nodes_at_most
 from wire.errors import UnsupportedError
 from wire.protocols import Draft, Exchange, Law, Place
 
@@ -72,6 +72,10 @@ class Lanes:
 class Drafter:
     """The small model of one session: its K/V follow the committed tokens and the open window.
 
+    It reads its own tokens, which a bridge makes of the target's. Whatever it is to read, it keeps
+    what it has read as far as the two agree: so a tail that has to be told in other tokens is all
+    that is read again.
+
     One thread may use it, and another one each that was made `beside` it; they share the weights,
     and take turns at the model.
     """
@@ -87,10 +91,10 @@ class Drafter:
     ) -> None:
         self.artifact = artifact
         self.manifest = artifact.manifest
-        self.tokenizer = Tokenizer(artifact)
         shared = Lanes(artifact, provider=provider, threads=threads, context=context, lanes=lanes)
         self.context = shared.decoder.context
         self.pace = shared.pace  # seconds by nodes of a level
+        self.bridge: Bridge = TrivialBridge(self.manifest.vocab_size)
         self._take(shared)
 
     def _take(self, lanes: Lanes) -> None:
@@ -98,6 +102,10 @@ class Drafter:
         self._decoder = lanes.decoder
         self._slot = lanes.take()
         self._released = False
+        self._ids = np.empty(self.context, dtype=np.int64)  # what was read, in its own tokens
+        self._straight = 0  # so many of them; behind them may lie the nodes of a tree
+        self._trunk = 0  # so many of them come before the window
+        self._tree: Tree | None = None  # whose nodes these are
 
     def beside(self) -> "Drafter":
         """Another session's drafter; `UnsupportedError` if no lane is free."""
@@ -111,47 +119,91 @@ class Drafter:
             self._released = True
             self._lanes.give_back(self._slot)
 
-    def forget(self, keep: int) -> None:
-        """Only the first ``keep`` tokens still hold; what was read after them is void."""
-        self._decoder.rollback(self._slot, min(keep, self._held))
+    def cross(self, bridge: Bridge) -> None:
+        """From now on the target is another one, across this bridge."""
+        self.bridge = bridge
+
+    def start(self, prompt: Prompt) -> None:
+        """A generation begins after this prompt; of what was read, its beginning is kept."""
+        self.bridge.start(prompt)
+        self._meet(prompt.own[:-1])
+
+    def room(self, committed: Ids) -> int:
+        """Tokens that the drafter can still read after the committed ones; less than 0: not even
+        these.
+        """
+        return self.context - len(self.bridge.context(committed))
 
     @property
     def _held(self) -> int:
         return self._decoder.length(self._slot)
 
-    def keep(self, start: int, path: Sequence[int]) -> None:
-        """Of the window after ``start`` tokens, only the nodes on ``path`` still hold."""
-        read = self._held - start  # the deepest level was drawn, not read
-        known = [node - 1 for node in path if node <= read]
-        if known == list(range(len(known))):
-            self.forget(start + len(known))
+    def _meet(self, wanted: NDArray[Any]) -> None:
+        """Of what was read, keep what ``wanted`` begins with."""
+        straight = min(self._straight, len(wanted))
+        differing = np.flatnonzero(self._ids[:straight] != wanted[:straight])
+        self._straight = int(differing[0]) if len(differing) else straight
+        if self._straight < self._held:
+            self._decoder.rollback(self._slot, self._straight)
+
+    def _append(self, own: NDArray[Any]) -> None:
+        """These have been read after all that is held."""
+        end = self._straight + len(own)
+        self._ids[self._straight : end] = own
+        self._straight = end
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Of the tree that was drafted last only the nodes on ``path`` still hold.
+
+        Of a chain there is nothing to choose; what is not committed is found out when the
+        committed tokens are read.
+        """
+        if self._tree is None:
             return
+        tree, self._tree = self._tree, None
+        read = self._held - self._trunk  # the deepest level was drawn, not read
+        known = [node - 1 for node in path if node <= read]
         with self._lanes.turns:
             self._decoder.keep(self._slot, known)
+        self._straight = self._trunk
+        self._append(self.bridge.own(tree.ids[known]))
 
     def read(self, committed: Ids, between: Callable[[], None] = lambda: None) -> None:
         """Read all committed tokens but the last, whose logits the first draft needs.
 
-        ``between`` is called before each part of a long text, and may raise.
+        ``between`` is called before each part of a long text, and may raise. What does not fit the
+        context is not read at all.
         """
-        while (held := self._held) < len(committed) - 1:
+        context = self.bridge.context(committed)
+        if len(context) <= self.context:
+            self._read(context, between)
+
+    def _read(self, context: NDArray[Any], between: Callable[[], None] = lambda: None) -> None:
+        """Read the drafter's ids ``context`` but for the last one."""
+        self._tree = None
+        self._meet(context[:-1])
+        while (held := self._straight) < len(context) - 1:
             between()
-            part = committed[held:-1][:_CHUNK].astype(np.int64)
+            part = context[held:-1][:_CHUNK].astype(np.int64)
             with self._lanes.turns:
                 self._decoder.forward([Pass(slot=self._slot, tokens=part, rows=0)])
+            self._append(part)
 
     def logits(self, committed: Ids) -> Floats:
-        """The drafter's logits [V] after the committed tokens."""
-        self.read(committed)
-        tokens = committed[self._held :].astype(np.int64)
-        logits: Floats = self._forward(Pass(slot=self._slot, tokens=tokens, rows=1))[0]
+        """The drafter's logits [V] of the target's tokens after the committed ones."""
+        return self._logits(self.bridge.context(committed))
+
+    def _logits(self, context: NDArray[Any]) -> Floats:
+        self._read(context)
+        last = context[-1:].astype(np.int64)
+        logits: Floats = self._forward(Pass(slot=self._slot, tokens=last, rows=1))[0]
+        self._append(last)
         return logits
 
     def _forward(self, passed: Pass) -> Floats:
         with self._lanes.turns:
-            # a copy: the next pass, maybe another lane's, overwrites the decoder's own
-            logits: Floats = self._decoder.forward([passed])[0].logits.copy()
-        return logits
+            # not the decoder's own, which the next pass, maybe another lane's, overwrites
+            return self.bridge.project(self._decoder.forward([passed])[0].logits)
 
     def draft(
         self,
@@ -170,10 +222,13 @@ class Drafter:
         """
         tree = Tree()
         rows: list[Any] = []
+        context = self.bridge.context(committed)
+        while expansion and nodes_at_most(expansion) > self.context - len(context):
+            expansion = expansion[:-1]
         hopes = [1.0]  # of each node of the level: that the target will come there
         for depth, count in enumerate(expansion):
             # [nodes of the level, V]
-            logits = self._read_level(tree) if depth else self.logits(committed)[None]
+            logits = self._read_level(tree) if depth else self._root(context)
             drawn = []
             for at, row in enumerate(logits):
                 place = Place(len(committed), depth, range(at * count, (at + 1) * count))
@@ -191,14 +246,25 @@ class Drafter:
         draft: Draft = exchange.pack(tree, rows)
         return draft
 
+    def _root(self, context: NDArray[Any]) -> Floats:
+        logits = self._logits(context)[None]
+        self._trunk = self._straight
+        return logits
+
     def _read_level(self, tree: Tree) -> Floats:
         """Read the deepest level of the tree; its logits [nodes, V]."""
         nodes = tree.level
         alone = len(tree) == len(tree.candidates)  # one node a level: a chain
+        tokens = self.bridge.own(tree.ids[nodes.start - 1 :]).astype(np.int64)
         passed = Pass(
             slot=self._slot,
-            tokens=tree.ids[nodes.start - 1 :].astype(np.int64),
+            tokens=tokens,
             rows=len(nodes),
             parents=None if alone else tree.parents,
         )
-        return self._forward(passed)
+        logits = self._forward(passed)
+        if alone:
+            self._append(tokens)
+        else:
+            self._tree = tree
+        return logits

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.bridge import Prompt
 from device_runtime.drafter import Drafter
 from device_runtime.link.edge_link import EdgeLink
 from device_runtime.link.gauge import Answer
@@ -90,23 +91,29 @@ class Session:
 
     @property
     def context(self) -> int:
-        """Tokens that both ends have room for, the prompt's included."""
+        """Tokens that both ends have room for, the prompt's included.
+
+        A drafter with other tokens sets no limit: where its own context is full, it drafts nothing.
+        """
+        if not self._drafter.bridge.trivial:
+            return self._limits.context
         return min(self._drafter.context, self._limits.context)
 
-    def start(self, prompt: NDArray[np.uint32], plan: Plan) -> None:
+    def start(self, prompt: Prompt, plan: Plan) -> None:
         """Prepare a generation: what the session and the prompt share is kept on both ends."""
-        if len(prompt) == 0:
+        ids = prompt.ids
+        if len(ids) == 0:
             raise MalformedError("The prompt is empty; a generation needs a token to go on from.")
-        if len(prompt) >= self.context:
+        if len(ids) >= self.context:
             raise PromptTooLongError(
-                f"The prompt has {len(prompt)} tokens; drafter and target together take at most "
+                f"The prompt has {len(ids)} tokens; drafter and target together take at most "
                 f"{self.context - 1}."
             )
-        kept = self.shared(prompt)
+        kept = self.shared(ids)
         self.committed.truncate(kept)
-        self.committed.extend(prompt[kept:])
+        self.committed.extend(ids[kept:])
         self._at_edge = min(self._at_edge, kept)
-        self._drafter.forget(min(kept, len(prompt) - 1))
+        self._drafter.start(prompt)
         self._plan = plan
 
     def shared(self, prompt: NDArray[np.uint32]) -> int:
@@ -119,10 +126,6 @@ class Session:
         self._begin()
         if self._plan.protocol != STREAM:  # while the edge reads, too
             self._drafter.read(self.committed.ids, self._interrupt.check)
-
-    def part(self) -> None:
-        """The edge is away: what it has not settled is void."""
-        self._drafter.forget(len(self.committed) - 1)
 
     def _begin(self) -> None:
         """Tell the edge what it lacks of the committed tokens, and how to sample after them."""
@@ -141,7 +144,7 @@ class Session:
             top_p=law.sampling.top_p,
         )
         missing = self.committed.ids[self._at_edge :].copy()  # sent without a copy, may yet change
-        self._edge.tell(begin, [encode_ids(missing, self._drafter.manifest.vocab_size)])
+        self._edge.tell(begin, [encode_ids(missing, self._drafter.bridge.vocab_size)])
         self._at_edge = len(self.committed)
 
     def _begin_anew(self, reason: PilotfishError) -> None:
@@ -165,7 +168,6 @@ class Session:
         """Keep only ``length`` committed tokens: the answer ended within a round."""
         self.committed.truncate(length)
         self._at_edge = min(self._at_edge, length)
-        self._drafter.forget(length)
 
     # Speculation
 
@@ -174,7 +176,7 @@ class Session:
         exchange = plan.exchange
         assert exchange is not None
         started_ns = time.monotonic_ns()
-        start, vocab = len(self.committed), self._drafter.manifest.vocab_size
+        start, vocab = len(self.committed), self._drafter.bridge.vocab_size
         answer: Answer | None = None
         while answer is None:
             draft = self._drafter.draft(
@@ -200,7 +202,7 @@ class Session:
         self.committed.extend(committed)
         # a token that was sampled here is pending: the edge learns it with the next window
         self._at_edge = len(self.committed) - (ruling.token is None)
-        self._drafter.keep(start, path)
+        self._drafter.keep(path)
         record = Round(
             protocol=exchange.name,
             start=start,
@@ -241,7 +243,7 @@ class Session:
                 start=start,
                 hash=self.committed.hash_of(self._at_edge),
             )
-            frames = exchange.propose(draft, pending, self._drafter.manifest.vocab_size)
+            frames = exchange.propose(draft, pending, self._drafter.bridge.vocab_size)
             # longer ones the edge would not even read
             if (size := sum(map(len, frames)) + HEADER_BYTES) > self._limits.message_bytes:
                 raise TooLargeError(
@@ -254,7 +256,6 @@ class Session:
             except _RECOVERABLE as error:
                 setbacks.add(error)
                 self._begin_anew(error)
-        self.part()
         return None
 
     def _answers(self, kind: type[Verdict] | type[Tokens], start: int) -> Callable[[Reply], bool]:
@@ -317,7 +318,7 @@ class Session:
         assert isinstance(reply, Tokens)
         if len(answer.frames) != 1 or len(answer.frames[0]) == 0:
             raise MalformedError("The edge sent a stream message without tokens.")
-        ids = decode_ids(answer.frames[0], self._drafter.manifest.vocab_size).tolist()
+        ids = decode_ids(answer.frames[0], self._drafter.bridge.vocab_size).tolist()
         self.committed.extend(ids)
         self._at_edge = len(self.committed)
         if asked:  # others were on their way before more was asked for
@@ -339,8 +340,10 @@ class Session:
         return Proposal(record, full=False)
 
     def local(self, law: Law, count: int) -> Iterator[Proposal]:
-        """`local`: the drafter generates alone."""
+        """`local`: the drafter generates alone, until its context is full."""
         for _ in range(min(count, self.context - len(self.committed))):
+            if self._drafter.room(self.committed.ids) < 0:
+                return
             started_ns = time.monotonic_ns()
             start = len(self.committed)
             self._drafter.read(self.committed.ids, self._interrupt.check)

@@ -67,7 +67,7 @@ def serve(
         supervisor.allow(_PATIENCE * longest_s)
         scheduler = Scheduler(decoder, tally=tally)
         service = Service(
-            artifact.manifest,
+            artifact,
             decoder,
             config.limits,
             scheduler.submit,

@@ -13,11 +13,12 @@ from contextlib import suppress
 import wire
 from edge_runtime.admission import Admission
 from edge_runtime.config import MEBIBYTE, EdgeLimits
+from edge_runtime.lexicon import Lexicon
 from edge_runtime.rounds import Rounds, Send, Submit
 from edge_runtime.scheduler import Job
 from edge_runtime.sessions import Round, Session, Sessions, Stream
 from edge_runtime.tally import Tally
-from engines.artifact import Manifest
+from engines.artifact import Artifact
 from engines.decoder import Decoder
 from wire import messages as m
 from wire.codecs.ids import decode_ids
@@ -52,7 +53,7 @@ class Service:
 
     def __init__(
         self,
-        manifest: Manifest,
+        artifact: Artifact,
         decoder: Decoder,
         limits: EdgeLimits,
         submit: Submit,
@@ -62,7 +63,8 @@ class Service:
         allowed: Mapping[bytes, str] | None = None,
         tally: Tally | None = None,
     ) -> None:
-        self._manifest = manifest
+        manifest = self._manifest = artifact.manifest
+        self._lexicon = Lexicon(artifact)
         self._vocab = manifest.vocab_size
         self._message_bytes = limits.message_mib * MEBIBYTE
         self._limits = m.Limits(
@@ -162,6 +164,9 @@ class Service:
                 self._ping(request, envelope, received_ns)
             case m.Hello():
                 self._hello(request, envelope, received_ns)
+            case m.Fetch():
+                expect_frames(envelope.frames, 0)
+                self._send(envelope.client, *self._lexicon.answer(request))
             case m.Cancel():
                 with suppress(UnknownSessionError):
                     session = self.sessions.find(request.session, envelope.owner)
@@ -177,10 +182,11 @@ class Service:
                 f"The device speaks version {hello.version} of the wire, this edge version "
                 f"{m.VERSION}: install the same Pilotfish release on both."
             )
-        if hello.tokenizer != self._manifest.tokenizer_fingerprint:
+        if hello.tokenizer != self._manifest.tokenizer_fingerprint and not hello.bridges:
             raise PairMismatchError(
                 f"The drafter's vocabulary ({hello.vocab_size} tokens) is not that of the target "
-                f"{self._manifest.model} ({self._vocab} tokens): use a drafter of the same family."
+                f"{self._manifest.model} ({self._vocab} tokens): use a drafter of the same family, "
+                "or install a newer Pilotfish on the device, which can bridge vocabularies."
             )
         welcome = m.Welcome(
             version=m.VERSION,
@@ -196,6 +202,9 @@ class Service:
             sent_ns=time.monotonic_ns(),
             passes=self._passes,
             digest=self._manifest.digest,
+            tokenizer=self._manifest.tokenizer_fingerprint,
+            vocabulary=self._lexicon.digest,
+            vocabulary_bytes=self._lexicon.size,
         )
         self._send(envelope.client, welcome, ())
 

@@ -16,8 +16,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,17 +61,17 @@ class Tokenizer:
         return tokenizer
 
     def _load(self, text: str, name: str) -> None:
-        try:
+        with _complaining(f"{name} is not a tokenizer.json"):
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
-            decoder = json.loads(text).get("decoder")
-        except Exception as error:  # the library raises bare Exception
-            raise ArtifactError(f"{name} is not a tokenizer.json: {error}") from None
+            parsed = json.loads(text)
         if not self._tokenizer.get_vocab_size():
             raise ArtifactError(f"{name} has no tokens")
-        self._family = _family(decoder, name)
+        self._family = _family(parsed.get("decoder"), name)
         self._bytes: dict[int, bytes] = {}  # of the tokens met so far
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(id for id, token in added.items() if token.special)
+        self._tokenizer.no_truncation()  # which some files ask for, as they do for padding
+        self._tokenizer.no_padding()
         self._json = text
 
     @cached_property
@@ -76,9 +79,17 @@ class Tokenizer:
         """One that reads special tokens as plain text; switching `_tokenizer` over and back would
         not be thread-safe.
         """
-        tokenizer = tokenizers.Tokenizer.from_str(self._json)
-        tokenizer.encode_special_tokens = True
-        return tokenizer
+        return _literal(self._json)
+
+    @cached_property
+    def _continuing(self) -> tokenizers.Tokenizer:
+        """`_literal` that puts no space before a text."""
+        parsed = json.loads(self._json)
+        steps = {name: parsed.get(name) for name in ("normalizer", "pre_tokenizer")}
+        without = {name: without_first_space(step) for name, step in steps.items()}
+        if without == steps:
+            return self._literal
+        return _literal(json.dumps(parsed | without))
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`. No BOS is added.
@@ -87,17 +98,48 @@ class Tokenizer:
             text: any string; lone surrogates become "?".
             special: whether "<|im_start|>" and its like are one token each, as in a rendered
                 chat template, or plain text, as in what a user typed.
+
+        Raises `ArtifactError` where the tokenizer breaks at the text, as a bad regular expression
+        can make it; so do all that encode.
         """
         text = text.encode("utf-8", "replace").decode("utf-8")
         tokenizer = self._tokenizer if special else self._literal
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encoded(tokenizer, text).ids
+
+    def encode_rest(self, text: str) -> tokenizers.Encoding:
+        """The encoding of text that continues another: no space is put before it.
+
+        Special tokens in it are plain text. It has the offsets of its tokens, in characters, and
+        their words; it must have no lone surrogates.
+        """
+        return _encoded(self._continuing, text)
+
+    def byte_token(self, byte: int) -> int | None:
+        """The token that stands for one byte, whatever is around it; None if there is none."""
+        id: int | None = self._tokenizer.token_to_id(self._family.byte_piece(byte))
+        return id
+
+    @cached_property
+    def steps(self) -> dict[str, Any]:
+        """How the file says that text becomes tokens: "normalizer", "pre_tokenizer",
+        "added_tokens" and "model", the latter without its tokens.
+        """
+        parsed = json.loads(self._json)
+        steps = {name: parsed.get(name) for name in ("normalizer", "pre_tokenizer", "added_tokens")}
+        model = {k: v for k, v in parsed["model"].items() if k not in ("vocab", "merges")}
+        return steps | {"model": model}
+
+    @cached_property
+    def neighbours(self) -> frozenset[str]:
+        """All pairs of characters that are neighbours in a token as the vocabulary spells it."""
+        pieces = self._tokenizer.get_vocab(with_added_tokens=True)
+        return frozenset(chain.from_iterable(map(character_pairs, pieces)))
 
     @cached_property
     def beginning(self) -> list[int]:
         """What stands before a raw text, such as BOS; [] where the model wants nothing there."""
-        plain: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
-        whole: list[int] = self._tokenizer.encode("a", add_special_tokens=True).ids
+        plain: list[int] = _encoded(self._tokenizer, "a").ids
+        whole: list[int] = _encoded(self._tokenizer, "a", whole=True).ids
         return whole[: -len(plain)] if plain and whole[-len(plain) :] == plain else []
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
@@ -151,6 +193,24 @@ class Tokenizer:
         return digest.hexdigest()
 
 
+def _encoded(
+    tokenizer: tokenizers.Tokenizer, text: str, *, whole: bool = False
+) -> tokenizers.Encoding:
+    with _complaining("the tokenizer broke at a text"):
+        return tokenizer.encode(text, add_special_tokens=whole)
+
+
+@contextmanager
+def _complaining(what: str) -> Iterator[None]:
+    """The library raises bare `Exception`, and where it panics a `BaseException` without a name."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ArtifactError(f"{what}: {error}") from None
+
+
 class TextStream:
     """Text of tokens that come a few at a time. Not for use by two threads at once.
 
@@ -189,6 +249,7 @@ class _Family(NamedTuple):
     """How a vocabulary's tokens stand for bytes."""
 
     token_bytes: Callable[[str], bytes]
+    byte_piece: Callable[[int], str]
     drops_first_space: bool
 
 
@@ -217,6 +278,36 @@ def _byte_characters() -> dict[str, int]:
 
 
 BYTE_OF_CHARACTER = _byte_characters()
+CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
+
+
+def _literal(text: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer of a tokenizer.json that reads special tokens as plain text."""
+    tokenizer = tokenizers.Tokenizer.from_str(text)
+    tokenizer.encode_special_tokens = True
+    tokenizer.post_processor = None  # it would add tokens, and trims offsets
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def character_pairs(text: str) -> Iterable[str]:
+    """Each pair of neighbouring characters."""
+    return map(add, text, text[1:])
+
+
+def without_first_space(step: Any) -> Any:
+    """A normalizer or pre-tokenizer of a tokenizer.json that puts no space before a text."""
+    if step is None or step["type"] == "Prepend":
+        return None
+    if step["type"] == "Sequence":
+        [name] = step.keys() - {"type"}
+        kept = [without_first_space(part) for part in step[name]]
+        return {"type": "Sequence", name: [part for part in kept if part is not None]}
+    if step["type"] == "Metaspace":  # older files have neither `prepend_scheme` nor `split`
+        mark, split = step["replacement"], step.get("split", True)
+        return {"type": "Metaspace", "replacement": mark, "prepend_scheme": "never", "split": split}
+    return {**step, "add_prefix_space": False} if "add_prefix_space" in step else step
 
 
 def _family(decoder: dict[str, Any] | None, name: str) -> _Family:
@@ -226,7 +317,7 @@ def _family(decoder: dict[str, Any] | None, name: str) -> _Family:
         steps = decoder["decoders"]
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
-        return _Family(_byte_level, drops_first_space=False)
+        return _Family(_byte_level, CHARACTER_OF_BYTE.__getitem__, drops_first_space=False)
     marks_spaces = any(
         step.get("replacement") == SPACE_MARK or step.get("pattern") == {"String": SPACE_MARK}
         for step in steps
@@ -234,7 +325,7 @@ def _family(decoder: dict[str, Any] | None, name: str) -> _Family:
     if marks_spaces and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         strips = any(step["type"] == "Strip" and step["start"] for step in steps)
         prepends = any(step.get("prepend_scheme", "never") != "never" for step in steps)
-        return _Family(_sentencepiece, drops_first_space=strips or prepends)
+        return _Family(_sentencepiece, "<0x{:02X}>".format, drops_first_space=strips or prepends)
     raise ArtifactError(
         f"{name}: the decoder {sorted(kinds)} belongs to a family of tokenizers that is not "
         "supported (byte-level BPE and SentencePiece BPE are)"

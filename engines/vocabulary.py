@@ -15,6 +15,7 @@ import msgspec
 from engines.artifact import Artifact, Positive, TokenId
 from engines.chat import ChatTemplate
 from engines.errors import ArtifactError, TemplateError
+from engines.foreign import check_foreign
 from engines.tokenizer import Tokenizer
 
 
@@ -39,7 +40,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ArtifactError(f"{path} cannot be read: {error}") from None
-        return cls(
+        vocabulary = cls(
             model=manifest.model,
             tokenizer_json=text,
             vocab_size=manifest.vocab_size,
@@ -47,6 +48,8 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             eos_ids=manifest.eos_ids,
             chat_template=manifest.chat_template,
         )
+        vocabulary.__dict__["fingerprint"] = manifest.tokenizer_fingerprint  # known without reading
+        return vocabulary
 
     @classmethod
     def decode(cls, data: bytes) -> Vocabulary:
@@ -55,10 +58,10 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             vocabulary = msgspec.msgpack.decode(data, type=cls)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise ArtifactError(f"this is not a vocabulary: {error}") from None
-        ids = [*vocabulary.eos_ids, vocabulary.bos_id or 0]
-        if vocabulary.tokenizer.vocab_size > vocabulary.vocab_size or max(ids) >= max(
-            vocabulary.vocab_size, 1
-        ):
+        check_foreign(vocabulary.tokenizer_json)
+        tokenizer, size = vocabulary.tokenizer, vocabulary.vocab_size
+        ids = [*vocabulary.eos_ids, vocabulary.bos_id or 0, *tokenizer.beginning]
+        if tokenizer.vocab_size > size or max(ids) >= size:
             raise ArtifactError("this vocabulary names tokens that it does not have")
         return vocabulary
 
@@ -76,7 +79,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Its tokenizer."""
         return Tokenizer.from_json(self.tokenizer_json)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """The hash of its token strings: where it is equal, the same ids mean the same tokens."""
         return self.tokenizer.fingerprint

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 
+from device_runtime.bridge import Prompt
 from device_runtime.device import Device
 from device_runtime.energy import Meter, Rail
 from device_runtime.plan import Options
@@ -97,7 +96,7 @@ class Bench:
         self._rails = rails
         self._patience_s = patience_s
         self._tell = tell
-        self._prompts = [device.prompt_ids(prompt) for prompt in settings.prompts]
+        self._prompts = [device.prompt(prompt) for prompt in settings.prompts]
 
     def answers(self, cells: Iterable[Cell], *, warm_up: bool = False) -> Iterator[Answer]:
         """Answer these cells; each answer comes when it is in the file, without its rounds.
@@ -127,8 +126,8 @@ class Bench:
     def _answer(self, cell: Cell, warm_up: bool) -> Answer:
         (protocol, window), prompt, repeat = cell
         settings, recorder, log = self._settings, self._recorder, self._log
-        ids = self._prompts[prompt]
-        self._forget(ids)
+        asked = self._prompts[prompt]
+        self._forget(asked)
         answer = Answer(
             id=0,
             protocol=protocol,
@@ -144,7 +143,7 @@ class Bench:
         number = recorder.begin(answer)
         try:
             with Meter(self._rails) as meter, log.of(recorder, number):
-                generation = self._device.generate(ids.tolist(), **_options(settings, answer))
+                generation = self._device.generate(asked, **_options(settings, answer))
         except BaseException as error:
             with suppress(OSError):  # the disk may be what failed
                 recorder.end(number, error=str(error) or type(error).__name__)
@@ -153,9 +152,9 @@ class Bench:
         recorder.end(number, finished=True, **columns)
         return Answer(**{**vars(answer), **columns, "id": number, "finished": True})
 
-    def _forget(self, ids: NDArray[np.uint32]) -> None:
+    def _forget(self, prompt: Prompt) -> None:
         """Make both ends drop what they hold of earlier answers: ask for a token after another."""
-        other = (int(ids[0]) + 1) % self._device.tokenizer.vocab_size
+        other = (int(prompt.ids[0]) + 1) % self._device.tokenizer.vocab_size
         protocol = LOCAL if self._device.welcome is None else STREAM
         self._device.generate([other], protocol=protocol, max_tokens=1, seed=0)
 

@@ -76,14 +76,18 @@ def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
     return committed, len(committed) - (ruling.token is None)
 
 
-def draft_window(setting, exchange, law, committed):
-    """As `Drafter.draft`, with a table for a model."""
+def draft_window(setting, exchange, law, committed, after=None):
+    """As `Drafter.draft`, with a table for a model.
+
+    after: the logits f32 [V] after the committed tokens and a path; the drafter's, if not told.
+    """
     _, drafter = setting.models
+    after = after or (lambda path: logits(drafter, (*committed, *path)))
     tree, rows, hopes = Tree(), [], [1.0]
     for depth, count in enumerate(setting.expansion):
         drawn = []
         for at, node in enumerate(tree.level):
-            row = logits(drafter, (*committed, *tree.tokens(tree.path(node))))
+            row = after(tuple(tree.tokens(tree.path(node))))
             place = Place(len(committed), depth, range(at * count, (at + 1) * count))
             tokens, q = exchange.draw(row, law, place)
             drawn.append(tokens)

@@ -32,9 +32,7 @@ class SocketlessEdge:
         self.replies: list[tuple[bytes, m.Reply, list[bytes]]] = []
         self.scheduler = Scheduler(decoder)
         self._working = False
-        self.service = Service(
-            artifact.manifest, decoder, chosen, self.scheduler.submit, self._keep
-        )
+        self.service = Service(artifact, decoder, chosen, self.scheduler.submit, self._keep)
 
     def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> None:
         self.replies.append((client, reply, list(map(bytes, frames))))

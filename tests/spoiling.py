@@ -86,7 +86,9 @@ def _odd_field(frames: Frames, rng: random.Random) -> Frames:
 def _other_type(frames: Frames, rng: random.Random) -> Frames:
     header = _header(frames)
     if header:
-        header[0] = rng.choice(["hello", "begin", "window", "pull", "close", "verdict", "wind"])
+        header[0] = rng.choice(
+            ["hello", "begin", "window", "pull", "close", "fetch", "part", "wind"]
+        )
         frames[0] = packed(header)
     return frames
 

@@ -32,10 +32,9 @@ def test_what_was_read_follows_the_accepted_path(artifact, expansion):
     nodes = len(drafter.draft(COMMITTED, expansion, exchange, LAW, ends=()).ids)
     assert nodes > 2
     for node in range(nodes + 1):
-        drafter.forget(0)
         draft = drafter.draft(COMMITTED, expansion, exchange, LAW, ends=())
         path = draft.path(node)
-        drafter.keep(len(COMMITTED), path)
+        drafter.keep(path)
         text = np.concatenate([COMMITTED, draft.ids[[n - 1 for n in path]], [7]]).astype(np.uint32)
         read = drafter._decoder.length(0)
         assert read >= len(COMMITTED) + max(0, len(path) - 1)  # the path was not forgotten
@@ -54,7 +53,6 @@ def test_a_tree_of_equal_candidates_is_a_chain(artifact):
 def test_a_window_ends_with_an_end_token(artifact):
     drafter, exchange = fresh(artifact), EXCHANGES["tslt"]
     whole = drafter.draft(COMMITTED, (1,) * 6, exchange, LAW, ends=()).ids.tolist()
-    drafter.forget(0)
     cut = drafter.draft(COMMITTED, (1,) * 6, exchange, LAW, ends={whole[2]}).ids.tolist()
     assert cut == whole[: whole.index(whole[2]) + 1]
 
@@ -65,9 +63,7 @@ def test_an_auto_window_is_the_beginning_of_the_whole_one(artifact):
     lengths = set()
     for seed in range(8):
         law = Law(sampling=LAW.sampling, seed=seed)
-        drafter.forget(0)
         whole = drafter.draft(COMMITTED, (1,) * 8, exchange, law, ends=())
-        drafter.forget(0)
         short = drafter.draft(COMMITTED, (1,) * 8, exchange, law, ends=(), auto=True)
         assert short.ids.tolist() == whole.ids[: len(short.ids)].tolist()
         hope, text, wanted = 1.0, COMMITTED, 0

@@ -15,6 +15,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from engines.artifact import Artifact
+from engines.vocabulary import Vocabulary
 from pilotfish import Device, EdgeServer
 from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB, Pair
 from tests.hostile import (
@@ -51,8 +53,9 @@ PROTOCOLS = [*EXCHANGES, "stream"]
 class Talk:
     """One client's session and the valid messages that could come next in it."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, vocabulary: str = "ab" * 32) -> None:
         self.rng = rng
+        self.vocabulary = vocabulary  # the digest of the edge's, if it is to give parts of it
         self.session = RawSession()
         self.protocol = ""
         self.sent: dict[int, Draft] = {}  # the windows sent, by start
@@ -72,12 +75,15 @@ class Talk:
 
     def _aside(self) -> m.Request:
         session, rng = self.session, self.rng
-        kind = rng.choice(["ping", "ping", "hello", "hello", "cancel", "close"])
+        kind = rng.choice(["ping", "ping", "hello", "hello", "fetch", "cancel", "close"])
         if kind == "hello":
             return m.Hello(
                 version=rng.choice([m.VERSION, m.VERSION + 1]), tokenizer="ab" * 32,
                 vocab_size=VOCAB, padded_vocab_size=PADDED_VOCAB, hidden_size=64,
+                bridges=rng.random() < 0.3,
             )  # fmt: skip
+        if kind == "fetch":
+            return m.Fetch(vocabulary=self.vocabulary, part=rng.choice([0, 0, 1, 2**31 - 1]))
         if kind == "cancel":
             return m.Cancel(session=session.id, generation=session.generation)
         if kind == "close":
@@ -146,11 +152,12 @@ def service(pair: Pair) -> Iterator[SocketlessEdge]:
 
 
 def test_a_hundred_thousand_messages(
-    service: SocketlessEdge, caplog: pytest.LogCaptureFixture
+    pair: Pair, service: SocketlessEdge, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = random.Random(7)
     wanted = texts_of(service)
-    talks = {f"client {i}".encode(): Talk(rng) for i in range(CLIENTS)}
+    digest = Vocabulary.of(Artifact.open(pair.target)).digest
+    talks = {f"client {i}".encode(): Talk(rng, digest) for i in range(CLIENTS)}
     seen: Counter[str] = Counter()
     started_mib = 0.0
     for count in range(MESSAGES):
@@ -170,8 +177,8 @@ def test_a_hundred_thousand_messages(
     assert not caplog.records
     assert "internal" not in seen
     assert seen.keys() >= {
-        "Verdict", "Tokens", "Pong", "malformed", "diverged", "conflict", "token-out-of-range",
-        "bad-draft", "unknown-session", "unsupported", "too-many-sessions", "pair-mismatch",
+        "Verdict", "Tokens", "Pong", "Welcome", "Part", "malformed", "diverged", "conflict",
+        "token-out-of-range", "bad-draft", "unknown-session", "unsupported", "too-many-sessions", "pair-mismatch",
         "version-mismatch", "prompt-too-long", "too-large",
     }  # fmt: skip
     assert seen["Verdict"] > MESSAGES / 100, seen
@@ -216,4 +223,4 @@ def test_the_seeds_of_the_fuzz_are_valid() -> None:
     rng = random.Random(9)
     talk = Talk(rng)
     kinds = Counter(type(m.decode_request(talk.next()[0])).__name__ for _ in range(2000))
-    assert kinds.keys() == {"Begin", "Window", "Pull", "Ping", "Hello", "Cancel", "Close"}
+    assert kinds.keys() == {"Begin", "Window", "Pull", "Ping", "Hello", "Fetch", "Cancel", "Close"}

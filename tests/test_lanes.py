@@ -54,7 +54,7 @@ def test_lanes_say_what_each_would_say_alone(long_pair: Pair, server: EdgeServer
             thread.join()
         assert together == alone
         assert sum(len(one.tokens) for one in rounds) == sum(len(t) for a in alone for t in a)
-        assert [lane.shared([*prompts[1], 5]) for lane in lanes[:2]] == [4, 5]
+        assert [lane.shared(device.prompt([*prompts[1], 5])) for lane in lanes[:2]] == [4, 5]
         for lane in lanes[1:]:
             lane.close()
 

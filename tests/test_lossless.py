@@ -30,18 +30,30 @@ def pair(tmp_path_factory):
 
 
 def law(artifact, sampling):
-    """Probability of every answer of at most LENGTH tokens, an end token ending it: {ids: p}."""
+    """That of a model's own answers."""
     decoder = Decoder(artifact)
+    return law_after(lambda answer: read(decoder, [*PROMPT, *answer]), sampling, EOS)
+
+
+def read(decoder, tokens):
+    """The logits f32 [1, V] after these tokens."""
+    decoder.rollback(0, 0)
+    return decoder.forward([Pass(slot=0, tokens=np.array(tokens), rows=1)])[0].logits
+
+
+def law_after(logits, sampling, end):
+    """Probability of every answer of at most LENGTH tokens, an end token ending it: {ids: p}.
+
+    logits: those [1, V] after an answer's tokens.
+    """
     outcomes = {}
 
     def spread(prefix, probability):
-        if len(prefix) == LENGTH or (prefix and prefix[-1] == EOS):
+        if len(prefix) == LENGTH or (prefix and prefix[-1] == end):
             outcomes[prefix] = probability
             return
-        decoder.rollback(0, 0)
-        tokens = np.array([*PROMPT, *prefix])
-        logits = decoder.forward([Pass(slot=0, tokens=tokens, rows=1)])[0].logits.astype(float)
-        for token, p in enumerate(probabilities(logits, sampling)[0]):
+        row = logits(prefix).astype(float)
+        for token, p in enumerate(probabilities(row, sampling)[0]):
             if p > 0:
                 spread((*prefix, token), probability * p)
 

@@ -99,7 +99,6 @@ def test_windows_that_the_drafter_itself_ends_early_are_exact(name, ends, tmp_pa
     levels = set()
 
     def window(setting, exchange, law, committed):
-        drafter.forget(0)
         ids = np.array(committed, dtype=np.uint32)
         draft = drafter.draft(ids, setting.expansion, exchange, law, ends, auto=True)
         levels.add(draft.depth)
@@ -110,18 +109,19 @@ def test_windows_that_the_drafter_itself_ends_early_are_exact(name, ends, tmp_pa
     assert levels >= {2, 3}
 
 
-def assert_exact(setting, bits, drafter=None):
+def assert_exact(setting, bits, drafter=None, start=PROMPT):
+    """Of a round after the tokens ``start``; ``drafter`` drafts its window (`play_round`)."""
     law = law_of(setting.models[0], setting.sampling)
 
     def p(prefix):
-        return law((*PROMPT, *prefix)[-2:])
+        return law((*start, *prefix)[-2:])
 
     def play(chance):
         with pytest.MonkeyPatch.context() as patch:
             tell(patch, chance, p, setting.vocab, bits)
             shared = EXCHANGES[setting.exchange]
-            committed, _ = play_round(setting, shared, 0, PROMPT, len(PROMPT), drafter)
-        tokens = committed[len(PROMPT) :]
+            committed, _ = play_round(setting, shared, 0, start, len(start), drafter)
+        tokens = committed[len(start) :]
         return Ended(tokens, p(tokens))
 
     length = len(setting.expansion) + 2

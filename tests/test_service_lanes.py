@@ -257,7 +257,7 @@ def test_a_lane_that_hangs_is_seen(pair: Pair, edge: EdgeServer) -> None:
     async def hang() -> tuple[list[int], list[int], list[int]]:
         lanes = Lanes([device], places=1)
         with lanes.admit("somebody") as job:
-            lanes.submit(job, [1, 2, 3], {"max_tokens": 8}, streamed=False)
+            lanes.submit(job, device.prompt([1, 2, 3]), {"max_tokens": 8}, streamed=False)
             at_once = lanes.stuck(0.5)
             await asyncio.sleep(1.0)
             later = lanes.stuck(0.5)

@@ -31,6 +31,7 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
         inspect.BytesType: lambda t: st.binary(min_size=t.min_length, max_size=t.max_length),
         inspect.StrType: lambda t: st.text(max_size=t.max_length),
         inspect.ListType: lambda t: st.lists(values(t.item_type), max_size=min(t.max_length, 20)),
+        inspect.BoolType: lambda t: st.booleans(),
         inspect.NoneType: lambda t: st.none(),
         inspect.UnionType: lambda t: st.one_of(*map(values, t.types)),
         inspect.StructType: lambda t: messages(t.cls),
@@ -93,7 +94,7 @@ SCALARS = (
 FIELDS = st.lists(SCALARS | st.lists(SCALARS, max_size=3), max_size=11)
 
 
-@given(st.sampled_from(["hello", "begin", "window", "pull", "cancel", "ping"]), FIELDS)
+@given(st.sampled_from(["hello", "begin", "window", "pull", "cancel", "ping", "fetch"]), FIELDS)
 def test_any_fields_are_a_message_or_malformed(tag: str, rest: list[Any]) -> None:
     try:
         message = m.decode_request(msgspec.msgpack.encode([tag, *rest]))

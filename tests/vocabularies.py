@@ -1,10 +1,16 @@
-"""Two vocabularies for tests: SmolLM2's (byte-level) and a small one of Llama 2's kind."""
+"""Vocabularies for tests: SmolLM2's (byte-level), a small one of Llama 2's kind, and small
+byte-level ones that split text in any way."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 from engines.tokenizer import Tokenizer
 from export.sources.default import fetch_default
@@ -70,3 +76,40 @@ def sentencepiece_metadata() -> dict[str, object]:
 @cache
 def sentencepiece() -> Tokenizer:
     return Tokenizer.from_json(GgufVocabulary(sentencepiece_metadata(), HERE).tokenizer_json)
+
+
+@cache
+def _merged_bytes() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """All bytes and 344 merges, learnt from text that was not split: they span words."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([*PROSE, *CODE], trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    return model["vocab"], [tuple(merge) for merge in model["merges"]]
+
+
+def byte_level(
+    *splits: str | pre_tokenizers.PreTokenizer,
+    normalizer: tokenizers.normalizers.Normalizer | None = None,
+    added: Sequence[AddedToken] = (),
+    prefix_space: bool = False,
+) -> Tokenizer:
+    """A small byte-level vocabulary that splits text by patterns, or in other ways, in turn.
+
+    Without any it is GPT-2's. Token 600 is <|end|>, which is special, and `added` ones follow.
+    """
+    vocabulary, merges = _merged_bytes()
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    steps = [
+        pre_tokenizers.Split(Regex(split), "isolated") if isinstance(split, str) else split
+        for split in splits
+    ]
+    last = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=not splits)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, last])
+    tokenizer.decoder = decoders.ByteLevel()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.add_tokens([AddedToken("<|end|>", special=True, normalized=False), *added])
+    return Tokenizer.from_json(tokenizer.to_str())

@@ -21,6 +21,8 @@ HEADER_BYTES: Final = 16 * 1024
 MAX_FRAMES: Final = 8  # arrays behind one header
 MAX_WINDOW: Final = 128
 MAX_PROBE: Final = 256 * 1024  # bytes that a ping may carry
+PART_BYTES: Final = 128 * 1024  # of a vocabulary, in one part, before it is compressed
+MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all its parts
 
 U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -62,6 +64,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hel
     vocab_size: U31  # true
     padded_vocab_size: U31
     hidden_size: U31
+    bridges: bool = False  # the device can draft for a target of another vocabulary
 
 
 class Begin(Header, tag="begin", frozen=True):
@@ -127,6 +130,13 @@ class Ping(Header, tag="ping", frozen=True):
     nonce: U63
 
 
+class Fetch(Header, tag="fetch", frozen=True):
+    """Asks for one part of the target's vocabulary, counted from 0."""
+
+    vocabulary: Name  # its digest, as the welcome told
+    part: U31
+
+
 # Edge to device
 
 
@@ -153,6 +163,9 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     sent_ns: U63  # both of the edge's monotonic clock
     passes: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
     digest: Name = ""  # of the target's artifact; two precisions of a model differ in it
+    tokenizer: Text = ""  # fingerprint
+    vocabulary: Name = ""  # SHA-256 (hex) of what `Fetch` gets; "" where there is nothing to get
+    vocabulary_bytes: U31 = 0
 
 
 class Times(Header, frozen=True):
@@ -196,6 +209,16 @@ class Pong(Header, tag="pong", frozen=True):
     sent_ns: U63
 
 
+class Part(Header, tag="part", frozen=True):
+    """One part of a vocabulary: frame 0 is zlib's stream of `PART_BYTES` bytes, the last of fewer.
+
+    The parts together are `engines.vocabulary.Vocabulary.encode`.
+    """
+
+    vocabulary: Name
+    part: U31
+
+
 class Failure(Header, tag="failure", frozen=True):
     """A typed error; the other fields say what it is about, where that is known."""
 
@@ -206,8 +229,8 @@ class Failure(Header, tag="failure", frozen=True):
     start: U31 | None = None
 
 
-Request = Hello | Begin | Window | Pull | Cancel | Close | Ping
-Reply = Welcome | Verdict | Tokens | Pong | Failure
+Request = Hello | Begin | Window | Pull | Cancel | Close | Ping | Fetch
+Reply = Welcome | Verdict | Tokens | Pong | Part | Failure
 
 _U32 = np.dtype("<u4")
 _encoder = msgspec.msgpack.Encoder()

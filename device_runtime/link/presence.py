@@ -18,6 +18,7 @@ from wire.errors import (
     EdgeUnreachableError,
     InterruptedGenerationError,
     MalformedError,
+    PairMismatchError,
     PilotfishError,
     from_code,
 )
@@ -45,18 +46,33 @@ class Presence:
         self._ask_again_s = self._busy_until_s = 0.0
         self._pauses = backoff()
         self._away_s: float | None = time.monotonic()  # since when nobody was there
+        self._speaks: str | None = None
         self.welcome: Welcome | None = None
         self.lost_ns: int | None = None
 
     def introduce(self, manifest: Manifest) -> None:
-        """What every edge is to be told: both ends must speak the same wire and vocabulary."""
+        """What every edge is to be told: both ends must speak the same wire."""
         self._hello = Hello(
             version=VERSION,
             tokenizer=manifest.tokenizer_fingerprint,
             vocab_size=manifest.vocab_size,
             padded_vocab_size=manifest.padded_vocab_size,
             hidden_size=manifest.dimensions.hidden,
+            bridges=True,
         )
+
+    def speak(self, fingerprint: str | None) -> None:
+        """From now on the edge must have this vocabulary; None: any will do, to begin with."""
+        if fingerprint != self._speaks:
+            self._speaks = fingerprint
+            self._unsuited = _NONE
+
+    @property
+    def vocabulary(self) -> str:
+        """Fingerprint of the vocabulary that the edge said it has; an older one has the drafter's.
+        """
+        assert self.welcome is not None and self._hello is not None
+        return self.welcome.tokenizer or self._hello.tokenizer
 
     # Waiting
 
@@ -122,6 +138,12 @@ class Presence:
 
     def _welcomed(self, welcome: Welcome) -> None:
         before, self.welcome = self.welcome, welcome
+        if self._speaks is not None and self._speaks != self.vocabulary:
+            self._asked, self._unsuited = _NONE, self._line.connection
+            raise PairMismatchError(
+                f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
+                "answer's: ask again."
+            )
         self._greeted, self._away_s = self._asked, None
         if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
             _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from device_runtime.bridge import Prompt
 from device_runtime.device import Device
 from device_runtime.plan import Options
 from device_runtime.service import page
@@ -26,10 +27,9 @@ from device_runtime.service.config import ServiceConfig
 from device_runtime.service.lanes import Lanes
 from device_runtime.service.metrics import CONTENT_TYPE, Metrics
 from device_runtime.service.openai import Wanted, chat_request, text_request
-from device_runtime.service.prompts import prompt_ids
+from device_runtime.service.prompts import prompt_for
 from device_runtime.service.refusal import RefusalError, refusal_of
 from device_runtime.service.status import Status, freshest
-from engines.artifact import Manifest
 from engines.errors import EngineError
 from wire.errors import PilotfishError
 from wire.link.state import LinkState
@@ -47,14 +47,12 @@ class Service:
     def __init__(
         self,
         config: ServiceConfig,
-        manifest: Manifest,
         lanes: Lanes,
         access: Access,
         metrics: Metrics,
         status: Status,
     ) -> None:
         self.config = config
-        self._manifest = manifest
         self.lanes = lanes
         self.access = access
         self.metrics = metrics
@@ -64,7 +62,7 @@ class Service:
 
     @property
     def device(self) -> Device:
-        """One of them; they share the edge, the tokenizer and the template."""
+        """One of them; they share the edge, and so the target's vocabulary."""
         return self.lanes.lanes[0].device
 
     @property
@@ -92,12 +90,7 @@ class Service:
         """Tokens of prompt and answer together, as far as it is known: the edge's limit may come
         later.
         """
-        limits = [self._manifest.dimensions.context]
-        if self.config.context is not None:
-            limits.append(self.config.context)
-        if (welcome := self.device.welcome) is not None:
-            limits.append(welcome.limits.context)
-        return min(limits)
+        return self.device.context
 
     def stuck(self) -> list[int]:
         """Lanes that hang."""
@@ -121,10 +114,10 @@ class Service:
             "waiting": max(0, lanes.waiting),
         }
 
-    async def read(self, wanted: Wanted) -> list[int]:
-        """The prompt's token ids."""
+    async def read(self, wanted: Wanted) -> Prompt:
+        """The prompt, in the vocabulary of the edge that was met last."""
         loop = asyncio.get_running_loop()
-        read = partial(prompt_ids, self.device, wanted.prompt, chat=wanted.chat)
+        read = partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat)
         return await loop.run_in_executor(self._readers, read)
 
     def refused(self, refusal: RefusalError) -> None:

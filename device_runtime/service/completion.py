@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from device_runtime.bridge import Prompt
 from device_runtime.record import Generation
 from device_runtime.service.answers import Answer, Body
 from device_runtime.service.job import Job
@@ -62,7 +63,7 @@ async def bounded_body(request: Request, limit_bytes: int) -> bytes:
 class Completion(Response):
     """The answer to a request that made sense.
 
-    read: gives the prompt's token ids; it may take a while, so it runs in a thread. refused: is
+    read: makes the prompt; it may take a while, so it runs in a thread. refused: is
     told of what went wrong once the answer had begun.
     """
 
@@ -72,7 +73,7 @@ class Completion(Response):
         client: str,
         wanted: Wanted,
         answer: Answer,
-        read: Callable[[Wanted], Awaitable[list[int]]],
+        read: Callable[[Wanted], Awaitable[Prompt]],
         refused: Callable[[RefusalError], None],
     ) -> None:
         super().__init__()
@@ -89,8 +90,8 @@ class Completion(Response):
         with self._lanes.admit(self._client) as job:
             watch = asyncio.ensure_future(self._watch(job, receive))
             try:
-                ids = await self._read(wanted)
-                self._lanes.submit(job, ids, wanted.options, streamed=wanted.stream)
+                prompt = await self._read(wanted)
+                self._lanes.submit(job, prompt, wanted.options, streamed=wanted.stream)
                 if wanted.stream:
                     await self._stream(job, scope, receive, send)
                 else:

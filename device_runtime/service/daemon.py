@@ -57,7 +57,6 @@ class Daemon:
         reread: Reread | None,
     ) -> None:
         self._config = config
-        self._manifest = manifest
         self._devices = devices
         self._access = access
         self.metrics = Metrics()
@@ -75,7 +74,7 @@ class Daemon:
             self._devices, places=self._config.queue, told=self._told, counted=self._counted
         )
         self._service = Service(
-            self._config, self._manifest, self._lanes, self._access, self.metrics, self.status
+            self._config, self._lanes, self._access, self.metrics, self.status
         )
         self._server = _Server(_uvicorn(application(self._service), self._config.drain_s))
         serving = asyncio.ensure_future(self._server.serve([listener]))

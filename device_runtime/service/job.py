@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 
+from device_runtime.bridge import Prompt
 from device_runtime.plan import Options
 from device_runtime.record import Generation, Piece
 
@@ -12,12 +12,12 @@ from device_runtime.record import Generation, Piece
 class Job:
     """One answer that a client waits for. Belongs to the loop; a lane reads what never changes.
 
-    events: pieces, if they are wanted, and at last the `Generation` or the error.
+    prompt: there from `Lanes.submit` on. events: pieces, if they are wanted, and at last the `Generation` or the error.
     """
 
     def __init__(self, client: str) -> None:
         self.client = client
-        self.ids: Sequence[int] = ()
+        self.prompt: Prompt
         self.options: Options = {}
         self.streamed = False
         self.given_up: BaseException | None = None  # why nobody wants it any more; lanes look here

@@ -19,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
+from device_runtime.bridge import Prompt
 from device_runtime.device import Device
 from device_runtime.plan import Options
 from device_runtime.record import Generation, Piece
@@ -49,13 +50,13 @@ class Lane(threading.Thread):
         self._post = post
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
 
-    def gain(self, ids: Sequence[int]) -> tuple[float, float]:
+    def gain(self, prompt: Prompt) -> tuple[float, float]:
         """How good it is to answer this prompt here, while the lane is free.
 
         What need not be read again, less what the conversation that rests here loses; the longer
         it has rested, the less that counts. Among equals the one that rested longest is let go.
         """
-        shared = self.device.shared(ids)
+        shared = self.device.shared(prompt)
         rested_s = time.monotonic() - self.stirred_s
         lost = max(0, self.held - shared) * 0.5 ** (rested_s / _HALF_LIFE_S)
         return shared - lost, rested_s
@@ -91,7 +92,7 @@ class Lane(threading.Thread):
 
     def _pieces(self, job: Job) -> Generator[Piece, None, None]:
         if job.given_up is None:
-            yield from self.device.stream(job.ids, **job.options)
+            yield from self.device.stream(job.prompt, **job.options)
 
 
 class Lanes:
@@ -165,10 +166,10 @@ class Lanes:
             self.give_up(job, gone())
             self._tell()
 
-    def submit(self, job: Job, ids: Sequence[int], options: Options, *, streamed: bool) -> None:
+    def submit(self, job: Job, prompt: Prompt, options: Options, *, streamed: bool) -> None:
         """Let the job wait for its turn."""
         self._refuse_if_draining()
-        job.ids, job.options, job.streamed = ids, options, streamed
+        job.prompt, job.options, job.streamed = prompt, options, streamed
         if job.given_up is None:
             self._waiting.setdefault(job.client, deque()).append(job)
             self._assign()
@@ -251,7 +252,7 @@ class Lanes:
         lane.job = None
         took_s = time.monotonic() - lane.served_s
         self._typical_s += (took_s - self._typical_s) / 8
-        lane.held = len(job.ids)
+        lane.held = len(job.prompt)
         if isinstance(event, Generation):
             lane.held += len(event.tokens)
             self._told(event)
@@ -271,9 +272,9 @@ class Lanes:
             self._turn += 1
             self._served[client] = self._turn
             # where nothing is shared, the conversation that rested longest is let go
-            lane = max(free, key=lambda lane: lane.gain(job.ids))
-            shares = lane.device.shared(job.ids)
-            _log.info("lane %d shares %d of %d tokens", lane.number, shares, len(job.ids))
+            lane = max(free, key=lambda lane: lane.gain(job.prompt))
+            shares = lane.device.shared(job.prompt)
+            _log.info("lane %d shares %d of %d tokens", lane.number, shares, len(job.prompt))
             lane.take(job)
         self._tell()
 

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
+from device_runtime.bridge import Asked
 from device_runtime.plan import AUTO, Auto, Options, plan
 from device_runtime.service.prompts import (
-    Prompt,
     message_of,
     prompt_of,
     refuse_unless_neutral,
@@ -134,7 +134,7 @@ class Wanted:
     """
 
     chat: bool
-    prompt: Prompt
+    prompt: Asked
     options: Options = field(default_factory=Options)
     model: str | None = None
     stream: bool = False
@@ -195,7 +195,7 @@ def _wanted(
     request: _Request,
     *,
     chat: bool,
-    prompt: Prompt,
+    prompt: Asked,
     most: int | None,
     defaults: Options,
 ) -> Wanted:

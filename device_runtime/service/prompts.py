@@ -1,17 +1,17 @@
-"""Prompts: what of a request becomes token ids, and how.
+"""Prompts: what of a request becomes one, and how.
 
-In: messages, a raw text, or token ids, as JSON has them. Out: the ids, u32 as a list. What is no
-prompt is refused by the name of its field.
+In: messages, a raw text, or token ids, as JSON has them. Out: a `Prompt` of the device's pair. What
+is no prompt is refused by the name of its field.
 """
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
+from device_runtime.bridge import Asked, Prompt
 from device_runtime.device import Device
 from device_runtime.service.refusal import RefusalError
 
 Messages: TypeAlias = "list[dict[str, str]]"
-Prompt: TypeAlias = "Messages | str | list[int]"
 
 # What a message of an earlier answer comes back with.
 _NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
@@ -24,14 +24,9 @@ _NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
-def prompt_ids(device: Device, prompt: Prompt, *, chat: bool) -> list[int]:
-    """The token ids that a prompt stands for; chat: it is messages."""
-    tokenizer = device.tokenizer
-    if isinstance(prompt, str):
-        ids = [*tokenizer.beginning, *tokenizer.encode(prompt)]
-    elif not chat:
-        ids = device.prompt_ids(cast("list[int]", prompt)).tolist()
-    elif device.template is None:
+def prompt_for(device: Device, asked: Asked, *, chat: bool) -> Prompt:
+    """The prompt of a request; chat: it is messages."""
+    if chat and device.template is None:
         raise RefusalError(
             400,
             "This model has no chat template: use /v1/completions.",
@@ -39,13 +34,11 @@ def prompt_ids(device: Device, prompt: Prompt, *, chat: bool) -> list[int]:
             param="messages",
             reason="unsupported",
         )
-    else:
-        text = device.template.render(cast(Messages, prompt))
-        ids = tokenizer.encode(text, special=True)
-    if not ids:
+    prompt = device.prompt(asked, chat=chat)
+    if not len(prompt):
         param = "messages" if chat else "prompt"
         raise RefusalError(400, "The prompt is empty.", code="invalid_value", param=param)
-    return ids
+    return prompt
 
 
 def message_of(message: dict[str, Any], at: int) -> dict[str, str]:

@@ -230,11 +230,10 @@ def _facts(
 ) -> Facts:
     """What will hold for the run; a typed error if the pair cannot do what is asked."""
     manifest = Artifact.open(draft).manifest
-    context, welcome = manifest.dimensions.context, device.welcome
+    welcome = device.welcome
     if welcome is not None:
         matrix.check_edge(settings, welcome)
-        context = min(context, welcome.limits.context)
-    matrix.check_prompts([len(device.prompt_ids(p)) for p in settings.prompts], context)
+    matrix.check_prompts([len(device.prompt(p)) for p in settings.prompts], device.context)
     return Facts(
         software=wire.SOFTWARE,
         settings=settings,

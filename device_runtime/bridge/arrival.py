@@ -1,0 +1,173 @@
+"""How the target's vocabulary comes to a device: from its cache, or in parts from the edge.
+
+In: an edge that was greeted, and its `Welcome`, which says what vocabulary it has. Out: that very
+`Vocabulary`, whatever the edge sends: its bytes have the digest that was promised, and its tokens
+the fingerprint by which the edge knows them. What was fetched once is kept in the cache, whose
+files are hashed again when they are read; anything there may be deleted.
+"""
+
+import hashlib
+import logging
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from device_runtime.link.edge_link import EdgeLink
+from device_runtime.link.loss import BUSY
+from engines.artifact import cache_directory
+from engines.errors import ArtifactError
+from engines.tensorrt.cache import replace_file
+from engines.vocabulary import Vocabulary
+from wire.errors import MalformedError, PairMismatchError, PilotfishError
+from wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
+
+Progress = Callable[[int, int], None]  # bytes that are there, bytes in all
+
+_log = logging.getLogger("pilotfish.device")
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+_SLACK_BYTES = 1024  # that zlib adds to what it cannot compress, and more
+_KEPT = 16  # vocabularies; who is beyond has not been used for the longest time
+
+
+def target_vocabulary(
+    link: EdgeLink, welcome: Welcome, progress: Progress | None = None
+) -> Vocabulary:
+    """The vocabulary of the edge's target.
+
+    ``progress`` hears of every part that is fetched. Raises `PairMismatchError` for an edge that
+    offers none, or another one by now; `MalformedError` for one that does not keep its word; and
+    what `EdgeLink.ask` raises, if the edge goes away and does not come back.
+    """
+    digest, size = welcome.vocabulary, welcome.vocabulary_bytes
+    if not digest:
+        raise PairMismatchError(
+            f"The target {welcome.model} has another vocabulary than the drafter, and its edge "
+            "does not hand it out: install the device's Pilotfish release on the edge, or use a "
+            "drafter of the same family."
+        )
+    if not _DIGEST.fullmatch(digest) or not 0 < size <= MAX_VOCABULARY:
+        raise MalformedError(
+            f"The edge offers a vocabulary of {size} bytes called {digest!r}; it has from 1 to "
+            f"{MAX_VOCABULARY} bytes, and is called by its SHA-256."
+        )
+    path = cache_directory() / "vocabularies" / f"{digest}.bin"
+    kept = _kept(path, digest, size)
+    if kept is not None:
+        return _checked(kept, welcome)
+    blob = _fetched(link, welcome, progress)
+    if hashlib.sha256(blob).hexdigest() != digest:
+        raise _broken("its bytes are not those that it promised")
+    vocabulary = _checked(blob, welcome)
+    _keep(path, blob)
+    return vocabulary
+
+
+def _fetched(link: EdgeLink, welcome: Welcome, progress: Progress | None) -> bytes:
+    digest, size = welcome.vocabulary, welcome.vocabulary_bytes
+    _log.info("fetching the vocabulary of %s from the edge, %d KiB", welcome.model, size >> 10)
+    blob = bytearray()
+    crossed = 0
+    for number, expected in enumerate(_part_sizes(size)):
+        frame = _part(link, Fetch(vocabulary=digest, part=number))
+        crossed += len(frame)
+        blob += _unpacked(frame, expected)
+        if progress is not None:
+            progress(len(blob), size)
+    _log.info("the vocabulary is here; %d KiB crossed the link", crossed >> 10)
+    return bytes(blob)
+
+
+def _part_sizes(size: int) -> Iterator[int]:
+    for at in range(0, size, PART_BYTES):
+        yield min(PART_BYTES, size - at)
+
+
+def _part(link: EdgeLink, fetch: Fetch) -> Buffer:
+    """The frame of one part; an edge that is busy is waited for as the link's policy says."""
+
+    def wanted(reply: Reply) -> bool:
+        return (
+            isinstance(reply, Part)
+            and reply.vocabulary == fetch.vocabulary
+            and reply.part == fetch.part
+        )
+
+    setbacks = link.setbacks()
+    while True:
+        try:
+            frames = link.ask(fetch, (), wanted).frames
+        except BUSY as error:
+            setbacks.add(error)
+        else:
+            if len(frames) != 1:
+                raise _broken(f"a part came with {len(frames)} frames, not with one")
+            return frames[0]
+
+
+def _unpacked(frame: Buffer, expected: int) -> bytes:
+    """The bytes of a part; never more are made of a frame than the part has."""
+    if len(frame) > expected + _SLACK_BYTES:
+        raise _broken(f"a part of {expected} bytes came as {len(frame)}")
+    unpacking = zlib.decompressobj()
+    try:
+        data = unpacking.decompress(frame, expected + 1)  # one more, or zlib does not see the end
+    except zlib.error as error:
+        raise _broken(f"a part cannot be unpacked: {error}") from None
+    if len(data) != expected or not unpacking.eof or unpacking.unused_data:
+        raise _broken(f"a part does not hold the {expected} bytes that it should")
+    return data
+
+
+def _checked(blob: bytes, welcome: Welcome) -> Vocabulary:
+    try:
+        vocabulary = Vocabulary.decode(blob)
+        fits = (
+            vocabulary.vocab_size == welcome.vocab_size
+            and vocabulary.eos_ids == welcome.eos_ids
+            and vocabulary.fingerprint == welcome.tokenizer
+        )
+    except ArtifactError as error:
+        raise _broken(str(error)) from None
+    if not fits:
+        raise _broken("it is not the one by which the edge counts its tokens")
+    return vocabulary
+
+
+def _broken(reason: str) -> PilotfishError:
+    return MalformedError(
+        f"The edge's vocabulary cannot be used: {reason}. Export the target again, and restart the "
+        "edge; if that does not help, it is not a Pilotfish edge of this release."
+    )
+
+
+# The cache
+
+
+def _kept(path: Path, digest: str, size: int) -> bytes | None:
+    """What was kept; None if nothing was, or it cannot be read, or is damaged."""
+    try:
+        if path.stat().st_size == size:
+            blob = path.read_bytes()
+            if hashlib.sha256(blob).hexdigest() == digest:
+                with suppress(OSError):
+                    path.touch()
+                return blob
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            _log.warning("%s cannot be read: %s", path, error.strerror)
+        return None
+    _log.warning("%s is damaged: the vocabulary is fetched again", path)
+    return None
+
+
+def _keep(path: Path, blob: bytes) -> None:
+    try:
+        replace_file(path, blob)
+        files = sorted(path.parent.glob("*.bin"), key=lambda file: file.stat().st_mtime)
+        for file in files[:-_KEPT]:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("the vocabulary cannot be kept, and will be fetched again: %s", error)

@@ -1,0 +1,271 @@
+"""The drafter's own tokens of an answer that grows in the target's tokens.
+
+In: the target's ids of the answer so far. Out: the drafter's (*own*) ids of the same bytes.
+
+The law: every run of text becomes what the drafter's tokenizer makes of that whole run as the
+continuation of a text, so that the result depends on the answer alone and never on how it came.
+A run ends at the answer's end, at a special token, and at bytes that are not UTF-8 (yet: a
+character may still lack its last bytes). Such bytes are one token each.
+
+The cost is that of the new tokens: of the last run only a tail is encoded again, that behind the
+last *cut*. A text may be cut where (1) what comes later cannot change a token before the cut, and
+(2) what stands behind it encodes as it would alone. `cut_of` knows such places for the two families
+of vocabularies, and where a tokenizer is of a form that it does not know, nothing is ever cut. Were
+a rule wrong for an unusual pattern of splitting, drafts would be worse and the output the same.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Set
+from itertools import chain, groupby
+from typing import Any
+from unicodedata import category
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from engines.tokenizer import SPACE_MARK, Tokenizer, character_pairs, without_first_space
+
+RAW = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as "surrogateescape" has them
+# A pattern that looks behind, or at where the text begins, makes (2) uncertain.
+LOOKS_BEHIND = re.compile(r"\(\?<|\\[ABGKby]|(?:^|[(|])\^")
+# Of the text behind a cut, so many characters must be known: GPT-4o's pattern has "don't" as one
+# word and "don'" as two, and 'll is its longest ending.
+LOOK_AHEAD = 3
+MARKS = (" ", SPACE_MARK)
+MARK_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
+# Of a BPE model: what makes the tokens of a part of a word depend on the rest.
+WHOLE_WORD_RULES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
+
+# (text, its encoding) -> characters and tokens before the cut; (0, 0) if there is none
+Cut = Callable[[str, tokenizers.Encoding], tuple[int, int]]
+
+
+class Context:
+    """The drafter's own tokens of an answer that grows. Not for use by two threads at once.
+
+    Args:
+        target, own: the tokenizers of the answer and of the drafter.
+        specials: the drafter's special token for one of the target's; others are left out.
+    """
+
+    def __init__(self, target: Tokenizer, own: Tokenizer, specials: Mapping[int, int]) -> None:
+        self._target, self._own, self._specials = target, own, specials
+        self._cut = cut_of(own)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._raw: dict[int, list[int]] = {}  # own tokens of a byte, for those met so far
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin another answer."""
+        self._decoder.reset()  # it holds the bytes of a character that is not whole yet
+        self._answer = np.empty(0, np.uint32)  # [n] as last seen
+        self._settled = np.empty(0, np.int64)  # [m] own ids that stay as they are
+        self._text = ""  # what follows them
+        self._tail: list[int] = []  # its own ids
+
+    def of(self, answer: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Own ids [m] of the answer, target ids [n].
+
+        One that continues the last costs only its new tokens; any other is begun anew.
+        """
+        known = len(self._answer)
+        if not np.array_equal(answer[:known], self._answer):
+            self.restart()
+            known = 0
+        if len(answer) > known:
+            self._grow(answer[known:].tolist())
+            self._answer = np.array(answer, np.uint32)  # a copy: the caller's may change
+        partial, _ = self._decoder.getstate()
+        tail = [*self._tail, *self._raw_ids(partial)]
+        return np.concatenate([self._settled, np.array(tail, np.int64)])
+
+    def _grow(self, ids: list[int]) -> None:
+        """Take in target ids that follow those known."""
+        settled: list[int] = []
+        before = self._text
+        for special, run in groupby(ids, self._target.is_special):
+            if special:
+                settled += self._read(self._decoder.decode(b"", final=True))
+                settled += self._finish()
+                settled += [self._specials[id] for id in run if id in self._specials]
+            else:
+                data = b"".join(map(self._target.token_bytes, run))
+                settled += self._read(self._decoder.decode(data))
+        if self._text != before:
+            encoding = self._own.encode_rest(self._text)
+            characters, tokens = self._cut(self._text, encoding)
+            settled += encoding.ids[:tokens]
+            self._text, self._tail = self._text[characters:], encoding.ids[tokens:]
+        self._settled = np.concatenate([self._settled, np.array(settled, np.int64)])
+
+    def _read(self, decoded: str) -> list[int]:
+        """Append to the text; returns the ids of what raw bytes in it bring to an end."""
+        text, *others = RAW.split(decoded)
+        self._text += text
+        settled: list[int] = []
+        for raw, text in zip(others[::2], others[1::2], strict=True):
+            settled += self._finish() + self._raw_ids(raw.encode("utf-8", "surrogateescape"))
+            self._text = text
+        return settled
+
+    def _finish(self) -> list[int]:
+        """The ids of the text, which ends here."""
+        ids: list[int] = self._own.encode_rest(self._text).ids if self._text else []
+        self._text, self._tail = "", []
+        return ids
+
+    def _raw_ids(self, data: bytes) -> list[int]:
+        """Own ids of bytes that are not text."""
+        for byte in data:
+            if byte not in self._raw:
+                id = self._own.byte_token(byte)
+                replacement = self._own.encode_rest("\ufffd").ids if id is None else [id]
+                self._raw[byte] = replacement
+        return [id for byte in data for id in self._raw[byte]]
+
+
+def cut_of(own: Tokenizer) -> Cut:
+    """Where a text can be cut for good, by the kind of its tokenizer."""
+    if not _finds_added_tokens_by_themselves(own.steps):
+        return _never
+    if _splits_into_words(own.steps):
+        return _cut_between_words(_added_pairs(own.steps))
+    if _merges_all(own):
+        return _cut_between_strangers(own.neighbours | _added_pairs(own.steps))
+    return _never
+
+
+def _never(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
+    return 0, 0
+
+
+def _cut_between_words(pairs: Set[str]) -> Cut:
+    """For a vocabulary that splits text into words by patterns, then merges within each.
+
+    Patterns read from left to right: where a word begins, nothing before it matters any more. It
+    is there for good when the pattern that matched before it has met another kind of character,
+    for runs of one kind may be taken together, and contractions are known to be none. A normalizer
+    (NFC) does not reach across a character that composes with none before it.
+    """
+
+    def cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
+        offsets, words = encoding.offsets, encoding.word_ids
+        last = len(text) - LOOK_AHEAD
+        for token in range(len(offsets) - 1, 0, -1):
+            at = offsets[token][0]
+            if (
+                words[token] != words[token - 1]
+                and 0 < at <= last
+                and _separate(text[at - 1], text[at])
+                and text[at - 1 : at + 1] not in pairs
+            ):
+                return at, token
+        return 0, 0
+
+    return cut
+
+
+def _separate(left: str, right: str) -> bool:
+    """Whether neighbours are of different kinds, and no normal form joins them."""
+    before, behind = _kind(left), _kind(right)
+    # Marks and Hangul's vowels and finals compose with what is before them; they are no N, P, S
+    # or Z, and white space composes with nothing.
+    composes = category(right)[0] not in "NPSZ" and not (before == "Z" and behind == "L")
+    return before != behind and not composes
+
+
+def _kind(character: str) -> str:
+    """Z: white space, L: letter, N: number, O: all others."""
+    major = "Z" if character.isspace() else category(character)[0]
+    return major if major in "ZLN" else "O"
+
+
+def _cut_between_strangers(pairs: Set[str]) -> Cut:
+    """For a vocabulary that merges across words: what no token has side by side is never merged."""
+
+    def cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
+        marked = text.replace(" ", SPACE_MARK)
+        for at in range(len(marked) - 1, 0, -1):
+            if marked[at - 1 : at + 1] not in pairs:
+                return at, bisect_left(encoding.offsets, (at,))
+        return 0, 0
+
+    return cut
+
+
+def _added(steps: dict[str, Any]) -> list[dict[str, Any]]:
+    """Added tokens that count in literal text: all, if any of them is not special.
+
+    Those that are not special are found in a text before anything else is done; special ones are
+    not taken, yet hide others that overlap with them.
+    """
+    added: list[dict[str, Any]] = steps["added_tokens"] or []
+    return [] if all(token["special"] for token in added) else added
+
+
+def _added_pairs(steps: dict[str, Any]) -> Set[str]:
+    """Neighbours in an added token, which a text is not cut between."""
+    contents = [token["content"].replace(" ", mark) for token in _added(steps) for mark in MARKS]
+    return frozenset(chain.from_iterable(map(character_pairs, contents)))
+
+
+def _finds_added_tokens_by_themselves(steps: dict[str, Any]) -> bool:
+    """Whether nothing around an added token decides on it, nor another form of the text."""
+    rules = ["single_word", "lstrip", "rstrip"]
+    if any(_flat(steps["normalizer"])):
+        rules.append("normalized")
+    plain = [token for token in _added(steps) if not token["special"]]
+    return not any(token[rule] for token in plain for rule in rules)
+
+
+def _splits_into_words(steps: dict[str, Any]) -> bool:
+    """Whether the tokenizer is byte-level and splits text in ways that are known."""
+    kinds = {step["type"] for step in _flat(steps["normalizer"])}
+    splits = list(_flat(steps["pre_tokenizer"]))
+    return (
+        kinds <= {"NFC"}
+        and any(step["type"] == "ByteLevel" for step in splits)
+        and all(_is_known(step) for step in splits)
+    )
+
+
+def _is_known(split: dict[str, Any]) -> bool:
+    if split["type"] != "Split":
+        return split["type"] in ("ByteLevel", "Digits", "Punctuation")
+    pattern = split["pattern"].get("Regex")
+    whole = split["behavior"] == "Isolated" or (split["behavior"] == "Removed" and split["invert"])
+    return whole and pattern is not None and not LOOKS_BEHIND.search(pattern)
+
+
+def _merges_all(own: Tokenizer) -> bool:
+    """Whether the tokenizer is SentencePiece's BPE: spaces are marked, and then merges decide."""
+    model = own.steps["model"]
+    merges = model["type"] == "BPE" and not any(model.get(name) for name in WHOLE_WORD_RULES)
+    # Characters without a token must not become one unknown token together.
+    apart = not model.get("fuse_unk") or (
+        model.get("byte_fallback") and None not in map(own.byte_token, range(256))
+    )
+    normalizer = list(_flat(without_first_space(own.steps["normalizer"])))
+    splits = list(_flat(without_first_space(own.steps["pre_tokenizer"])))
+    marks = (normalizer, splits) == ([MARK_SPACES], []) or (
+        not normalizer
+        and len(splits) == 1
+        and splits[0]["type"] == "Metaspace"
+        and splits[0]["replacement"] == SPACE_MARK
+    )
+    return merges and apart and marks
+
+
+def _flat(step: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, sequences unfolded."""
+    if step is None:
+        return ()
+    if step["type"] != "Sequence":
+        return (step,)
+    parts = step.get("normalizers", step.get("pretokenizers", []))
+    return chain.from_iterable(map(_flat, parts))

@@ -1,0 +1,124 @@
+"""A pair: a drafter's vocabulary, its target's, and what stands between them."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.bridge.bridge import Bridge, SharedTokensBridge, TrivialBridge
+from device_runtime.bridge.context import Context
+from device_runtime.bridge.prompt import Asked, Prompt
+from device_runtime.bridge.shared import SharedTokens
+from engines.chat import ChatTemplate
+from engines.errors import TemplateError
+from engines.vocabulary import Vocabulary
+from wire.errors import TokenOutOfRangeError, UnsupportedError
+
+
+class Pair:
+    """Makes prompts for both, and bridges. Thread-safe.
+
+    Raises `PairMismatchError` if the two have no token in common.
+    """
+
+    def __init__(self, drafter: Vocabulary, target: Vocabulary) -> None:
+        self.drafter = drafter
+        self.target = target
+        self.trivial = drafter.fingerprint == target.fingerprint
+        self.shared = None if self.trivial else SharedTokens.between(drafter, target)
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the target's vocabulary."""
+        return self.target.fingerprint
+
+    def bridge(self) -> Bridge:
+        """A bridge for one lane."""
+        if self.shared is None:
+            return TrivialBridge(self.target.vocab_size)
+        return SharedTokensBridge(self.shared, self._context())
+
+    def _context(self) -> Context:
+        assert self.shared is not None
+        return Context(self.target.tokenizer, self.drafter.tokenizer, self.shared.specials)
+
+    # Prompts
+
+    def prompt(self, asked: Asked, *, chat: bool = True) -> Prompt:
+        """A prompt of what was asked.
+
+        chat: a text is one user message where the target has a chat template; otherwise it is
+        taken as it is, like token ids. Messages need a template: `UnsupportedError` without,
+        `TemplateError` if it refuses them. Raises `TokenOutOfRangeError` for ids that the target
+        does not have.
+        """
+        ids: Sequence[int]
+        own: Sequence[int] | None
+        if isinstance(asked, str) and not (chat and self.target.template):
+            ids, own = _raw(self.target, asked), _raw(self.drafter, asked)
+        elif isinstance(asked, str) or _are_messages(asked):
+            messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+            ids, own = self._rendered(messages), self._in_own_template(messages)
+        else:
+            ids, own = self._checked(asked), None
+        told = np.array(ids, dtype=np.uint32)
+        read = told if self.trivial else self._read(told, own)
+        return Prompt(asked, chat, told, read, self.fingerprint)
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        if self.target.template is None:
+            raise UnsupportedError(f"{self.target.model} has no chat template: give it a text.")
+        return _in_template(self.target, self.target.template, messages)
+
+    def _in_own_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
+        """What the drafter reads for these messages; None if it has no template for them."""
+        if self.trivial or self.drafter.template is None:
+            return None
+        try:
+            return _in_template(self.drafter, self.drafter.template, messages)
+        except TemplateError:  # such as one that knows no system message
+            return None
+
+    def _read(self, told: NDArray[np.uint32], own: Sequence[int] | None) -> NDArray[Any]:
+        read = self._translated(told) if own is None else np.array(own, dtype=np.int64)
+        return read if len(read) else self._something
+
+    def _translated(self, ids: NDArray[np.uint32]) -> NDArray[Any]:
+        """The drafter's ids for the target's: the same text, special tokens where it has them."""
+        own = self._context().of(ids)
+        beginning = np.array(self.drafter.tokenizer.beginning, dtype=np.int64)
+        if np.array_equal(own[: len(beginning)], beginning):
+            return own
+        return np.concatenate([beginning, own])
+
+    @cached_property
+    def _something(self) -> NDArray[Any]:
+        """A token to go on from, where the drafter knows none of the prompt's."""
+        own = self.drafter
+        known = [id for id in (own.bos_id, own.turn_end, 0) if id is not None]
+        return np.array(known[:1], dtype=np.int64)
+
+    def _checked(self, asked: Sequence[Any]) -> list[int]:
+        vocab, ids = self.target.vocab_size, list(asked)
+        wrong = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < vocab]
+        if wrong:
+            raise TokenOutOfRangeError(
+                f"{wrong[0]!r} is no token id: the vocabulary has {vocab} tokens."
+            )
+        return ids
+
+
+def _are_messages(asked: Asked) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    return not isinstance(asked, str) and len(asked) > 0 and isinstance(asked[0], Mapping)
+
+
+def _raw(vocabulary: Vocabulary, text: str) -> list[int]:
+    return [*vocabulary.tokenizer.beginning, *vocabulary.tokenizer.encode(text)]
+
+
+def _in_template(
+    vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    return vocabulary.tokenizer.encode(template.render(messages), special=True)

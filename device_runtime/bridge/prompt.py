@@ -1,0 +1,34 @@
+"""What an answer goes on from: in the target's tokens, and as the drafter reads it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A text (one user message, where the target has a chat template), token ids, or messages.
+Asked: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]]"
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """A prompt in the vocabularies of one pair.
+
+    asked, chat: what it was made of, and whether a text of these is a user message. ids: u32 [n], the target's tokens, which are committed. own: the
+    drafter's [m], m ≥ 1 unless n is 0. vocabulary: fingerprint of the target's.
+    """
+
+    asked: Asked
+    chat: bool
+    ids: NDArray[np.uint32]
+    own: NDArray[Any]
+    vocabulary: str
+
+    @property
+    def in_words(self) -> bool:
+        """Whether it can be said in another vocabulary, too: it was not made of token ids."""
+        return isinstance(self.asked, str) or isinstance(self.asked[0], Mapping)
+
+    def __len__(self) -> int:
+        return len(self.ids)

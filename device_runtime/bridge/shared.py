@@ -1,0 +1,252 @@
+"""Which tokens two vocabularies have in common, and a drafter's logits over them.
+
+Two tokens are the same if they stand for the same bytes, however their vocabularies spell them:
+"Ġthe" (byte-level) and "▁the" (SentencePiece), "Ċ" and "<0x0A>". Where several tokens of one
+vocabulary stand for the same bytes, one of them, the canonical one, is shared. Special tokens are
+the same if their strings are, and never the same as text; the two tokens that end a turn are the
+same whatever they are called. Beginnings are not: a bos is never drafted, and SmolLM2's is what
+other models begin a message with.
+
+The law: the drafter proposes from its own distribution, renormalised over the shared tokens. That
+is the q which is sampled and sent, so what the target commits is distributed as ever; a token that
+is not shared is never drafted, which costs acceptance only (Timor et al. 2025, token-level
+intersection).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.artifact import cache_directory
+from engines.tensorrt.cache import replace_file
+from engines.tokenizer import BYTE_TOKEN, Tokenizer
+from engines.vocabulary import Vocabulary
+from speculation.distributions import Floats
+from wire.errors import PairMismatchError
+
+_log = logging.getLogger("pilotfish.device")
+
+RULE = 1  # of what is shared; a file that was written under another one is not read
+SUFFIX = ".bridge"
+MOST_BYTES = 1 << 26  # of a file; 8 bytes a token
+MOST_FILES = 64  # edges come and go: the oldest pairs are forgotten
+MOST_ENCODED = 1024  # texts with several tokens; honest vocabularies have 256 such at most
+
+
+@dataclass(frozen=True, eq=False)
+class SharedTokens:
+    """The tokens that two vocabularies have in common. Each belongs to one of the other's.
+
+    own: i64 [n], the drafter's ids, in the order of `target`.
+    target: i64 [n], the target's ids, ascending.
+    specials: of these, the special ones: target id → the drafter's id.
+    own_size, target_size: the true sizes of the vocabularies; every id is below.
+    """
+
+    own: NDArray[np.int64]
+    target: NDArray[np.int64]
+    specials: dict[int, int]
+    own_size: int
+    target_size: int
+
+    @classmethod
+    def between(cls, drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
+        """Those of a pair, out of the cache if they were found before (then in milliseconds).
+
+        Raises `PairMismatchError` if no text at all is a token of both.
+        """
+        path = cache_directory() / "bridges" / f"{drafter.digest}-{target.digest}{SUFFIX}"
+        shared = _read(path, drafter, target)
+        if shared is None:
+            shared = _find(drafter, target)
+            _write(path, shared)
+        return shared
+
+    @cached_property
+    def to_own(self) -> NDArray[np.int32]:
+        """i32 [V_t]: the drafter's id of a target token, −1 where it is not shared."""
+        ids = np.full(self.target_size, -1, np.int32)
+        ids[self.target] = self.own
+        return ids
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+
+class Projection:
+    """The drafter's logits as the target's; one lane's, for its buffer is reused."""
+
+    def __init__(self, shared: SharedTokens) -> None:
+        self._own, self._target = shared.own, shared.target
+        self._size = shared.target_size
+        # f32 [most rows so far, V_t]; only shared columns are ever written
+        self._buffer = self._rows(1)
+
+    def __call__(self, logits: Floats) -> Floats:
+        """f32 [n, V_d] → f32 [n, V_t], −∞ where not shared: a view that the next call overwrites.
+
+        Its softmax is the drafter's distribution renormalised over the shared tokens.
+        """
+        if len(logits) > len(self._buffer):
+            self._buffer = self._rows(len(logits))
+        # row by row: NumPy's indexing of one axis is twice as fast as that of one of two
+        for row, out in zip(logits, self._buffer, strict=False):
+            out[self._target] = row[self._own]
+        return self._buffer[: len(logits)]
+
+    def _rows(self, count: int) -> NDArray[np.float32]:
+        return np.full((count, self._size), -np.inf, np.float32)
+
+
+def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
+    """Go through both vocabularies."""
+    own_text, own_special = _tokens(drafter)
+    text, special = _tokens(target)
+    # target id → own id
+    pairs = {id: own_text[data] for data, id in text.items() if data in own_text}
+    if not pairs:
+        raise PairMismatchError(
+            f"{drafter.model} cannot draft for {target.model}: no token of the one is a token of "
+            "the other. Draft with a model whose tokenizer has more in common with the target's "
+            "(pilotfish export bridge DRAFT TARGET counts it)."
+        )
+    specials = {id: own_special[piece] for piece, id in special.items() if piece in own_special}
+    _join_turn_ends(specials, drafter, target)
+    ids = sorted((pairs | specials).items())
+    return SharedTokens(
+        target=np.array([id for id, _ in ids], np.int64),
+        own=np.array([own for _, own in ids], np.int64),
+        specials=specials,
+        own_size=drafter.vocab_size,
+        target_size=target.vocab_size,
+    )
+
+
+def _tokens(vocabulary: Vocabulary) -> tuple[dict[bytes, int], dict[str, int]]:
+    """The canonical id of every text that is a token, and the id of every special token.
+
+    What ends a generation is special, even if the tokenizer has it as text.
+    """
+    tokenizer = vocabulary.tokenizer
+    ends = set(vocabulary.eos_ids)
+    specials: dict[str, int] = {}
+    texts: dict[bytes, int] = {}
+    several: dict[bytes, list[int]] = {}
+    for id in range(min(vocabulary.vocab_size, tokenizer.vocab_size)):
+        if id in ends or tokenizer.is_special(id):
+            specials[tokenizer.piece(id)] = id
+        elif data := tokenizer.token_bytes(id):
+            first = texts.setdefault(data, id)
+            if first != id:
+                several.setdefault(data, [first]).append(id)
+    for data, ids in islice(several.items(), MOST_ENCODED):
+        texts[data] = _canonical(tokenizer, data, ids)
+    specials.pop("", None)  # an end token that the tokenizer lacks
+    return texts, specials
+
+
+def _canonical(tokenizer: Tokenizer, data: bytes, ids: Iterable[int]) -> int:
+    """Of tokens for the same bytes: what the text is encoded as, else no byte token, else the
+    lowest.
+    """
+    with suppress(UnicodeDecodeError):
+        encoded = tokenizer.encode(data.decode("utf-8"))
+        if len(encoded) == 1 and encoded[0] in ids:
+            return encoded[0]
+    return min(ids, key=lambda id: (bool(BYTE_TOKEN.fullmatch(tokenizer.piece(id))), id))
+
+
+def _join_turn_ends(specials: dict[int, int], drafter: Vocabulary, target: Vocabulary) -> None:
+    """Let the drafter's end of a turn be the target's, unless either ends both by its name.
+
+    It is then nothing else: a name that it shares with another special token does not count.
+    """
+    own, end = drafter.turn_end, target.turn_end
+    if own is None or end is None or own >= drafter.vocab_size or end >= target.vocab_size:
+        return
+    by_name = [(id, specials[id]) for id in target.eos_ids if specials.get(id) in drafter.eos_ids]
+    if any(id == end or its == own for id, its in by_name):
+        return
+    for id in [id for id, its in specials.items() if its == own]:
+        del specials[id]
+    specials[end] = own
+
+
+class _File(msgspec.Struct, frozen=True, array_like=True):
+    """What is kept of a pair, behind the SHA-256 of its msgpack. `own` and `target` are <i4."""
+
+    rule: int
+    drafter: str  # digest
+    target: str
+    own_ids: bytes
+    target_ids: bytes
+    specials: dict[int, int]
+
+
+def _write(path: Path, shared: SharedTokens) -> None:
+    """Keep it, if that can be."""
+    drafter, target = path.stem.split("-")
+    own_ids, target_ids = (ids.astype("<i4").tobytes() for ids in (shared.own, shared.target))
+    content = msgspec.msgpack.encode(
+        _File(RULE, drafter, target, own_ids, target_ids, shared.specials)
+    )
+    try:
+        replace_file(path, hashlib.sha256(content).digest(), content)
+        files = sorted(path.parent.glob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime_ns)
+        for old in files[:-MOST_FILES]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        _log.info("shared tokens are not kept: %s", error)
+
+
+def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens | None:
+    """What was kept; None if nothing was, or it is damaged or another pair's (which is logged)."""
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as opened:
+            digest, content = opened.read(32), opened.read(MOST_BYTES)
+        if hashlib.sha256(content).digest() != digest:
+            raise ValueError("it is damaged")
+        file = msgspec.msgpack.decode(content, type=_File)
+        if (file.rule, file.drafter, file.target) != (RULE, drafter.digest, target.digest):
+            raise ValueError("it is another pair's")
+        shared = SharedTokens(
+            own=np.frombuffer(file.own_ids, "<i4").astype(np.int64),
+            target=np.frombuffer(file.target_ids, "<i4").astype(np.int64),
+            specials=file.specials,
+            own_size=drafter.vocab_size,
+            target_size=target.vocab_size,
+        )
+        _check(shared)
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        _log.warning("%s is not used: %s", path, error)
+        return None
+    return shared
+
+
+def _check(shared: SharedTokens) -> None:
+    """Raise `ValueError` unless it is a one-to-one map within both vocabularies."""
+    own, target, specials = shared.own, shared.target, shared.specials
+    if not 0 < len(own) == len(target):
+        raise ValueError("it names no pairs of tokens")
+    if target[0] < 0 or target[-1] >= shared.target_size or (np.diff(target) <= 0).any():
+        raise ValueError("its target ids do not ascend within the vocabulary")
+    if own.min() < 0 or own.max() >= shared.own_size or len(np.unique(own)) < len(own):
+        raise ValueError("its drafter ids are none, or repeated")
+    if any(
+        not 0 <= id < shared.target_size or its < 0 or shared.to_own[id] != its
+        for id, its in specials.items()
+    ):
+        raise ValueError("its special tokens are not shared")

@@ -1,0 +1,54 @@
+"""The target's vocabulary, for devices whose drafter has another one.
+
+In: a `Fetch`. Out: the `Part` that it asks for, compressed by itself, so that each is small enough
+to cross a slow link between two heartbeats. Nothing is tokenized here: that is the device's affair.
+"""
+
+import hashlib
+import logging
+import zlib
+
+from engines.artifact import Artifact
+from engines.vocabulary import Vocabulary
+from wire import messages as m
+from wire.errors import MalformedError, PairMismatchError
+
+_log = logging.getLogger("pilotfish.edge")
+
+
+class Lexicon:
+    """The bytes of one vocabulary, in parts. One owner: the serving loop.
+
+    digest: their SHA-256 (hex); size: their number; "" and 0 for one that is too large to be had.
+    Raises `ArtifactError` if the artifact's tokenizer cannot be read.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        blob = Vocabulary.of(artifact).encode()
+        if len(blob) > m.MAX_VOCABULARY:
+            _log.warning(
+                "the vocabulary has %d bytes, more than the wire takes: only drafters of the same "
+                "vocabulary can be served", len(blob),
+            )  # fmt: skip
+            blob = b""
+        self.digest = hashlib.sha256(blob).hexdigest() if blob else ""
+        self.size = len(blob)
+        self._plain = [blob[at : at + m.PART_BYTES] for at in range(0, len(blob), m.PART_BYTES)]
+        self._packed: dict[int, bytes] = {}  # the parts that have been asked for
+
+    def answer(self, fetch: m.Fetch) -> tuple[m.Part, tuple[bytes]]:
+        """The part and its frame; raises for another vocabulary, and for a part that is none."""
+        if not self.digest or fetch.vocabulary != self.digest:
+            raise PairMismatchError(
+                "This edge does not offer that vocabulary; maybe it serves another model now: "
+                "connect again."
+            )
+        if fetch.part >= len(self._plain):
+            raise MalformedError(
+                f"The vocabulary has {len(self._plain)} parts, and no part {fetch.part}."
+            )
+        packed = self._packed.get(fetch.part)
+        if packed is None:  # a few milliseconds, once
+            packed = self._packed[fetch.part] = zlib.compress(self._plain[fetch.part], 6)
+            self._plain[fetch.part] = b""
+        return m.Part(vocabulary=self.digest, part=fetch.part), (packed,)
