@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from math import nan
 from statistics import median
 from typing import Any
 
@@ -17,7 +18,11 @@ SPEED = (
     *("prompts", "run", "answers", "equal", "tie", "shape", "differ", "alpha"),
     *("tokens_per_round", "tokens_per_s", "ratio", "q1", "q3", "whole_per_s", "whole_ratio"),
 )
-PARTS = ("run", *(f"{stage}_ms" for stage in STAGES), *(f"bridge_{n}_ms" for n in BRIDGED))
+PARTS = (
+    *("run", *(f"{stage}_ms" for stage in STAGES)),
+    *(f"bridge_{name}_ms" for name in BRIDGED),
+    *("bridge_ms", "bridge_p99_ms"),
+)
 Said = Mapping[str, Any]
 
 
@@ -49,18 +54,23 @@ def _row(
     ratios = _ratios(speeds, map(_after_first, alone))
     return row | {
         "alpha": _acceptance(answers) if run.window is not None else "",
-        "tokens_per_round": float(np.mean(steady["committed"])),
-        "tokens_per_s": median(one for one in speeds if one),
-        "ratio": median(ratios),
-        "q1": float(np.quantile(ratios, 0.25)),
-        "q3": float(np.quantile(ratios, 0.75)),
+        "tokens_per_round": float(np.mean(steady["committed"])) if steady["committed"] else nan,
+        "tokens_per_s": _quantile([one for one in speeds if one], 0.5),
+        "ratio": _quantile(ratios, 0.5),
+        "q1": _quantile(ratios, 0.25),
+        "q3": _quantile(ratios, 0.75),
         "whole_per_s": median(whole),
         "whole_ratio": median(_ratios(whole, whole_alone)),
-        **{f"{stage}_ms": median(steady[stage]) for stage in STAGES},
-        **{f"bridge_{name}_ms": median(steady[name]) for name in BRIDGED},
-        "bridge_ms": median(steady["bridge"]),
-        "bridge_p99_ms": float(np.quantile(steady["bridge"], 0.99)),
+        **{f"{stage}_ms": _quantile(steady[stage], 0.5) for stage in STAGES},
+        **{f"bridge_{name}_ms": _quantile(steady[name], 0.5) for name in BRIDGED},
+        "bridge_ms": _quantile(steady["bridge"], 0.5),
+        "bridge_p99_ms": _quantile(steady["bridge"], 0.99),
     }
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """NaN of nothing: answers may be too short to have a round in their middle."""
+    return float(np.quantile(values, share)) if values else nan
 
 
 def _steady(answers: Iterable[Said]) -> dict[str, list[float]]:

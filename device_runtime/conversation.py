@@ -61,7 +61,7 @@ class Conversation:
         welcome = self._link.welcome if self._link is not None else None
         return list((welcome or self._target).eos_ids)
 
-    def answer(self, prompt: Prompt, wish: Plan | Choosable) -> Iterator[Piece]:
+    def answer(self, prompt: Prompt, wish: Plan | Choosable) -> Generator[Piece, None, None]:
         """The answer to a prompt, piece by piece; ``last`` holds it afterwards."""
         session, link = self.session, self._link
         begun_s = time.monotonic()

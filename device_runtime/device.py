@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from copy import copy
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +37,8 @@ class Device:
     """A drafter and its edge. One generation at a time; `beside` makes devices for more.
 
     draft: the drafter's artifact, of whatever vocabulary: that of the edge's target is fetched
-    where it is another one, and kept (``on_fetch`` hears the bytes that are there, and all). edge: ``tcp://host:port``, or None when only ``local`` is used.
+    where it is another one, and kept (``on_fetch`` hears the bytes that are there, and all).
+    edge: ``tcp://host:port``, or None when only ``local`` is used.
     keys: the folder with ``device.key`` and ``edge.pub``; None is allowed on loopback only.
     on_round: is told of every round when it is over, before the next one begins.
 
@@ -127,23 +129,24 @@ class Device:
             self._on_round,
         )
 
-    def _attune(self) -> None:
-        """See to it that the vocabulary is that of the edge that was greeted last."""
+    def _attune(self) -> bool:
+        """See to it that the vocabulary is that of the edge that was met last: is it new?"""
         link = self._link
-        if link is None or link.welcome is None:
-            return
-        presence = link.presence
+        if link is None or link.presence.met is None:
+            return False
+        presence, met = link.presence, link.presence.met
         if presence.vocabulary == self._partner.pair.fingerprint:
-            return
+            return False
         presence.speak(presence.vocabulary)
         try:
-            self._partner = self._partners.meet(link, link.welcome)
+            self._partner = self._partners.meet(link, met)
         except BaseException as error:
             presence.speak(self._partner.pair.fingerprint)
             if self._patience.starts_alone and isinstance(error, AWAY):
-                return  # until it is there again
+                return False  # until it is there again, or one that suits
             raise
         self._converse()
+        return True
 
     def beside(self) -> Device:
         """A device for another conversation, and another thread, on the same weights and edge.
@@ -157,10 +160,13 @@ class Device:
         try:
             if self._link is not None:
                 other._link = self._dial(drafter.artifact, other._interrupt)
-                if other._link.welcome is None:  # until it is greeted itself, as far as is known
-                    other._link.presence.welcome = self._link.welcome
+                if other._link.presence.met is None:  # until it is greeted itself, as far as known
+                    other._link.presence.met = self._link.presence.met
             other._move_in(drafter)
         except BaseException:
+            if other._link is not None and other._link is not self._link:
+                self._family.remove(other._link)
+                other._link.close()
             drafter.release()
             raise
         return other
@@ -184,6 +190,9 @@ class Device:
         self._interrupt.arm()
         self._attune()
         made = self._understood(prompt)
+        return self._met_anew(self._answer(made, options), made, options)
+
+    def _answer(self, made: Prompt, options: Options) -> Generator[Piece, None, None]:
         auto = options.get("protocol")
         if auto == AUTO:
             auto = Auto()
@@ -193,6 +202,23 @@ class Device:
         wish = Choosable(auto, options)
         self._conversation.plans(wish)  # complains, if there is reason to, before anything is done
         return self._conversation.answer(made, wish)
+
+    def _met_anew(
+        self, pieces: Generator[Piece, None, None], made: Prompt, options: Options
+    ) -> Iterator[Piece]:
+        """The pieces; those of another answer, if an edge of another vocabulary is found first."""
+        with closing(pieces):
+            try:
+                first = next(pieces, None)
+            except PairMismatchError:
+                if not self._attune():
+                    raise
+            else:
+                if first is not None:
+                    yield first
+                    yield from pieces
+                return
+        yield from self._answer(self._understood(made), options)
 
     def _understood(self, prompt: Asked | Prompt) -> Prompt:
         """The prompt, in the vocabularies of this pair."""
@@ -260,7 +286,9 @@ class Device:
 
     @property
     def welcome(self) -> Welcome | None:
-        """What the edge said of itself when it was last greeted; None before that."""
+        """What the edge said of itself when it was last greeted; None before that, and while it is
+        one of another vocabulary.
+        """
         return self._link.welcome if self._link is not None else None
 
     @property
@@ -332,4 +360,3 @@ def connect(edge: str, keys: str | Path | None) -> EdgeLink:
         link.close()
         raise
     return link
-

@@ -139,7 +139,8 @@ class Drafter:
         return self._decoder.length(self._slot)
 
     def _meet(self, wanted: NDArray[Any]) -> None:
-        """Of what was read, keep what ``wanted`` begins with."""
+        """Of what was read, keep what ``wanted`` begins with, and of an unsettled tree nothing."""
+        self._tree = None
         straight = min(self._straight, len(wanted))
         differing = np.flatnonzero(self._ids[:straight] != wanted[:straight])
         self._straight = int(differing[0]) if len(differing) else straight
@@ -180,7 +181,6 @@ class Drafter:
 
     def _read(self, context: NDArray[Any], between: Callable[[], None] = lambda: None) -> None:
         """Read the drafter's ids ``context`` but for the last one."""
-        self._tree = None
         self._meet(context[:-1])
         while (held := self._straight) < len(context) - 1:
             between()

@@ -14,6 +14,10 @@ from device_runtime.link.edge_link import EdgeLink
 from engines.vocabulary import Vocabulary
 from wire.messages import Welcome
 
+_MOST = (
+    2  # other vocabularies that are kept in mind, up to 100 MB each; an edge may come with ever new
+)
+
 
 class Partner(NamedTuple):
     """A target's vocabulary beside the drafter's, and what the pair has shown."""
@@ -34,9 +38,9 @@ class Partners:
         self._own = own
         self._pace = pace
         self._progress = progress
-        self._known: dict[str, Partner] = {}  # by the digest of the target's vocabulary
         self.latest = self._partner(own)  # the drafter by itself, until an edge is met
-        self._alone = self.latest
+        # by the digest of the target's vocabulary; the drafter's own is the first
+        self._known = {own.digest: self.latest}
 
     def _partner(self, target: Vocabulary) -> Partner:
         pair = Pair(self._own, target)
@@ -45,15 +49,18 @@ class Partners:
     def meet(self, link: EdgeLink, welcome: Welcome) -> Partner:
         """The partner behind this link, which was welcomed so; its vocabulary may be fetched.
 
+        A target of the drafter's own tokens may have another template: then it is fetched, too.
         Raises what `target_vocabulary` raises, and `PairMismatchError` for a pair that has nothing
         in common.
         """
-        if welcome.tokenizer in ("", self._own.fingerprint):
-            self.latest = self._alone
-            return self._alone
-        known = self._known.get(welcome.vocabulary)
+        name = welcome.vocabulary
+        if not name and welcome.tokenizer in ("", self._own.fingerprint):
+            name = self._own.digest  # an older edge
+        known = self._known.get(name)
         if known is None:  # lanes that meet it at the same time may each fetch it; one will do
             found = self._partner(target_vocabulary(link, welcome, self._progress))
-            known = self._known.setdefault(welcome.vocabulary, found)
+            for oldest in list(self._known)[1:-_MOST]:
+                self._known.pop(oldest, None)
+            known = self._known.setdefault(name, found)
         self.latest = known
         return known

@@ -109,6 +109,11 @@ class Session:
                 f"The prompt has {len(ids)} tokens; drafter and target together take at most "
                 f"{self.context - 1}."
             )
+        if plan.protocol == LOCAL and len(prompt.own) > self._drafter.context:
+            raise PromptTooLongError(
+                f"The prompt has {len(prompt.own)} tokens of the drafter's, which takes at most "
+                f"{self._drafter.context}."
+            )
         kept = self.shared(ids)
         self.committed.truncate(kept)
         self.committed.extend(ids[kept:])

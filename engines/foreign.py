@@ -10,7 +10,7 @@ up (which is a typed error) after ten million steps, but counts them anew at eve
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -126,7 +126,7 @@ class _Bpe(Struct, frozen=True):
     dropout: None = None
     continuing_subword_prefix: _Empty | None = None
     end_of_word_suffix: _Empty | None = None
-    type: str = "BPE"
+    type: Literal["BPE"] = "BPE"
 
 
 class _Added(Struct, frozen=True):
@@ -148,12 +148,11 @@ def check_foreign(text: str) -> None:
     try:
         found = json.loads(text, object_pairs_hook=_distinct)
         file = msgspec.convert(found, _TokenizerFile)
+        growth = _growth(file.normalizer)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(
-            f"this tokenizer is of no kind that is taken from others: {error}"
-        ) from None
-    if file.model.type != "BPE" or _growth(file.normalizer) > MAX_GROWTH:
-        raise ArtifactError("this tokenizer is no BPE, or makes too much text of a text")
+        raise ArtifactError(f"this tokenizer is of a kind that is not taken: {error}") from None
+    if growth > MAX_GROWTH:
+        raise ArtifactError("this tokenizer makes far more text of a text before it splits it")
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

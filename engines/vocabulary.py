@@ -15,7 +15,7 @@ import msgspec
 from engines.artifact import Artifact, Positive, TokenId
 from engines.chat import ChatTemplate
 from engines.errors import ArtifactError, TemplateError
-from engines.foreign import check_foreign
+from engines.foreign import MAX_TOKENS, check_foreign
 from engines.tokenizer import Tokenizer
 
 
@@ -52,12 +52,15 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return vocabulary
 
     @classmethod
-    def decode(cls, data: bytes) -> Vocabulary:
-        """What `encode` gave. Raises `ArtifactError` for anything else."""
+    def decode(cls, data: bytes, model: str) -> Vocabulary:
+        """What `encode` gave, of the model of this name. Raises `ArtifactError` for anything else."""
         try:
-            vocabulary = msgspec.msgpack.decode(data, type=cls)
+            nameless = msgspec.msgpack.decode(data, type=cls)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise ArtifactError(f"this is not a vocabulary: {error}") from None
+        vocabulary = msgspec.structs.replace(nameless, model=model)
+        if vocabulary.vocab_size > MAX_TOKENS:
+            raise ArtifactError(f"{vocabulary.vocab_size} tokens are more than any vocabulary has")
         check_foreign(vocabulary.tokenizer_json)
         tokenizer, size = vocabulary.tokenizer, vocabulary.vocab_size
         ids = [*vocabulary.eos_ids, vocabulary.bos_id or 0, *tokenizer.beginning]
@@ -66,8 +69,8 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return vocabulary
 
     def encode(self) -> bytes:
-        """Its bytes; equal vocabularies of equal models have equal bytes."""
-        return msgspec.msgpack.encode(self)
+        """Its bytes, without the model's name: models may have the same vocabulary."""
+        return msgspec.msgpack.encode(msgspec.structs.replace(self, model=""))
 
     @cached_property
     def digest(self) -> str:

@@ -58,15 +58,23 @@ def probabilities(logits: Floats, sampling: Sampling) -> Floats:
     weights: Floats = logits - logits.max(axis=1, keepdims=True)
     weights /= weights.dtype.type(sampling.temperature)
     np.exp(weights, out=weights)
-    vocab = weights.shape[1]
-    if 0 < sampling.top_k < vocab:
-        kth = np.partition(weights, vocab - sampling.top_k, axis=1)[:, vocab - sampling.top_k]
-        weights[weights < kth[:, None]] = 0.0
+    if sampling.top_k:
+        for row in weights:
+            row[row < _kth_largest(row, sampling.top_k)] = 0.0
     if sampling.top_p < 1.0:
         for row in weights:
             row[~nucleus(row, sampling.top_p)] = 0.0
     weights /= weights.sum(axis=1, keepdims=True)
     return weights
+
+
+def _kth_largest(weights: Floats, k: int) -> float:
+    """The k-th largest of ``weights`` [V] ≥ 0; 0 where fewer are above 0."""
+    # Zeros are left out: where many are equal, as across a bridge, np.partition takes milliseconds.
+    values = weights[weights > 0.0]
+    if k > len(values):
+        return 0.0
+    return float(np.partition(values, len(values) - k)[len(values) - k])
 
 
 def nucleus(weights: Floats, mass: float) -> NDArray[np.bool_]:
@@ -76,16 +84,13 @@ def nucleus(weights: Floats, mass: float) -> NDArray[np.bool_]:
     """
     wanted = mass * weights.sum(dtype=np.float64)
     kept = np.zeros(len(weights), dtype=np.bool_)
-    for size in (min(_NUCLEUS_GUESS, len(weights)), len(weights)):
-        if size < len(weights):
-            edge = np.partition(weights, len(weights) - size)[len(weights) - size]
-            # everything at least as heavy as the size-th token, ties included, so that order holds
-            ids = np.flatnonzero(weights >= edge)
-        else:
-            ids = np.arange(len(weights))
+    for size in (_NUCLEUS_GUESS, len(weights)):
+        # everything at least as heavy as the size-th token, ties included, so that order holds
+        edge = _kth_largest(weights, size)
+        ids = np.flatnonzero(weights >= edge if edge > 0.0 else weights > 0.0)
         ordered = ids[np.argsort(-weights[ids], kind="stable")]
         running = np.cumsum(weights[ordered], dtype=np.float64)
-        if running[-1] >= wanted or size == len(weights):
+        if edge == 0.0 or size == len(weights) or running[-1] >= wanted:
             count = int(np.searchsorted(running, wanted)) + 1
             kept[ordered[:count]] = True
             break

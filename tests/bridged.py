@@ -14,7 +14,8 @@ from tests.enumeration import Model
 from tests.rounds import PROMPT, draft_window
 from tests.tiny import tiny_tokenizer
 
-# Of each pair the drafter's tokens and the target's, without their ends, which are shared too but in "nothing else".
+# Of each pair the drafter's tokens and the target's, without the end tokens, which all pairs share
+# but "nothing else".
 WORDS = {
     # the drafter reads the target's "b", "a" as "ba", its "ab" as "a", "b", and its "c" not at all
     "partial": (["d", "b", "a", "ba", "dd"], ["a", "b", "ab", "c"]),
@@ -46,9 +47,7 @@ def pair_of(words):
     """The pair of that name in `WORDS`."""
     drafter, target = WORDS[words]
     ends = words != "nothing else"
-    return Pair(
-        vocabulary(drafter, END, ends=ends), vocabulary(target, TARGETS_END, ends=ends)
-    )
+    return Pair(vocabulary(drafter, END, ends=ends), vocabulary(target, TARGETS_END, ends=ends))
 
 
 def ids(tokens):

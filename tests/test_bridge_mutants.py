@@ -14,7 +14,7 @@ from device_runtime.bridge.bridge import SharedTokensBridge
 from device_runtime.bridge.shared import Projection, SharedTokens
 from device_runtime.drafter import Drafter
 from engines.decoder import Decoder, Pass
-from speculation.candidates import choose, residual
+from speculation.candidates import choose
 from speculation.distributions import Sampling, probabilities
 from speculation.rows import Row
 from speculation.truncation import truncate
@@ -25,7 +25,7 @@ from tests.test_mutants import SEEN, VOCAB, ended, worst
 from tests.tiny import tiny_artifact
 from wire.protocols import EXCHANGES, Law
 
-# Tokens 0 and 1 are shared. The drafter's 2 is 1 in another spelling; the target has no 3 of it.
+# Tokens 0 and 1 are shared. The drafter's 2 is 1 in another spelling, its 3 is not the target's.
 SHARED = SharedTokens(
     own=np.array([0, 1]), target=np.array([0, 1]), specials={}, own_size=VOCAB, target_size=VOCAB
 )

@@ -446,5 +446,5 @@ def test_the_cache_does_not_grow_for_ever(cache: Path, monkeypatch: pytest.Monke
 def test_a_vocabulary_that_came_over_the_wire_is_the_same_pair(cache: Path) -> None:
     drafter, target = a_pair()
     SharedTokens.between(drafter, target)
-    SharedTokens.between(drafter, Vocabulary.decode(target.encode()))
+    SharedTokens.between(drafter, Vocabulary.decode(target.encode(), target.model))
     assert len(list(cache.iterdir())) == 1

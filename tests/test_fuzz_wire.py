@@ -178,8 +178,8 @@ def test_a_hundred_thousand_messages(
     assert "internal" not in seen
     assert seen.keys() >= {
         "Verdict", "Tokens", "Pong", "Welcome", "Part", "malformed", "diverged", "conflict",
-        "token-out-of-range", "bad-draft", "unknown-session", "unsupported", "too-many-sessions", "pair-mismatch",
-        "version-mismatch", "prompt-too-long", "too-large",
+        "token-out-of-range", "bad-draft", "unknown-session", "unsupported", "too-many-sessions",
+        "pair-mismatch", "version-mismatch", "prompt-too-long", "too-large",
     }  # fmt: skip
     assert seen["Verdict"] > MESSAGES / 100, seen
     decided = sum((talk.decided for talk in talks.values()), Counter())

@@ -21,7 +21,7 @@ HEADER_BYTES: Final = 16 * 1024
 MAX_FRAMES: Final = 8  # arrays behind one header
 MAX_WINDOW: Final = 128
 MAX_PROBE: Final = 256 * 1024  # bytes that a ping may carry
-PART_BYTES: Final = 128 * 1024  # of a vocabulary, in one part, before it is compressed
+PART_BYTES: Final = 64 * 1024  # of a vocabulary, in one part, before it is compressed
 MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all its parts
 
 U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]

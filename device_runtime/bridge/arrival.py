@@ -123,7 +123,7 @@ def _unpacked(frame: Buffer, expected: int) -> bytes:
 
 def _checked(blob: bytes, welcome: Welcome) -> Vocabulary:
     try:
-        vocabulary = Vocabulary.decode(blob)
+        vocabulary = Vocabulary.decode(blob, welcome.model)
         fits = (
             vocabulary.vocab_size == welcome.vocab_size
             and vocabulary.eos_ids == welcome.eos_ids

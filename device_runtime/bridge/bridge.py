@@ -109,9 +109,8 @@ class SharedTokensBridge(Bridge):
 
     def _reserve(self, length: int) -> None:
         if length > len(self._ids):
-            larger = np.empty(2 * length, dtype=np.int64)
-            larger[: self._prompt] = self._ids[: self._prompt]
-            self._ids = larger
+            more = np.empty(2 * length - len(self._ids), dtype=np.int64)
+            self._ids = np.concatenate([self._ids, more])
 
     def project(self, logits: Floats) -> Floats:
         """−∞ where the drafter has no such token."""

@@ -66,7 +66,7 @@ class Context:
         self._answer = np.empty(0, np.uint32)  # [n] as last seen
         self._settled = np.empty(0, np.int64)  # [m] own ids that stay as they are
         self._text = ""  # what follows them
-        self._tail: list[int] = []  # its own ids
+        self._encoded, self._tail = "", list[int]()  # what of it is encoded, and its own ids
 
     def of(self, answer: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Own ids [m] of the answer, target ids [n].
@@ -87,7 +87,6 @@ class Context:
     def _grow(self, ids: list[int]) -> None:
         """Take in target ids that follow those known."""
         settled: list[int] = []
-        before = self._text
         for special, run in groupby(ids, self._target.is_special):
             if special:
                 settled += self._read(self._decoder.decode(b"", final=True))
@@ -96,11 +95,12 @@ class Context:
             else:
                 data = b"".join(map(self._target.token_bytes, run))
                 settled += self._read(self._decoder.decode(data))
-        if self._text != before:
+        if self._text != self._encoded:
             encoding = self._own.encode_rest(self._text)
             characters, tokens = self._cut(self._text, encoding)
             settled += encoding.ids[:tokens]
             self._text, self._tail = self._text[characters:], encoding.ids[tokens:]
+            self._encoded = self._text
         self._settled = np.concatenate([self._settled, np.array(settled, np.int64)])
 
     def _read(self, decoded: str) -> list[int]:
@@ -116,7 +116,7 @@ class Context:
     def _finish(self) -> list[int]:
         """The ids of the text, which ends here."""
         ids: list[int] = self._own.encode_rest(self._text).ids if self._text else []
-        self._text, self._tail = "", []
+        self._text = ""
         return ids
 
     def _raw_ids(self, data: bytes) -> list[int]:
@@ -172,11 +172,9 @@ def _cut_between_words(pairs: Set[str]) -> Cut:
 
 def _separate(left: str, right: str) -> bool:
     """Whether neighbours are of different kinds, and no normal form joins them."""
-    before, behind = _kind(left), _kind(right)
-    # Marks and Hangul's vowels and finals compose with what is before them; they are no N, P, S
-    # or Z, and white space composes with nothing.
-    composes = category(right)[0] not in "NPSZ" and not (before == "Z" and behind == "L")
-    return before != behind and not composes
+    # Marks compose with letters before them, and change places. The letters that compose with
+    # what is before them, Hangul's vowels and finals, do so with letters.
+    return _kind(left) != _kind(right) and category(right)[0] in "LNPSZ"
 
 
 def _kind(character: str) -> str:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.bridge.bridge import Bridge, SharedTokensBridge, TrivialBridge
 from device_runtime.bridge.context import Context
-from device_runtime.bridge.prompt import Asked, Prompt
+from device_runtime.bridge.prompt import Asked, Prompt, are_messages
 from device_runtime.bridge.shared import SharedTokens
 from engines.chat import ChatTemplate
 from engines.errors import TemplateError
@@ -26,7 +26,10 @@ class Pair:
     def __init__(self, drafter: Vocabulary, target: Vocabulary) -> None:
         self.drafter = drafter
         self.target = target
-        self.trivial = drafter.fingerprint == target.fingerprint
+        self.trivial = (drafter.fingerprint, drafter.vocab_size) == (
+            target.fingerprint,
+            target.vocab_size,
+        )
         self.shared = None if self.trivial else SharedTokens.between(drafter, target)
 
     @property
@@ -58,7 +61,7 @@ class Pair:
         own: Sequence[int] | None
         if isinstance(asked, str) and not (chat and self.target.template):
             ids, own = _raw(self.target, asked), _raw(self.drafter, asked)
-        elif isinstance(asked, str) or _are_messages(asked):
+        elif isinstance(asked, str) or are_messages(asked):
             messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
             ids, own = self._rendered(messages), self._in_own_template(messages)
         else:
@@ -74,10 +77,11 @@ class Pair:
 
     def _in_own_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
         """What the drafter reads for these messages; None if it has no template for them."""
-        if self.trivial or self.drafter.template is None:
+        if self.trivial:
             return None
         try:
-            return _in_template(self.drafter, self.drafter.template, messages)
+            template = self.drafter.template
+            return None if template is None else _in_template(self.drafter, template, messages)
         except TemplateError:  # such as one that knows no system message
             return None
 
@@ -108,10 +112,6 @@ class Pair:
                 f"{wrong[0]!r} is no token id: the vocabulary has {vocab} tokens."
             )
         return ids
-
-
-def _are_messages(asked: Asked) -> TypeGuard[Sequence[Mapping[str, Any]]]:
-    return not isinstance(asked, str) and len(asked) > 0 and isinstance(asked[0], Mapping)
 
 
 def _raw(vocabulary: Vocabulary, text: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,18 @@ from numpy.typing import NDArray
 Asked: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]]"
 
 
+def are_messages(asked: Asked) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    """Whether it is messages, and neither a text nor token ids; an empty list is no messages."""
+    return not isinstance(asked, str) and len(asked) > 0 and isinstance(asked[0], Mapping)
+
+
 @dataclass(frozen=True, eq=False)
 class Prompt:
     """A prompt in the vocabularies of one pair.
 
-    asked, chat: what it was made of, and whether a text of these is a user message. ids: u32 [n], the target's tokens, which are committed. own: the
-    drafter's [m], m ≥ 1 unless n is 0. vocabulary: fingerprint of the target's.
+    asked, chat: what it was made of, and whether a text of these is a user message. ids: u32 [n],
+    the target's tokens, which are committed. own: the drafter's [m], m ≥ 1 unless n is 0.
+    vocabulary: fingerprint of the target's.
     """
 
     asked: Asked
@@ -28,7 +34,7 @@ class Prompt:
     @property
     def in_words(self) -> bool:
         """Whether it can be said in another vocabulary, too: it was not made of token ids."""
-        return isinstance(self.asked, str) or isinstance(self.asked[0], Mapping)
+        return isinstance(self.asked, str) or are_messages(self.asked)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -1,15 +1,16 @@
 """What a drafter and a target of another vocabulary have in common, and whether that is enough.
 
 Two figures on a text. *Coverage*: the share of the target's tokens of it that are shared. No other
-can ever be drafted, and a token is accepted with probability Σ min(p, q) ≤ p(shared), so coverage
-is the most that acceptance α can be on such a text, however good the drafter is. *Mass*: what the
-drafter's own distribution has on shared tokens, on average. It bounds nothing, for q is
-renormalised; but q is then 1 − mass (in total variation) away from what the drafter believes, and
-an opinion of which little is left is seldom the target's.
+can be drafted, and a draft is accepted with probability Σ min(p, q) ≤ p(shared): coverage is the
+most that acceptance α can be on such a text, however good the drafter is. *Mass*: what the
+drafter's own distribution has on shared tokens, on average. It bounds nothing, because q is
+renormalised; but q is 1 − mass (total variation) away from what the drafter believes, and what is
+left of an opinion that it mostly cannot voice is seldom the target's.
 
-The two together are what is left of a drafter that would be right every time. Below α = 0.2 a round
-of any length commits 1/(1 − α) = 1.25 tokens at most, where the edge alone commits 1 without any
-drafting and without any upload: such a pair is called hopeless.
+So a pair is judged by their product. With α below 0.2 a round, however long, commits fewer than
+1/(1 − α) = 1.25 tokens on average, where the edge alone commits 1 with no drafting and no upload:
+that is hopeless. The judgement is about vocabularies; it says nothing about how alike the models
+are.
 """
 
 from __future__ import annotations
@@ -26,20 +27,23 @@ from engines.artifact import Artifact
 from engines.decoder import Decoder, Pass
 from engines.vocabulary import Vocabulary
 from speculation.distributions import Sampling, probabilities
+from wire.errors import UnsupportedError
 
 Progress: TypeAlias = Callable[[str, int, "int | None"], None]
 Ids = NDArray[np.int64]
 
-HOPELESS = 0.2  # coverage · mass
+HOPELESS = 0.2  # of coverage · mass; less is
 MOST_POSITIONS = 4096  # at which the drafter is run
 _CONTEXT = 1024
+_LABEL = "running the drafter"
 _CHUNK = 64  # rows of logits at a time: 64 · 152k · 4 bytes are 39 MB
 
+# Prose, chat, code, sums, another language, data.
 SAMPLE = """\
-The lighthouse keeper climbed the stairs at dusk, as he had done every evening for thirty-one years. \
-From the gallery he could see the fishing boats coming home, one behind the other, and beyond them \
-a bank of fog that had not moved since morning. He trimmed the wick, wound the clockwork, and \
-waited. Nobody had told him yet that the light would be automated in the spring.
+The lighthouse keeper climbed the stairs at dusk, as he had done every evening for thirty-one \
+years. From the gallery he could see the fishing boats coming home, one behind the other, and \
+beyond them a bank of fog that had not moved since morning. He trimmed the wick, wound the \
+clockwork, and waited. Nobody had told him yet that the light would be automated in the spring.
 
 User: Can you explain why the sky is blue? My daughter asked me and I wasn't sure what to say.
 Assistant: Sure! Sunlight contains all colors. When it passes through the air, molecules scatter \
@@ -60,9 +64,9 @@ Natalia sold 48 clips in April and half as many in May: 48 / 2 = 24, so 48 + 24 
 At $1.25 each that makes 72 × 1.25 = $90.00; after a discount of 15% it is $76.50. The invoice, \
 no. 2024-0317, is due on 3/31/2025.
 
-Die Universität wurde 1386 gegründet und ist damit die älteste in Deutschland. Heute studieren dort \
-über 28.000 junge Menschen; viele von ihnen kommen aus dem Ausland. Wer die Stadt besucht, sollte \
-das Schloss und die Brücke über den Fluss nicht verpassen.
+Die Universität wurde 1386 gegründet und ist damit die älteste in Deutschland. Heute studieren \
+dort über 28.000 junge Menschen; viele von ihnen kommen aus dem Ausland. Wer die Stadt besucht, \
+sollte das Schloss und die Brücke über den Fluss nicht verpassen.
 
 {"name": "sensor-7", "unit": "°C", "readings": [21.5, 21.7, null], "ok": true}
 """
@@ -73,7 +77,7 @@ class Report:
     """What a pair shares.
 
     specials: strings of the special tokens that are shared, the target's → the drafter's.
-    turn_end: the target's token that ends a turn, and the drafter's that is drafted for it.
+    turn_end: the target's token that ends a turn; it is not drafted where `specials` lacks it.
     target_tokens: the length of the text in the target's tokens, of which the share `coverage` is
     shared. positions: at which the drafter's mass on shared tokens was averaged.
     """
@@ -84,7 +88,7 @@ class Report:
     target_size: int
     shared: int
     specials: dict[str, str]
-    turn_end: tuple[str, str | None] | None
+    turn_end: str | None
     target_tokens: int
     coverage: float
     positions: int
@@ -107,25 +111,25 @@ def report(
 ) -> Report:
     """Compare two vocabularies, and run the drafter on a text of at least one token.
 
-    Raises `PairMismatchError` if nothing at all is shared, and `ValueError` if a text is no token
-    of either.
+    Raises `PairMismatchError` if no text is a token of both, `UnsupportedError` for a text that is
+    empty to one of them.
     """
     own, other = Vocabulary.of(drafter), Vocabulary.of(target)
     shared = SharedTokens.between(own, other)
     ids = other.tokenizer.encode(text)
     read = [*own.tokenizer.beginning, *own.tokenizer.encode(text)]
     if not ids or not read:
-        raise ValueError("the text has no tokens")
+        raise UnsupportedError("The text has no tokens: give another one.")
     own_ids = np.array(read[:MOST_POSITIONS], np.int64)
+    progress(_LABEL, 0, len(own_ids))
     decoder = Decoder(drafter, context=_CONTEXT, threads=threads, provider=provider)
     masses = []
     for logits in _logits(decoder, own_ids):
         q = probabilities(logits, Sampling(temperature=1.0))
         masses += q[:, shared.own].sum(axis=1, dtype=np.float64).tolist()
-        progress("running the drafter", len(masses), len(own_ids))
+        progress(_LABEL, len(masses), len(own_ids))
     piece, own_piece = other.tokenizer.piece, own.tokenizer.piece
     end = other.turn_end
-    own_end = None if end is None else shared.specials.get(end)
     return Report(
         drafter=own.model,
         target=other.model,
@@ -133,7 +137,7 @@ def report(
         target_size=other.vocab_size,
         shared=len(shared),
         specials={piece(id): own_piece(its) for id, its in shared.specials.items()},
-        turn_end=end if end is None else (piece(end), own_end and own_piece(own_end)),
+        turn_end=None if end is None else piece(end),
         target_tokens=len(ids),
         coverage=float(np.mean(shared.to_own[ids] >= 0)),
         positions=len(masses),

@@ -4,7 +4,7 @@ Two tokens are the same if they stand for the same bytes, however their vocabula
 "Ġthe" (byte-level) and "▁the" (SentencePiece), "Ċ" and "<0x0A>". Where several tokens of one
 vocabulary stand for the same bytes, one of them, the canonical one, is shared. Special tokens are
 the same if their strings are, and never the same as text; the two tokens that end a turn are the
-same whatever they are called. Beginnings are not: a bos is never drafted, and SmolLM2's is what
+same whatever they are called. Beginnings are not: no answer needs a bos, and SmolLM2's is what
 other models begin a message with.
 
 The law: the drafter proposes from its own distribution, renormalised over the shared tokens. That

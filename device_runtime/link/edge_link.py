@@ -57,7 +57,7 @@ class EdgeLink:
 
     @property
     def welcome(self) -> Welcome | None:
-        """What the edge said of itself when it was greeted last."""
+        """What the edge said of itself when it was greeted last; None if it does not suit."""
         return self.presence.welcome
 
     def setbacks(self) -> Setbacks:

@@ -33,8 +33,8 @@ _NONE = Connection(0, 0)
 class Presence:
     """What one link knows of who is at its other end.
 
-    welcome: what the edge said when it was greeted last. lost_ns: when it was noticed that the edge
-    is away (monotonic); None while tokens get verified.
+    met: what the edge said that was greeted last, whether it suits or not. lost_ns: when it was
+    noticed that the edge is away (monotonic); None while tokens get verified.
     """
 
     def __init__(self, line: Line, patience: Patience, interrupt: Interrupt) -> None:
@@ -47,7 +47,7 @@ class Presence:
         self._pauses = backoff()
         self._away_s: float | None = time.monotonic()  # since when nobody was there
         self._speaks: str | None = None
-        self.welcome: Welcome | None = None
+        self.met: Welcome | None = None
         self.lost_ns: int | None = None
 
     def introduce(self, manifest: Manifest) -> None:
@@ -68,21 +68,31 @@ class Presence:
             self._unsuited = _NONE
 
     @property
-    def vocabulary(self) -> str:
-        """Fingerprint of the vocabulary that the edge said it has; an older one has the drafter's.
-        """
-        assert self.welcome is not None and self._hello is not None
-        return self.welcome.tokenizer or self._hello.tokenizer
+    def vocabulary(self) -> str | None:
+        """Fingerprint of the vocabulary of the edge that was met last; an older edge has ours."""
+        if self.met is None or self._hello is None:
+            return None
+        return self.met.tokenizer or self._hello.tokenizer
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """What the edge said that was met last; None if it does not speak what it is to speak."""
+        return self.met if self._speaks in (None, self.vocabulary) else None
+
+    @property
+    def _acquainted(self) -> bool:
+        """Has the edge on this connection been greeted, and does it suit?"""
+        return self._greeted == self._line.connection and self.welcome is not None
 
     # Waiting
 
     def await_edge(self) -> None:
         """Wait for a connection over which the edge has been greeted."""
         self.await_connection()
-        if self._hello is None or self._greeted == self._line.connection:
+        if self._hello is None or self._acquainted:
             return
         since_s = time.monotonic()
-        while self._greeted != self._line.connection:
+        while not self._acquainted:
             if time.monotonic() - since_s > self._patience.silent_s:
                 raise self.silent()
             try:
@@ -137,8 +147,8 @@ class Presence:
                 return
 
     def _welcomed(self, welcome: Welcome) -> None:
-        before, self.welcome = self.welcome, welcome
-        if self._speaks is not None and self._speaks != self.vocabulary:
+        before, self.met = self.met, welcome
+        if self.welcome is None:
             self._asked, self._unsuited = _NONE, self._line.connection
             raise PairMismatchError(
                 f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
@@ -181,9 +191,9 @@ class Presence:
             return False
         if self._hello is None or self._unsuited == line.connection:
             return False
-        if self._greeted != line.connection:
+        if not self._acquainted:
             self._greet(0.0)
-        return self._greeted == line.connection
+        return self._acquainted
 
     def look_out(self) -> None:
         """Give an edge that is there at the start the time to say so."""
@@ -242,7 +252,7 @@ class Presence:
     def _absent(self, otherwise: type[PilotfishError]) -> PilotfishError:
         endpoint = self._line.channel.endpoint
         # something else may sit there for a while, or a relay hang up: what was welcome will be
-        if self._line.channel.broken_handshakes and self.welcome is None:
+        if self._line.channel.broken_handshakes and self.met is None:
             if self._line.encrypted:
                 advice = "is edge.pub that edge's present public key, and does it use keys at all?"
             else:

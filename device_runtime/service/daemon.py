@@ -73,9 +73,7 @@ class Daemon:
         self._lanes = Lanes(
             self._devices, places=self._config.queue, told=self._told, counted=self._counted
         )
-        self._service = Service(
-            self._config, self._lanes, self._access, self.metrics, self.status
-        )
+        self._service = Service(self._config, self._lanes, self._access, self.metrics, self.status)
         self._server = _Server(_uvicorn(application(self._service), self._config.drain_s))
         serving = asyncio.ensure_future(self._server.serve([listener]))
         ticking = asyncio.ensure_future(self._tick())

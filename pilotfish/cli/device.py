@@ -5,6 +5,7 @@ Both draft here and have a target on the edge verify.
 
 import argparse
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from pilotfish.cli.options import (
     positive,
     write_json,
 )
+from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.screen import Screen
 from wire.errors import UnsupportedError
 from wire.protocols import LOCAL, Greedy
@@ -136,15 +138,18 @@ def _run(args: argparse.Namespace) -> int:
         )
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     screen = Screen(quiet=args.json == "-")
-    with Device(
-        args.draft,
-        args.edge,
-        args.keys,
-        provider=args.provider,
-        threads=args.threads,
-        on_link_loss=args.on_link_loss,
-        patience_s=args.patience,
-    ) as device:
+    with Bars() as bars:
+        opened = Device(
+            args.draft,
+            args.edge,
+            args.keys,
+            provider=args.provider,
+            threads=args.threads,
+            on_fetch=partial(bars.show, FETCHING),
+            on_link_loss=args.on_link_loss,
+            patience_s=args.patience,
+        )
+    with opened as device:
         for piece in device.stream(prompt, **generation_of(args)):
             screen.show(piece)
         screen.end()

@@ -1,4 +1,4 @@
-"""``pilotfish export``: make artifacts, list them."""
+"""``pilotfish export``: make artifacts, list them, compare two."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from rich.table import Table
 
 from engines.artifact import Artifact, Precision, cache_directory
 from engines.errors import ArtifactError, EngineError
+from pilotfish.cli import export_bridge
 from pilotfish.cli.options import Commands, between, json_option, write_json
 from pilotfish.cli.progress import Bars
 
@@ -34,7 +35,9 @@ _DRAFTER, _TARGET = "smollm2-135m-int4", "smollm2-135m-fp32"
 def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
-        "export", help="make artifacts, list them", description="Weights in, artifacts out."
+        "export",
+        help="make artifacts, list and compare them",
+        description="Weights in, artifacts out.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     model = actions.add_parser(
@@ -90,6 +93,7 @@ def add_to(commands: Commands) -> None:
     )
     json_option(engine)
     engine.set_defaults(run=_engine, usage=engine.error)
+    export_bridge.add_to(actions)
     listing = actions.add_parser("list", help="list the artifacts below a folder")
     listing.add_argument(
         "folder", type=Path, nargs="?", help="default: where `pilotfish demo` keeps its own"

@@ -25,13 +25,13 @@ class Bars:
         """Move the bar called ``label`` to ``done`` of ``total``."""
         task = self._tasks.get(label)
         if task is None:
+            self._progress.start()  # not before there is something to show
             task = self._tasks[label] = self._progress.add_task(label, total=total)
             if not self._console.is_terminal:
                 self._console.print(f"{label} …", highlight=False)
         self._progress.update(task, completed=done, total=total)
 
     def __enter__(self) -> "Bars":
-        self._progress.start()
         return self
 
     def __exit__(
@@ -40,4 +40,8 @@ class Bars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        if self._tasks:
+            self._progress.stop()
+
+
+FETCHING = "fetching the target's vocabulary"

@@ -5,6 +5,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from pilotfish.cli.options import (
     window,
     write_json,
 )
+from pilotfish.cli.progress import FETCHING, Bars
 from wire.errors import UnsupportedError
 
 _MOST_REPEATS = 10_000
@@ -146,9 +148,17 @@ def _measure(args: argparse.Namespace, settings: Settings, resumed: Facts | None
     """Reach the edge, open the file, and go through what is left of the matrix."""
     draft, edge, keys = _ends(args, settings, resumed)
     log = RoundLog()
-    with Device(
-        draft, edge, keys, provider=settings.provider, threads=settings.threads, on_round=log
-    ) as device:
+    with Bars() as bars:
+        opened = Device(
+            draft,
+            edge,
+            keys,
+            provider=settings.provider,
+            threads=settings.threads,
+            on_round=log,
+            on_fetch=partial(bars.show, FETCHING),
+        )
+    with opened as device:
         facts = _facts(args, settings, device, draft, edge, keys)
         if resumed is None:
             recorder = Recorder.create(args.out, facts)

@@ -1,0 +1,180 @@
+"""``pilotfish export bridge``: what two artifacts' vocabularies share, and if that is enough."""
+
+import argparse
+import codecs
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from engines.artifact import Artifact, Manifest
+from pilotfish.cli.options import Commands, engine_options, json_option, write_json
+from pilotfish.cli.progress import Bars
+
+if TYPE_CHECKING:
+    from device_runtime.bridge.report import Report
+
+_DESCRIPTION = """\
+A drafter can draft for a target of another vocabulary: it proposes tokens that both have, from its
+own distribution renormalised over these. The output stays the target's; what is not shared costs
+speed. This says how much: how many tokens are shared and, on a text, two figures:
+
+  coverage   the share of the target's tokens of the text that are shared. No other can be drafted:
+             acceptance is at most this, however good the drafter is.
+  mass       the probability that the drafter, run over the text, has on shared tokens (average).
+             The rest is what it would rather have said.
+
+If coverage x mass is below 0.2 the pair is hopeless: a round would commit fewer than 1.25 tokens on
+average, where the edge alone commits 1 without drafting. Above, it depends on how alike the models
+are: measure it (pilotfish field measure). Nothing is run if the vocabularies are the same."""
+_EXAMPLE = """\
+example:
+  pilotfish export model default --out drafter --precision int4
+  pilotfish export model qwen2.5-coder-1.5b.gguf --out target --precision int4
+  pilotfish export bridge drafter target
+  pilotfish export bridge drafter target --text questions.txt --json - | jq .mass
+
+exit codes: 0 worth trying, or the same vocabulary; 1 hopeless; 2 a text that is not UTF-8; 64 a
+text without tokens; 66 no artifact; 69 nothing runs the drafter; 74 a text that cannot be read; 76
+no token in common.
+"""
+_MOST_BYTES = 1 << 20  # of a text
+_MOST_NAMED = 6  # special tokens
+_HOPELESS = 1
+
+
+def add_to(actions: Commands) -> None:
+    """Register the action."""
+    parser = actions.add_parser(
+        "bridge",
+        help="what a drafter and a target of another vocabulary share",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
+    )
+    parser.add_argument("draft", type=Path, metavar="DRAFT", help="the drafter's artifact")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="the target's")
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        help="UTF-8 such as will be generated, '-' for stdin; of more than 1 MiB the beginning "
+        "(default: 300 words of prose, chat, code, sums and German)",
+    )
+    engine_options(parser)
+    json_option(parser)
+    parser.set_defaults(run=_run, usage=parser.error)
+
+
+def _run(args: argparse.Namespace) -> int:
+    drafter, target = Artifact.open(args.draft), Artifact.open(args.target)
+    own, other = drafter.manifest, target.manifest
+    if own.tokenizer_fingerprint == other.tokenizer_fingerprint:
+        _show(
+            args, {"trivial": True, "hopeless": False, "shared": own.vocab_size}, _same(own, other)
+        )
+        return 0
+    from device_runtime.bridge.report import SAMPLE, report  # with it comes what runs a model
+
+    text = SAMPLE if args.text is None else _read(args)
+    with Bars() as bars:
+        found = report(
+            drafter,
+            target,
+            text,
+            provider=args.provider,
+            threads=args.threads,
+            progress=bars.show,
+        )
+    _show(args, {"trivial": False, "hopeless": found.hopeless} | asdict(found), _table(found))
+    if args.json != "-":
+        Console(highlight=False).print(_verdict(found))
+    return _HOPELESS if found.hopeless else 0
+
+
+def _read(args: argparse.Namespace) -> str:
+    """The text that was named; a character that is cut at its end is left out."""
+    if args.text == "-":
+        data = sys.stdin.buffer.read(_MOST_BYTES)
+    else:
+        with Path(args.text).open("rb") as file:
+            data = file.read(_MOST_BYTES)
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(data, len(data) < _MOST_BYTES)
+    except UnicodeDecodeError as error:
+        args.usage(f"--text {args.text} is not UTF-8: {error}")
+        raise  # not reached: a wrong usage ends the command
+
+
+def _show(args: argparse.Namespace, figures: dict[str, Any], told: "Table | str") -> None:
+    if args.json:
+        write_json(args.json, figures)
+    if args.json != "-":
+        Console(highlight=False).print(told)
+
+
+def _same(own: Manifest, other: Manifest) -> str:
+    padded = own.padded_vocab_size, other.padded_vocab_size
+    apart = ""
+    if padded[0] != padded[1]:
+        apart = f", padded to {padded[0]:,} and {padded[1]:,}, which makes no difference"
+    return (
+        f"The same vocabulary: {own.vocab_size:,} tokens{apart}. The bridge is trivial, and every "
+        "token can be drafted."
+    )
+
+
+def _table(found: "Report") -> Table:
+    table = Table("", "", "", show_header=False)
+    add = table.add_row
+    add("drafter", f"{found.own_size:,} tokens", escape(found.drafter))
+    add("target", f"{found.target_size:,} tokens", escape(found.target))
+    of_own, of_target = found.shared / found.own_size, found.shared / found.target_size
+    add(
+        "shared",
+        f"{found.shared:,} tokens",
+        f"{of_own:.1%} of the drafter's, {of_target:.1%} of the target's",
+    )
+    add("of these special", f"{len(found.specials):,}", escape(_names(found)))
+    add("end of a turn", *map(escape, _turn_end(found)))
+    add(
+        "coverage",
+        f"{found.coverage:.1%}",
+        f"of the text's {found.target_tokens:,} target tokens are shared: the most that "
+        "acceptance can be",
+    )
+    add(
+        "mass",
+        f"{found.mass:.1%}",
+        f"of the drafter's probability is on shared tokens (average over {found.positions:,})",
+    )
+    return table
+
+
+def _names(found: "Report") -> str:
+    names = list(found.specials)
+    return ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
+
+
+def _turn_end(found: "Report") -> tuple[str, str]:
+    """The token, and what is drafted for it."""
+    end = found.turn_end
+    if end is None:
+        return "-", "the target has no end token"
+    own = found.specials.get(end)
+    if own is None:
+        return end, "is never drafted: the edge ends every answer"
+    return end, "both call it so" if own == end else f"the drafter's {own} is drafted for it"
+
+
+def _verdict(found: "Report") -> str:
+    left = f"coverage × mass = {found.coverage * found.mass:.2f}"
+    if found.hopeless:
+        return (
+            f"Hopeless: {left}, below 0.2. Drafting would cost more than it saves; take a drafter "
+            "whose tokenizer is closer to the target's."
+        )
+    return f"Worth trying: {left}. How alike the models are it does not say."
