@@ -179,10 +179,19 @@ class Drafter:
         if len(context) <= self.context:
             self._read(context, between)
 
-    def _read(self, context: NDArray[Any], between: Callable[[], None] = lambda: None) -> None:
-        """Read the drafter's ids ``context`` but for the last one."""
+    def _read(
+        self,
+        context: NDArray[Any],
+        between: Callable[[], None] = lambda: None,
+        *,
+        leave: int = 1,
+    ) -> None:
+        """Read the drafter's ids ``context`` but for the last one, or the last few if so many may
+        be left.
+        """
+        self._tree = None
         self._meet(context[:-1])
-        while (held := self._straight) < len(context) - 1:
+        while (held := self._straight) < len(context) - leave:
             between()
             part = context[held:-1][:_CHUNK].astype(np.int64)
             with self._lanes.turns:
@@ -194,10 +203,10 @@ class Drafter:
         return self._logits(self.bridge.context(committed))
 
     def _logits(self, context: NDArray[Any]) -> Floats:
-        self._read(context)
-        last = context[-1:].astype(np.int64)
-        logits: Floats = self._forward(Pass(slot=self._slot, tokens=last, rows=1))[0]
-        self._append(last)
+        self._read(context, leave=_CHUNK)
+        rest = context[self._straight :].astype(np.int64)  # in one pass, rather than in two
+        logits: Floats = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))[0]
+        self._append(rest)
         return logits
 
     def _forward(self, passed: Pass) -> Floats:

@@ -53,7 +53,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def decode(cls, data: bytes, model: str) -> Vocabulary:
-        """What `encode` gave, of the model of this name. Raises `ArtifactError` for anything else."""
+        """What `encode` gave, of the model of this name; `ArtifactError` for anything else."""
         try:
             nameless = msgspec.msgpack.decode(data, type=cls)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-
 from device_runtime.bridge import Prompt
 from device_runtime.device import Device
 from device_runtime.energy import Meter, Rail

@@ -451,6 +451,17 @@ def test_an_answer_gets_no_space_before_it(name: str) -> None:
     assert drafter(name).own.encode(text) != ids
 
 
+def test_a_file_that_asks_for_truncation_and_padding_loses_no_text() -> None:
+    whole = tokenizers.Tokenizer.from_str(drafter("gpt2").own._json)
+    whole.enable_truncation(4)
+    whole.enable_padding(length=16)
+    own = Tokenizer.from_json(whole.to_str())
+    assert (
+        own.encode(ENGLISH) == own.encode_rest(ENGLISH).ids == drafter("gpt2").own.encode(ENGLISH)
+    )
+    assert own.encode("a", special=True) == drafter("gpt2").own.encode("a")
+
+
 def test_a_long_prompt_is_quick() -> None:
     target, own = drafter("smollm2 qwen2").own, drafter("smollm2 smollm").own
     ids = np.array(target.encode(ENGLISH * 140, special=True), np.uint32)

@@ -90,6 +90,7 @@ class Projection:
     def __init__(self, shared: SharedTokens) -> None:
         self._own, self._target = shared.own, shared.target
         self._size = shared.target_size
+        self._taken = np.empty(len(shared), np.float32)
         # f32 [most rows so far, V_t]; only shared columns are ever written
         self._buffer = self._rows(1)
 
@@ -102,7 +103,8 @@ class Projection:
             self._buffer = self._rows(len(logits))
         # row by row: NumPy's indexing of one axis is twice as fast as that of one of two
         for row, out in zip(logits, self._buffer, strict=False):
-            out[self._target] = row[self._own]
+            np.take(row, self._own, out=self._taken, mode="clip")  # without a mode it would copy
+            out[self._target] = self._taken
         return self._buffer[: len(logits)]
 
     def _rows(self, count: int) -> NDArray[np.float32]:

@@ -12,7 +12,8 @@ from device_runtime.record import Generation, Piece
 class Job:
     """One answer that a client waits for. Belongs to the loop; a lane reads what never changes.
 
-    prompt: there from `Lanes.submit` on. events: pieces, if they are wanted, and at last the `Generation` or the error.
+    prompt: there from `Lanes.submit` on. events: pieces, if they are wanted, and at last the
+    `Generation` or the error.
     """
 
     def __init__(self, client: str) -> None:
