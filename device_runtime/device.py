@@ -142,7 +142,9 @@ class Device:
             self._partner = self._partners.meet(link, met)
         except BaseException as error:
             presence.speak(self._partner.pair.fingerprint)
-            if self._patience.starts_alone and isinstance(error, AWAY):
+            if isinstance(error, PairMismatchError) and presence.welcome is not None:
+                return False  # the one from before is back
+            if self._patience.policy == "local" and isinstance(error, AWAY):
                 return False  # until it is there again, or one that suits
             raise
         self._converse()

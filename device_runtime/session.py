@@ -81,13 +81,16 @@ class Session:
         self._generation = -1
         self._at_edge = 0  # a prefix of the committed tokens that the edge holds too
         self._plan: Plan | None = None
+        self._known_limits = _UNLIMITED
         self.committed = Committed()
 
     @property
     def _limits(self) -> Limits:
-        """What the edge takes, as it said when it was greeted last."""
+        """What the edge takes, as one that suits said when it was greeted last."""
         welcome = self._link.welcome if self._link is not None else None
-        return _UNLIMITED if welcome is None else welcome.limits
+        if welcome is not None:
+            self._known_limits = welcome.limits
+        return self._known_limits
 
     @property
     def context(self) -> int:

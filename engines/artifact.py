@@ -89,16 +89,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
-def cache_directory() -> Path:
-    """Where this machine keeps what can be made again: models that were fetched, artifacts.
-
-    $PILOTFISH_CACHE, or `pilotfish` in $XDG_CACHE_HOME or ~/.cache.
-    """
-    if own := os.environ.get("PILOTFISH_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotfish"
-
-
 class Artifact:
     """An opened artifact directory. Build one with `Artifact.open`."""
 

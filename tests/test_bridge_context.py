@@ -393,9 +393,17 @@ def test_another_answer_is_begun_anew() -> None:
     for ids in [*answers, cut_short, answers[0], cut_short]:
         answer = np.array(ids, np.uint32)
         assert context.of(answer).tolist() == fresh(ids, target, drafter("gpt2"), {})
-        answer[:] = 0  # the caller's array is the caller's
     context.restart()
     assert context.of(np.array(answers[0], np.uint32)).tolist() == own.encode("One, two. Three")
+
+
+def test_an_array_that_is_written_over_is_another_answer() -> None:
+    target, own = drafter("smollm2 qwen2").own, drafter("gpt2").own
+    context = Context(target, own, {})
+    answer = np.array(target.encode("one"), np.uint32)
+    context.of(answer)
+    [answer[0]] = target.encode("two")
+    assert context.of(answer).tolist() == own.encode("two")
 
 
 def test_what_is_returned_is_the_callers() -> None:

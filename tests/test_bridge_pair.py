@@ -114,6 +114,7 @@ def test_special_tokens_of_the_targets_text_are_the_drafters() -> None:
 def test_token_ids_are_the_targets() -> None:
     pair = pair_of()
     ids = pair.target.tokenizer.encode("hello world?")
+    asked: Any
     for asked in (ids, tuple(ids), np.array(ids), np.array(ids, dtype=np.uint32)):
         prompt = pair.prompt(asked)
         assert prompt.ids.tolist() == ids
@@ -126,7 +127,7 @@ def test_token_ids_are_the_targets() -> None:
 @pytest.mark.parametrize("wrong", [[-1], [len(THEIRS) + 1], [2**40], [0, 1.5], ["a"], [[1]]])
 @pytest.mark.parametrize("as_array", [False, True])
 def test_ids_that_the_target_does_not_have(wrong: list[Any], as_array: bool) -> None:
-    asked = np.array(wrong) if as_array else wrong
+    asked: Any = np.array(wrong) if as_array else wrong
     for pair in (pair_of(), Pair(vocabulary(THEIRS), vocabulary(THEIRS, template=TEMPLATE))):
         with pytest.raises(TokenOutOfRangeError, match="no token id"):
             pair.prompt(asked)
@@ -135,6 +136,7 @@ def test_ids_that_the_target_does_not_have(wrong: list[Any], as_array: bool) -> 
 
 def test_nothing_at_all() -> None:
     pair = pair_of()
+    asked: Any
     for asked in ([], np.array([], dtype=np.uint32)):
         prompt = pair.prompt(asked)
         assert len(prompt) == 0
@@ -194,7 +196,7 @@ def test_a_beginning_stands_once_before_what_a_drafter_reads(sentencepiece: Voca
     raw = pair.prompt("hello world", chat=False)
     assert raw.own.tolist() == [1, *tokenizer.encode("hello world")]
     assert raw.ids.tolist() == pair.target.tokenizer.encode("hello world")
-    ids = pair.prompt(raw.ids)
+    ids = pair.prompt(raw.ids.tolist())
     assert ids.own.tolist() == [1, *tokenizer.encode_rest("hello world").ids]
     assert pair.prompt([], chat=False).own.tolist() == [1]
     fallen_back = pair.prompt(HELLO)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from engines.artifact import cache_directory
+from engines.cache import cache_directory
 from engines.cudart import Cuda
 from engines.decoder import Decoder, Pass
 from engines.errors import BuildError, ProviderError
@@ -196,7 +196,7 @@ def test_ctrl_c_ends_a_build(artifact, monkeypatch):
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from engines.tensorrt.cache import replace_file
+from engines.cache import replace_file
 def hang(descriptor):
     print("writing", flush=True)
     time.sleep(60)

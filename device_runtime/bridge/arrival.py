@@ -16,9 +16,8 @@ from pathlib import Path
 
 from device_runtime.link.edge_link import EdgeLink
 from device_runtime.link.loss import BUSY
-from engines.artifact import cache_directory
+from engines.cache import cache_directory, keep_newest, replace_file
 from engines.errors import ArtifactError
-from engines.tensorrt.cache import replace_file
 from engines.vocabulary import Vocabulary
 from wire.errors import MalformedError, PairMismatchError, PilotfishError
 from wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
@@ -166,8 +165,6 @@ def _kept(path: Path, digest: str, size: int) -> bytes | None:
 def _keep(path: Path, blob: bytes) -> None:
     try:
         replace_file(path, blob)
-        files = sorted(path.parent.glob("*.bin"), key=lambda file: file.stat().st_mtime)
-        for file in files[:-_KEPT]:
-            file.unlink(missing_ok=True)
+        keep_newest(path.parent, "*.bin", _KEPT)
     except OSError as error:
         _log.warning("the vocabulary cannot be kept, and will be fetched again: %s", error)

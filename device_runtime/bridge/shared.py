@@ -28,8 +28,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.artifact import cache_directory
-from engines.tensorrt.cache import replace_file
+from engines.cache import cache_directory, keep_newest, replace_file
 from engines.tokenizer import BYTE_TOKEN, Tokenizer
 from engines.vocabulary import Vocabulary
 from speculation.distributions import Floats
@@ -205,9 +204,7 @@ def _write(path: Path, shared: SharedTokens) -> None:
     )
     try:
         replace_file(path, hashlib.sha256(content).digest(), content)
-        files = sorted(path.parent.glob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime_ns)
-        for old in files[:-MOST_FILES]:
-            old.unlink(missing_ok=True)
+        keep_newest(path.parent, f"*{SUFFIX}", MOST_FILES)
     except OSError as error:
         _log.info("shared tokens are not kept: %s", error)
 
@@ -232,6 +229,8 @@ def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens |
             target_size=target.vocab_size,
         )
         _check(shared)
+        with suppress(OSError):
+            path.touch()  # it is of use still
     except (OSError, ValueError, msgspec.DecodeError) as error:
         _log.warning("%s is not used: %s", path, error)
         return None

@@ -65,7 +65,7 @@ class Presence:
         """From now on the edge must have this vocabulary; None: any will do, to begin with."""
         if fingerprint != self._speaks:
             self._speaks = fingerprint
-            self._unsuited = _NONE
+            self._unsuited = self._asked = _NONE
 
     @property
     def vocabulary(self) -> str | None:

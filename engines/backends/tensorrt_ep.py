@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from engines.artifact import cache_directory
 from engines.backends.backend import Load
 from engines.backends.cuda import CudaBackend
+from engines.cache import cache_directory
 from engines.errors import ProviderError
 from engines.tensorrt.profiles import Profiles
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engines.artifact import Artifact
+from engines.cache import replace_file
 from engines.cudart import Cuda, Gpu
 from engines.errors import BuildError, ProviderError
-from engines.tensorrt.cache import EngineCache, EngineKey, replace_file
+from engines.tensorrt.cache import EngineCache, EngineKey
 from engines.tensorrt.fixing import fix_size
 from engines.tensorrt.gates import (
     check_dialect,

@@ -10,14 +10,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from engines.artifact import cache_directory
+from engines.cache import cache_directory, replace_file
 
 log = logging.getLogger("pilotfish.engines")
 
@@ -130,24 +129,6 @@ class EngineCache:
                 log.warning("another process builds this engine: waiting for it")
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def replace_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file beside `path` and move it there, so that nobody sees it by halves."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.*"):
-        if not Path(f"/proc/{left.suffix[1:]}").exists():  # a process that was killed left it
-            left.unlink(missing_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _read(path: Path, *, whole: bool = False) -> tuple[_Header | None, bytes]:

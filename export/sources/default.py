@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engines.artifact import cache_directory, file_sha256
+from engines.artifact import file_sha256
+from engines.cache import cache_directory
 from export.errors import DownloadError
 from export.sources.gguf import GgufSource
 from export.sources.source import Progress

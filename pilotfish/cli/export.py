@@ -8,7 +8,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from engines.artifact import Artifact, Precision, cache_directory
+from engines.artifact import Artifact, Precision
+from engines.cache import cache_directory
 from engines.errors import ArtifactError, EngineError
 from pilotfish.cli import export_bridge
 from pilotfish.cli.options import Commands, between, json_option, write_json
