@@ -115,7 +115,7 @@ class Device:
 
     def _converse(self) -> None:
         """Begin a conversation in the vocabulary of the partner."""
-        pair, learned = self._partner
+        _, pair, learned = self._partner
         self._drafter.cross(pair.bridge())
         if self._link is not None:
             self._link.presence.speak(pair.fingerprint)
@@ -135,7 +135,7 @@ class Device:
         if link is None or link.presence.met is None:
             return False
         presence, met = link.presence, link.presence.met
-        if presence.vocabulary == self._partner.pair.fingerprint:
+        if self._partners.expect(met) == self._partner.vocabulary:
             return False
         presence.speak(presence.vocabulary)
         try:

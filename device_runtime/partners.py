@@ -4,6 +4,7 @@ In: what edges say of themselves. Out: the vocabulary to speak with them, fetche
 known, and the evidence of that pair.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -12,7 +13,10 @@ from device_runtime.bridge.arrival import Progress, target_vocabulary
 from device_runtime.learned import Learned
 from device_runtime.link.edge_link import EdgeLink
 from engines.vocabulary import Vocabulary
+from wire.errors import MalformedError
 from wire.messages import Welcome
+
+_log = logging.getLogger("pilotfish.device")
 
 _MOST = (
     2  # other vocabularies that are kept in mind, up to 100 MB each; an edge may come with ever new
@@ -20,8 +24,12 @@ _MOST = (
 
 
 class Partner(NamedTuple):
-    """A target's vocabulary beside the drafter's, and what the pair has shown."""
+    """A target's vocabulary beside the drafter's, and what the pair has shown.
 
+    vocabulary: the digest by which the edge calls it.
+    """
+
+    vocabulary: str
     pair: Pair
     learned: Learned
 
@@ -38,29 +46,45 @@ class Partners:
         self._own = own
         self._pace = pace
         self._progress = progress
-        self.latest = self._partner(own)  # the drafter by itself, until an edge is met
+        # the drafter by itself, until an edge is met
+        self.latest = self._alone = self._partner(own.digest, own)
         # by the digest of the target's vocabulary; the drafter's own is the first
         self._known = {own.digest: self.latest}
 
-    def _partner(self, target: Vocabulary) -> Partner:
+    def _partner(self, name: str, target: Vocabulary) -> Partner:
         pair = Pair(self._own, target)
-        return Partner(pair, Learned(self._pace, target.vocab_size))
+        return Partner(name, pair, Learned(self._pace, target.vocab_size))
+
+    def expect(self, welcome: Welcome) -> str:
+        """The digest of the vocabulary behind this welcome; "" if it is not to be had.
+
+        An edge that tells none is older, and has the drafter's tokens or will not be drafted for.
+        """
+        alike = welcome.tokenizer in ("", self._own.fingerprint)
+        return welcome.vocabulary or (self._own.digest if alike else "")
 
     def meet(self, link: EdgeLink, welcome: Welcome) -> Partner:
         """The partner behind this link, which was welcomed so; its vocabulary may be fetched.
 
-        A target of the drafter's own tokens may have another template: then it is fetched, too.
-        Raises what `target_vocabulary` raises, and `PairMismatchError` for a pair that has nothing
-        in common.
+        A target of the drafter's own tokens may have another template: then it is fetched, too,
+        and done without if it is of no use. Raises what `target_vocabulary` raises, and
+        `PairMismatchError` for a pair that has nothing in common.
         """
-        name = welcome.vocabulary
-        if not name and welcome.tokenizer in ("", self._own.fingerprint):
-            name = self._own.digest  # an older edge
+        name = self.expect(welcome)
         known = self._known.get(name)
         if known is None:  # lanes that meet it at the same time may each fetch it; one will do
-            found = self._partner(target_vocabulary(link, welcome, self._progress))
+            found = self._found(name, link, welcome)
             for oldest in list(self._known)[1:-_MOST]:
                 self._known.pop(oldest, None)
             known = self._known.setdefault(name, found)
         self.latest = known
         return known
+
+    def _found(self, name: str, link: EdgeLink, welcome: Welcome) -> Partner:
+        try:
+            return self._partner(name, target_vocabulary(link, welcome, self._progress))
+        except MalformedError as error:
+            if welcome.tokenizer != self._own.fingerprint:
+                raise
+            _log.warning("the drafter's own chat template is used: %s", error)
+            return self._alone._replace(vocabulary=name)

@@ -54,7 +54,7 @@ from wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, Ruling, choose
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
-_AHEAD = 48  # tokens of a stream that may be under way; an edge keeps 64 messages
+_AHEAD = 48  # tokens of a stream that may be under way; an edge has room for 64 messages at least
 _UNLIMITED = Limits(
     context=2**31 - 1, window=MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
 )

@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from device_runtime.bridge import Prompt
+from device_runtime.choice import Evidence
 from engines.artifact import Artifact
 from engines.vocabulary import Vocabulary
-from pilotfish import Device, EdgeServer
+from pilotfish import Device, EdgeServer, Piece
 from tests import conftest
 from tests.relay import Relay
 from tests.test_bad_edge import Answer, LyingEdge
@@ -36,8 +37,8 @@ STRANGE = [*"uvw"]  # nothing in common with OWN
 OTHERS = [*"abcdf", "Ġ", "cd", "fa", "Ġd"]
 TEXT = "ab cd abcd a"
 CONTEXT = 2048  # of targets; drafters may be given less
-GREEDY = {"protocol": "greedy", "window": 3, "max_tokens": 120}
-COUPLED = {"protocol": "coupled", "temperature": 1.0, "seed": 4, "window": 3, "max_tokens": 120}
+GREEDY: dict[str, Any] = {"protocol": "greedy", "window": 3, "max_tokens": 120}
+COUPLED: dict[str, Any] = {**GREEDY, "protocol": "coupled", "temperature": 1.0, "seed": 4}
 
 
 class Models(NamedTuple):
@@ -222,12 +223,9 @@ def test_neither_edge_nor_room(models: Models, relay: Relay, server: EdgeServer)
         wish = {**GREEDY, "max_tokens": 1000}
         wanted = wanted_of(device, TEXT, {**wish, "max_tokens": 300})
         for cut_at, alone in ((200, 0), (2, 4)):
-            got = []
+            got: list[Piece] = []
             with pytest.raises(EdgeLostError):
-                for piece in device.stream(TEXT, **wish):
-                    got.append(piece)
-                    if len(got) == cut_at:
-                        lose(relay)
+                listen(device, relay, wish, got, cut_at)
             origins = [piece.origin for piece in got]
             if alone:
                 assert origins[-alone:] == ["local"] * alone
@@ -239,6 +237,16 @@ def test_neither_edge_nor_room(models: Models, relay: Relay, server: EdgeServer)
             relay.turn_to(server.endpoint)
             await_true(lambda: device.link_up)
             device.generate(TEXT, protocol="greedy", max_tokens=1)
+
+
+def listen(
+    device: Device, relay: Relay, wish: dict[str, Any], got: list[Piece], cut_at: int
+) -> None:
+    """Take the pieces of an answer; after so many the edge is gone."""
+    for piece in device.stream(TEXT, **wish):
+        got.append(piece)
+        if len(got) == cut_at:
+            lose(relay)
 
 
 # Other edges
@@ -283,24 +291,26 @@ def test_ids_are_never_taken_for_those_of_another_vocabulary(
 
 
 def test_what_was_learned_is_the_pairs(
-    models: Models, server: EdgeServer, other_server: EdgeServer
+    models: Models, server: EdgeServer, other_server: EdgeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wish = {"protocol": "dsd", "temperature": 1.0, "max_tokens": 40}
+    wish: dict[str, Any] = {"protocol": "dsd", "temperature": 1.0, "max_tokens": 40}
     with opened(models, server.endpoint) as device:
-        device.generate(TEXT, **wish)
-        first = device.evidence
-        rounds = msgspec_of(first)
-        device.redirect(other_server.endpoint)
-        device.generate(TEXT, **wish)
-        second = device.evidence
-        assert second is not first
-        assert msgspec_of(first) == rounds
-        for vocabulary in (first, second):
-            assert msgspec_of(vocabulary)
+        learning: list[tuple[str, Evidence]] = []
+        add = Evidence.add
 
+        def noted(self: Evidence, *what: Any) -> None:
+            learning.append((device.prompt(TEXT).vocabulary, self))
+            add(self, *what)
 
-def msgspec_of(evidence: Any) -> str:
-    return repr(vars(evidence)) if hasattr(evidence, "__dict__") else repr(evidence)
+        monkeypatch.setattr(Evidence, "add", noted)
+        for edge in (server, other_server, server, other_server):
+            device.redirect(edge.endpoint)
+            device.generate(TEXT, **wish)
+            assert learning[-1][1] is device.evidence
+        told = [vocabulary for vocabulary, _ in learning[-4:]]
+        assert told[:2] == told[2:]
+        assert told[0] != told[1]
+        assert len({id(evidence) for _, evidence in learning}) == 2
 
 
 @pytest.mark.parametrize("policy", ["wait", "local"])
@@ -309,9 +319,7 @@ def test_a_device_that_is_there_before_its_edge(
 ) -> None:
     relay.turn_to(NOWHERE)
     heard: list[tuple[int, int]] = []
-    with opened(
-        models, relay.endpoint, policy, on_fetch=lambda *at: heard.append(at)
-    ) as device:
+    with opened(models, relay.endpoint, policy, on_fetch=lambda *at: heard.append(at)) as device:
         prompt = device.prompt(TEXT)
         if policy == "local":
             alone = device.generate(prompt, **GREEDY)
@@ -359,20 +367,12 @@ def test_a_vocabulary_is_fetched_once(
 # Edges that do not suit
 
 
-class Liar(NamedTuple):
-    """An edge that says to be of that model, and a script for what follows."""
-
-    edge: LyingEdge
-    endpoint: str
-
-
 @pytest.fixture
 def liar(pair: conftest.Pair) -> Iterator[Callable[..., LyingEdge]]:
+    """Makes edges that say to have a model, or otherwise, and answer nothing else."""
     edges: list[LyingEdge] = []
 
-    def make(
-        path: Path, script: Callable[[m.Request], list[Answer]] | None = None, **changes: Any
-    ) -> LyingEdge:
+    def make(path: Path, **changes: Any) -> LyingEdge:
         vocabulary = Vocabulary.of(Artifact.open(path))
         offer = {
             "vocab_size": vocabulary.vocab_size,
@@ -383,9 +383,9 @@ def liar(pair: conftest.Pair) -> Iterator[Callable[..., LyingEdge]]:
         }
 
         def answers(request: m.Request) -> list[Answer]:
-            if isinstance(request, m.Hello):
-                return [[msgspec.structs.replace(edge.welcome(), **{**offer, **changes})]]
-            return script(request) if script is not None else []
+            if not isinstance(request, m.Hello):
+                return []
+            return [[msgspec.structs.replace(edge.welcome(), **{**offer, **changes})]]
 
         edge = LyingEdge(pair, answers)
         edge.start()
@@ -432,9 +432,10 @@ def test_no_token_reaches_an_edge_of_another_vocabulary(
             got = device.generate(TEXT, **GREEDY)
             assert {record.protocol for record in got.rounds} == {"local"}
             assert got.text == device.tokenizer.decode(got.tokens)
-        assert device.tokenizer.fingerprint == Artifact.open(
-            models.draft
-        ).manifest.tokenizer_fingerprint
+        assert (
+            device.tokenizer.fingerprint
+            == Artifact.open(models.draft).manifest.tokenizer_fingerprint
+        )
         with Device(models.draft, threads=1) as alone:
             assert alone.generate(TEXT, **{**GREEDY, "protocol": "local"}).tokens == got.tokens
     assert {type(request) for request in edge.requests} <= {m.Hello, m.Cancel, m.Close, m.Ping}
@@ -543,3 +544,21 @@ def test_a_prompt_of_this_device_knows_what_it_is(models: Models, server: EdgeSe
         assert got.tokens == wanted_of(device, messages, GREEDY)
         again = [*messages, {"role": "assistant", "content": got.text}]
         assert device.shared(device.prompt(again)) >= len(prompt) - 1
+
+
+def test_a_target_with_the_same_tokens_has_its_own_template(models: Models, tmp_path: Path) -> None:
+    """A base drafter does not know how to chat, and its target does."""
+    tiny_artifact(tmp_path / "base", tokens=THEIRS, eos="<end of target>", context=CONTEXT)
+    _change(tmp_path / "base", chat_template=None)
+    with (
+        EdgeServer(models.target, threads=1) as edge,
+        Device(tmp_path / "base", edge.endpoint, threads=1) as device,
+    ):
+        prompt = device.prompt(TEXT)
+        assert device.template is not None
+        text = device.template.render([{"role": "user", "content": TEXT}])
+        assert prompt.ids.tolist() == device.tokenizer.encode(text, special=True)
+        assert prompt.ids.tolist() != device.tokenizer.encode(TEXT)
+        assert prompt.own is prompt.ids  # the bridge is trivial
+        wanted = device.generate(TEXT, protocol="stream", max_tokens=40).tokens
+        assert device.generate(TEXT, protocol="greedy", max_tokens=40).tokens == wanted

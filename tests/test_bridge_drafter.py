@@ -100,6 +100,8 @@ def test_after_every_verdict_the_drafter_is_where_a_fresh_one_would_be(
         assert {*draft.ids.tolist()} <= {*pair.shared.target.tolist()}  # type: ignore[union-attr]
         path = draft.path(node)
         drafter.keep(path)
+        # the path was not forgotten; its last node may not have been read
+        assert drafter._held >= len(prompt.own) + max(0, len(path) - 1)
         drafted = draft.ids[[n - 1 for n in path]]
         # whatever the target adds, of its own tokens too: "e", "z", "bc"
         token = tokens[(7 * node) % len(tokens)]
@@ -316,6 +318,21 @@ def test_a_prompt_that_is_too_long_for_the_drafter_is_not_read(
         drafter.keep(draft.path(0))
         assert len(draft.ids) == 0
         assert passes.take() == (CONTEXT - 1 if length == CONTEXT else 0)
+
+
+@pytest.mark.parametrize("length", [1, 255, 256, 257, 600])
+def test_a_bridge_is_as_long_as_it_has_to_be(pair: Pair, length: int) -> None:
+    bridge = pair.bridge()
+    for prompt in (
+        pair.prompt("a" + "x" * (length - 1), chat=False),
+        pair.prompt("cd", chat=False),
+    ):
+        bridge.start(prompt)
+        for times in range(1, 12):
+            text = "da bc " * 12 * times
+            own = bridge.context(np.concatenate([prompt.ids, committed(pair, text)]))
+            answer = pair.drafter.tokenizer.encode_rest(text).ids
+            assert own.tolist() == [*prompt.own.tolist(), *answer]
 
 
 def test_a_narrow_bridge_carries_a_wide_tree(tmp_path: Path) -> None:

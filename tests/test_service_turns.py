@@ -28,7 +28,7 @@ async def one_lane(device: Device, places: int) -> AsyncIterator[Lanes]:
 
 async def answer(lanes: Lanes, client: str, ids: list[int], options: Options) -> Generation:
     with lanes.admit(client) as job:
-        lanes.submit(job, ids, options, streamed=False)
+        lanes.submit(job, lanes.lanes[0].device.prompt(ids), options, streamed=False)
         assert await job.ready(60)
         whole = job.take()
         assert isinstance(whole, Generation)
@@ -66,7 +66,7 @@ def test_a_lane_that_waits_for_its_edge_does_not_hang(pair: Pair) -> None:
     async def wait(device: Device) -> list[int]:
         async with one_lane(device, 1) as lanes:
             with lanes.admit("somebody") as job:
-                lanes.submit(job, [1, 2, 3], {"max_tokens": 8}, streamed=False)
+                lanes.submit(job, device.prompt([1, 2, 3]), {"max_tokens": 8}, streamed=False)
                 await asyncio.sleep(2.5)
                 waiting = lanes.stuck(1.5)
                 assert not await job.ready(0)

@@ -27,7 +27,10 @@ HEARTBEAT_MS = 300
 HEARTBEAT_TIMEOUT_MS = 900  # a black-holed path shows within 1.2 s
 CONNECT_MS = 3000  # an attempt to connect gives way to the next one
 HANDSHAKE_MS = 5000  # a peer that has not come in by then is shown out
-_SEND_QUEUE = 64  # messages per peer; a client that does not read loses replies, nobody else does
+# Messages per peer; a client that does not read loses replies, nobody else does. ZeroMQ learns in
+# batches of half a queue what has left it, so only half of it is sure to be free.
+_SEND_QUEUE = 128
+_RECEIVE_QUEUE = 64
 _BACKLOG = 256  # connections that the kernel holds until they are taken in
 _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
 _SHREDS = 1000  # parts too many that are dropped in one turn
@@ -51,7 +54,7 @@ class Envelope(NamedTuple):
 def _common(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
     socket.linger = 0
     socket.maxmsgsize = message_bytes
-    socket.sndhwm = socket.rcvhwm = _SEND_QUEUE
+    socket.sndhwm, socket.rcvhwm = _SEND_QUEUE, _RECEIVE_QUEUE
     socket.heartbeat_ivl = HEARTBEAT_MS
     socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
     # Names mean v4 addresses, since with ipv6 `localhost` would miss an edge on 127.0.0.1.

@@ -62,8 +62,9 @@ class Service:
 
     @property
     def device(self) -> Device:
-        """One of them; they share the edge, and so the target's vocabulary."""
-        return self.lanes.lanes[0].device
+        """One of them, which has met the edge if any has; they share it, and its vocabulary."""
+        devices = [lane.device for lane in self.lanes.lanes]
+        return next((one for one in devices if one.welcome is not None), devices[0])
 
     @property
     def link_up(self) -> bool:
