@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import copy
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ from engines.vocabulary import Vocabulary
 from wire.errors import PairMismatchError, UnsupportedError
 from wire.link.state import LinkState
 from wire.messages import Welcome
+from wire.protocols import LOCAL
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -190,9 +191,21 @@ class Device:
         taken as it is. The options are those of `device_runtime.plan.plan`.
         """
         self._interrupt.arm()
+        self._get_acquainted(options)
         self._attune()
         made = self._understood(prompt)
         return self._met_anew(self._answer(made, options), made, options)
+
+    def _get_acquainted(self, options: Options) -> None:
+        """Meet an edge that was never there before: it decides what the prompt is made in."""
+        link = self._link
+        if link is None or link.presence.met is not None:
+            return
+        if self._patience.policy == "local":
+            link.presence.look()
+        elif options.get("protocol") != LOCAL:
+            with suppress(PairMismatchError):  # one of another vocabulary is met all the same
+                link.greet()
 
     def _answer(self, made: Prompt, options: Options) -> Generator[Piece, None, None]:
         auto = options.get("protocol")
@@ -227,9 +240,9 @@ class Device:
         pair = self._partner.pair
         if not isinstance(prompt, Prompt):
             return pair.prompt(prompt)
-        if prompt.vocabulary == pair.fingerprint:
+        if prompt.pair == pair.digests:
             return prompt
-        if prompt.in_words:
+        if prompt.in_words or prompt.vocabulary == pair.fingerprint:
             return pair.prompt(prompt.asked, chat=prompt.chat)
         raise PairMismatchError(
             f"These token ids are of another vocabulary than that of {pair.target.model}, which "
@@ -282,6 +295,8 @@ class Device:
 
     def shared(self, prompt: Prompt) -> int:
         """How many tokens of a prompt, from the first on, this conversation holds already."""
+        if prompt.vocabulary != self._partner.pair.fingerprint:
+            return 0  # the same ids are other tokens
         return self._conversation.session.shared(prompt.ids)
 
     # The edge

@@ -33,6 +33,11 @@ class Pair:
         self.shared = None if self.trivial else SharedTokens.between(drafter, target)
 
     @property
+    def digests(self) -> tuple[str, str]:
+        """Those of the drafter's vocabulary and the target's."""
+        return self.drafter.digest, self.target.digest
+
+    @property
     def fingerprint(self) -> str:
         """That of the target's vocabulary."""
         return self.target.fingerprint
@@ -68,7 +73,7 @@ class Pair:
             ids, own = self._checked(asked), None
         told = np.array(ids, dtype=np.uint32)
         read = told if self.trivial else self._read(told, own)
-        return Prompt(asked, chat, told, read, self.fingerprint)
+        return Prompt(asked, chat, told, read, self.fingerprint, self.digests)
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         if self.target.template is None:

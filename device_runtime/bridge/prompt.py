@@ -22,7 +22,8 @@ class Prompt:
 
     asked, chat: what it was made of, and whether a text of these is a user message. ids: u32 [n],
     the target's tokens, which are committed. own: the drafter's [m], m ≥ 1 unless n is 0.
-    vocabulary: fingerprint of the target's.
+    vocabulary: fingerprint of the target's. pair: digests of both vocabularies, the drafter's
+    first; another drafter reads the same tokens otherwise, and another template has others.
     """
 
     asked: Asked
@@ -30,6 +31,7 @@ class Prompt:
     ids: NDArray[np.uint32]
     own: NDArray[Any]
     vocabulary: str
+    pair: tuple[str, str]
 
     @property
     def in_words(self) -> bool:

@@ -87,10 +87,11 @@ class Projection:
     """The drafter's logits as the target's; one lane's, for its buffer is reused."""
 
     def __init__(self, shared: SharedTokens) -> None:
-        self._own, self._target = shared.own, shared.target
         self._size = shared.target_size
-        self._taken = np.empty(len(shared), np.float32)
-        # f32 [most rows so far, V_t]; only shared columns are ever written
+        # [V_d] the target's id of each of the drafter's; one that is not shared has a place behind
+        self._places = np.full(shared.own_size, self._size, np.int64)
+        self._places[shared.own] = shared.target
+        # f32 [most rows so far, V_t + 1]; only shared columns and the last are ever written
         self._buffer = self._rows(1)
 
     def __call__(self, logits: Floats) -> Floats:
@@ -102,12 +103,11 @@ class Projection:
             self._buffer = self._rows(len(logits))
         # row by row: NumPy's indexing of one axis is twice as fast as that of one of two
         for row, out in zip(logits, self._buffer, strict=False):
-            np.take(row, self._own, out=self._taken, mode="clip")  # without a mode it would copy
-            out[self._target] = self._taken
-        return self._buffer[: len(logits)]
+            out[self._places] = row
+        return self._buffer[: len(logits), : self._size]
 
     def _rows(self, count: int) -> NDArray[np.float32]:
-        return np.full((count, self._size), -np.inf, np.float32)
+        return np.full((count, self._size + 1), -np.inf, np.float32)
 
 
 def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
