@@ -18,6 +18,7 @@ from device_runtime.record import Choice, Generation, Piece, Probing, Round
 from device_runtime.session import Proposal, Session
 from device_runtime.stops import Answer
 from engines.vocabulary import Vocabulary
+from wire.errors import PairMismatchError
 from wire.link.meter import SMALL_BYTES
 from wire.link.state import LinkState
 from wire.protocols import EXCHANGES, LOCAL, STREAM
@@ -61,8 +62,14 @@ class Conversation:
         welcome = self._link.welcome if self._link is not None else None
         return list((welcome or self._target).eos_ids)
 
-    def answer(self, prompt: Prompt, wish: Plan | Choosable) -> Generator[Piece, None, None]:
-        """The answer to a prompt, piece by piece; ``last`` holds it afterwards."""
+    def answer(
+        self, prompt: Prompt, wish: Plan | Choosable, *, alone: bool = True
+    ) -> Generator[Piece, None, None]:
+        """The answer to a prompt, piece by piece; ``last`` holds it afterwards.
+
+        alone: whether under "local" the drafter goes on by itself beside an edge of another
+        vocabulary, too; else that raises `PairMismatchError`, if nothing has been said yet.
+        """
         session, link = self.session, self._link
         begun_s = time.monotonic()
         before = link.probing if link else Probing()
@@ -76,7 +83,7 @@ class Conversation:
         finished = False
         try:
             session.start(prompt, plan)
-            for proposal in self._proposals(plan, answer):
+            for proposal in self._proposals(plan, answer, alone=alone):
                 settled_ns = time.monotonic_ns()
                 pieces, kept = _pieces(proposal, answer)
                 record = proposal.record
@@ -125,7 +132,6 @@ class Conversation:
         link = self._link
         here = False
         if link is not None:
-            link.presence.lost_ns = None  # what became of an earlier answer is none of this one's
             here = self._meet(link, wish)
         if isinstance(wish, Plan):
             plan, choice, state = wish, None, link.state() if link else None
@@ -182,7 +188,7 @@ class Conversation:
 
     # Round by round
 
-    def _proposals(self, plan: Plan, answer: Answer) -> Iterator[Proposal]:
+    def _proposals(self, plan: Plan, answer: Answer, *, alone: bool) -> Iterator[Proposal]:
         """What is committed, by both ends or, while the edge is away and may be, by this one."""
         session = self.session
         if plan.protocol == LOCAL:
@@ -194,6 +200,8 @@ class Conversation:
                 yield from self._verified(plan, answer)
             except AWAY as error:
                 if self._patience.policy != "local":
+                    raise
+                if isinstance(error, PairMismatchError) and not (alone or answer.tokens):
                     raise
                 _log.warning("going on without the edge: %s", error)
                 self._part()

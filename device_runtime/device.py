@@ -17,7 +17,7 @@ from device_runtime.link.edge_link import PROBE_BYTES, EdgeLink
 from device_runtime.link.family import Family, load_keys
 from device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
 from device_runtime.partners import Partners
-from device_runtime.plan import AUTO, Auto, plan
+from device_runtime.plan import AUTO, Auto, Plan, plan
 from device_runtime.record import Generation, Piece, Round
 from engines.artifact import Artifact
 from engines.chat import ChatTemplate
@@ -51,7 +51,8 @@ class Device:
     with the drafter alone, and come back to the edge when it is there. Whatever was verified is the
     text that it would have been without the loss; pieces of origin "local" are the drafter's.
 
-    `interrupt`, `looked_s`, `redirect`, `link_up` and `link_state` are for any thread.
+    `interrupt`, `looked_s`, `redirect`, `link_up`, `link_state`, `prompt` and `acquainted` are for
+    any thread.
     """
 
     def __init__(
@@ -191,49 +192,54 @@ class Device:
         taken as it is. The options are those of `device_runtime.plan.plan`.
         """
         self._interrupt.arm()
-        self._get_acquainted(options)
+        wish = self._wish(options)
+        self._get_acquainted(wish)
         self._attune()
         made = self._understood(prompt)
-        return self._met_anew(self._answer(made, options), made, options)
+        return self._met_anew(self._conversation.answer(made, wish, alone=False), made, wish)
 
-    def _get_acquainted(self, options: Options) -> None:
-        """Meet an edge that was never there before: it decides what the prompt is made in."""
-        link = self._link
-        if link is None or link.presence.met is not None:
-            return
-        if self._patience.policy == "local":
-            link.presence.look()
-        elif options.get("protocol") != LOCAL:
-            with suppress(PairMismatchError):  # one of another vocabulary is met all the same
-                link.greet()
-
-    def _answer(self, made: Prompt, options: Options) -> Generator[Piece, None, None]:
+    def _wish(self, options: Options) -> Plan | Choosable:
+        """What these options ask for; complains, if there is reason to, before anything is done."""
         auto = options.get("protocol")
         if auto == AUTO:
             auto = Auto()
         if not isinstance(auto, Auto):
-            return self._conversation.answer(made, plan(**options))
+            return plan(**options)
         self._partner.learned.check(auto.policy)
         wish = Choosable(auto, options)
-        self._conversation.plans(wish)  # complains, if there is reason to, before anything is done
-        return self._conversation.answer(made, wish)
+        self._conversation.plans(wish)
+        return wish
+
+    def _get_acquainted(self, wish: Plan | Choosable) -> None:
+        """Meet an edge that was never there before: what the prompt is made in depends on it."""
+        link = self._link
+        if link is None:
+            return
+        link.presence.lost_ns = None  # what became of an earlier answer is none of this one's
+        if link.presence.met is not None:
+            return
+        if self._patience.policy == "local":
+            link.presence.look()
+        elif isinstance(wish, Choosable) or wish.protocol != LOCAL:
+            with suppress(PairMismatchError):  # one of another vocabulary is met all the same
+                link.greet()
 
     def _met_anew(
-        self, pieces: Generator[Piece, None, None], made: Prompt, options: Options
+        self, pieces: Generator[Piece, None, None], made: Prompt, wish: Plan | Choosable
     ) -> Iterator[Piece]:
         """The pieces; those of another answer, if an edge of another vocabulary is found first."""
         with closing(pieces):
             try:
                 first = next(pieces, None)
             except PairMismatchError:
-                if not self._attune():
+                if not self._attune() and self._patience.policy != "local":
                     raise
             else:
                 if first is not None:
                     yield first
                     yield from pieces
                 return
-        yield from self._answer(self._understood(made), options)
+        yield from self._conversation.answer(self._understood(made), wish)
 
     def _understood(self, prompt: Asked | Prompt) -> Prompt:
         """The prompt, in the vocabularies of this pair."""
@@ -242,7 +248,7 @@ class Device:
             return pair.prompt(prompt)
         if prompt.pair == pair.digests:
             return prompt
-        if prompt.in_words or prompt.vocabulary == pair.fingerprint:
+        if prompt.in_words or prompt.vocabulary in ("", pair.fingerprint):
             return pair.prompt(prompt.asked, chat=prompt.chat)
         raise PairMismatchError(
             f"These token ids are of another vocabulary than that of {pair.target.model}, which "
@@ -279,13 +285,22 @@ class Device:
         return self._partners.latest.pair.prompt(asked, chat=chat)
 
     @property
+    def acquainted(self) -> bool:
+        """Whether `prompt` knows the vocabulary of the edge, or there is none. For any thread."""
+        link, partners = self._link, self._partners
+        if link is None:
+            return True
+        met = link.presence.met
+        return met is not None and partners.expect(met) == partners.latest.vocabulary
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        """The target's."""
+        """The target's; the drafter's until an edge is met."""
         return self._partners.latest.pair.target.tokenizer
 
     @property
     def template(self) -> ChatTemplate | None:
-        """The target's; None if it has none."""
+        """The target's; None if it has none. Until an edge is met, the drafter's."""
         return self._partners.latest.pair.target.template
 
     @property

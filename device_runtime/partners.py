@@ -13,14 +13,14 @@ from device_runtime.bridge.arrival import Progress, target_vocabulary
 from device_runtime.learned import Learned
 from device_runtime.link.edge_link import EdgeLink
 from engines.vocabulary import Vocabulary
-from wire.errors import MalformedError
+from wire.errors import MalformedError, PairMismatchError
 from wire.messages import Welcome
 
 _log = logging.getLogger("pilotfish.device")
 
-_MOST = (
-    2  # other vocabularies that are kept in mind, up to 100 MB each; an edge may come with ever new
-)
+# Vocabularies that are kept in mind beside the drafter's, up to 100 MB each: edges may come with
+# ever new ones.
+_MOST = 3
 
 
 class Partner(NamedTuple):
@@ -50,6 +50,9 @@ class Partners:
         self.latest = self._alone = self._partner(own.digest, own)
         # by the digest of the target's vocabulary; the drafter's own is the first
         self._known = {own.digest: self.latest}
+        # digest of the last one that the drafter is of no use for, and the complaint: to find that
+        # out takes seconds, and under `local` it would be found out before every answer
+        self._hopeless = ("", "")
 
     def _partner(self, name: str, target: Vocabulary) -> Partner:
         pair = Pair(self._own, target)
@@ -71,10 +74,13 @@ class Partners:
         `PairMismatchError` for a pair that has nothing in common.
         """
         name = self.expect(welcome)
+        hopeless, complaint = self._hopeless
+        if name and name == hopeless:
+            raise PairMismatchError(complaint)
         known = self._known.get(name)
         if known is None:  # lanes that meet it at the same time may each fetch it; one will do
             found = self._found(name, link, welcome)
-            for oldest in list(self._known)[1:-_MOST]:
+            for oldest in list(self._known)[1 : 1 - _MOST]:
                 self._known.pop(oldest, None)
             known = self._known.setdefault(name, found)
         self.latest = known
@@ -82,9 +88,14 @@ class Partners:
 
     def _found(self, name: str, link: EdgeLink, welcome: Welcome) -> Partner:
         try:
-            return self._partner(name, target_vocabulary(link, welcome, self._progress))
+            target = target_vocabulary(link, welcome, self._progress)
         except MalformedError as error:
             if welcome.tokenizer != self._own.fingerprint:
                 raise
             _log.warning("the drafter's own chat template is used: %s", error)
             return self._alone._replace(vocabulary=name)
+        try:
+            return self._partner(name, target)
+        except PairMismatchError as error:
+            self._hopeless = (name, str(error))
+            raise

@@ -1,6 +1,7 @@
 """What this machine can make or fetch again: where it is kept, and how a file gets there whole."""
 
 import os
+import threading
 from pathlib import Path
 
 
@@ -18,9 +19,9 @@ def replace_file(path: Path, *parts: bytes | memoryview) -> None:
     """Write a file beside `path` and move it there, so that nobody sees it by halves."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name}.*"):
-        if not Path(f"/proc/{left.suffix[1:]}").exists():  # a process that was killed left it
+        if not Path(f"/proc/{left.suffix[1:]}").exists():  # a thread that was killed left it
             left.unlink(missing_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{threading.get_native_id()}")
     try:
         with partial.open("wb") as file:
             for part in parts:

@@ -18,8 +18,11 @@ from msgspec import Meta, Struct
 from engines.errors import ArtifactError
 
 MAX_TOKENS = 1 << 20
+MAX_TEMPLATE = 1 << 19  # characters of a chat template; to compile so many takes seconds
 MAX_GROWTH = 64  # characters that one character may become before it is split into tokens
 _MAX_ADDED = 1 << 16
+_MAX_ADDED_TEXT = 1 << 20  # characters of all added tokens; each costs some 70 bytes of tables
+_MAX_STEPS = 1 << 15  # characters of JSON that say what is done to a text, one step after the other
 
 _Id = Annotated[int, Meta(ge=0, lt=MAX_TOKENS)]
 _Pattern = dict[str, Annotated[str, Meta(max_length=1 << 13)]]  # {"Regex": …} or {"String": …}
@@ -86,7 +89,17 @@ class _PreTokenizers(_Step, frozen=True, tag="Sequence", forbid_unknown_fields=T
     pretokenizers: list[_PreTokenizer]
 
 
-class _TemplateProcessing(_Step, frozen=True): ...
+class _SpecialToken(Struct, frozen=True):
+    ids: Annotated[list[_Id], Meta(max_length=8)]
+
+
+_Template = Annotated[list[Any], Meta(max_length=16)]  # the text itself may stand there repeatedly
+
+
+class _TemplateProcessing(_Step, frozen=True):
+    single: _Template
+    pair: _Template
+    special_tokens: dict[str, _SpecialToken]
 
 
 class _RobertaProcessing(_Step, frozen=True): ...
@@ -153,6 +166,12 @@ def check_foreign(text: str) -> None:
         raise ArtifactError(f"this tokenizer is of a kind that is not taken: {error}") from None
     if growth > MAX_GROWTH:
         raise ArtifactError("this tokenizer makes far more text of a text before it splits it")
+    added = growth * sum(len(token.content) for token in file.added_tokens)
+    if added > _MAX_ADDED_TEXT:
+        raise ArtifactError("this tokenizer's added tokens are longer than any language model's")
+    steps = {name: part for name, part in found.items() if name not in ("model", "added_tokens")}
+    if len(json.dumps(steps)) > _MAX_STEPS:
+        raise ArtifactError("this tokenizer does more to a text than any language model's")
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

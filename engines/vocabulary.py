@@ -15,7 +15,7 @@ import msgspec
 from engines.artifact import Artifact, Positive, TokenId
 from engines.chat import ChatTemplate
 from engines.errors import ArtifactError, TemplateError
-from engines.foreign import MAX_TOKENS, check_foreign
+from engines.foreign import MAX_TEMPLATE, MAX_TOKENS, check_foreign
 from engines.tokenizer import Tokenizer
 
 
@@ -30,7 +30,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     vocab_size: Positive
     bos_id: TokenId | None
     eos_ids: Annotated[list[TokenId], msgspec.Meta(max_length=256)]
-    chat_template: str | None
+    chat_template: Annotated[str, msgspec.Meta(max_length=MAX_TEMPLATE)] | None
 
     @classmethod
     def of(cls, artifact: Artifact) -> Vocabulary:

@@ -167,14 +167,13 @@ def test_words_can_be_said_in_another_vocabulary_and_ids_cannot() -> None:
         assert prompt.chat == (asked != "")
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_of_one_vocabulary_both_read_the_same(padded: bool) -> None:
-    """However much room for more tokens a model has, of which a vocabulary says nothing."""
+@pytest.mark.parametrize("chat", [False, True])
+def test_of_one_vocabulary_both_read_the_same(chat: bool) -> None:
     target = vocabulary(THEIRS, template=TEMPLATE)
     pair = Pair(vocabulary(THEIRS, template=WITHOUT_SYSTEM), target)
     assert pair.trivial
     for asked in (HELLO, SYSTEM, "hello", [1, 2]):
-        prompt = pair.prompt(asked, chat=padded)
+        prompt = pair.prompt(asked, chat=chat)
         assert prompt.own.tolist() == prompt.ids.tolist()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 
+from device_runtime.service.app import Service
 from pilotfish import Device, EdgeServer
 from tests.serving import Serving, chat, eventually, said, serving
 from tests.test_bridge_drafter import OWN, THEIRS, Passes, common
@@ -192,13 +193,15 @@ def test_a_service_that_starts_before_its_edge(models: dict[str, Path], device: 
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{unused.getsockname()[1]}"
-    wanted = alone(device, TURN, max_tokens=12).text
     with serving(models["draft"], address, "--lanes", 2) as service:
         assert service.get("/health").status_code == 503
         with EdgeServer(models["target"], address, threads=1):
             eventually(lambda: service.get("/health").status_code == 200)
-            for _ in range(2):
-                answer = chat(service.client(), TURN[0]["content"])
+            # the drafter's own template, which is all that is known yet, refuses the first
+            for messages in (TURNS, TURN):
+                wanted = alone(device, messages, max_tokens=12).text
+                options: dict[str, Any] = {**PLAIN, "max_tokens": 12, "messages": messages}
+                answer = service.client().chat.completions.create(**options)
                 assert answer.choices[0].message.content == wanted
             # whichever lane it was that met the edge
             assert service.get("/status").json()["target"] == "tiny"
@@ -229,3 +232,12 @@ def test_a_service_that_is_led_to_an_edge_of_another_vocabulary(
                 for _ in range(3):
                     answer = chat(service.client(), TURN[0]["content"])
                     assert answer.choices[0].message.content == text
+
+
+def test_no_edge_makes_the_service_read_endless_bodies() -> None:
+    """Across a bridge the context is what the edge says."""
+
+    class Told(Service):
+        context = 2**31 - 1  # type: ignore[assignment]
+
+    assert Told.__new__(Told).body_bytes <= 1 << 26

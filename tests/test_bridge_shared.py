@@ -150,7 +150,7 @@ def vocabularies(draw: st.DrawFn) -> Vocabulary:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(vocabularies(), vocabularies())
 def test_shared_is_what_the_definition_says(drafter: Vocabulary, target: Vocabulary) -> None:
     expected = naive(drafter, target)

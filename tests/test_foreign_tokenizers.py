@@ -121,6 +121,27 @@ def test_what_no_language_model_has_is_refused(tokenizer_json: str) -> None:
         Vocabulary.decode(vocabulary(tokenizer_json).encode(), "x")
 
 
+def repeated(count: int) -> dict[str, str]:
+    """Tokenizers that the library takes, and that say something so many times."""
+    many = {"<s>": {"id": "<s>", "ids": [0] * count, "tokens": ["<s>"] * count}}
+    return {
+        "a text": changed(post_processor=template(*[TEXT_ITSELF] * count)),
+        "a token": changed(post_processor=template(BEGINNING, TEXT_ITSELF, **many)),
+        "a step": changed(normalizer=sequence("normalizers", *[{"type": "NFC"}] * count)),
+        "an added token": changed(added_tokens=[token(SIZE, "x" * 1000)] * count),
+        "one that grows": changed(
+            normalizer=replace("x" * MAX_GROWTH), added_tokens=[token(SIZE, "xy" * 8)] * count
+        ),
+    }
+
+
+@pytest.mark.parametrize("what", repeated(1))
+def test_nothing_is_said_more_often_than_a_language_model_says_it(what: str) -> None:
+    check_foreign(repeated(2)[what])
+    with pytest.raises(ArtifactError, match=r"length <= |any language model's"):
+        check_foreign(repeated(3000)[what])
+
+
 BREAKS: dict[str, tuple[str, str]] = {
     "backtracking without end": (
         changed(pre_tokenizer=split({"Regex": "(?:a|aa)+$b"})),

@@ -189,10 +189,9 @@ def test_what_there_is_not_is_a_failure_for_who_asks(pair: Pair, other_edge: Edg
 
 def test_a_fetch_counts_like_any_message(foreign: Artifact, wanted: Vocabulary) -> None:
     fetch = [m.encode(m.Fetch(vocabulary=wanted.digest, part=0))]
-    with SocketlessEdge(foreign.path, sessions=2, messages_per_s=3) as edge:
-        for _ in range(3):
-            edge.deliver(fetch)
-            assert isinstance(edge.reply(), m.Part)
+    with SocketlessEdge(foreign.path, sessions=2, messages_per_s=0.1) as edge:
+        edge.deliver(fetch)
+        assert isinstance(edge.reply(), m.Part)
         edge.deliver(fetch)
         edge.fails("rate-limited")
         edge.deliver(fetch, b"somebody else")
@@ -415,7 +414,7 @@ def test_frames_that_are_no_part(pair: Pair, liar, cache: Path, spoil: Callable)
         began = time.monotonic()
         with pytest.raises(MalformedError, match="Export the target again"):
             arrive(link)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
     assert not cache.exists()
 
 
@@ -483,6 +482,7 @@ def test_offers_that_do_not_hold(
 REPLACED: dict[str, dict[str, Any]] = {
     "no JSON": {"tokenizer_json": "{"},
     "deep JSON": {"tokenizer_json": "[" * 100_000},
+    "a template beyond measure": {"chat_template": "{{a}}" * 110_000},
     "no tokens": {"tokenizer_json": tiny_tokenizer(VOCAB).replace('"vocab": {', '"vocab": [')},
     "more tokens than it says": {"tokenizer_json": tiny_tokenizer(VOCAB + 1)},
     "other tokens": {"tokenizer_json": tiny_tokenizer(VOCAB, None, "<other>")},

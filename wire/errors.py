@@ -30,7 +30,7 @@ class VersionMismatchError(PilotfishError):
 
 
 class PairMismatchError(PilotfishError):
-    """Drafter and target do not share a vocabulary."""
+    """Drafter and target have no token in common, or not that vocabulary (any more)."""
 
     code = "pair-mismatch"
     exit_code = 76

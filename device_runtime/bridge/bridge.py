@@ -21,7 +21,11 @@ Ids = NDArray[np.uint32]
 
 
 class Bridge(ABC):
-    """One drafter's lane and one target. ``vocab_size`` is the target's, without padding."""
+    """One drafter's lane and one target.
+
+    vocab_size: the target's, without padding. trivial: both have the same tokens, so that one
+    context bounds both ends.
+    """
 
     vocab_size: int
     trivial: bool

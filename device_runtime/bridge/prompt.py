@@ -1,5 +1,7 @@
 """What an answer goes on from: in the target's tokens, and as the drafter reads it."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
@@ -32,6 +34,12 @@ class Prompt:
     own: NDArray[Any]
     vocabulary: str
     pair: tuple[str, str]
+
+    @classmethod
+    def unread(cls, asked: Asked, chat: bool) -> Prompt:
+        """One of no tokens, for whoever knows the vocabularies to make anew."""
+        none = np.empty(0, dtype=np.uint32)
+        return cls(asked, chat, none, none, "", ("", ""))
 
     @property
     def in_words(self) -> bool:

@@ -36,6 +36,7 @@ from wire.link.state import LinkState
 from wire.protocols import EXCHANGES, STREAM
 
 _LEAST_BODY_BYTES = 64 * 1024
+_MOST_BODY_BYTES = 1 << 26  # whatever context the edge says that it has
 _BODY_BYTES_PER_TOKEN = 64  # a token is some characters, and JSON may take six bytes for each
 _READERS = 2  # prompts that are tokenised at once
 STUCK_S = 180.0  # a lane without a sign of life for so long hangs
@@ -84,7 +85,8 @@ class Service:
     @property
     def body_bytes(self) -> int:
         """The longest body that is read."""
-        return max(_LEAST_BODY_BYTES, _BODY_BYTES_PER_TOKEN * self.context)
+        wanted = _BODY_BYTES_PER_TOKEN * self.context
+        return min(max(_LEAST_BODY_BYTES, wanted), _MOST_BODY_BYTES)
 
     @property
     def context(self) -> int:

@@ -5,13 +5,13 @@ is no prompt is refused by the name of its field.
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from device_runtime.bridge import Asked, Prompt
 from device_runtime.device import Device
 from device_runtime.service.refusal import RefusalError
-
-Messages: TypeAlias = "list[dict[str, str]]"
+from engines.errors import TemplateError
+from wire.errors import TokenOutOfRangeError, UnsupportedError
 
 # What a message of an earlier answer comes back with.
 _NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
@@ -25,16 +25,25 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 def prompt_for(device: Device, asked: Asked, *, chat: bool) -> Prompt:
-    """The prompt of a request; chat: it is messages."""
-    if chat and device.template is None:
+    """The prompt of a request; chat: it is messages.
+
+    While the edge's vocabulary is not known, what makes no prompt in the drafter's is left for the
+    lane to read, which meets the edge.
+    """
+    try:
+        prompt = device.prompt(asked, chat=chat)
+    except (TemplateError, TokenOutOfRangeError, UnsupportedError) as error:
+        if not device.acquainted:
+            return Prompt.unread(asked, chat)
+        if not isinstance(error, UnsupportedError):
+            raise
         raise RefusalError(
             400,
             "This model has no chat template: use /v1/completions.",
             code="no_chat_template",
             param="messages",
             reason="unsupported",
-        )
-    prompt = device.prompt(asked, chat=chat)
+        ) from None
     if not len(prompt):
         param = "messages" if chat else "prompt"
         raise RefusalError(400, "The prompt is empty.", code="invalid_value", param=param)

@@ -72,7 +72,10 @@ def add_to(actions: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     drafter, target = Artifact.open(args.draft), Artifact.open(args.target)
     own, other = drafter.manifest, target.manifest
-    if own.tokenizer_fingerprint == other.tokenizer_fingerprint:
+    if (own.tokenizer_fingerprint, own.vocab_size) == (
+        other.tokenizer_fingerprint,
+        other.vocab_size,
+    ):
         _show(
             args, {"trivial": True, "hopeless": False, "shared": own.vocab_size}, _same(own, other)
         )

@@ -5,6 +5,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+FETCHING = "fetching the target's vocabulary"
+
 
 class Bars:
     """``show(label, done, total)`` draws; a new label starts a new bar."""
@@ -42,6 +44,3 @@ class Bars:
     ) -> None:
         if self._tasks:
             self._progress.stop()
-
-
-FETCHING = "fetching the target's vocabulary"
