@@ -249,26 +249,6 @@ def test_an_edge_of_another_vocabulary_ends_the_answer_and_is_bridged_to_in_the_
             assert (again.tokens, again.recoveries) == (wanted, [])
 
 
-def test_a_device_that_is_there_before_its_edge_learns_the_vocabulary_later(
-    long_pair: Pair, relay: Relay, tmp_path: Path
-) -> None:
-    tiny_artifact(tmp_path / "other", vocab=100, seed=9)
-    relay.turn_to("tcp://127.0.0.1:1")  # where nobody is
-    with opened(long_pair, relay.endpoint, "local") as device:
-        prompt = device.prompt("ab", chat=False)
-        alone = device.generate(prompt, max_tokens=5)
-        assert {record.protocol for record in alone.rounds} == {"local"}
-        with EdgeServer(tmp_path / "other", threads=1) as other:
-            relay.turn_to(other.endpoint)
-            await_true(lambda: device.link_up)
-            device.generate(prompt, max_tokens=1)  # in which the edge is greeted
-            together = device.generate(prompt, protocol="greedy", max_tokens=5)
-            assert together.recoveries == []
-            assert together.tokens == device.generate(
-                device.prompt("ab", chat=False), protocol="stream", max_tokens=5
-            ).tokens
-
-
 def test_an_edge_with_narrower_limits_gets_narrower_windows(long_pair: Pair, relay: Relay) -> None:
     wish = {"protocol": "coupled", "window": 8, **SAMPLED}
     with (

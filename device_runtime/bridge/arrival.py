@@ -59,9 +59,8 @@ def target_vocabulary(
     blob = _fetched(link, welcome, progress)
     if hashlib.sha256(blob).hexdigest() != digest:
         raise _broken("its bytes are not those that it promised")
-    vocabulary = _checked(blob, welcome)
-    _keep(path, blob)
-    return vocabulary
+    _keep(path, blob)  # first: what is of no use need not cross the link again to show that
+    return _checked(blob, welcome)
 
 
 def _fetched(link: EdgeLink, welcome: Welcome, progress: Progress | None) -> bytes:
@@ -138,7 +137,7 @@ def _checked(blob: bytes, welcome: Welcome) -> Vocabulary:
 def _broken(reason: str) -> PilotfishError:
     return MalformedError(
         f"The edge's vocabulary cannot be used: {reason}. Export the target again, and restart the "
-        "edge; if that does not help, it is not a Pilotfish edge of this release."
+        "edge; if that does not help, use a drafter with the target's own vocabulary."
     )
 
 

@@ -111,10 +111,12 @@ def report(
 ) -> Report:
     """Compare two vocabularies, and run the drafter on a text of at least one token.
 
-    Raises `PairMismatchError` if no text is a token of both, `UnsupportedError` for a text that is
+    Raises `ArtifactError` for a target whose tokenizer no device takes from an edge,
+    `PairMismatchError` if no text is a token of both, `UnsupportedError` for a text that is
     empty to one of them.
     """
-    own, other = Vocabulary.of(drafter), Vocabulary.of(target)
+    own, there = Vocabulary.of(drafter), Vocabulary.of(target)
+    other = Vocabulary.decode(there.encode(), there.model)  # as a device takes it, or does not
     shared = SharedTokens.between(own, other)
     ids = other.tokenizer.encode(text)
     read = [*own.tokenizer.beginning, *own.tokenizer.encode(text)]

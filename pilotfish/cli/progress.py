@@ -22,15 +22,17 @@ class Bars:
             disable=not self._console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._over = False
 
     def show(self, label: str, done: int, total: int | None) -> None:
         """Move the bar called ``label`` to ``done`` of ``total``."""
         task = self._tasks.get(label)
         if task is None:
-            self._progress.start()  # not before there is something to show
             task = self._tasks[label] = self._progress.add_task(label, total=total)
-            if not self._console.is_terminal:
+            if self._over or not self._console.is_terminal:
                 self._console.print(f"{label} …", highlight=False)
+            else:
+                self._progress.start()  # not before there is something to show
         self._progress.update(task, completed=done, total=total)
 
     def __enter__(self) -> "Bars":
@@ -42,5 +44,6 @@ class Bars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._over = True  # what comes later is told in a line, for others draw now
         if self._tasks:
             self._progress.stop()
