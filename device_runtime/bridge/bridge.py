@@ -122,4 +122,4 @@ class SharedTokensBridge(Bridge):
 
     def own(self, drafted: Ids) -> NDArray[Any]:
         """All of them are shared, for others had no probability."""
-        return self._shared.to_own[drafted]
+        return self._shared.to_own.take(drafted)
