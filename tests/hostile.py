@@ -6,7 +6,9 @@ say the right thing on it, so that a test can say one wrong thing at the right m
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -51,6 +53,21 @@ def resident_mib(pid: int | str = "self") -> float:
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
+
+
+def await_idle(pid: int, limit_s: float = 60.0) -> None:
+    """Until a process does nothing more with what it has been sent."""
+    deadline = time.monotonic() + limit_s
+    spent = -math.inf
+    while (ticks := _cpu_ticks(pid)) - spent > 2:  # of 10 ms
+        assert time.monotonic() < deadline, "the process is still busy"
+        spent = ticks
+        time.sleep(0.3)
+
+
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def peak_mib(pid: int) -> float:
