@@ -358,7 +358,7 @@ class Recorded:
 def test_only_the_tail_is_encoded_again(name: str, text: str) -> None:
     target, own = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
     ids = target.encode(text * 5)
-    context = Context(target, own, {})  # type: ignore[arg-type]
+    context = Context(target, own, {})
     for answer in chunks(ids, iter([1] * len(ids))):
         last = context.of(answer)
     assert last.tolist() == drafter(name).twin.encode(text * 5)
@@ -369,7 +369,7 @@ def test_only_the_tail_is_encoded_again(name: str, text: str) -> None:
 def test_where_a_tokenizer_is_odd_all_the_text_is(name: str) -> None:
     target, own = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
     ids = np.array(target.encode(ENGLISH), np.uint32)
-    context = Context(target, own, {})  # type: ignore[arg-type]
+    context = Context(target, own, {})
     for n in (3, 50, len(ids)):
         context.of(ids[:n])
     assert own.texts[-1] == ENGLISH
@@ -377,7 +377,7 @@ def test_where_a_tokenizer_is_odd_all_the_text_is(name: str) -> None:
 
 def test_an_answer_that_has_not_grown_costs_nothing() -> None:
     target, own = drafter("smollm2 qwen2").own, Recorded(drafter("gpt2").own)
-    context = Context(target, own, {})  # type: ignore[arg-type]
+    context = Context(target, own, {})
     answer = np.array(target.encode(ENGLISH), np.uint32)
     first = context.of(answer)
     del own.texts[:]
@@ -446,8 +446,8 @@ def test_an_answer_gets_no_space_before_it(name: str) -> None:
     metadata = sentencepiece_metadata()
     scores: dict[str, float] = dict(
         zip(
-            metadata["tokenizer.ggml.tokens"][259:],  # type: ignore[index]
-            metadata["tokenizer.ggml.scores"][259:],  # type: ignore[index]
+            metadata["tokenizer.ggml.tokens"][259:],
+            metadata["tokenizer.ggml.scores"][259:],
             strict=True,
         )
     )

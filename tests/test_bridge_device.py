@@ -105,7 +105,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(models: Models, endpoint: str, policy: str = "fail", **options: Any) -> Device:
-    return Device(models.draft, endpoint, threads=1, on_link_loss=policy, **options)  # type: ignore[arg-type]
+    return Device(models.draft, endpoint, threads=1, on_link_loss=policy, **options)
 
 
 def wanted_of(device: Device, prompt: Any, wish: dict[str, Any]) -> list[int]:
@@ -275,7 +275,7 @@ def test_redirected_to_another_vocabulary_and_back(
             assert device.generate(TEXT, **GREEDY).text == text
             assert beside.generate(prompt, **GREEDY).text == text
             assert device.prompt(TEXT).vocabulary == beside.prompt(TEXT).vocabulary
-            assert device.tokenizer.decode(device.last.tokens) == text  # type: ignore[union-attr]
+            assert device.tokenizer.decode(device.last.tokens) == text
             assert (device.evidence is evidence) == (text == here)
             assert beside.evidence is device.evidence
             if text == there:
@@ -421,9 +421,11 @@ def test_an_edge_that_hands_out_no_vocabulary_is_refused(
     models: Models, liar: Callable[..., LyingEdge], policy: str, empty_cache: Path
 ) -> None:
     edge = liar(models.target, **HANDS_OUT_NOTHING)
-    with pytest.raises(PairMismatchError, match="does not hand it out"):  # noqa: SIM117
-        with opened(models, edge.endpoint, policy) as device:
-            device.generate(TEXT, **GREEDY)
+    with (
+        pytest.raises(PairMismatchError, match="does not hand it out"),
+        opened(models, edge.endpoint, policy) as device,
+    ):
+        device.generate(TEXT, **GREEDY)
     assert {type(request) for request in edge.requests} <= {m.Hello, m.Close}
 
 

@@ -58,7 +58,7 @@ class Passes:
 
     def __init__(self, drafter: Drafter) -> None:
         self._forward = drafter._decoder.forward
-        drafter._decoder.forward = self  # type: ignore[method-assign]
+        drafter._decoder.forward = self
         self.counts: list[int] = []
 
     def __call__(self, passes: Any) -> Any:
@@ -97,7 +97,7 @@ def test_after_every_verdict_the_drafter_is_where_a_fresh_one_would_be(
     tokens = range(pair.target.vocab_size)
     for node in range(nodes + 1):
         draft = draft_of(drafter, prompt, expansion)
-        assert {*draft.ids.tolist()} <= {*pair.shared.target.tolist()}  # type: ignore[union-attr]
+        assert {*draft.ids.tolist()} <= {*pair.shared.target.tolist()}
         path = draft.path(node)
         drafter.keep(path)
         # the path was not forgotten; its last node may not have been read
@@ -340,7 +340,7 @@ def test_a_narrow_bridge_carries_a_wide_tree(tmp_path: Path) -> None:
     own = Artifact.open(tiny_artifact(tmp_path / "own", tokens=[*"abc"], eos="<x>").path)
     target = tiny_artifact(tmp_path / "theirs", tokens=[*"adef"], eos="<y>")
     pair = Pair(Vocabulary.of(own), Vocabulary.of(target))
-    shared = pair.shared.target.tolist()  # type: ignore[union-attr]
+    shared = pair.shared.target.tolist()
     assert len(shared) == 2  # "a" and the end
     for protocol in ("tree", "tslt", "dsd", "dssd", "coupled", "greedy"):
         drafter = fresh(own, pair)

@@ -184,7 +184,7 @@ def test_of_one_vocabulary_both_read_the_same(chat: bool) -> None:
 def sentencepiece() -> Vocabulary:
     metadata = sentencepiece_metadata() | {"tokenizer.ggml.add_bos_token": True}
     text = GgufVocabulary(metadata, Path("vocabulary.gguf")).tokenizer_json
-    size = len(sentencepiece_metadata()["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
+    size = len(sentencepiece_metadata()["tokenizer.ggml.tokens"])
     return vocabulary(tokenizer_json=text, vocab_size=size, bos_id=1, eos_ids=[2])
 
 

@@ -135,7 +135,7 @@ def test_ids_are_bounded_by_the_targets_vocabulary(client: openai.OpenAI, device
 def test_an_answer_ends_with_the_targets_context(client: openai.OpenAI, device: Device) -> None:
     """The drafter's own is smaller, and full before that."""
     assert device.context == CONTEXT
-    answer = client.chat.completions.create(messages=TURN, **PLAIN)  # type: ignore[arg-type]
+    answer = client.chat.completions.create(messages=TURN, **PLAIN)
     assert answer.usage is not None
     assert answer.usage.total_tokens == CONTEXT
     assert answer.choices[0].finish_reason == "length"
@@ -147,7 +147,7 @@ def test_an_answer_ends_with_the_targets_context(client: openai.OpenAI, device: 
 
 def test_the_drafter_alone_answers_as_far_as_it_can(client: openai.OpenAI) -> None:
     body = {"pilotfish": {"protocol": "local"}}
-    answer = client.chat.completions.create(messages=TURN, extra_body=body, **PLAIN)  # type: ignore[arg-type]
+    answer = client.chat.completions.create(messages=TURN, extra_body=body, **PLAIN)
     assert answer.usage is not None
     assert 40 < answer.usage.total_tokens < CONTEXT
     with pytest.raises(openai.BadRequestError, match="drafter's"):
@@ -238,6 +238,6 @@ def test_no_edge_makes_the_service_read_endless_bodies() -> None:
     """Across a bridge the context is what the edge says."""
 
     class Told(Service):
-        context = 2**31 - 1  # type: ignore[assignment]
+        context = 2**31 - 1
 
     assert Told.__new__(Told).body_bytes <= 1 << 26
