@@ -26,7 +26,7 @@ from pilotfish import Device
 from speculation.latency import Link, communication_s, streamed_token_s
 from wire.link.state import LinkState, Reading
 from wire.protocols import STREAM
-from wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
+from wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, Sizes
 
 PROTOCOLS = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
 DRAFT_S, VERIFY_S = 0.010, 0.100  # the slow target: T_verify = 10 · T_draft
@@ -199,7 +199,8 @@ def _pick(
 ) -> list[Choice]:
     """What "auto" chooses for six answers, seeing those recorded for what it chose."""
     widths = (1, 2, 4, 8, 16, 32)
-    evidence = Evidence(dict.fromkeys(widths, DRAFT_S), dict.fromkeys(widths, VERIFY_S), vocab_size)
+    paces = dict.fromkeys(widths, DRAFT_S), dict.fromkeys(widths, VERIFY_S)
+    evidence = Evidence(*paces, Sizes(vocab_size, 0))
     state = LinkState(
         rtt=Reading(value=link.rtt_s, age_s=0.0, samples=5),
         up=Reading(value=link.up_bps, age_s=0.0, samples=5),

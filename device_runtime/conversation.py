@@ -18,9 +18,10 @@ from device_runtime.record import Choice, Generation, Piece, Probing, Round
 from device_runtime.session import Proposal, Session
 from device_runtime.stops import Answer
 from engines.vocabulary import Vocabulary
+from speculation.channel import Channel
 from wire.errors import PairMismatchError
 from wire.link.meter import SMALL_BYTES
-from wire.link.state import LinkState
+from wire.link.state import LinkState, Reading
 from wire.protocols import EXCHANGES, LOCAL, STREAM
 
 _log = logging.getLogger("pilotfish.device")
@@ -82,7 +83,7 @@ class Conversation:
         first_token_s = 0.0
         finished = False
         try:
-            session.start(prompt, plan)
+            session.start(prompt, plan, _channel(state))
             for proposal in self._proposals(plan, answer, alone=alone):
                 settled_ns = time.monotonic_ns()
                 pieces, kept = _pieces(proposal, answer)
@@ -134,6 +135,8 @@ class Conversation:
         if link is not None:
             here = self._meet(link, wish)
         if isinstance(wish, Plan):
+            if link is not None and here and wish.exchange is not None and wish.exchange.judged:
+                self._measure(link, [wish])
             plan, choice, state = wish, None, link.state() if link else None
         else:
             plan, choice, state = self._choose(wish, here)
@@ -179,9 +182,11 @@ class Conversation:
         return plan, choice, state
 
     def _measure(self, link: EdgeLink, plans: Sequence[Plan]) -> None:
-        matter = any(self._learned.freight(plan) > SMALL_BYTES for plan in plans)
+        # a head decides by the link as it is for this request (wisv §VII-B)
+        judged = any(plan.exchange is not None and plan.exchange.judged for plan in plans)
+        matter = judged or any(self._learned.freight(plan) > SMALL_BYTES for plan in plans)
         try:
-            link.refresh(rates=matter)
+            link.refresh(rates=matter, anew=judged)
         except AWAY:
             if not self._patience.starts_alone:
                 raise  # else the answer itself finds out, and deals with it
@@ -231,6 +236,22 @@ class Conversation:
                 _log.info("the edge is back")
                 return True
         return False
+
+
+def _channel(state: LinkState | None) -> Channel:
+    """What a decision head is told of a link; what is measured as nothing is not known."""
+    if state is None:
+        return Channel()
+    return Channel(
+        rtt_s=_value(state.rtt) or None,
+        up_bps=_value(state.up) or None,
+        down_bps=_value(state.down) or None,
+        loss=_value(state.retransmitted),
+    )
+
+
+def _value(reading: Reading | None) -> float | None:
+    return None if reading is None else reading.value
 
 
 def _pieces(proposal: Proposal, answer: Answer) -> tuple[list[Piece], list[int]]:

@@ -85,7 +85,8 @@ class Device:
             drafter = Drafter(
                 artifact, provider=provider, threads=threads, context=context, lanes=lanes
             )
-            self._partners = Partners(Vocabulary.of(artifact), drafter.pace, on_fetch)
+            hidden = artifact.manifest.dimensions.hidden
+            self._partners = Partners(Vocabulary.of(artifact), drafter.pace, hidden, on_fetch)
             if self._link is not None and self._patience.starts_alone:
                 self._link.presence.look_out()
             self._move_in(drafter)

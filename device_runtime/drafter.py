@@ -17,6 +17,7 @@ from speculation.confidence import ENOUGH, predicted_acceptance
 from speculation.distributions import Floats
 from speculation.tree import Expansion, Tree, nodes_at_most
 from wire.errors import UnsupportedError
+from wire.messages import MAX_WINDOW
 from wire.protocols import Draft, Exchange, Law, Place
 
 Ids = NDArray[np.uint32]
@@ -105,6 +106,9 @@ class Drafter:
         self._ids = np.empty(self.context, dtype=np.int64)  # what was read, in its own tokens
         self._straight = 0  # so many of them; behind them may lie the nodes of a tree
         self._trunk = 0  # so many of them come before the window
+        self._window = Tree()  # what was drafted last
+        # f32 [γ, d]: the hidden states at the tokens of that window that have been read
+        self._states = np.empty((MAX_WINDOW, self._decoder.hidden_size), dtype=np.float32)
         self._tree: Tree | None = None  # whose nodes these are
 
     def beside(self) -> "Drafter":
@@ -209,10 +213,14 @@ class Drafter:
         self._append(rest)
         return logits
 
-    def _forward(self, passed: Pass) -> Floats:
+    def _forward(self, passed: Pass, states: Floats | None = None) -> Floats:
+        """The logits; the hidden states of the same tokens go to ``states``, if that is given."""
         with self._lanes.turns:
             # not the decoder's own, which the next pass, maybe another lane's, overwrites
-            return self.bridge.project(self._decoder.forward([passed])[0].logits)
+            output = self._decoder.forward([passed])[0]
+            if states is not None:
+                states[:] = output.hidden
+            return self.bridge.project(output.logits)
 
     def draft(
         self,
@@ -252,8 +260,25 @@ class Drafter:
             if auto and max(hopes) < ENOUGH:
                 break
             hopes = [hopes[at] for at, tokens in enumerate(drawn) for _ in set(tokens)]
-        draft: Draft = exchange.pack(tree, rows)
+        self._window = tree
+        draft: Draft = exchange.carry(exchange.pack(tree, rows), self.states)
         return draft
+
+    def states(self, at: NDArray[np.int64]) -> Floats:
+        """The hidden states f32 [m, d] at tokens of the last window, a chain, numbered from 0."""
+        self.read_last()
+        found: Floats = self._states[at]
+        return found
+
+    def read_last(self) -> None:
+        """Read the last window's last token, a chain's, which was only drawn so far.
+
+        A protocol that may need its state has it read in any case, so that the next window begins
+        by the same passes whether it was needed or not: those of another shape round otherwise.
+        """
+        last = len(self._window) - 1
+        if last >= 0 and self._straight == self._trunk + last:
+            self._read_level(self._window)
 
     def _root(self, context: NDArray[Any]) -> Floats:
         logits = self._logits(context)[None]
@@ -271,7 +296,8 @@ class Drafter:
             rows=len(nodes),
             parents=None if alone else tree.parents,
         )
-        logits = self._forward(passed)
+        first = nodes.start - 1
+        logits = self._forward(passed, self._states[first : first + 1] if alone else None)
         if alone:
             self._append(tokens)
         else:

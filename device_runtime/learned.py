@@ -13,18 +13,19 @@ from device_runtime.record import Choice, Round
 from wire.errors import UnsupportedError
 from wire.link.state import LinkState
 from wire.messages import Welcome
+from wire.protocols.exchange import Sizes
 
 
 class Learned:
     """drafter_pace: seconds of a pass by the number of its tokens, measured at start."""
 
-    def __init__(self, drafter_pace: Mapping[int, float], vocab_size: int) -> None:
+    def __init__(self, drafter_pace: Mapping[int, float], sizes: Sizes) -> None:
         self._pace = drafter_pace
-        self._vocab_size = vocab_size
+        self._sizes = sizes
         self._policies = {name: policy() for name, policy in POLICIES.items()}
         self._lock = threading.Lock()
         self._met = False
-        self.evidence = Evidence(drafter_pace, {}, vocab_size)
+        self.evidence = Evidence(drafter_pace, {}, sizes)
 
     def meet(self, welcome: Welcome | None) -> None:
         """The first edge tells how fast its target is; before that there was nothing to learn."""
@@ -33,7 +34,7 @@ class Learned:
                 return
             self._met = True
             pace = {told.tokens: told.ns * 1e-9 for told in welcome.passes}
-            self.evidence = Evidence(self._pace, pace, self._vocab_size)
+            self.evidence = Evidence(self._pace, pace, self._sizes)
 
     def check(self, policy: str) -> None:
         """Raise `UnsupportedError` for a policy that there is not."""

@@ -15,6 +15,7 @@ from device_runtime.link.edge_link import EdgeLink
 from engines.vocabulary import Vocabulary
 from wire.errors import MalformedError, PairMismatchError
 from wire.messages import Welcome
+from wire.protocols.exchange import Sizes
 
 _log = logging.getLogger("pilotfish.device")
 
@@ -37,13 +38,18 @@ class Partner(NamedTuple):
 class Partners:
     """All lanes of a device share them. Thread-safe.
 
-    pace: seconds of a drafter's pass by the number of its tokens.
+    pace: seconds of a drafter's pass by the number of its tokens. hidden_size: d of its states.
     """
 
     def __init__(
-        self, own: Vocabulary, pace: Mapping[int, float], progress: Progress | None
+        self,
+        own: Vocabulary,
+        pace: Mapping[int, float],
+        hidden_size: int,
+        progress: Progress | None,
     ) -> None:
         self._own = own
+        self._hidden = hidden_size
         self._pace = pace
         self._progress = progress
         # the drafter by itself, until an edge is met
@@ -56,7 +62,7 @@ class Partners:
 
     def _partner(self, name: str, target: Vocabulary) -> Partner:
         pair = Pair(self._own, target)
-        return Partner(name, pair, Learned(self._pace, target.vocab_size))
+        return Partner(name, pair, Learned(self._pace, Sizes(target.vocab_size, self._hidden)))
 
     def expect(self, welcome: Welcome) -> str:
         """The digest of the vocabulary behind this welcome; "" if it is not to be had.

@@ -7,9 +7,10 @@ from typing import Any, Literal, TypedDict
 
 from speculation.distributions import Sampling
 from speculation.tree import Expansion, nodes_at_most
+from wire.codecs.hidden import HIDDEN_FORMATS
 from wire.errors import UnsupportedError
 from wire.messages import MAX_WINDOW
-from wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM, Exchange, Greedy, Law
+from wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM, Exchange, Greedy, Judged, Law
 
 AUTO = "auto"
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # what protocol "auto" has to choose from
@@ -58,6 +59,8 @@ class Options(TypedDict, total=False):
     draft_top_p: float | None
     seed: int | None
     stop: Sequence[str]
+    threshold: float | None
+    hidden: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,7 @@ class Plan:
     auto: bool
     max_tokens: int
     stop: Sequence[str]
+    threshold: float | None = None
 
 
 def plan(
@@ -93,6 +97,8 @@ def plan(
     draft_top_p: float | None = None,
     seed: int | None = None,
     stop: Sequence[str] = (),
+    threshold: float | None = None,
+    hidden: str = HIDDEN_FORMATS[0],
 ) -> Plan:
     """Check the options; `UnsupportedError` says what is wrong and what is possible.
 
@@ -100,7 +106,10 @@ def plan(
     edge may take fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature,
     top_k, top_p: how the target's distribution is shaped; draft_…: the drafter's, by default as the
     target's. Where neither end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64
-    tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one.
+    tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. threshold: 0
+    to 1, for ``wisv-full`` and ``wisv-selective``, which need an edge with a decision head: how
+    probable it must find it that a mismatch does harm to reject it (0: always, as ``greedy``; 1:
+    never; None: as the edge has it). hidden: how these two send hidden states: int8, fp16, int4.
     """
     if not isinstance(protocol, str) or protocol not in NAMES:
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(NAMES)}.")
@@ -119,6 +128,10 @@ def plan(
     drafter = _drafting(target, exchange, *wanted)
     if exchange is not None:
         exchange.check(target, drafter)
+    if isinstance(exchange, Judged):
+        exchange = exchange.sending(hidden)
+    if threshold is not None and not 0.0 <= threshold <= 1.0:
+        raise UnsupportedError(f"threshold must be within 0 and 1, not {threshold}.")
     if seed is None:
         seed = secrets.randbits(63)
     return Plan(
@@ -130,6 +143,7 @@ def plan(
         auto=window == AUTO,
         max_tokens=max_tokens,
         stop=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
+        threshold=threshold,
     )
 
 

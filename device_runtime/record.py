@@ -31,6 +31,10 @@ class Timings:
         """Seconds from the first drafted token to the last committed one."""
         return float(sum(getattr(self, stage) for stage in STAGES))
 
+    def __add__(self, other: "Timings") -> "Timings":
+        """Stage by stage."""
+        return Timings(**{s: getattr(self, s) + getattr(other, s) for s in STAGES})
+
 
 @dataclass(kw_only=True)
 class Round:
@@ -45,6 +49,8 @@ class Round:
     uplink_bytes: int = 0  # frames as handed to ZeroMQ
     downlink_bytes: int = 0
     timings: Timings = field(default_factory=Timings)
+    forgiven: int = 0  # of the accepted tokens, those that the target would have said otherwise
+    inquired: int = 0  # hidden states that the edge asked for, in a second exchange (wisv's m)
     pass_s: float = 0.0  # of the target, as the edge told; `stream`'s may go on while nobody waits
 
 

@@ -12,7 +12,7 @@ purpose of their own.
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from device_runtime.link.gauge import Answer
 from device_runtime.link.loss import BUSY, Interrupt
 from device_runtime.plan import Plan
 from device_runtime.record import Round, Timings
+from speculation.channel import Channel
 from speculation.randomness import Purpose
 from speculation.tree import Expansion, nodes_at_most
 from wire.codecs.ids import decode_ids, encode_ids
@@ -43,9 +44,12 @@ from wire.messages import (
     Begin,
     Cancel,
     Close,
+    Inquiry,
+    Judging,
     Limits,
     Pull,
     Reply,
+    States,
     Tokens,
     Verdict,
     Window,
@@ -55,9 +59,26 @@ from wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, Ruling, choose
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
 _AHEAD = 48  # tokens of a stream that may be under way; an edge has room for 64 messages at least
+_UNKNOWN = Channel()
 _UNLIMITED = Limits(
     context=2**31 - 1, window=MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
 )
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A window's verdict, and what the way to it took.
+
+    last: the answer that holds it. timings: of all exchanges, from drafting to the last reply.
+    """
+
+    reply: Verdict | Inquiry
+    last: Answer
+    timings: Timings
+    uplink_bytes: int
+    downlink_bytes: int
+    pass_s: float
+    inquired: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +102,7 @@ class Session:
         self._generation = -1
         self._at_edge = 0  # a prefix of the committed tokens that the edge holds too
         self._plan: Plan | None = None
+        self._channel = _UNKNOWN
         self._known_limits = _UNLIMITED
         self.committed = Committed()
 
@@ -102,8 +124,11 @@ class Session:
             return self._limits.context
         return min(self._drafter.context, self._limits.context)
 
-    def start(self, prompt: Prompt, plan: Plan) -> None:
-        """Prepare a generation: what the session and the prompt share is kept on both ends."""
+    def start(self, prompt: Prompt, plan: Plan, channel: Channel = _UNKNOWN) -> None:
+        """Prepare a generation: what the session and the prompt share is kept on both ends.
+
+        channel: the link as it was measured for it, which a decision head goes by to its end.
+        """
         ids = prompt.ids
         if len(ids) == 0:
             raise MalformedError("The prompt is empty; a generation needs a token to go on from.")
@@ -122,7 +147,7 @@ class Session:
         self.committed.extend(ids[kept:])
         self._at_edge = min(self._at_edge, kept)
         self._drafter.start(prompt)
-        self._plan = plan
+        self._plan, self._channel = plan, channel
 
     def shared(self, prompt: NDArray[np.uint32]) -> int:
         """How many tokens of the prompt, from the first one on, are those of this session."""
@@ -150,10 +175,26 @@ class Session:
             temperature=law.sampling.temperature,
             top_k=law.sampling.top_k,
             top_p=law.sampling.top_p,
+            judging=self._judging(),
         )
         missing = self.committed.ids[self._at_edge :].copy()  # sent without a copy, may yet change
         self._edge.tell(begin, [encode_ids(missing, self._drafter.bridge.vocab_size)])
         self._at_edge = len(self.committed)
+
+    def _judging(self) -> Judging | None:
+        """What a decision head goes by, where one is to judge."""
+        plan, channel = self._plan, self._channel
+        if plan is None or plan.exchange is None or not plan.exchange.judged:
+            return None
+        return Judging(
+            drafter=self._drafter.manifest.origin,
+            hidden_size=self._drafter.manifest.dimensions.hidden,
+            threshold=plan.threshold,
+            rtt_s=channel.rtt_s,
+            up_bps=channel.up_bps,
+            down_bps=channel.down_bps,
+            loss=channel.loss,
+        )
 
     def _begin_anew(self, reason: PilotfishError) -> None:
         """Give the edge everything again.
@@ -185,8 +226,8 @@ class Session:
         assert exchange is not None
         started_ns = time.monotonic_ns()
         start, vocab = len(self.committed), self._drafter.bridge.vocab_size
-        answer: Answer | None = None
-        while answer is None:
+        settled: Settled | None = None
+        while settled is None:
             draft = self._drafter.draft(
                 self.committed.ids,
                 self._room(plan.expansion, min(remaining, self.context - start) - 1),
@@ -195,12 +236,13 @@ class Session:
                 ends,
                 auto=plan.auto,
             )
-            drafted_ns = time.monotonic_ns()
-            answer = self._settled_by_edge(exchange, draft)
-        verdict = answer.reply
+            settled = self._settled_by_edge(exchange, draft, started_ns, time.monotonic_ns())
+        verdict = settled.reply
         assert isinstance(verdict, Verdict)
-        ruling = Ruling(verdict.accepted, verdict.token, answer.frames)
-        if ruling.accepted > len(draft.ids):
+        ruling = Ruling(
+            verdict.accepted, verdict.token, settled.last.frames, forgiven=verdict.forgiven
+        )
+        if ruling.accepted > len(draft.ids) or ruling.forgiven > ruling.accepted:
             raise MalformedError("The edge's verdict does not fit the window that was sent.")
         path = draft.path(ruling.accepted)
         token = exchange.settle(draft, ruling, plan.law, round_start=start, vocab_size=vocab)
@@ -211,6 +253,7 @@ class Session:
         # a token that was sampled here is pending: the edge learns it with the next window
         self._at_edge = len(self.committed) - (ruling.token is None)
         self._drafter.keep(path)
+        settled.timings.settle += (time.monotonic_ns() - settled.last.received_ns) * _NS
         record = Round(
             protocol=exchange.name,
             start=start,
@@ -218,10 +261,12 @@ class Session:
             nodes=len(draft.ids),
             accepted=len(path),
             tokens=committed,
-            uplink_bytes=answer.uplink_bytes,
-            downlink_bytes=answer.downlink_bytes,
-            timings=self._edge.gauge.timings(answer, verdict.times, started_ns, drafted_ns),
-            pass_s=verdict.times.verify_ns * _NS,
+            uplink_bytes=settled.uplink_bytes,
+            downlink_bytes=settled.downlink_bytes,
+            timings=settled.timings,
+            forgiven=ruling.forgiven,
+            inquired=settled.inquired,
+            pass_s=settled.pass_s,
         )
         return Proposal(record, len(path) == draft.depth)
 
@@ -236,7 +281,9 @@ class Session:
             expansion = expansion[:-1]
         return expansion
 
-    def _settled_by_edge(self, exchange: Exchange[Any], draft: Draft) -> Answer | None:
+    def _settled_by_edge(
+        self, exchange: Exchange[Any], draft: Draft, started_ns: int, drafted_ns: int
+    ) -> Settled | None:
         """The verdict on this draft; an edge that lost the session is told everything again.
 
         None if another edge has come that takes smaller windows only: then draft anew.
@@ -260,19 +307,63 @@ class Session:
                     "less."
                 )
             try:
-                return self._edge.ask(window, frames, self._answers(Verdict, start))
+                wanted = self._answers((Verdict, Inquiry), start)
+                answer = self._edge.ask(window, frames, wanted, self._meanwhile(exchange))
+                first = self._arrived(answer, started_ns, drafted_ns)
+                if isinstance(answer.reply, Verdict):
+                    return first
+                return self._supplied(exchange, draft, answer, first)
             except _RECOVERABLE as error:
                 setbacks.add(error)
                 self._begin_anew(error)
         return None
 
-    def _answers(self, kind: type[Verdict] | type[Tokens], start: int) -> Callable[[Reply], bool]:
+    def _meanwhile(self, exchange: Exchange[Any]) -> Callable[[], None]:
+        """What the drafter does while a window is with the edge."""
+        return self._drafter.read_last if exchange.judged else lambda: None
+
+    def _supplied(
+        self, exchange: Exchange[Any], draft: Draft, inquiry: Answer, first: Settled
+    ) -> Settled:
+        """The verdict, after the edge has been told what it asked for."""
+        start = len(self.committed)
+        frames = exchange.supply(draft, inquiry.frames)
+        states = States(session=self._id, generation=self._generation, start=start)
+        answer = self._edge.ask(states, frames, self._answers((Verdict,), start))
+        then_ns = inquiry.received_ns
+        last = self._arrived(answer, then_ns, then_ns)
+        return replace(
+            last,
+            timings=first.timings + last.timings,
+            uplink_bytes=first.uplink_bytes + last.uplink_bytes,
+            downlink_bytes=first.downlink_bytes + last.downlink_bytes,
+            pass_s=first.pass_s,
+            inquired=len(inquiry.frames[0]),
+        )
+
+    def _arrived(self, answer: Answer, started_ns: int, drafted_ns: int) -> Settled:
+        """One exchange; the link's meter learns from it."""
+        reply = answer.reply
+        assert isinstance(reply, Verdict | Inquiry)
+        timings = self._edge.gauge.timings(answer, reply.times, started_ns, drafted_ns)
+        return Settled(
+            reply=reply,
+            last=answer,
+            timings=timings,
+            uplink_bytes=answer.uplink_bytes,
+            downlink_bytes=answer.downlink_bytes,
+            pass_s=reply.times.verify_ns * _NS,
+        )
+
+    def _answers(
+        self, kinds: tuple[type[Verdict] | type[Inquiry] | type[Tokens], ...], start: int
+    ) -> Callable[[Reply], bool]:
         """Tells this round's reply from late ones of earlier rounds."""
         generation = self._generation
 
         def wanted(reply: Reply) -> bool:
             return (
-                isinstance(reply, kind)
+                isinstance(reply, kinds)
                 and reply.session == self._id
                 and reply.generation == generation
                 and reply.start == start
@@ -300,7 +391,7 @@ class Session:
                 hash=self.committed.hash,
                 count=min(_AHEAD, expected - start),
             )
-            wanted = self._answers(Tokens, start)
+            wanted = self._answers((Tokens,), start)
             before_ns = time.monotonic_ns()
             asked, more_bytes = not begun, 0
             try:

@@ -30,7 +30,9 @@ class EdgeConfig:
     """A daemon's settings. Without ``keys`` it may listen on loopback only.
 
     drain_s: how long a daemon that is told to stop still answers what it has received.
-    metrics: where Prometheus may ask for figures, as (host, port).
+    metrics: where Prometheus may ask for figures, as (host, port). heads: decision heads, by name
+    or path; None: those that ship and were made for the target. threshold: of requests that name
+    none; None: each head's own.
     """
 
     target: Path
@@ -40,6 +42,8 @@ class EdgeConfig:
     threads: int | None = None
     drain_s: float = 5.0
     metrics: tuple[str, int] | None = None
+    heads: tuple[str, ...] | None = None
+    threshold: float | None = None
     limits: EdgeLimits = field(default_factory=EdgeLimits)
 
 

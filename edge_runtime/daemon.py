@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import zmq
 
+from edge_runtime.bench import Bench
 from edge_runtime.config import EdgeConfig
 from edge_runtime.doorkeeper import Doorkeeper
 from edge_runtime.loop import Loop, duties
@@ -54,6 +55,7 @@ def serve(
         if metrics is not None:
             stack.callback(metrics.close)
         artifact = Artifact.open(config.target)
+        bench = Bench.of(artifact.manifest, config.heads, config.threshold)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())
@@ -73,6 +75,7 @@ def serve(
             scheduler.submit,
             _sender(listener, tally),
             passes,
+            bench=bench,
             allowed=None if keys is None else keys.allowed,
             tally=tally,
         )
@@ -86,6 +89,8 @@ def serve(
         announce(listener.endpoint)
         supervisor.ready(loop.status)
         _log.info("serving %s on %s", model, listener.endpoint)
+        for name in bench.names:
+            _log.info("decision head: %s", name)
         code = loop.run()
         listener.close(loop.linger_s)
         _log.info("stopped after %d target passes", scheduler.passes)

@@ -113,6 +113,9 @@ def _families(sight: Sight) -> Iterable["Metric"]:
     yield _counters("windows", "Windows decided on.", "protocol", tally.windows)
     yield _counters("drafted_tokens", "Tokens of these windows.", "protocol", tally.drafted)
     yield _counters("accepted_tokens", "Of these, accepted.", "protocol", tally.accepted)
+    yield _counters(
+        "forgiven_tokens", "Of these, by the decision head's mercy.", "protocol", tally.forgiven
+    )
     yield _counter("streamed_tokens", "Tokens of protocol stream.", tally.streamed)
     yield _counters("refusals", "Requests refused.", "code", tally.refusals)
     ended = {

@@ -19,7 +19,7 @@ from speculation.randomness import Purpose
 from wire import messages as m
 from wire.codecs.ids import encode_ids
 from wire.errors import InternalError
-from wire.protocols import Exchange, Law, Ruling, choose
+from wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
 
 Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], None]
 Submit = Callable[[Job], None]
@@ -55,7 +55,7 @@ class Rounds:
         session.round, draft = round_, round_.draft
         # [committed + pending + n]
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
-        rule = partial(exchange.rule, draft, law=law, round_start=round_.start)
+        rule = partial(_rule, exchange, draft, law, round_.start)
         rows = len(draft.ids) + 1
         self._queue(session, Job(session.id, session.slot, tokens, rows, rule, draft))
 
@@ -94,24 +94,55 @@ class Rounds:
             self._fail(session)
         elif job.ruling is None:
             return  # a prompt has been read
+        elif isinstance(job.ruling, Wanted):
+            self._inquire(session, job, job.ruling)
         elif session.stream is not None:
             self._streamed(session, session.stream, job, job.ruling)
         elif session.round is not None:
-            self._verified(session, session.round, job, job.ruling)
+            self._verified(
+                session, session.round, _times(job, session.round.received_ns), job.ruling
+            )
 
     def _queue(self, session: Session, job: Job) -> None:
         job.owner = session.owner
         session.jobs.append(job)
         self._submit(job)
 
-    def _verified(self, session: Session, round_: Round, job: Job, ruling: Ruling) -> None:
+    def _inquire(self, session: Session, job: Job, wanted: Wanted) -> None:
+        """Ask the device for what is needed to decide on its window."""
+        round_, exchange = session.round, session.exchange
+        if round_ is None or exchange is None:
+            return
+        round_.wanted, round_.answer = wanted, exchange.inquire(wanted)
+        round_.inquiry = m.Inquiry(
+            session=session.id,
+            generation=session.generation,
+            start=round_.start,
+            times=_times(job, round_.received_ns),
+        )
+        self._send(round_.client, round_.inquiry, round_.answer)
+
+    def resolve(self, session: Session, frames: Sequence[m.Buffer], received_ns: int) -> None:
+        """Decide on a window by the answer to its inquiry; no pass is needed for that."""
+        round_, exchange = session.round, session.exchange
+        assert round_ is not None
+        assert round_.wanted is not None
+        assert exchange is not None
+        ruling = exchange.resolve(round_.draft, round_.wanted, frames)
+        round_.wanted = None
+        held_ns = time.monotonic_ns() - received_ns
+        times = m.Times(received_ns=received_ns, held_ns=held_ns, queue_ns=0, verify_ns=held_ns)
+        self._verified(session, round_, times, ruling)
+
+    def _verified(self, session: Session, round_: Round, times: m.Times, ruling: Ruling) -> None:
         round_.verdict = m.Verdict(
             session=session.id,
             generation=session.generation,
             start=round_.start,
             accepted=ruling.accepted,
             token=ruling.token,
-            times=_times(job, round_.received_ns),
+            times=times,
+            forgiven=ruling.forgiven,
         )
         round_.answer = ruling.frames
         self._send(round_.client, round_.verdict, round_.answer)  # the device waits for it
@@ -121,14 +152,15 @@ class Rounds:
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])
         session.due = not token
         if session.exchange is not None:
-            times = round_.verdict.times
+            spent = times if round_.inquiry is None else round_.inquiry.times
             self._tally.verdict(
                 session.exchange.name,
                 len(draft.ids),
                 len(accepted),
-                times.queue_ns * 1e-9,
-                times.verify_ns * 1e-9,
+                spent.queue_ns * 1e-9,
+                spent.verify_ns * 1e-9,
             )
+            self._tally.forgiven[session.exchange.name] += ruling.forgiven
 
     def _streamed(self, session: Session, stream: Stream, job: Job, ruling: Ruling) -> None:
         start, token = len(session.committed), ruling.token
@@ -158,7 +190,13 @@ class Rounds:
             self._send(waiting.client, failure, ())
 
 
-def _stream_rule(law: Law, position: int, logits: Floats) -> Ruling:
+def _rule(
+    exchange: Exchange[Any], draft: Draft, law: Law, start: int, logits: Floats, hidden: Floats
+) -> Ruling | Wanted:
+    return exchange.rule(draft, logits, law, round_start=start, hidden=hidden)
+
+
+def _stream_rule(law: Law, position: int, logits: Floats, hidden: Floats) -> Ruling:
     return Ruling(0, choose(logits[0], law, position, Purpose.TARGET))
 
 

@@ -1,6 +1,6 @@
 """Batches the work of all sessions into target passes.
 
-In:  jobs: "make the target hold this sequence, show me the logits of its last rows, and rule".
+In:  jobs: "make the target hold this sequence, show me what it makes of its last rows, and rule".
 Out: the same jobs, done, in the order of the passes.
 
 One pass takes the oldest job's next piece and every other session's piece of like width: the
@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.tally import Tally
-from engines.decoder import Decoder, Pass
+from engines.decoder import Decoder, Output, Pass
 from speculation.distributions import Floats
-from wire.protocols import Draft, Ruling
+from wire.protocols import Draft, Ruling, Wanted
 
 _log = logging.getLogger("pilotfish.edge")
 
@@ -41,7 +41,8 @@ class Job:
     """Work for the target on the slot of one session; ``session`` names whose.
 
     tokens: the whole sequence, u32 [n], of which the slot may hold a part already.
-    rule: turns the logits [rows, V] of the last ``rows`` tokens into a ruling; None for a prefill.
+    rule: turns logits [rows, V] and hidden states [rows, d] of the last ``rows`` tokens into a
+    ruling, or says what is needed for one; None for a prefill.
     draft: the window that ends the sequence; if it is a tree, the slot keeps the accepted path.
     owner: whose session it is.
     """
@@ -50,13 +51,13 @@ class Job:
     slot: int
     tokens: NDArray[np.uint32]
     rows: int
-    rule: Callable[[Floats], Ruling] | None
+    rule: Callable[[Floats, Floats], Ruling | Wanted] | None
     draft: Draft | None = None
     owner: bytes = b""
     queued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     done_ns: int = 0
-    ruling: Ruling | None = None
+    ruling: Ruling | Wanted | None = None
     error: Exception | None = None
     cancelled: bool = False
 
@@ -200,7 +201,7 @@ class Scheduler:
                 # of a tree nothing is held as long as no path is chosen
                 self._held[job.slot] = (job.session, job.tokens[: end - piece.nodes])
                 if end == len(job.tokens):
-                    self._settle(job, piece, output.logits)
+                    self._settle(job, piece, output)
                     done.append(job)
                 else:
                     job.queued_ns = self._clock()  # behind the windows that wait
@@ -223,11 +224,11 @@ class Scheduler:
         while len(self._served_ns) > _OWNERS:
             del self._served_ns[next(iter(self._served_ns))]
 
-    def _settle(self, job: Job, piece: Piece, logits: Floats) -> None:
+    def _settle(self, job: Job, piece: Piece, output: Output) -> None:
         """Decide on a job; if that fails, the other jobs of the pass are none the worse."""
         try:
-            job.ruling = None if job.rule is None else job.rule(logits)
-            if piece.nodes and job.ruling is not None:
+            job.ruling = None if job.rule is None else job.rule(output.logits, output.hidden)
+            if piece.nodes and isinstance(job.ruling, Ruling):
                 self._keep_path(job, piece, job.ruling)
         except Exception as error:
             _log.exception("a rule failed")

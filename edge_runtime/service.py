@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import wire
 from edge_runtime.admission import Admission
+from edge_runtime.bench import Bench
 from edge_runtime.config import MEBIBYTE, EdgeLimits
 from edge_runtime.lexicon import Lexicon
 from edge_runtime.rounds import Rounds, Send, Submit
@@ -38,7 +39,7 @@ from wire.errors import (
     UnknownSessionError,
     VersionMismatchError,
 )
-from wire.protocols import EXCHANGES, STREAM, Draft, Law, exchange_named
+from wire.protocols import STREAM, Draft, Law, exchange_named
 from wire.protocols.exchange import expect_frames
 from wire.transport import Envelope, check_size
 
@@ -48,7 +49,8 @@ _log = logging.getLogger("pilotfish.edge")
 class Service:
     """Sessions, and the rules by which messages change them. One owner: the serving loop.
 
-    allowed: the keys that may talk to the edge, and their names; None: it has no keys.
+    bench: its decision heads. allowed: the keys that may talk to the edge, and their names; None:
+    it has no keys.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Service:
         send: Send,
         passes: Sequence[m.PassTime] = (),
         *,
+        bench: Bench | None = None,
         allowed: Mapping[bytes, str] | None = None,
         tally: Tally | None = None,
     ) -> None:
@@ -75,6 +78,7 @@ class Service:
         )
         self._send = send
         self._passes = list(passes)
+        self._bench = bench or Bench()
         self._allowed = allowed
         self._tally = tally or Tally()
         self._draining = False
@@ -151,11 +155,13 @@ class Service:
             )
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
-        if self._draining and not isinstance(request, m.Ping | m.Cancel | m.Close):
+        if self._draining and not isinstance(request, m.States | m.Ping | m.Cancel | m.Close):
             raise DrainingError("This edge is about to stop; go on at another, or when it is back.")
         match request:
             case m.Window():
                 self._window(request, envelope, received_ns)
+            case m.States():
+                self._states(request, envelope, received_ns)
             case m.Pull():
                 self._pull(request, envelope, received_ns)
             case m.Begin():
@@ -196,7 +202,7 @@ class Service:
             padded_vocab_size=self._manifest.padded_vocab_size,
             hidden_size=self._manifest.dimensions.hidden,
             eos_ids=self._manifest.eos_ids,
-            protocols=[*EXCHANGES, STREAM],
+            protocols=[*self._bench.protocols(hello.drafter, hello.hidden_size), STREAM],
             limits=self._limits,
             received_ns=received_ns,
             sent_ns=time.monotonic_ns(),
@@ -222,6 +228,7 @@ class Service:
         law = Law(sampling=begin.sampling, seed=begin.seed)
         if exchange is not None:
             exchange.check(law.sampling)
+            exchange = self._bench.seat(exchange, begin.judging)
         length = begin.keep + len(new)
         if length == 0:
             raise MalformedError("A generation needs at least one token to go on from.")
@@ -297,8 +304,23 @@ class Service:
         if list(map(bytes, last.frames)) != list(map(bytes, envelope.frames)):
             raise ConflictError(f"Another window at start {last.start} is already decided on.")
         last.client = envelope.client
+        reply = last.verdict or last.inquiry
+        if reply is not None:
+            self._send(last.client, reply, last.answer)
+
+    def _states(self, states: m.States, envelope: Envelope, received_ns: int) -> None:
+        """What an inquiry asked for; or again, because the verdict was lost."""
+        session = self._generation(states, envelope.owner)
+        last = session.round
+        if last is None or last.start != states.start:
+            raise DivergedError(f"The edge holds no window at {states.start}: begin again.")
+        if last.inquiry is None:
+            raise MalformedError("Nobody asked for hidden states of this window.")
+        last.client = envelope.client
         if last.verdict is not None:
             self._send(last.client, last.verdict, last.answer)
+        else:
+            self._rounds.resolve(session, envelope.frames, received_ns)
 
     def _pull(self, pull: m.Pull, envelope: Envelope, received_ns: int) -> None:
         expect_frames(envelope.frames, 0)
@@ -318,7 +340,7 @@ class Service:
         if not running:
             self._rounds.stream(session)
 
-    def _generation(self, request: m.Window | m.Pull, owner: bytes) -> Session:
+    def _generation(self, request: m.Window | m.States | m.Pull, owner: bytes) -> Session:
         session = self.sessions.find(request.session, owner)
         if request.generation != session.generation:
             raise DivergedError(
@@ -355,12 +377,12 @@ class Service:
 
     def _refuse(self, client: bytes, request: m.Request | None, error: PilotfishError) -> None:
         self._tally.refusals[error.code] += 1
-        about = request if isinstance(request, m.Begin | m.Window | m.Pull) else None
+        about = request if isinstance(request, m.Begin | m.Window | m.States | m.Pull) else None
         failure = m.Failure(
             code=error.code,
             message=str(error)[:1024],
             session=about.session if about else None,
             generation=about.generation if about else None,
-            start=about.start if isinstance(about, m.Window | m.Pull) else None,
+            start=about.start if isinstance(about, m.Window | m.States | m.Pull) else None,
         )
         self._send(client, failure, ())

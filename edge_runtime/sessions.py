@@ -13,8 +13,8 @@ from edge_runtime.scheduler import Job
 from edge_runtime.tally import Tally
 from wire.committed import Committed
 from wire.errors import TooManySessionsError, UnknownSessionError
-from wire.messages import Buffer, Verdict
-from wire.protocols import Draft, Exchange, Law
+from wire.messages import Buffer, Inquiry, Verdict
+from wire.protocols import Draft, Exchange, Law, Wanted
 
 
 @dataclass
@@ -27,7 +27,9 @@ class Round:
     draft: Draft
     received_ns: int
     verdict: Verdict | None = None
-    answer: Sequence[Buffer] = ()  # the verdict's frames
+    answer: Sequence[Buffer] = ()  # the verdict's frames, or the inquiry's as long as there is none
+    inquiry: Inquiry | None = None  # what the device was asked, and
+    wanted: Wanted | None = None  # what the edge needs to know to decide
 
     @property
     def base(self) -> int:

@@ -41,6 +41,7 @@ class Tally:
     windows: Counter[str] = field(default_factory=Counter)  # by protocol, decided on
     drafted: Counter[str] = field(default_factory=Counter)  # tokens of these
     accepted: Counter[str] = field(default_factory=Counter)
+    forgiven: Counter[str] = field(default_factory=Counter)  # of these, by a decision head
     streamed: int = 0  # tokens of `stream`
     refusals: Counter[str] = field(default_factory=Counter)  # by the error's code
     expired: int = 0  # sessions that idled for too long

@@ -84,6 +84,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         listed = "".join(f"{name} {value}\n" for name, value in sorted(self.files.items()))
         return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
+    @property
+    def origin(self) -> str:
+        """Which weights these are, in 16 hex digits, whatever precision or dialect they are in.
+
+        A hash of the SHA-256s of the files that were read, in the order of the files' names, which
+        do not count; where there are none (random weights), of the source and the dimensions.
+        """
+        source = self.source
+        hashes = [value for _, value in sorted(source.sha256.items())]
+        made = (source.kind, source.location, source.revision, self.dimensions)
+        return hashlib.sha256(msgspec.json.encode(hashes or made)).hexdigest()[:16]
+
     def encode(self) -> bytes:
         """Indented JSON, ready to be written to `manifest.json`."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"

@@ -161,6 +161,13 @@ class RunFileError(PilotfishError):
     exit_code = 65
 
 
+class HeadError(PilotfishError):
+    """A decision head that is missing, damaged or too large, or that cannot be written."""
+
+    code = "head"
+    exit_code = 65
+
+
 class InterruptedGenerationError(PilotfishError):
     """Whoever asked for the answer does not want the rest of it."""
 

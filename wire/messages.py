@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from speculation.channel import Channel
 from speculation.distributions import Sampling
 from wire.errors import MalformedError
 
@@ -20,6 +21,7 @@ VERSION: Final = 2
 HEADER_BYTES: Final = 16 * 1024
 MAX_FRAMES: Final = 8  # arrays behind one header
 MAX_WINDOW: Final = 128
+MAX_HIDDEN: Final = 65536  # d of a drafter's states
 MAX_PROBE: Final = 256 * 1024  # bytes that a ping may carry
 PART_BYTES: Final = 64 * 1024  # of a vocabulary, in one part, before it is compressed
 MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all its parts
@@ -65,6 +67,34 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hel
     padded_vocab_size: U31
     hidden_size: U31
     bridges: bool = False  # the device can draft for a target of another vocabulary
+    drafter: Name = ""  # the origin of its weights, by which the edge finds a decision head
+
+
+class Judging(Header, frozen=True):
+    """By what a decision head judges the windows of a generation (`wisv`).
+
+    drafter: the origin of the drafter's weights; hidden_size: d of its states. threshold: on the
+    probability of rejection; None: the head's own. The others are the link as the device measured
+    it before the request (wisv §III-A: CSI), None where it does not know.
+    """
+
+    drafter: Name
+    hidden_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_HIDDEN)]
+    threshold: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
+    rtt_s: float | None = None
+    up_bps: float | None = None
+    down_bps: float | None = None
+    loss: float | None = None
+
+    @property
+    def channel(self) -> Channel:
+        """The link; `MalformedError` if it makes no sense."""
+        try:
+            return Channel(
+                rtt_s=self.rtt_s, up_bps=self.up_bps, down_bps=self.down_bps, loss=self.loss
+            )
+        except ValueError as error:
+            raise MalformedError(f"The link's state is unusable: {error}.") from error
 
 
 class Begin(Header, tag="begin", frozen=True):
@@ -82,6 +112,7 @@ class Begin(Header, tag="begin", frozen=True):
     temperature: float
     top_k: U31
     top_p: float
+    judging: Judging | None = None  # for protocols that judge, and for no others
 
     @property
     def sampling(self) -> Sampling:
@@ -99,6 +130,14 @@ class Window(Header, tag="window", frozen=True):
     generation: U31
     start: U31  # the position of the window's first token
     hash: Digest  # of the tokens that the edge has committed
+
+
+class States(Header, tag="states", frozen=True):
+    """The answer to an `Inquiry`: frame 0 holds the drafter's hidden states, in its order."""
+
+    session: SessionId
+    generation: U31
+    start: U31
 
 
 class Pull(Header, tag="pull", frozen=True):
@@ -190,6 +229,19 @@ class Verdict(Header, tag="verdict", frozen=True):
     accepted: U31
     token: U31 | None
     times: Times
+    forgiven: U31 = 0  # of the accepted tokens, those that the target would have said otherwise
+
+
+class Inquiry(Header, tag="inquiry", frozen=True):
+    """The edge cannot decide on a window yet: frame 0 names the tokens whose states it wants.
+
+    They are numbered from 0 in the window, ascending, a byte each.
+    """
+
+    session: SessionId
+    generation: U31
+    start: U31
+    times: Times
 
 
 class Tokens(Header, tag="tokens", frozen=True):
@@ -229,8 +281,8 @@ class Failure(Header, tag="failure", frozen=True):
     start: U31 | None = None
 
 
-Request = Hello | Begin | Window | Pull | Cancel | Close | Ping | Fetch
-Reply = Welcome | Verdict | Tokens | Pong | Part | Failure
+Request = Hello | Begin | Window | States | Pull | Cancel | Close | Ping | Fetch
+Reply = Welcome | Verdict | Inquiry | Tokens | Pong | Part | Failure
 
 _U32 = np.dtype("<u4")
 _encoder = msgspec.msgpack.Encoder()

@@ -26,7 +26,7 @@ from device_runtime.record import Round
 from speculation.tree import nodes_at_most
 from wire.messages import MAX_WINDOW
 from wire.protocols import EXCHANGES, LOCAL, STREAM
-from wire.protocols.exchange import Freight
+from wire.protocols.exchange import Freight, Sizes
 
 _HOPE = 0.8  # α of a pair of which nothing is known
 _HOPE_WEIGHT = 4.0  # positions that this hope counts for
@@ -118,13 +118,13 @@ class Evidence:
         self,
         drafter_pace: Mapping[int, float],
         target_pace: Mapping[int, float],
-        vocab_size: int,
+        sizes: Sizes,
     ) -> None:
         self._drafter_pace = drafter_pace
         # an edge that did not tell: slower than the drafter, and as fast for many tokens as for one
         slow_s = _SLOWER * drafter_pace[1]
         self._target_pace = dict(sorted(target_pace.items())) or {1: slow_s, MAX_WINDOW: slow_s}
-        self._vocab_size = vocab_size
+        self._sizes = sizes
         # by protocol and whether the target is greedy
         self._acceptance: dict[tuple[str, bool], _Acceptance] = defaultdict(_Acceptance)
         self._hazards: dict[tuple[str, bool], NDArray[np.float64]] = {}  # what follows from that
@@ -230,7 +230,7 @@ class Evidence:
         hazards = self.hazards(plan)[:window]
         alpha = float(hazards.mean()) if len(hazards) else 0.0
         return plan.exchange.freight(
-            plan.expansion[:window], plan.drafting.sampling, alpha, self._vocab_size
+            plan.expansion[:window], plan.drafting.sampling, alpha, self._sizes
         )
 
     def _drafting_s(self, expansion: Sequence[int]) -> float:

@@ -88,12 +88,16 @@ class EdgeLink:
         """What measuring the link has cost so far."""
         return self.gauge.probing
 
-    def refresh(self, *, rates: bool) -> None:
+    def refresh(self, *, rates: bool, anew: bool = False) -> None:
         """See to it that RTT, and rates if wanted, are known; with one ping, or none.
 
         What real messages have told lately needs none. One ping cannot tell both: rates that are
-        due go first, as long as the RTT is not as old.
+        due go first, as long as the RTT is not as old. anew: the RTT is measured now, whatever was
+        known, and both are where rates are due.
         """
+        if anew:
+            self.gauge.next_answer()
+            self.ping()
         state = self.gauge.state(None)
         readings = (state.up, state.down) if self._echoes else (state.up,)
         due = rates and any(_older(rate, RATES_FRESH_S) for rate in readings)
@@ -126,10 +130,18 @@ class EdgeLink:
         return self._line.send(message) or 0
 
     def ask(
-        self, message: Request, frames: Sequence[Buffer], wanted: Callable[[Reply], bool]
+        self,
+        message: Request,
+        frames: Sequence[Buffer],
+        wanted: Callable[[Reply], bool],
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Answer:
-        """Send a request and wait for the reply that is ``wanted``; older replies are dropped."""
+        """Send a request and wait for the reply that is ``wanted``; older replies are dropped.
+
+        meanwhile: what there is to do while it is on its way.
+        """
         size, sent_ns = self._send(message, frames)
+        meanwhile()
         return self.wait(message, frames, wanted, size, sent_ns)
 
     def wait(

@@ -59,6 +59,7 @@ class Presence:
             padded_vocab_size=manifest.padded_vocab_size,
             hidden_size=manifest.dimensions.hidden,
             bridges=True,
+            drafter=manifest.origin,
         )
 
     def speak(self, fingerprint: str | None) -> None:

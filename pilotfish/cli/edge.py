@@ -12,7 +12,14 @@ from edge_runtime.config import EdgeConfig, EdgeLimits
 from edge_runtime.daemon import serve
 from engines.errors import EngineError
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
-from pilotfish.cli.options import Commands, between, engine_options, keys_option, positive
+from pilotfish.cli.options import (
+    Commands,
+    between,
+    engine_options,
+    keys_option,
+    positive,
+    share,
+)
 from wire.errors import ListenError, PilotfishError
 from wire.messages import MAX_WINDOW
 
@@ -62,6 +69,20 @@ def add_to(commands: Commands) -> None:
         default=EdgeConfig.drain_s,
         metavar="S",
         help="seconds in which an edge that is told to stop answers what it has (%(default)s)",
+    )
+    add(
+        "--head",
+        action="append",
+        metavar="NAME",
+        help="a decision head, for wisv-full and wisv-selective: a path, or the name of one that "
+        'ships (default: those that ship for this target); may be repeated; "none": none at all',
+    )
+    add(
+        "--threshold",
+        type=share,
+        metavar="ρ",
+        help="reject a mismatch that its head finds harmful with more than this probability, where "
+        "a request does not say (default: as each head recommends)",
     )
     _add_limits(serve_parser)
     add("--parent-fd", type=int, help=argparse.SUPPRESS)  # see edge_runtime.process
@@ -123,6 +144,8 @@ def _config_of(args: argparse.Namespace) -> EdgeConfig:
         threads=args.threads,
         drain_s=args.drain,
         metrics=args.metrics,
+        heads=_heads(args.head),
+        threshold=args.threshold,
         limits=EdgeLimits(
             sessions=args.sessions,
             sessions_per_client=args.sessions_per_client,
@@ -136,6 +159,12 @@ def _config_of(args: argparse.Namespace) -> EdgeConfig:
             connections_per_client=args.connections_per_client,
         ),
     )
+
+
+def _heads(names: list[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    return () if names == ["none"] else tuple(names)
 
 
 def _announce(endpoint: str) -> None:

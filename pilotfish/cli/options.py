@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from device_runtime.choice import POLICIES
 from device_runtime.plan import AUTO, Auto, Options
+from wire.codecs.hidden import HIDDEN_FORMATS
 from wire.errors import UnsupportedError
 from wire.keys import default_directory
 from wire.protocols import NAMES
@@ -34,6 +35,14 @@ def positive(text: str) -> float:
     value = float(text)
     if not 0.0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def share(text: str) -> float:
+    """An argparse type: a number from 0 to 1."""
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return value
 
 
@@ -138,6 +147,19 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
     )
     parser.add_argument("--seed", type=int, metavar="N", help="makes a sampled run repeatable")
     parser.add_argument(
+        "--threshold",
+        type=share,
+        metavar="ρ",
+        help="wisv: reject a mismatch that the edge's head finds harmful with more than this "
+        "probability; 0: each, 1: none (default: as the edge has it)",
+    )
+    parser.add_argument(
+        "--hidden",
+        choices=HIDDEN_FORMATS,
+        default=HIDDEN_FORMATS[0],
+        help="wisv: how hidden states are sent (%(default)s)",
+    )
+    parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
     )
 
@@ -157,6 +179,8 @@ def generation_of(args: argparse.Namespace) -> Options:
         draft_top_p=args.draft_top_p,
         seed=args.seed,
         stop=args.stop,
+        threshold=args.threshold,
+        hidden=args.hidden,
     )
 
 

@@ -7,14 +7,20 @@ from wire.protocols.baselines import LOCAL, STREAM, choose
 from wire.protocols.coupled import Coupled
 from wire.protocols.dsd import Dsd
 from wire.protocols.dssd import Dssd
-from wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling
+from wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, Wanted
 from wire.protocols.greedy import Greedy
+from wire.protocols.judged import Judge, Judged
 from wire.protocols.tree import TokenTree
 from wire.protocols.tslt import Tslt
+from wire.protocols.wisv_full import WisvFull
+from wire.protocols.wisv_selective import WisvSelective
 
 EXCHANGES: dict[str, Exchange[Any]] = {
     exchange.name: exchange
-    for exchange in (Greedy(), Dsd(), Tslt(), TokenTree(), Dssd(), Coupled())
+    for exchange in (
+        *(Greedy(), Dsd(), Tslt(), TokenTree(), Dssd(), Coupled()),
+        *(WisvFull(), WisvSelective()),
+    )
 }
 NAMES = (*EXCHANGES, STREAM, LOCAL)
 
@@ -26,9 +32,12 @@ __all__ = [
     "Draft",
     "Exchange",
     "Greedy",
+    "Judge",
+    "Judged",
     "Law",
     "Place",
     "Ruling",
+    "Wanted",
     "choose",
     "exchange_named",
 ]

@@ -28,7 +28,15 @@ class Coupled(IdsAlone):
         """The winner under q and the position's noise; nothing else is sent."""
         return [choose(logits, law, place.position, Purpose.TARGET)], None
 
-    def rule(self, draft: Draft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
+    def rule(
+        self,
+        draft: Draft,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        hidden: Floats | None = None,
+    ) -> Ruling:
         """Accept while the window equals the target's choices; noise is made for these only."""
         return Ruling(
             *agreed(

@@ -28,6 +28,7 @@ from wire.protocols.exchange import (
     Law,
     Place,
     Ruling,
+    Sizes,
     decide,
     draw_from,
     expect_frames,
@@ -50,11 +51,11 @@ class Dsd(Exchange[DenseDraft]):
     name = "dsd"
 
     def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, vocab_size: int
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
     ) -> Freight:
         """Ids, and V float32 for each."""
-        up, down = super().freight(expansion, drafter, acceptance, vocab_size)
-        return Freight(up + 4 * vocab_size * len(expansion), down)
+        up, down = super().freight(expansion, drafter, acceptance, sizes)
+        return Freight(up + 4 * sizes.vocabulary * len(expansion), down)
 
     def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], NDArray[np.float32]]:
         """A sample of q and q itself."""
@@ -84,7 +85,15 @@ class Dsd(Exchange[DenseDraft]):
         check_distributions(ids, q)
         return DenseDraft(ids, q)
 
-    def rule(self, draft: DenseDraft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
+    def rule(
+        self,
+        draft: DenseDraft,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        hidden: Floats | None = None,
+    ) -> Ruling:
         """Accept by the ratio; residual at the first rejection, bonus after the last token."""
         candidates = chain(len(draft.ids))
         return decide(

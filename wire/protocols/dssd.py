@@ -35,6 +35,7 @@ from wire.protocols.exchange import (
     Law,
     Place,
     Ruling,
+    Sizes,
     coins,
     draw_from,
     expect_frames,
@@ -64,13 +65,14 @@ class Dssd(Exchange[SplitDraft]):
     name = "dssd"
 
     def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, vocab_size: int
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
     ) -> Freight:
         """Ids and 24 bits for each; P̃ with probability 1 − α^γ (dssd (9))."""
-        up, down = super().freight(expansion, drafter, acceptance, vocab_size)
+        up, down = super().freight(expansion, drafter, acceptance, sizes)
         rejected = 1.0 - acceptance ** len(expansion)
         return Freight(
-            up + rejected * id_bytes(vocab_size) + 3 * len(expansion), down + rejected * _P_BYTES
+            up + rejected * id_bytes(sizes.vocabulary) + 3 * len(expansion),
+            down + rejected * _P_BYTES,
         )
 
     def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], NDArray[np.int64]]:
@@ -100,7 +102,15 @@ class Dssd(Exchange[SplitDraft]):
             raise MalformedError(f"{len(weights)} weights do not fit {len(ids)} ids.")
         return SplitDraft(ids[pending:], weights, pending=ids[:pending])
 
-    def rule(self, draft: SplitDraft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
+    def rule(
+        self,
+        draft: SplitDraft,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        hidden: Floats | None = None,
+    ) -> Ruling:
         """Accept against P̃; send the P̃ of the first rejection, or the bonus from p."""
         gamma = len(draft.ids)
         accepts = coins(gamma, law, round_start)

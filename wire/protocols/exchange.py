@@ -90,11 +90,37 @@ class Ruling:
     """The edge's decision: the path to node ``accepted`` is committed, and then ``token``.
 
     accepted: 0 where nothing was. token: None where the device samples it by the ``frames``.
+    forgiven: of the accepted tokens, those that the target would have said otherwise.
     """
 
     accepted: int
     token: int | None
     frames: Sequence[Buffer] = ()
+    forgiven: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Instead of a decision: the drafter's states at these tokens are needed for one.
+
+    at: i64 [m], m ≥ 1, numbered from 0 in the window, ascending. choices: i64 [n + 1], the target's
+    argmax after the root and after each token. target: f32 [m, d], its own states there.
+    """
+
+    at: NDArray[np.int64]
+    choices: NDArray[np.int64]
+    target: Floats
+
+
+States = Callable[[NDArray[np.int64]], Floats]
+"""The drafter's hidden states f32 [m, d] at m tokens of a window, numbered from 0 (wisv §III-A)."""
+
+
+class Sizes(NamedTuple):
+    """Of a pair: tokens of the target's vocabulary, d of the drafter's hidden states."""
+
+    vocabulary: int
+    hidden: int
 
 
 class Freight(NamedTuple):
@@ -115,6 +141,7 @@ class Exchange(ABC, Generic[D]):
     # protocol on a pair that has not shown its own yet. At temperature 0 all accept alike.
     agreement: ClassVar[float] = 1.0
     branches: ClassVar[bool] = False  # windows may be trees
+    judged: ClassVar[bool] = False  # a decision head forgives mismatches: needs hidden states
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
         """Raise `UnsupportedError` for a sampling of either end that cannot be served.
@@ -128,13 +155,17 @@ class Exchange(ABC, Generic[D]):
         return (1,) * window
 
     def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, vocab_size: int
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
     ) -> Freight:
         """Bytes that a round is expected to take, before there was one to count.
 
         drafter: how q is shaped; acceptance: α.
         """
-        return Freight(WINDOW_BYTES + id_bytes(vocab_size) * len(expansion), VERDICT_BYTES)
+        return Freight(WINDOW_BYTES + id_bytes(sizes.vocabulary) * len(expansion), VERDICT_BYTES)
+
+    def exchanges(self, expansion: Expansion, acceptance: float) -> float:
+        """Round trips that a round is expected to take; acceptance: α."""
+        return 1.0
 
     # The device's half
 
@@ -145,6 +176,13 @@ class Exchange(ABC, Generic[D]):
     @abstractmethod
     def pack(self, tree: Tree, rows: Sequence[Any]) -> D:
         """The draft of these nodes; ``rows`` are those that `draw` returned, in order."""
+
+    def carry(self, draft: D, states: States) -> D:
+        """The draft with what this protocol needs of the drafter's hidden states: mostly nothing.
+
+        ``states`` may be called until the next window is drafted.
+        """
+        return draft
 
     def propose(self, draft: D, pending: Ids, vocab_size: int) -> list[Buffer]:
         """The frames of a draft; ids come first in every protocol.
@@ -162,6 +200,10 @@ class Exchange(ABC, Generic[D]):
             raise MalformedError("The edge's verdict lacks the token that follows.")
         return ruling.token
 
+    def supply(self, draft: D, frames: Sequence[Buffer]) -> list[Buffer]:
+        """The frames of the answer to an inquiry (`wisv-selective`)."""
+        raise MalformedError(f"The edge asks for hidden states, which {self.name} does not send.")
+
     # The edge's half
 
     @abstractmethod
@@ -169,8 +211,27 @@ class Exchange(ABC, Generic[D]):
         """The draft in these frames, checked; a typed error for anything that is not one."""
 
     @abstractmethod
-    def rule(self, draft: D, logits: Floats, law: Law, *, round_start: int) -> Ruling:
-        """Decide on a draft by the target's logits [n + 1, V]: the root's, then each node's."""
+    def rule(
+        self,
+        draft: D,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        hidden: Floats | None = None,
+    ) -> Ruling | Wanted:
+        """Decide on a draft by the target's logits [n + 1, V]: the root's, then each node's.
+
+        hidden: its states [n + 1, d] there, for protocols that are judged.
+        """
+
+    def inquire(self, wanted: Wanted) -> list[Buffer]:
+        """The frames by which the device is asked for what is wanted (`wisv-selective`)."""
+        raise NotImplementedError
+
+    def resolve(self, draft: D, wanted: Wanted, frames: Sequence[Buffer]) -> Ruling:
+        """Decide by the answer to an inquiry; a typed error for anything that is not one."""
+        raise MalformedError(f"Nobody asked for hidden states: {self.name} sends none.")
 
 
 def draw_from(row: Row, law: Law, place: Place) -> list[int]:

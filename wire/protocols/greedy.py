@@ -33,6 +33,14 @@ class Greedy(IdsAlone):
         """The drafter's argmax; nothing else is sent."""
         return [int(logits.argmax())], None
 
-    def rule(self, draft: Draft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
+    def rule(
+        self,
+        draft: Draft,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        hidden: Floats | None = None,
+    ) -> Ruling:
         """Accept while the window equals the target's argmax."""
         return Ruling(*agreed(draft.ids.tolist(), lambda index: int(logits[index].argmax())))

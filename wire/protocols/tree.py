@@ -36,6 +36,7 @@ from wire.protocols.exchange import (
     Law,
     Place,
     Ruling,
+    Sizes,
     decide,
     draw_from,
     expect_drawn,
@@ -78,11 +79,11 @@ class TokenTree(Exchange[TreeDraft]):
     agreement = 1.1
 
     def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, vocab_size: int
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
     ) -> Freight:
         """All candidates, and q̂ of each inner node: 1 + Σ_{l<L} Π_{i≤l} kᵢ at most (tslt (27))."""
         widths = list(accumulate(expansion, mul))
-        nodes = WINDOW_BYTES + id_bytes(vocab_size) * sum(widths) + len(expansion)
+        nodes = WINDOW_BYTES + id_bytes(sizes.vocabulary) * sum(widths) + len(expansion)
         rows = typical_bytes(1 + sum(widths[:-1]), drafter.top_k) if widths else 0.0
         return Freight(nodes + rows, VERDICT_BYTES)
 
@@ -124,7 +125,15 @@ class TokenTree(Exchange[TreeDraft]):
             expect_drawn(q.row(node), tree.tokens(nodes))
         return TreeDraft(tree.ids, tree, q)
 
-    def rule(self, draft: TreeDraft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
+    def rule(
+        self,
+        draft: TreeDraft,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        hidden: Floats | None = None,
+    ) -> Ruling:
         """Walk down from the root while a candidate is accepted."""
         return decide(
             draft, draft.tree.candidates, draft.q.row, logits, law, round_start=round_start

@@ -26,6 +26,7 @@ from wire.protocols.exchange import (
     Law,
     Place,
     Ruling,
+    Sizes,
     decide,
     draw_from,
     expect_drawn,
@@ -49,10 +50,10 @@ class Tslt(Exchange[SparseDraft]):
     agreement = 0.97
 
     def freight(
-        self, expansion: Expansion, drafter: Sampling, acceptance: float, vocab_size: int
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
     ) -> Freight:
         """Ids, and q̂ for each."""
-        up, down = super().freight(expansion, drafter, acceptance, vocab_size)
+        up, down = super().freight(expansion, drafter, acceptance, sizes)
         return Freight(up + typical_bytes(len(expansion), drafter.top_k), down)
 
     def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], SparseRows]:
@@ -78,7 +79,15 @@ class Tslt(Exchange[SparseDraft]):
             expect_drawn(draft.q.row(index), [token])
         return draft
 
-    def rule(self, draft: SparseDraft, logits: Floats, law: Law, *, round_start: int) -> Ruling:
+    def rule(
+        self,
+        draft: SparseDraft,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        hidden: Floats | None = None,
+    ) -> Ruling:
         """Accept by the ratio; residual at the first rejection, bonus after the last token."""
         candidates = chain(len(draft.ids))
         return decide(draft, candidates, draft.q.row, logits, law, round_start=round_start)

@@ -1,0 +1,282 @@
+"""The decision head (wisv §V-A): is a mismatch harmless, given both models' states and the link?
+
+In:  for m mismatches the drafter's and the target's last-layer states at the draft token's own
+     position, both token ids, and what is known of the link.
+Out: logits z = w2·ReLU(w1·u + b1) + b2 of the probability ρ = σ(z) to reject, with
+     u = [h_D ; h_T ; c], everything standardised as in training (wisv (23)-(25)); or, from a
+     `Judge`, what is rejected at a threshold (wisv (27)).
+
+A head is made for one pair of models and refused for another (`suits`, `serves`).
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.head_file import (
+    HeadCard,
+    HiddenFormat,
+    Tensors,
+    check_tensors,
+    checked_card,
+    read_head,
+    write_head,
+)
+from engines.artifact import Manifest
+from speculation.channel import Channel
+from wire.errors import HeadError, PairMismatchError
+
+_log = logging.getLogger("pilotfish.edge")
+_ALONE = 1 << 18  # multiplications up to which OpenBLAS starts no second thread
+_SHIPPED = Path(__file__).parent / "heads"
+
+Score = Callable[
+    [NDArray[np.floating], NDArray[np.floating], NDArray[np.integer]], NDArray[np.float32]
+]
+
+
+def shipped() -> list[str]:
+    """Names of the heads that come with Pilotfish."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.json"))
+
+
+def token_buckets(tokens: NDArray[np.integer], buckets: int) -> NDArray[np.int64]:
+    """The bucket, 0 to buckets − 1, of each token id; of the shape of ``tokens``.
+
+    Knuth's multiplicative hash: the fraction of id·2654435761 / 2³², times the buckets.
+    """
+    spread = tokens.astype(np.uint64) * np.uint64(2654435761) & np.uint64(0xFFFFFFFF)
+    found: NDArray[np.uint64] = spread * np.uint64(buckets) >> np.uint64(32)
+    return found.astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """A head bound to one request's link and threshold.
+
+    width: of the drafter's states that it reads; form: the format that they should be sent in.
+    bound: the threshold's logit. Safe to share between threads.
+    """
+
+    width: int
+    form: HiddenFormat
+    bound: float
+    score: Score
+
+    def __call__(
+        self,
+        drafter: NDArray[np.floating],
+        target: NDArray[np.floating],
+        tokens: NDArray[np.integer],
+    ) -> NDArray[np.bool_]:
+        """Whether to reject each mismatch, bool [m]; arguments as for `DecisionHead.logits`.
+
+        What cannot be judged, for its states are too large, is rejected, unless nothing is.
+        """
+        logits = self.score(drafter, target, tokens).astype(np.float64)
+        if self.bound == math.inf:
+            return np.zeros(len(logits), np.bool_)
+        return (logits > self.bound) | ~np.isfinite(logits)
+
+
+class DecisionHead:
+    """A two-layer head and the card that says what it was made for.
+
+    card: its `HeadCard`; tensors: as they are in the file, see `edge_runtime.head_file`.
+    Raises `HeadError` if they do not fit together.
+    """
+
+    def __init__(self, card: HeadCard, tensors: Tensors) -> None:
+        self.card = checked_card(card)
+        check_tensors(self.card, tensors)
+        self.tensors = tensors
+        self._fold()
+        self._told = False
+
+    @classmethod
+    def load(cls, name: str) -> "DecisionHead":
+        """The head that ships under this name, or else that of the path NAME.json or NAME.
+
+        Raises:
+            HeadError: if there is none, or its files are damaged or too large.
+        """
+        known = shipped()
+        if name in known:
+            return cls(*read_head(_SHIPPED / f"{name}.json"))
+        path = Path(name if name.endswith(".json") else f"{name}.json")
+        if not os.path.exists(path):  # Path.exists raises for a name that is too long
+            raise HeadError(
+                f"There is no head {name}: give the path of its .json file"
+                + (f", or one of {', '.join(known)}." if known else ".")
+            )
+        return cls(*read_head(path))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write NAME.json, whose path is returned, and NAME.safetensors, replacing older ones.
+
+        Raises:
+            HeadError: if they cannot be written, or would be too large to be read again.
+        """
+        path, self.card = write_head(Path(folder), self.card, self.tensors)
+        return path
+
+    def suits(self, target: Manifest) -> None:
+        """Raise `PairMismatchError` unless the head was made for this target's weights.
+
+        Another precision of them is served, with one warning: states differ a little.
+        """
+        made = self.card.target
+        if (made.origin, made.hidden) != (target.origin, target.dimensions.hidden):
+            raise PairMismatchError(
+                f"The decision head {self.card.name} was made for the target {made.model} (weights "
+                f"{made.origin}, hidden states of {made.hidden}), not for {target.model} (weights "
+                f"{target.origin}, hidden states of {target.dimensions.hidden}): give the edge a "
+                "head that was trained for its target, or none."
+            )
+        if made.precision != target.precision and not self._told:
+            self._told = True
+            _log.warning(
+                "the decision head %s was trained on %s states of %s and judges %s ones",
+                self.card.name, made.precision, made.model, target.precision,
+            )  # fmt: skip
+
+    def serves(self, drafter_origin: str, hidden_size: int) -> bool:
+        """Whether the head was made for a drafter of these weights and this width of states."""
+        made = self.card.drafter
+        return (made.origin, made.hidden) == (drafter_origin, hidden_size)
+
+    def logits(
+        self,
+        drafter: NDArray[np.floating],
+        target: NDArray[np.floating],
+        tokens: NDArray[np.integer],
+        channel: Channel,
+    ) -> NDArray[np.float32]:
+        """z [m] of wisv (25), NaN where states are too large to be judged.
+
+        drafter [m, d_D] and target [m, d_T] are hidden states, tokens [m, 2] the ids of the draft
+        token and of the target's. A head reads either the states or the ids, and does not look at
+        the other. Raises ValueError for states or ids of another shape.
+        """
+        return self._score(drafter, target, tokens, offset=self._offset(channel))
+
+    def judge(self, channel: Channel, threshold: float | None = None) -> Judge:
+        """Bind the head to a link and a threshold of ρ, or to the recommended one.
+
+        Threshold 0 rejects every mismatch, 1 none. ValueError if it is not within [0, 1].
+        """
+        wanted = self.card.threshold if threshold is None else threshold
+        return Judge(
+            width=self.card.drafter.hidden,
+            form=self.card.hidden,
+            bound=_logit(wanted),
+            score=partial(self._score, offset=self._offset(channel)),
+        )
+
+    def _fold(self) -> None:
+        """Standardising is affine, so the first layer takes it over; split w1 by what it reads."""
+        w1, b1 = (self.tensors[name].astype(np.float64) for name in ("w1", "b1"))
+        states = w1.shape[1] - self.card.link_width
+        self._link = w1[:, states:]  # [h, 4] or [h, 0]
+        per_state = w1[:, :states]
+        if self.card.features == "states":
+            mean, std = (self.tensors[name].astype(np.float64) for name in ("mean", "std"))
+            per_state = per_state / std
+            b1 = b1 - per_state @ mean
+        with np.errstate(over="ignore"):
+            # [d_D + d_T, h], or [2·buckets, h]
+            self._inputs = np.ascontiguousarray(per_state.T, np.float32)
+            self._w2, self._b2 = (self.tensors[name].astype(np.float32) for name in ("w2", "b2"))
+            self._b1 = b1
+            finite = np.isfinite(self._inputs).all() and np.isfinite(b1.astype(np.float32)).all()
+        if not finite:
+            raise HeadError(
+                f"The weights of the head {self.card.name} are not valid: they overflow when its "
+                "states are standardised; a deviation is too small."
+            )
+
+    def _offset(self, channel: Channel) -> NDArray[np.float32]:
+        """The part of w1·u + b1 that all mismatches of a request share, [h]."""
+        if self.card.link is None:
+            return self._b1.astype(np.float32)
+        c = self.card.link.standardised(channel.features())
+        with np.errstate(over="ignore"):
+            return (self._b1 + self._link @ c).astype(np.float32)
+
+    def _score(
+        self,
+        drafter: NDArray[np.floating],
+        target: NDArray[np.floating],
+        tokens: NDArray[np.integer],
+        *,
+        offset: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            # [m, h]
+            inner = offset + (
+                self._of_states(drafter, target, len(tokens))
+                if self.card.features == "states"
+                else self._of_tokens(tokens)
+            )
+            logits: NDArray[np.float32] = (
+                np.multiply(np.maximum(inner, 0.0), self._w2).sum(axis=1) + self._b2
+            )
+        # ReLU would take −∞, an overflow, for a quiet 0
+        logits[~np.isfinite(inner).all(axis=1)] = np.nan
+        return logits
+
+    def _of_states(
+        self, drafter: NDArray[np.floating], target: NDArray[np.floating], count: int
+    ) -> NDArray[np.float32]:
+        at = self.card.drafter.hidden
+        shapes = ((count, at), (count, self.card.target.hidden))
+        if (drafter.shape, target.shape) != shapes:
+            raise ValueError(
+                f"The head reads states of shapes {shapes[0]} and {shapes[1]}, not of "
+                f"{drafter.shape} and {target.shape}."
+            )
+        return _product(drafter, self._inputs[:at]) + _product(target, self._inputs[at:])
+
+    def _of_tokens(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
+        if tokens.shape != (len(tokens), 2):
+            raise ValueError(f"The head reads two token ids a mismatch, not {tokens.shape}.")
+        buckets = len(self._inputs) // 2
+        # [m, 2]
+        found = token_buckets(tokens, buckets)
+        # [m, h]
+        summed: NDArray[np.float32] = self._inputs[found[:, 0]]
+        summed += self._inputs[buckets + found[:, 1]]
+        return summed
+
+
+def _product(states: NDArray[np.floating], weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """states [m, d] · weights [d, h], in pieces that BLAS does not share between threads.
+
+    On cores that others keep busy its threads wait for each other: 128 ms for what takes 70 µs.
+    What is much more than a round's mismatches, as in a sweep, may be shared.
+    """
+    single: NDArray[np.float32] = states.astype(np.float32, copy=False)
+    piece = _ALONE // max(1, len(single) * weights.shape[1])
+    if piece < 8:
+        return single @ weights
+    found = single[:, :piece] @ weights[:piece]
+    for start in range(piece, len(weights), piece):
+        end = start + piece
+        found += single[:, start:end] @ weights[start:end]
+    return found
+
+
+def _logit(threshold: float) -> float:
+    """log(threshold / (1 − threshold)), in (27) the bound of z; −∞ at 0 and ∞ at 1."""
+    if not 0.0 <= threshold <= 1.0:  # NaN is not either
+        raise ValueError(f"A threshold must be within 0 and 1, not {threshold}.")
+    if threshold in (0.0, 1.0):
+        return math.copysign(math.inf, threshold - 0.5)
+    return math.log(threshold) - math.log1p(-threshold)

@@ -1,0 +1,251 @@
+"""The two files of a decision head: what it was made for, and its weights.
+
+In:  NAME.json, a `HeadCard`, and beside it NAME.safetensors, whose SHA-256 the card holds:
+     w1 [h, n], b1 [h], w2 [h], b2 [1], and of a head that reads hidden states also mean and std
+     [d_D + d_T]; float32 or float16. n is the width of u (wisv (23)): d_D + d_T for hidden
+     states, 2·buckets for tokens, and 4 more for the link.
+Out: the same, checked: whatever is damaged, too large or contradictory is a `HeadError`.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.artifact import Precision
+from engines.cache import replace_file
+from speculation.channel import FEATURES
+from wire.errors import HeadError
+
+FORMAT: Final = 1
+CARD_BYTES = 1 << 16  # a card may have so many, and its weights these
+WEIGHTS_BYTES = 4_000_000
+HIDDEN_WIDTH = 1024  # h may be so large
+BUCKETS = 1 << 16
+
+Features = Literal["states", "tokens"]
+HiddenFormat = Literal["int8", "fp16", "int4"]
+Tensors = Mapping[str, NDArray[np.floating]]
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+PerFeature = Annotated[list[float], msgspec.Meta(min_length=4, max_length=4)]
+Value = Annotated[str, msgspec.Meta(max_length=256)] | float | bool | int | None
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model of the pair; origin and precision as in its `Manifest`, hidden its states' width."""
+
+    model: Text
+    origin: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+    hidden: Annotated[int, msgspec.Meta(ge=1, le=65536)]
+    precision: Precision
+
+
+class LinkScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Mean and deviation of the link's features in training, and where c is cut, in deviations."""
+
+    names: tuple[Text, Text, Text, Text] = FEATURES
+    mean: PerFeature
+    std: PerFeature
+    clip: Annotated[float, msgspec.Meta(gt=0)]
+
+    def standardised(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
+        """c of wisv (23), f64 [..., 4] as is `features`: NaN, unknown, becomes the mean, 0."""
+        deviations = (features - np.array(self.mean)) / np.array(self.std)
+        return np.where(np.isnan(deviations), 0.0, np.clip(deviations, -self.clip, self.clip))
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a threshold did on questions that were not trained with; None is what was not measured.
+
+    forgiven: the share of mismatches; logit: the threshold's, None at 0 and 1.
+    accuracy: the share of questions answered rightly; accepted_length: wisv's AAL, tokens a round.
+    """
+
+    threshold: Share
+    logit: float | None = None
+    forgiven: Share
+    accuracy: Share | None = None
+    accepted_length: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a head came to be; auc is that of questions kept out, `options` whatever else matters."""
+
+    questions: Count
+    examples: Count
+    task: Text
+    seed: Count
+    auc: Share | None = None
+    options: Annotated[dict[Text, Value], msgspec.Meta(max_length=64)] = {}
+
+
+class HeadCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """NAME.json.
+
+    features: "states", h_D and h_T, or "tokens", the draft token and the target's as hashed
+    one-hots, for comparison. link: None for a head that does not read c. hidden: the format of the
+    drafter's states that it was trained with. threshold: the recommended one, of ρ (wisv (27)).
+    sha256: of NAME.safetensors; empty until `DecisionHead.save` fills it in.
+    """
+
+    format: Literal[1] = FORMAT
+    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    drafter: End
+    target: End
+    features: Features = "states"
+    link: LinkScale | None
+    hidden: HiddenFormat = "int8"
+    threshold: Share
+    curve: Annotated[list[CurvePoint], msgspec.Meta(max_length=256)] = []
+    training: Training
+    sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+
+    @property
+    def link_width(self) -> int:
+        """How many features of the link the head reads: 4 or none."""
+        return 0 if self.link is None else len(FEATURES)
+
+
+def read_head(path: Path) -> tuple[HeadCard, Tensors]:
+    """The card at ``path``, which ends in .json, and the tensors beside it, both checked.
+
+    Raises:
+        HeadError: for a file that is missing, too large, damaged, or of a newer version.
+    """
+    card = _decoded(_bytes_of(path, CARD_BYTES), str(path))
+    weights = path.with_suffix(".safetensors")
+    data = _bytes_of(weights, WEIGHTS_BYTES)
+    if hashlib.sha256(data).hexdigest() != card.sha256:
+        raise HeadError(
+            f"{weights} is not the file that {path.name} was written with (its SHA-256 differs): "
+            "copy or train the head again."
+        )
+    tensors = _tensors_of(data, weights)
+    check_tensors(card, tensors)
+    return card, tensors
+
+
+def write_head(folder: Path, card: HeadCard, tensors: Tensors) -> tuple[Path, HeadCard]:
+    """Write NAME.safetensors and then NAME.json; returns the latter's path and what it holds.
+
+    Each appears whole or not at all. Who is stopped between the two while replacing a head leaves
+    a pair that `read_head` refuses, for the digest is the other's.
+
+    Raises:
+        HeadError: if a file would be larger than `read_head` allows, or cannot be written.
+    """
+    from safetensors.numpy import save
+
+    data = save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
+    card = msgspec.structs.replace(card, sha256=hashlib.sha256(data).hexdigest())
+    text = msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n"
+    for size, most in ((len(data), WEIGHTS_BYTES), (len(text), CARD_BYTES)):
+        if size > most:
+            raise HeadError(
+                f"The head {card.name} would take a file of {size} bytes, and {most} is the most: "
+                "make it smaller."
+            )
+    path = folder / f"{card.name}.json"
+    try:
+        replace_file(folder / f"{card.name}.safetensors", data)
+        replace_file(path, text)
+    except OSError as error:
+        raise HeadError(f"The head {card.name} cannot be written: {error}.") from error
+    return path, card
+
+
+def checked_card(card: HeadCard) -> HeadCard:
+    """The card as it would be read again; `HeadError` where a value is not what it may be."""
+    return _decoded(msgspec.json.encode(card), f"The card of the head {card.name}")
+
+
+def check_tensors(card: HeadCard, tensors: Tensors) -> None:
+    """`HeadError` for tensors that are not those of this card, by name, shape, type or value."""
+    expected = {"w1", "b1", "w2", "b2"} | ({"mean", "std"} if card.features == "states" else set())
+    if tensors.keys() != expected:
+        raise _wrong(card, f"it has {_listed(tensors)}, and needs {_listed(expected)}")
+    h, inputs = tensors["w1"].shape if tensors["w1"].ndim == 2 else (0, 0)
+    if not 1 <= h <= HIDDEN_WIDTH:
+        raise _wrong(card, f"w1 must be [h, n] with h from 1 to {HIDDEN_WIDTH}")
+    if card.features == "states":
+        states = card.drafter.hidden + card.target.hidden
+        shapes = {"w1": (h, states + card.link_width), "mean": (states,), "std": (states,)}
+    else:
+        buckets, odd = divmod(inputs - card.link_width, 2)
+        if odd or not 1 <= buckets <= BUCKETS:
+            raise _wrong(card, f"w1 has {inputs} columns, not two for each of 1 to {BUCKETS}")
+        shapes = {"w1": (h, inputs)}
+    for name, shape in {**shapes, "b1": (h,), "w2": (h,), "b2": (1,)}.items():
+        tensor = tensors[name]
+        if tensor.dtype not in (np.float32, np.float16):
+            raise _wrong(card, f"{name} is {tensor.dtype}, not float32 or float16")
+        if tensor.shape != shape:
+            raise _wrong(card, f"{name} is {list(tensor.shape)}, not {list(shape)}")
+        if not np.isfinite(tensor).all():
+            raise _wrong(card, f"{name} is not finite everywhere")
+    if "std" in tensors and not (tensors["std"] > 0).all():
+        raise _wrong(card, "std is not positive everywhere")
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def _decoded(data: bytes, told: str) -> HeadCard:
+    # A newer format may have any fields, so its number is looked at first.
+    try:
+        found = msgspec.json.decode(data, type=_Format).format
+        if found != FORMAT:
+            raise HeadError(
+                f"{told} has format {found}, and this version reads {FORMAT}: train the head "
+                "again, or install the version that made it."
+            )
+        card = msgspec.json.decode(data, type=HeadCard)
+    except (msgspec.DecodeError, RecursionError) as error:  # includes ValidationError
+        raise HeadError(f"{told} is not valid: {error}.") from None
+    link = card.link
+    if link is not None and link.names != FEATURES:
+        raise HeadError(
+            f"{told} is for other features of the link than {', '.join(FEATURES)}: train it again."
+        )
+    if link is not None and min(link.std) <= 0:
+        raise HeadError(f"{told} is not valid: a deviation in link.std is not positive.")
+    return card
+
+
+def _bytes_of(path: Path, most: int) -> bytes:
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise HeadError(f"There is no file {path}.")
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise HeadError(f"{path} cannot be read: {error}.") from error
+    if len(data) > most:
+        raise HeadError(f"{path} is larger than the {most} bytes that a head may have.")
+    return data
+
+
+def _tensors_of(data: bytes, path: Path) -> Tensors:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return load(data)
+    except (SafetensorError, KeyError, ValueError) as error:  # KeyError: a type numpy lacks
+        raise HeadError(f"{path} is not a safetensors file that can be read: {error}.") from None
+
+
+def _wrong(card: HeadCard, problem: str) -> HeadError:
+    return HeadError(f"The weights of the head {card.name} are not valid: {problem}.")
+
+
+def _listed(names: Mapping[str, object] | set[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"

@@ -1,0 +1,52 @@
+"""Verification with mercy: which tokens of a window a decision head lets pass (wisv §III-A, §V).
+
+In:  the window's ids, the target's own choices after the draft's prefixes, and the head's word on
+     each mismatch. Out: how many tokens are accepted, the token after them, how many were forgiven.
+
+A *mismatch* is a draft token that is not the target's argmax after the draft's own prefix, so one
+pass of the target finds them all, and what is forgiven early changes nothing later (DESIGN §6.8).
+A mismatch that is not rejected is *forgiven*. With all rejected this is `speculation.coupling`'s
+rule for `greedy`; with none the window is accepted whole.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def mismatches(
+    window: Sequence[int] | NDArray[np.uint32], choices: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Where in the window [γ] the target would have chosen otherwise; i64 [m], ascending, from 0.
+
+    choices: the target's argmax after the root and after each token of the window, i64 [γ+1].
+    Raises ValueError for another count.
+    """
+    # i64 [γ]
+    ids = np.asarray(window, dtype=np.int64)
+    if choices.shape != (len(ids) + 1,):
+        raise ValueError(f"A window of {len(ids)} needs one choice more, not {choices.shape}.")
+    return np.flatnonzero(ids != choices[:-1]).astype(np.int64, copy=False)
+
+
+def judged(
+    window: Sequence[int] | NDArray[np.uint32],
+    choices: NDArray[np.int64],
+    rejected: Sequence[bool] | NDArray[np.bool_],
+) -> tuple[int, int, int]:
+    """Accepted tokens, the token that follows them, and the mismatches forgiven among them.
+
+    window [γ] and choices [γ+1] as for `mismatches`; rejected: of its mismatches in order, [m].
+    The first one rejected ends what is accepted and the target's choice takes its place; what the
+    head says of later ones has no effect. Where none is, the whole window is accepted and followed
+    by the target's choice after it. Raises ValueError where the counts do not fit.
+    """
+    found = mismatches(window, choices)
+    verdicts = np.asarray(rejected, dtype=np.bool_)
+    if verdicts.shape != found.shape:
+        raise ValueError(f"{len(found)} mismatches need as many verdicts, not {verdicts.shape}.")
+    ending = np.flatnonzero(verdicts)
+    forgiven = int(ending[0]) if len(ending) else len(found)
+    accepted = int(found[forgiven]) if len(ending) else len(window)
+    return accepted, int(choices[accepted]), forgiven

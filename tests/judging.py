@@ -1,0 +1,53 @@
+"""Decision heads for tests: made at random, or to say what a test wants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.head import DecisionHead
+from edge_runtime.head_file import End, HeadCard, LinkScale, Training
+from engines.artifact import Manifest
+from speculation.channel import FEATURES
+
+
+def end_of(manifest: Manifest) -> End:
+    return End(
+        model=manifest.model,
+        origin=manifest.origin,
+        hidden=manifest.dimensions.hidden,
+        precision=manifest.precision,
+    )
+
+
+def random_head(
+    drafter: Manifest, target: Manifest, *, seed: int = 0, width: int = 8, **card: Any
+) -> DecisionHead:
+    """A head for this pair whose rejections look like a coin's, but follow from what it is told."""
+    random = np.random.default_rng(seed)
+    states = drafter.dimensions.hidden + target.dimensions.hidden
+    inputs = states + (0 if "link" in card and card["link"] is None else len(FEATURES))
+    tensors = {
+        "mean": np.zeros(states, np.float32),
+        "std": np.ones(states, np.float32),
+        "w1": (random.standard_normal((width, inputs)) / np.sqrt(states)).astype(np.float32),
+        "b1": random.standard_normal(width).astype(np.float32),
+        "w2": random.standard_normal(width).astype(np.float32),
+        "b2": np.zeros(1, np.float32),
+    }
+    told = {
+        "name": "random",
+        "drafter": end_of(drafter),
+        "target": end_of(target),
+        "link": LinkScale(mean=[7.5, 7.5, 0.05, -1.5], std=[0.8, 0.8, 0.03, 0.6], clip=3.0),
+        "threshold": 0.5,
+        "training": Training(questions=0, examples=0, task="random", seed=seed),
+    }
+    return DecisionHead(HeadCard(**{**told, **card}), tensors)
+
+
+def saved(head: DecisionHead, folder: Path) -> str:
+    """Its path, for ``--head``."""
+    return str(head.save(folder))

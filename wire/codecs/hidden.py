@@ -1,0 +1,129 @@
+"""Hidden states: n vectors of width d in one frame, blockwise quantised (wisv §III-B).
+
+In:  float32 [n, d] and a format: "int8" (default), "int4" or "fp16".
+Out: a frame of n · `hidden_bytes` bytes, and float32 [n, d] near to what went in. A state costs and
+     decodes to the same, whichever others share its frame.
+
+"int8" and "int4" cut a state into blocks of 32, the last one maybe shorter. A block has a step s
+and integers q from −L to L, L = 127 or 7: x̂ = q · s. The step is a bfloat16, the upper half of a
+float32: it has float32's range, so that no block over- or underflows it, and its product with q is
+exact. It is rounded up, so that no q lies beyond L.
+
+**Error.** With m the largest magnitude of the block,
+
+    int8   |x̂ − x| ≤ 0.504 · max(m/127, 2⁻¹²⁶)       int4   |x̂ − x| ≤ 0.504 · max(m/7, 2⁻¹²⁶)
+    fp16   |x̂ − x| ≤ max(2⁻¹¹ · |x|, 2⁻²⁵)
+
+0.504 is half a step of at most 1 + 2⁻⁷ times its least; the rest, 10⁻⁴, holds the rounding of x/s
+to float32. Steps below 2⁻¹²⁶ would be subnormal, which some processors are told to take for zero.
+Zeros stay zeros. Larger magnitudes than `LARGEST` are refused, not clipped.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import MalformedError
+from wire.messages import Buffer
+
+HIDDEN_FORMATS: Final = ("int8", "fp16", "int4")  # the default first
+BLOCK: Final = 32  # 64 would save 3 % of the bytes, and add a third to the error
+LARGEST: Final = {"int8": 2.0**127, "fp16": 65504.0, "int4": 2.0**127}
+
+_LEVELS: Final = {"int8": 127, "int4": 7}
+_LEAST_STEP: Final = 2.0**-126
+# As bits of bfloat16: steps up to here times −128 or −8, the least q of a frame, are finite.
+# Infinity, NaN and what is negative have more.
+_GREATEST_STEP: Final = {"int8": 0x7BFF, "int4": 0x7DFF}
+
+
+def hidden_bytes(width: int, form: str) -> int:
+    """Bytes of one state of ``width`` numbers in ``form``, of `HIDDEN_FORMATS`."""
+    if form == "fp16":
+        return 2 * width
+    return 2 * _blocks(width) + (width if form == "int8" else (width + 1) // 2)
+
+
+def encode_hidden(states: NDArray[np.float32], form: str) -> bytes:
+    """The frame of ``states`` f32 [n, d], d ≥ 1, in ``form``, of `HIDDEN_FORMATS`.
+
+    `ValueError` for a NaN, an infinity, or a magnitude above ``LARGEST[form]``.
+    """
+    # [n, blocks]; a NaN anywhere makes the largest one NaN, which no limit allows
+    peaks = np.maximum.reduceat(np.abs(states), _starts(states.shape[1]), axis=1)
+    if not peaks.max(initial=0.0) <= LARGEST[form]:
+        raise ValueError(
+            f"A hidden state has a number that is not finite, or beyond ±{LARGEST[form]:g}, "
+            f"which {form} cannot hold."
+        )
+    if form == "fp16":
+        return states.astype("<f2").tobytes()
+    least = np.maximum(peaks / _LEVELS[form], _LEAST_STEP)
+    # [n, blocks], bfloat16: the next one above
+    steps = ((least.view(np.uint32) >> 16) + 1).astype(np.uint16)
+    quanta = np.rint(states / _widened(steps, states.shape[1])).astype(np.int8)
+    return steps.astype("<u2").tobytes() + (quanta if form == "int8" else _packed(quanta)).tobytes()
+
+
+def decode_hidden(frame: Buffer, count: int, width: int, form: str) -> NDArray[np.float32]:
+    """The states f32 [``count``, ``width``] of ``frame``, all finite; ``form`` as encoded.
+
+    `MalformedError` for another length than they have, refused before memory is taken, and for
+    numbers or steps that are not finite, or steps that are negative or whose products overflow.
+    """
+    size = hidden_bytes(width, form)
+    if len(frame) != count * size:
+        raise MalformedError(
+            f"A frame of hidden states has {len(frame)} bytes; {count * size} are due."
+        )
+    if form == "fp16":
+        states = np.frombuffer(frame, "<f2").astype(np.float32).reshape(count, width)
+        if not np.isfinite(states).all():
+            raise MalformedError("A hidden state has a number that is not finite.")
+        return states
+    octets, blocks = np.frombuffer(frame, np.uint8), _blocks(width)
+    # [n, blocks]
+    steps = octets[: 2 * count * blocks].view("<u2").reshape(count, blocks)
+    if steps.max(initial=0) > _GREATEST_STEP[form]:
+        raise MalformedError("A block of a hidden state has a step that is negative or too large.")
+    # [n, d], or [n, d/2 rounded up]
+    quanta = octets[2 * count * blocks :].view(np.int8).reshape(count, size - 2 * blocks)
+    states = _widened(steps, width)
+    states *= quanta if form == "int8" else _unpacked(quanta, width)
+    return states
+
+
+def _blocks(width: int) -> int:
+    return -(-width // BLOCK)
+
+
+def _starts(width: int) -> NDArray[np.int64]:
+    """Where the blocks of a state begin, i64 [blocks]."""
+    return np.arange(0, width, BLOCK, dtype=np.int64)
+
+
+def _widened(steps: NDArray[np.uint16], width: int) -> NDArray[np.float32]:
+    """Each number's step, f32 [n, width], from the blocks' in bfloat16 [n, blocks]."""
+    exact = (steps.astype(np.uint32) << 16).view(np.float32)
+    return exact.repeat(np.diff(_starts(width), append=width), axis=1)
+
+
+def _packed(quanta: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Two numbers a byte, the first in the low half, [n, d] to [n, d/2 rounded up]."""
+    count, width = quanta.shape
+    pairs = np.zeros((count, (width + 1) // 2), np.int8)
+    pairs[:, : width // 2] = quanta[:, 1::2] << 4
+    pairs |= quanta[:, ::2] & 15
+    return pairs
+
+
+def _unpacked(pairs: NDArray[np.int8], width: int) -> NDArray[np.int8]:
+    """The numbers [n, width] of ``pairs`` [n, width/2 rounded up]: two's complement, 4 bits."""
+    quanta = np.empty((len(pairs), 2 * pairs.shape[1]), np.int8)
+    quanta[:, 1::2] = pairs
+    np.left_shift(pairs, 4, out=quanta[:, ::2])
+    quanta >>= 4
+    if quanta[:, width:].any():
+        raise MalformedError("The padding of a hidden state is not zero.")
+    return quanta[:, :width]

@@ -1,0 +1,153 @@
+"""What `wisv-full` and `wisv-selective` share: drafts that a decision head judges (wisv §III-A).
+
+The device drafts its argmax, as under `greedy`; the edge finds the mismatches by one pass, and for
+each of them its head looks at both models' hidden states at the mismatched token and at the link as
+the device measured it before the request. What it forgives stays; the first one that it rejects is
+replaced by the target's argmax. How the device's states get to the edge is where the two differ.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from speculation.distributions import Floats, Sampling
+from speculation.judging import judged, mismatches
+from speculation.tree import Tree
+from wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden, hidden_bytes
+from wire.errors import MalformedError, UnsupportedError
+from wire.messages import Buffer
+from wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, States, Wanted
+
+# Of the tokens of a window, those that the target would say otherwise; measured on the pair
+# SmolLM2-135M → Qwen2.5-Coder-1.5B, and what is expected before a round was counted.
+MISMATCHED = 0.3
+
+
+class Judge(Protocol):
+    """A decision head, bound to one request's link and threshold (wisv (27))."""
+
+    @property
+    def width(self) -> int:
+        """d of the drafter's states."""
+
+    def __call__(
+        self, drafter: Floats, target: Floats, tokens: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Which of m mismatches are to be rejected, bool [m].
+
+        drafter, target: f32 [m, d] each. tokens: i64 [m, 2], the drafter's and the target's.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedDraft(Draft):
+    """A chain, and the drafter's hidden states at its tokens, as far as this end can have them."""
+
+    states: States | None = None
+
+
+class Judged(Exchange[JudgedDraft]):
+    """Both halves, but for the way of the states.
+
+    form: how the device sends them (`wire.codecs.hidden`); the frame's length tells the edge.
+    judge: the edge's.
+    """
+
+    lossless = False
+    judged = True
+
+    def __init__(self, form: str = HIDDEN_FORMATS[0], judge: Judge | None = None) -> None:
+        self.form = form
+        self.judge = judge
+
+    def sending(self, form: str) -> Self:
+        """The same with states in another format; `UnsupportedError` if there is none such."""
+        if form not in HIDDEN_FORMATS:
+            raise UnsupportedError(
+                f"There is no format {form!r} for hidden states: {', '.join(HIDDEN_FORMATS)}."
+            )
+        other = copy(self)
+        other.form = form
+        return other
+
+    def seated(self, judge: Judge) -> Self:
+        """The same with a judge: an edge's, for one generation."""
+        other = copy(self)
+        other.judge = judge
+        return other
+
+    def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
+        """Only temperature 0 can be served."""
+        for end in (target, drafter or target):
+            if not end.greedy:
+                raise UnsupportedError(
+                    f"Protocol {self.name} decodes at temperature 0, not {end.temperature}."
+                )
+
+    # The device's half
+
+    def draw(self, logits: Floats, law: Law, place: Place) -> tuple[list[int], None]:
+        """The drafter's argmax."""
+        return [int(logits.argmax())], None
+
+    def pack(self, tree: Tree, rows: Sequence[None]) -> JudgedDraft:
+        """Ids; the states come by `carry`."""
+        return JudgedDraft(tree.ids)
+
+    def carry(self, draft: JudgedDraft, states: States) -> JudgedDraft:
+        """The draft with the drafter's states."""
+        return JudgedDraft(draft.ids, states=states)
+
+    def encode(self, draft: JudgedDraft, at: NDArray[np.int64]) -> Buffer:
+        """The frame of the states at these tokens, numbered from 0."""
+        assert draft.states is not None
+        return encode_hidden(draft.states(at), self.form)
+
+    # The edge's half
+
+    def decode(self, frame: Buffer, count: int) -> Floats:
+        """States f32 [count, d] of a frame; `MalformedError` for any other number or width."""
+        assert self.judge is not None
+        width = self.judge.width
+        for form in HIDDEN_FORMATS:
+            if len(frame) == count * hidden_bytes(width, form):
+                return decode_hidden(frame, count, width, form)
+        raise MalformedError(
+            f"A frame of {len(frame)} bytes does not hold {count} hidden states of width {width}."
+        )
+
+    def rule(
+        self,
+        draft: JudgedDraft,
+        logits: Floats,
+        law: Law,
+        *,
+        round_start: int,
+        hidden: Floats | None = None,
+    ) -> Ruling | Wanted:
+        """Accept a window without mismatches; else have them judged."""
+        assert hidden is not None
+        choices: NDArray[np.int64] = logits.argmax(1)
+        at = mismatches(draft.ids, choices)
+        if len(at) == 0:
+            return Ruling(len(draft.ids), int(choices[-1]))
+        return self.weigh(draft, Wanted(at, choices, hidden[at + 1]))  # row 0 is the root's
+
+    @abstractmethod
+    def weigh(self, draft: JudgedDraft, wanted: Wanted) -> Ruling | Wanted:
+        """Decide, or say what is needed for it."""
+
+    def judged_by(self, draft: JudgedDraft, wanted: Wanted, states: Floats) -> Ruling:
+        """The decision; ``states``: the drafter's f32 [m, d] at what was wanted."""
+        assert self.judge is not None
+        # i64 [m, 2]
+        tokens = np.stack([draft.ids[wanted.at].astype(np.int64), wanted.choices[wanted.at]], 1)
+        rejected = self.judge(states, wanted.target, tokens)
+        accepted, token, forgiven = judged(draft.ids, wanted.choices, rejected)
+        return Ruling(accepted, token, forgiven=forgiven)

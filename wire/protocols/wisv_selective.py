@@ -1,0 +1,86 @@
+"""wisv-selective: the edge forgives harmless mismatches by states that it asks for (wisv §III-B).
+
+up:    ids [γ]
+down:  which tokens mismatch, m > 0 of them        — none: accepted count, token
+up:    the drafter's last-layer states there [m, d]
+down:  accepted count, token, forgiven count
+law:   not the target's: what the edge's head forgives is the drafter's word
+
+At most two exchanges a round: for links whose RTT costs less than the states that nobody looks at.
+What is committed is what `wisv-full` commits.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculation.distributions import Sampling
+from speculation.tree import Expansion
+from wire.codecs.hidden import hidden_bytes
+from wire.errors import MalformedError
+from wire.messages import Buffer
+from wire.protocols.exchange import (
+    WINDOW_BYTES,
+    Freight,
+    Ruling,
+    Sizes,
+    Wanted,
+    expect_frames,
+    window_ids,
+)
+from wire.protocols.judged import MISMATCHED, Judged, JudgedDraft
+
+_INQUIRY_BYTES = 50  # typical header (docs/wire.md)
+
+
+class WisvSelective(Judged):
+    """Both halves of `wisv-selective`."""
+
+    name = "wisv-selective"
+
+    def freight(
+        self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
+    ) -> Freight:
+        """Ids; and where the edge asks, m positions down and m states up (wisv (7)–(9))."""
+        up, down = super().freight(expansion, drafter, acceptance, sizes)
+        again = self.exchanges(expansion, acceptance) - 1.0
+        positions = MISMATCHED * len(expansion)
+        states = positions * hidden_bytes(sizes.hidden, self.form)
+        return Freight(
+            up + again * WINDOW_BYTES + states, down + again * _INQUIRY_BYTES + positions
+        )
+
+    def exchanges(self, expansion: Expansion, acceptance: float) -> float:
+        """Two where there is a mismatch."""
+        return 2.0 - (1.0 - MISMATCHED) ** len(expansion)
+
+    # The device's half
+
+    def supply(self, draft: JudgedDraft, frames: Sequence[Buffer]) -> list[Buffer]:
+        """The states that the edge asks for; `MalformedError` for tokens that there are not."""
+        expect_frames(frames, 1)
+        at: NDArray[np.int64] = np.frombuffer(frames[0], np.uint8).astype(np.int64)
+        if not 0 < len(at) <= len(draft.ids) or at[-1] >= len(draft.ids) or (np.diff(at) < 1).any():
+            raise MalformedError("The edge asks for hidden states of tokens that it was not sent.")
+        return [self.encode(draft, at)]
+
+    # The edge's half
+
+    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> JudgedDraft:
+        """Any ids will do."""
+        expect_frames(frames, 1)
+        return JudgedDraft(window_ids(frames[0], vocab_size))
+
+    def weigh(self, draft: JudgedDraft, wanted: Wanted) -> Wanted:
+        """The states are needed first."""
+        return wanted
+
+    def inquire(self, wanted: Wanted) -> list[Buffer]:
+        """Which states the device is asked for, a byte each."""
+        return [wanted.at.astype(np.uint8).tobytes()]
+
+    def resolve(self, draft: JudgedDraft, wanted: Wanted, frames: Sequence[Buffer]) -> Ruling:
+        """The decision by the states that came; exactly those that were asked for."""
+        expect_frames(frames, 1)
+        return self.judged_by(draft, wanted, self.decode(frames[0], len(wanted.at)))
