@@ -5,7 +5,7 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
-CODE := pilotfish field device_runtime edge_runtime export deploy wire engines speculation
+CODE := pilotfish field judge device_runtime edge_runtime export deploy wire engines speculation
 
 .PHONY: help venv demo test test-reference lint format bench deb clean
 help:

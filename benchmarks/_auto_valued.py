@@ -20,7 +20,7 @@ from _common import PROMPTS, Rows, Steps
 
 from device_runtime.choice import Evidence
 from device_runtime.choice.predictive import Predictive
-from device_runtime.plan import WINDOWS, Options, Plan, plan
+from device_runtime.plan import WINDOWS, Auto, Options, Plan, plan
 from device_runtime.record import Round
 from pilotfish import Device
 from speculation.latency import Link, communication_s, streamed_token_s
@@ -208,7 +208,7 @@ def _pick(
     )
     policy, plans, picked = Predictive(), [choice.plan for choice in allowed], []
     for turn in range(6):
-        chosen, _ = policy.choose(plans, state, evidence)
+        chosen, _ = policy.choose(Auto(), plans, state, evidence)
         choice = allowed[plans.index(chosen)]
         picked.append(choice)
         recorded = answers[choice]

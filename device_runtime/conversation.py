@@ -178,7 +178,7 @@ class Conversation:
             if here:
                 self._measure(self._link, plans)
             state = self._link.state()
-        plan, choice = self._learned.choose(wish.auto.policy, plans, state)
+        plan, choice = self._learned.choose(wish.auto, plans, state)
         return plan, choice, state
 
     def _measure(self, link: EdgeLink, plans: Sequence[Plan]) -> None:

@@ -4,16 +4,19 @@ In: rounds, and what an edge said of itself. Out: evidence, and the plan that a 
 Thread-safe.
 """
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 
 from device_runtime.choice import POLICIES, Evidence
-from device_runtime.plan import Plan
+from device_runtime.plan import Auto, Plan
 from device_runtime.record import Choice, Round
 from wire.errors import UnsupportedError
 from wire.link.state import LinkState
 from wire.messages import Welcome
 from wire.protocols.exchange import Sizes
+
+_log = logging.getLogger("pilotfish.choice")
 
 
 class Learned:
@@ -43,11 +46,14 @@ class Learned:
             raise UnsupportedError(f"There is no policy {policy!r}: {known}.")
 
     def choose(
-        self, policy: str, plans: Sequence[Plan], state: LinkState | None
+        self, auto: Auto, plans: Sequence[Plan], state: LinkState | None
     ) -> tuple[Plan, Choice]:
         """One of the plans, by what is known."""
         with self._lock:
-            return self._policies[policy].choose(plans, state or LinkState(), self.evidence)
+            policy = self._policies[auto.policy]
+            plan, choice = policy.choose(auto, plans, state or LinkState(), self.evidence)
+        _log.info("auto: %s", choice.reason)
+        return plan, choice
 
     def freight(self, plan: Plan) -> float:
         """Bytes of the longer message of a round under this plan."""

@@ -1,5 +1,6 @@
 """What a caller asks for, checked before anything is done: `Options` in, a `Plan` out."""
 
+import math
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from wire.messages import MAX_WINDOW
 from wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM, Exchange, Greedy, Judged, Law
 
 AUTO = "auto"
+THRESHOLD = "threshold"  # the policy that goes by the RTT alone
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # what protocol "auto" has to choose from
 AUTO_LEVELS = 16  # with window "auto", confidence ends nearly every window before that
 
@@ -22,15 +24,24 @@ class Auto:
     """Protocol "auto": link and pair decide on protocol and window, anew for each answer.
 
     among: the protocols to choose from; by default all whose output has the target's law, and with
-    ``lossy`` all. policy: how to choose (`device_runtime.choice`). Raises `UnsupportedError` for
-    protocols that there are not.
+    ``lossy`` all. policy: how to choose (`device_runtime.choice`). rtt_threshold_s: of policy
+    ``threshold``; None: the paper's 10 ms. Raises `UnsupportedError` for protocols that there are
+    not, and for a threshold that no RTT can be compared with or that nobody asks for.
     """
 
     among: Sequence[str] | None = None
     lossy: bool = False
     policy: str = "predictive"
+    rtt_threshold_s: float | None = None
 
     def __post_init__(self) -> None:
+        if self.rtt_threshold_s is not None:
+            if self.policy != THRESHOLD:
+                raise UnsupportedError(f"An RTT threshold goes with policy {THRESHOLD} only.")
+            if not 0.0 <= self.rtt_threshold_s < math.inf:
+                raise UnsupportedError(
+                    f"The RTT threshold is {self.rtt_threshold_s} s; it must be 0 or more."
+                )
         if self.among is None:
             return
         if isinstance(self.among, str):
@@ -170,19 +181,22 @@ def alternatives(
     windows = ([w for w in WINDOWS if w <= most] or [0]) if window is None else [min(window, most)]
     plans: list[Plan] = []
     refused: UnsupportedError | None = None
-    for name in _eligible(auto, greedy=not options.get("temperature"), seeded=seed is not None):
+    eligible = _eligible(auto, greedy=not options.get("temperature"), seeded=seed is not None)
+    for name in eligible:
         if name not in offered:
             continue
         try:
             plans += _plans(name, options, windows)
-        except UnsupportedError as error:  # `greedy` does not sample
-            refused = error
+        except UnsupportedError as error:  # `greedy` does not sample, nor does a decision head
+            refused = refused or error
     if refused is not None and not any(one.exchange for one in plans):
         raise refused
     if not plans:
+        headless = [name for name in eligible if name in EXCHANGES and EXCHANGES[name].judged]
+        head = f" For {' and '.join(headless)} the edge needs a decision head for this drafter."
         raise UnsupportedError(
             f"None of the protocols to choose from is there, but {', '.join(offered)}: name an "
-            "edge, name others, or allow lossy ones."
+            f"edge, name others, or allow lossy ones.{head if headless else ''}"
         )
     fitting = [one for one in plans if nodes_at_most(one.expansion) <= most]
     return fitting or plans

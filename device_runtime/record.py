@@ -53,6 +53,11 @@ class Round:
     inquired: int = 0  # hidden states that the edge asked for, in a second exchange (wisv's m)
     pass_s: float = 0.0  # of the target, as the edge told; `stream`'s may go on while nobody waits
 
+    @property
+    def exchanges(self) -> int:
+        """Round trips that it took: a second one where the edge asked for something."""
+        return 1 + (self.inquired > 0)
+
 
 class Forecast(NamedTuple):
     """What one alternative would cost: predicted seconds a committed token."""
@@ -135,6 +140,11 @@ class Generation:
     def acceptance(self) -> float:
         """α of all rounds; see `acceptance`."""
         return acceptance(self.rounds)
+
+    @property
+    def forgiven(self) -> int:
+        """Of the accepted tokens, those that the target would have said otherwise (wisv)."""
+        return sum(round_.forgiven for round_ in self.rounds)
 
 
 def acceptance(rounds: Sequence[Round]) -> float:

@@ -1,84 +1,38 @@
-"""The session loop: draft, propose, wait for the verdict, commit; and the two baselines.
+"""The session loop: draft, have the edge settle it, commit; and the two baselines.
 
 The session owns the committed tokens. The drafter's K/V and the edge's session follow them, and
-both can be rebuilt from them: an edge that has forgotten the session is told all tokens again, and
-since every draw is keyed by position the text goes on as it would have (DESIGN §7).
+both can be rebuilt from them.
 
 A window whose verdict never came may be abandoned for `local`, since it was the link that decided
 so and not what was drawn. Nothing of it is kept, and the drafter's own tokens are drawn for a
 purpose of their own.
 """
 
-import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.bridge import Prompt
 from device_runtime.drafter import Drafter
+from device_runtime.edge_session import EdgeSession, Settled, Streamed
 from device_runtime.link.edge_link import EdgeLink
-from device_runtime.link.gauge import Answer
-from device_runtime.link.loss import BUSY, Interrupt
+from device_runtime.link.loss import Interrupt
 from device_runtime.plan import Plan
 from device_runtime.record import Round, Timings
 from speculation.channel import Channel
 from speculation.randomness import Purpose
 from speculation.tree import Expansion, nodes_at_most
-from wire.codecs.ids import decode_ids, encode_ids
+from wire.codecs.ids import decode_ids
 from wire.committed import Committed
-from wire.errors import (
-    DivergedError,
-    MalformedError,
-    PilotfishError,
-    PromptTooLongError,
-    TooLargeError,
-    UnknownSessionError,
-)
-from wire.messages import (
-    HEADER_BYTES,
-    MAX_WINDOW,
-    Begin,
-    Cancel,
-    Close,
-    Inquiry,
-    Judging,
-    Limits,
-    Pull,
-    Reply,
-    States,
-    Tokens,
-    Verdict,
-    Window,
-)
-from wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, Ruling, choose
+from wire.errors import MalformedError, PromptTooLongError
+from wire.messages import Judging, Verdict
+from wire.protocols import LOCAL, STREAM, Law, Ruling, choose
 
 _NS = 1e-9
-_RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
-_AHEAD = 48  # tokens of a stream that may be under way; an edge has room for 64 messages at least
 _UNKNOWN = Channel()
-_UNLIMITED = Limits(
-    context=2**31 - 1, window=MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
-)
-
-
-@dataclass(frozen=True)
-class Settled:
-    """A window's verdict, and what the way to it took.
-
-    last: the answer that holds it. timings: of all exchanges, from drafting to the last reply.
-    """
-
-    reply: Verdict | Inquiry
-    last: Answer
-    timings: Timings
-    uplink_bytes: int
-    downlink_bytes: int
-    pass_s: float
-    inquired: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,24 +49,11 @@ class Session:
     def __init__(
         self, drafter: Drafter, link: EdgeLink | None, interrupt: Interrupt | None = None
     ) -> None:
-        self._drafter = drafter
-        self._link = link
-        self._interrupt = interrupt or Interrupt()
-        self._id = secrets.token_bytes(16)
-        self._generation = -1
-        self._at_edge = 0  # a prefix of the committed tokens that the edge holds too
-        self._plan: Plan | None = None
-        self._channel = _UNKNOWN
-        self._known_limits = _UNLIMITED
         self.committed = Committed()
-
-    @property
-    def _limits(self) -> Limits:
-        """What the edge takes, as one that suits said when it was greeted last."""
-        welcome = self._link.welcome if self._link is not None else None
-        if welcome is not None:
-            self._known_limits = welcome.limits
-        return self._known_limits
+        self._drafter = drafter
+        self._edge = EdgeSession(link, self.committed, drafter.bridge.vocab_size)
+        self._interrupt = interrupt or Interrupt()
+        self._plan: Plan | None = None
 
     @property
     def context(self) -> int:
@@ -121,8 +62,8 @@ class Session:
         A drafter with other tokens sets no limit: where its own context is full, it drafts nothing.
         """
         if not self._drafter.bridge.trivial:
-            return self._limits.context
-        return min(self._drafter.context, self._limits.context)
+            return self._edge.limits.context
+        return min(self._drafter.context, self._edge.limits.context)
 
     def start(self, prompt: Prompt, plan: Plan, channel: Channel = _UNKNOWN) -> None:
         """Prepare a generation: what the session and the prompt share is kept on both ends.
@@ -145,9 +86,10 @@ class Session:
         kept = self.shared(ids)
         self.committed.truncate(kept)
         self.committed.extend(ids[kept:])
-        self._at_edge = min(self._at_edge, kept)
         self._drafter.start(prompt)
-        self._plan, self._channel = plan, channel
+        self._plan = plan
+        self._edge.keep(kept)
+        self._edge.prepare(plan, self._judging(plan, channel))
 
     def shared(self, prompt: NDArray[np.uint32]) -> int:
         """How many tokens of the prompt, from the first one on, are those of this session."""
@@ -156,35 +98,13 @@ class Session:
     def join(self) -> None:
         """Let the edge take part: now, or again after the drafter went on alone."""
         assert self._plan is not None
-        self._begin()
+        self._edge.begin()
         if self._plan.protocol != STREAM:  # while the edge reads, too
             self._drafter.read(self.committed.ids, self._interrupt.check)
 
-    def _begin(self) -> None:
-        """Tell the edge what it lacks of the committed tokens, and how to sample after them."""
-        assert self._plan is not None
-        law = self._plan.law
-        self._generation += 1
-        begin = Begin(
-            session=self._id,
-            generation=self._generation,
-            keep=self._at_edge,
-            hash=self.committed.hash_of(self._at_edge),
-            protocol=self._plan.protocol,
-            seed=law.seed,
-            temperature=law.sampling.temperature,
-            top_k=law.sampling.top_k,
-            top_p=law.sampling.top_p,
-            judging=self._judging(),
-        )
-        missing = self.committed.ids[self._at_edge :].copy()  # sent without a copy, may yet change
-        self._edge.tell(begin, [encode_ids(missing, self._drafter.bridge.vocab_size)])
-        self._at_edge = len(self.committed)
-
-    def _judging(self) -> Judging | None:
+    def _judging(self, plan: Plan, channel: Channel) -> Judging | None:
         """What a decision head goes by, where one is to judge."""
-        plan, channel = self._plan, self._channel
-        if plan is None or plan.exchange is None or not plan.exchange.judged:
+        if plan.exchange is None or not plan.exchange.judged:
             return None
         return Judging(
             drafter=self._drafter.manifest.origin,
@@ -196,27 +116,10 @@ class Session:
             loss=channel.loss,
         )
 
-    def _begin_anew(self, reason: PilotfishError) -> None:
-        """Give the edge everything again.
-
-        A session that it does not know gets a new name: the old one may belong to a connection
-        that broke, and without keys nobody can prove that this was ours.
-        """
-        if isinstance(reason, UnknownSessionError):
-            self._id = secrets.token_bytes(16)
-        self._at_edge = 0
-        self._begin()
-
-    @property
-    def _edge(self) -> EdgeLink:
-        if self._link is None:
-            raise MalformedError("This device has no edge; only protocol local works without one.")
-        return self._link
-
     def keep(self, length: int) -> None:
         """Keep only ``length`` committed tokens: the answer ended within a round."""
         self.committed.truncate(length)
-        self._at_edge = min(self._at_edge, length)
+        self._edge.keep(length)
 
     # Speculation
 
@@ -224,6 +127,7 @@ class Session:
         """One round: a window within ``plan.expansion`` is drafted, verified and committed."""
         exchange = plan.exchange
         assert exchange is not None
+        meanwhile = self._drafter.read_last if exchange.judged else None
         started_ns = time.monotonic_ns()
         start, vocab = len(self.committed), self._drafter.bridge.vocab_size
         settled: Settled | None = None
@@ -236,7 +140,8 @@ class Session:
                 ends,
                 auto=plan.auto,
             )
-            settled = self._settled_by_edge(exchange, draft, started_ns, time.monotonic_ns())
+            drafted_ns = time.monotonic_ns()
+            settled = self._edge.settle(exchange, draft, started_ns, drafted_ns, meanwhile)
         verdict = settled.reply
         assert isinstance(verdict, Verdict)
         ruling = Ruling(
@@ -251,7 +156,7 @@ class Session:
         committed = [*(int(draft.ids[node - 1]) for node in path), token]
         self.committed.extend(committed)
         # a token that was sampled here is pending: the edge learns it with the next window
-        self._at_edge = len(self.committed) - (ruling.token is None)
+        self._edge.agree(len(self.committed) - (ruling.token is None))
         self._drafter.keep(path)
         settled.timings.settle += (time.monotonic_ns() - settled.last.received_ns) * _NS
         record = Round(
@@ -276,155 +181,28 @@ class Session:
         By the nodes that it may have: what was drawn must not decide what is sent.
         """
         expansion = expansion[: max(0, levels)]
-        room = max(0, min(self._limits.window, self.context - len(self.committed) - 1))
+        room = max(0, min(self._edge.limits.window, self.context - len(self.committed) - 1))
         while nodes_at_most(expansion) > room:
             expansion = expansion[:-1]
         return expansion
 
-    def _settled_by_edge(
-        self, exchange: Exchange[Any], draft: Draft, started_ns: int, drafted_ns: int
-    ) -> Settled | None:
-        """The verdict on this draft; an edge that lost the session is told everything again.
-
-        None if another edge has come that takes smaller windows only: then draft anew.
-        """
-        start = len(self.committed)
-        setbacks = self._edge.setbacks()
-        while len(draft.ids) <= self._limits.window:
-            pending = self.committed.ids[self._at_edge :].copy()
-            window = Window(
-                session=self._id,
-                generation=self._generation,
-                start=start,
-                hash=self.committed.hash_of(self._at_edge),
-            )
-            frames = exchange.propose(draft, pending, self._drafter.bridge.vocab_size)
-            # longer ones the edge would not even read
-            if (size := sum(map(len, frames)) + HEADER_BYTES) > self._limits.message_bytes:
-                raise TooLargeError(
-                    f"The window takes up to {size:,} bytes and this edge "
-                    f"{self._limits.message_bytes:,}: use a smaller one, or a protocol that sends "
-                    "less."
-                )
-            try:
-                wanted = self._answers((Verdict, Inquiry), start)
-                answer = self._edge.ask(window, frames, wanted, self._meanwhile(exchange))
-                first = self._arrived(answer, started_ns, drafted_ns)
-                if isinstance(answer.reply, Verdict):
-                    return first
-                return self._supplied(exchange, draft, answer, first)
-            except _RECOVERABLE as error:
-                setbacks.add(error)
-                self._begin_anew(error)
-        return None
-
-    def _meanwhile(self, exchange: Exchange[Any]) -> Callable[[], None]:
-        """What the drafter does while a window is with the edge."""
-        return self._drafter.read_last if exchange.judged else lambda: None
-
-    def _supplied(
-        self, exchange: Exchange[Any], draft: Draft, inquiry: Answer, first: Settled
-    ) -> Settled:
-        """The verdict, after the edge has been told what it asked for."""
-        start = len(self.committed)
-        frames = exchange.supply(draft, inquiry.frames)
-        states = States(session=self._id, generation=self._generation, start=start)
-        answer = self._edge.ask(states, frames, self._answers((Verdict,), start))
-        then_ns = inquiry.received_ns
-        last = self._arrived(answer, then_ns, then_ns)
-        return replace(
-            last,
-            timings=first.timings + last.timings,
-            uplink_bytes=first.uplink_bytes + last.uplink_bytes,
-            downlink_bytes=first.downlink_bytes + last.downlink_bytes,
-            pass_s=first.pass_s,
-            inquired=len(inquiry.frames[0]),
-        )
-
-    def _arrived(self, answer: Answer, started_ns: int, drafted_ns: int) -> Settled:
-        """One exchange; the link's meter learns from it."""
-        reply = answer.reply
-        assert isinstance(reply, Verdict | Inquiry)
-        timings = self._edge.gauge.timings(answer, reply.times, started_ns, drafted_ns)
-        return Settled(
-            reply=reply,
-            last=answer,
-            timings=timings,
-            uplink_bytes=answer.uplink_bytes,
-            downlink_bytes=answer.downlink_bytes,
-            pass_s=reply.times.verify_ns * _NS,
-        )
-
-    def _answers(
-        self, kinds: tuple[type[Verdict] | type[Inquiry] | type[Tokens], ...], start: int
-    ) -> Callable[[Reply], bool]:
-        """Tells this round's reply from late ones of earlier rounds."""
-        generation = self._generation
-
-        def wanted(reply: Reply) -> bool:
-            return (
-                isinstance(reply, kinds)
-                and reply.session == self._id
-                and reply.generation == generation
-                and reply.start == start
-            )
-
-        return wanted
-
     # Baselines
 
     def stream(self, count: int) -> Iterator[Proposal]:
-        """`stream`: the target generates ``count`` tokens alone; they come one by one.
+        """`stream`: the target generates ``count`` tokens alone; they come one by one."""
+        for tokens in self._edge.streamed(min(count, self.context - len(self.committed))):
+            yield self._streamed(tokens)
 
-        They are asked for in good time, but no more of them than the edge keeps for a slow reader.
-        """
-        count = min(count, self.context - len(self.committed))
-        expected = len(self.committed) + count
-        pulled = 0  # the tokens before this position have been asked for
-        begun = False
-        setbacks = self._edge.setbacks()
-        while (start := len(self.committed)) < expected:
-            pull = Pull(
-                session=self._id,
-                generation=self._generation,
-                start=start,
-                hash=self.committed.hash,
-                count=min(_AHEAD, expected - start),
-            )
-            wanted = self._answers((Tokens,), start)
-            before_ns = time.monotonic_ns()
-            asked, more_bytes = not begun, 0
-            try:
-                if asked:
-                    answer = self._edge.ask(pull, (), wanted)
-                    begun = True
-                else:
-                    if pulled < expected and pulled - start <= _AHEAD // 2:
-                        more_bytes = self._edge.mention(pull)
-                    answer = self._edge.wait(pull, (), wanted, more_bytes, before_ns)
-            except _RECOVERABLE as error:
-                begun = False
-                setbacks.add(error)
-                self._begin_anew(error)
-                continue
-            if asked or more_bytes:
-                pulled = start + pull.count
-            setbacks = self._edge.setbacks()
-            yield self._streamed(answer, start, before_ns, asked=asked)
-
-    def _streamed(self, answer: Answer, start: int, before_ns: int, *, asked: bool) -> Proposal:
-        reply = answer.reply
-        assert isinstance(reply, Tokens)
+    def _streamed(self, tokens: Streamed) -> Proposal:
+        reply, answer, waited_ns = tokens
         if len(answer.frames) != 1 or len(answer.frames[0]) == 0:
             raise MalformedError("The edge sent a stream message without tokens.")
         ids = decode_ids(answer.frames[0], self._drafter.bridge.vocab_size).tolist()
+        start = len(self.committed)
         self.committed.extend(ids)
-        self._at_edge = len(self.committed)
-        if asked:  # others were on their way before more was asked for
-            self._edge.gauge.measure(answer, reply.times.received_ns, reply.times.held_ns)
+        self._edge.agree(len(self.committed))
         # of a pass only what was waited for: with bursts or a slow reader tokens lie here already
-        waited = answer.received_ns - before_ns
-        verify = min(waited, reply.times.verify_ns)
+        verify_ns = min(waited_ns, reply.times.verify_ns)
         record = Round(
             protocol=STREAM,
             start=start,
@@ -433,7 +211,7 @@ class Session:
             tokens=ids,
             uplink_bytes=answer.uplink_bytes,
             downlink_bytes=answer.downlink_bytes,
-            timings=Timings(verify=verify * _NS, downlink=(waited - verify) * _NS),
+            timings=Timings(verify=verify_ns * _NS, downlink=(waited_ns - verify_ns) * _NS),
             pass_s=reply.times.verify_ns * _NS,
         )
         return Proposal(record, full=False)
@@ -454,13 +232,11 @@ class Session:
 
     def cancel(self) -> None:
         """Tell the edge to stop working on the generation, if it is listening."""
-        if self._link is not None and self._plan is not None and self._plan.protocol != LOCAL:
-            self._link.mention(Cancel(session=self._id, generation=self._generation))
+        self._edge.cancel()
 
     def close(self) -> None:
         """Tell the edge to forget the session."""
-        if self._link is not None and self._generation >= 0:
-            self._link.mention(Close(session=self._id))
+        self._edge.close()
 
 
 def _common_prefix(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> int:

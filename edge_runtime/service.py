@@ -118,13 +118,13 @@ class Service:
         """Begin nothing new, and finish nothing but the windows that are here."""
         self._draining = True
         for session in self.sessions:
-            if session.round is None or session.round.verdict is not None:
+            if not session.undecided:
                 self._rounds.stop(session)
 
     @property
     def drained(self) -> bool:
-        """Every window has been answered."""
-        return not any(session.jobs for session in self.sessions)
+        """Every window has been decided on."""
+        return not any(session.jobs or session.undecided for session in self.sessions)
 
     def sessions_by_device(self) -> dict[str, int]:
         """Open sessions by the name of their key on the allow-list."""

@@ -63,6 +63,11 @@ class Session:
     jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
 
+    @property
+    def undecided(self) -> bool:
+        """A window is with the target, or with the device, which was asked for its states."""
+        return self.round is not None and self.round.verdict is None
+
     def call_off(self) -> None:
         """Whatever the target still has to do for this session is of no use any more."""
         for job in self.jobs:

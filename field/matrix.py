@@ -73,6 +73,7 @@ def check(settings: Settings) -> None:
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,
             seed=settings.seed,
+            threshold=settings.threshold,
         )
 
 

@@ -165,6 +165,7 @@ def _options(settings: Settings, answer: Answer) -> Options:
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
         seed=answer.seed,
+        threshold=settings.threshold,
     )
 
 

@@ -25,10 +25,11 @@ import msgspec
 
 from device_runtime.record import STAGES, Round
 from field.run import Answer, Cell, Configuration, Facts, Start
-from field.run_file import APPLICATION_ID, FORMAT, damage_told, open_read_only
+from field.run_file import APPLICATION_ID, FORMAT, damage_told, format_of, open_read_only
 from wire.errors import RunFileError
 from wire.protocols import STREAM
 
+_FORGIVEN, _INQUIRED = (f"{name} INTEGER NOT NULL DEFAULT 0" for name in ("forgiven", "inquired"))
 _SCHEMA = f"""
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
@@ -50,10 +51,18 @@ CREATE TABLE rounds (
     nodes INTEGER NOT NULL, accepted INTEGER NOT NULL, tokens TEXT NOT NULL,
     uplink_bytes INTEGER NOT NULL, downlink_bytes INTEGER NOT NULL,
     {", ".join(f"{stage}_s REAL NOT NULL" for stage in STAGES)},
+    {_FORGIVEN}, {_INQUIRED},
     PRIMARY KEY (answer, number)
 ) WITHOUT ROWID;
 """
-_ROUND = f"INSERT INTO rounds VALUES ({', '.join('?' * (11 + len(STAGES)))})"
+_ROUND = f"INSERT INTO rounds VALUES ({', '.join('?' * (13 + len(STAGES)))})"
+_FROM_FORMAT_1 = f"""
+BEGIN;
+ALTER TABLE rounds ADD COLUMN {_FORGIVEN};
+ALTER TABLE rounds ADD COLUMN {_INQUIRED};
+PRAGMA user_version = 2;
+COMMIT;
+"""
 
 
 class Recorder:
@@ -99,6 +108,8 @@ class Recorder:
             with damage_told(path):
                 database = _open(path)
                 database.execute("PRAGMA journal_mode = WAL")
+                if format_of(database) == 1:
+                    database.executescript(_FROM_FORMAT_1)
         except BaseException:
             os.close(lock)
             raise
@@ -147,6 +158,8 @@ class Recorder:
             round_.uplink_bytes,
             round_.downlink_bytes,
             *(getattr(round_.timings, stage) for stage in STAGES),
+            round_.forgiven,
+            round_.inquired,
         )
         with self._writing(sync=round_.protocol != STREAM) as database:
             database.execute(_ROUND, values)

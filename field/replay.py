@@ -5,8 +5,8 @@ Out: seconds; a model's, not a measurement.
 
 Each round keeps what it drafted, accepted and sent. Its time is that of `speculation.latency`:
 T = draft + encode + T_comm + queue + verify + settle, where T_comm comes from the round's own bytes
-and the other link instead of from the clock. Bytes are frames as handed to ZeroMQ: what encryption
-and TCP add is not in them.
+and exchanges and the other link instead of from the clock. Bytes are frames as handed to ZeroMQ:
+what encryption and TCP add is not in them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,11 +15,11 @@ from statistics import median
 
 from device_runtime.plan import AUTO
 from device_runtime.record import Round
-from field.report.figures import order, steady, steady_token_ms
+from field.report.figures import lossless, order, steady, steady_token_ms
 from field.run import Answer, Configuration
 from speculation.latency import Link, communication_s, streamed_token_s
 from wire.errors import RunFileError, UnsupportedError
-from wire.protocols import LOCAL, STREAM
+from wire.protocols import EXCHANGES, LOCAL, STREAM
 
 
 def replayed(
@@ -55,12 +55,20 @@ def round_s(
         return draft + timings.settle
     verify = timings.verify if verify_s is None else verify_s
     compute = draft + timings.encode + timings.queue + verify + timings.settle
-    return compute + communication_s(round_.uplink_bytes, round_.downlink_bytes, link)
+    sizes = round_.uplink_bytes, round_.downlink_bytes
+    return compute + communication_s(*sizes, link, round_.exchanges)
 
 
 def _passes(round_: Round) -> int:
-    """Passes of the drafter in a round: one a level, or the one of a token of `local`."""
-    return 1 if round_.protocol == LOCAL else round_.window
+    """Passes of the drafter in a round: one a level, or the one of a token of `local`.
+
+    And one for the last token where its state goes with the window (`wisv-full`).
+    """
+    if round_.protocol == LOCAL:
+        return 1
+    exchange = EXCHANGES.get(round_.protocol)
+    last = exchange is not None and exchange.reads_last and round_.window > 0
+    return round_.window + last
 
 
 def _on_link(round_: Round) -> float:
@@ -115,8 +123,8 @@ def replay(
 
 
 def best(replays: Sequence[Replay], link: int) -> Replay:
-    """The fastest over the link of this index; `local`, whose text is another, only if alone."""
-    own = [found for found in replays if found.configuration.protocol != LOCAL]
+    """The fastest over the link of this index; one whose text is another only if all are such."""
+    own = [found for found in replays if lossless(found.configuration.protocol)]
     return min(own or replays, key=lambda found: found.modelled_s[link])
 
 

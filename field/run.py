@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from device_runtime.record import STAGES, Choice, Round, acceptance
-from field.run_file import damage_told, open_read_only
+from field.run_file import damage_told, format_of, open_read_only
 from wire.link.state import LinkState
 
 WindowSetting: TypeAlias = int | Literal["auto"]
@@ -47,6 +47,7 @@ class Settings:
 
     warm_up: answers of every configuration before the first that counts. seed: repeat r of every
     configuration draws with seed + r, and the order of the configurations comes from it too.
+    threshold: of the edge's decision head, under `wisv-full` and `wisv-selective`; None: its own.
     provider and threads: how the drafter is run.
     """
 
@@ -58,6 +59,7 @@ class Settings:
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int = 0
+    threshold: float | None = None
     provider: str = "auto"
     threads: int | None = None
 
@@ -170,6 +172,7 @@ _ROUND_COLUMNS = (
     "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
     + ", ".join(f"{stage}_s" for stage in STAGES)
 )
+_JUDGED_COLUMNS = "forgiven, inquired"  # since format 2
 
 
 class Run:
@@ -178,6 +181,8 @@ class Run:
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self.path = path
         self._database = database
+        judged = _JUDGED_COLUMNS if format_of(database) > 1 else "0, 0"
+        self._round_columns = f"{_ROUND_COLUMNS}, {judged}"
         self.facts = _facts(path, database)
 
     @classmethod
@@ -217,7 +222,8 @@ class Run:
         known = {name: value for name, value in values.items() if value is not None}
         answer = msgspec.convert({"window": None, **known}, Answer)
         for columns in self._database.execute(
-            f"SELECT {_ROUND_COLUMNS} FROM rounds WHERE answer = ? ORDER BY number", (answer.id,)
+            f"SELECT {self._round_columns} FROM rounds WHERE answer = ? ORDER BY number",
+            (answer.id,),
         ):
             at_s, round_ = _round(columns)
             answer.at_s.append(at_s)
@@ -251,8 +257,9 @@ def _facts(path: Path, database: sqlite3.Connection) -> Facts:
 
 
 def _round(columns: sqlite3.Row) -> tuple[float, Round]:
-    """at_s and the record, from the columns of `_ROUND_COLUMNS`."""
-    at_s, protocol, start, window, nodes, accepted, tokens, up, down, *stages = columns
+    """at_s and the record, from the columns of `_ROUND_COLUMNS` and `_JUDGED_COLUMNS`."""
+    at_s, protocol, start, window, nodes, accepted, tokens, up, down, *rest = columns
+    *stages, forgiven, inquired = rest
     record = {
         "protocol": protocol,
         "start": start,
@@ -263,5 +270,7 @@ def _round(columns: sqlite3.Row) -> tuple[float, Round]:
         "uplink_bytes": up,
         "downlink_bytes": down,
         "timings": dict(zip(STAGES, stages, strict=True)),
+        "forgiven": forgiven,
+        "inquired": inquired,
     }
     return msgspec.convert(at_s, float), msgspec.convert(record, Round)

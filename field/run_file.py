@@ -10,7 +10,7 @@ import msgspec
 from wire.errors import RunFileError
 
 APPLICATION_ID = 0x504C4652  # "PLFR", what tells our files from other SQLite databases
-FORMAT = 1  # PRAGMA user_version
+FORMAT = 2  # PRAGMA user_version; format 1 knows no decision head
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
@@ -37,12 +37,18 @@ def _check_format(path: Path, database: sqlite3.Connection) -> None:
     """`RunFileError` unless the database is a run file that this version reads."""
     if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise RunFileError(f"{path} is not a run file of `pilotfish field measure`.")
-    version = database.execute("PRAGMA user_version").fetchone()[0]
-    if version != FORMAT:
+    version = format_of(database)
+    if not 1 <= version <= FORMAT:
         raise RunFileError(
-            f"{path} has format {version}, and this version of Pilotfish reads {FORMAT}: "
+            f"{path} has format {version}, and this version of Pilotfish reads 1 to {FORMAT}: "
             "use the version that made it."
         )
+
+
+def format_of(database: sqlite3.Connection) -> int:
+    """The format of a run file."""
+    version: int = database.execute("PRAGMA user_version").fetchone()[0]
+    return version
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -28,6 +28,8 @@ def summary(generation: Generation) -> Figures:
         "finish_reason": generation.finish_reason,
         "rounds": len(rounds),
         "acceptance": round(generation.acceptance, 4),
+        "forgiven": generation.forgiven,
+        "inquiries": sum(r.inquired > 0 for r in rounds),
         "accepted_per_round": round(sum(r.accepted for r in rounds) / count, 3),
         "tokens_per_round": round(len(generation.tokens) / count, 3),
         "uplink_bytes_per_round": round(sum(r.uplink_bytes for r in rounds) / count, 1),
@@ -43,11 +45,13 @@ def summary(generation: Generation) -> Figures:
     }
 
 
-# Rows of the report: heading, and how a generation's figures fill it.
+# Rows of the report: heading, and how a generation's figures fill it; "" where they say nothing.
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("window γ", lambda f: f"{f['window']}"),
     ("tokens", lambda f: f"{f['tokens']}"),
+    ("forgiven of these", lambda f: f"{f['forgiven'] or ''}"),
     ("rounds", lambda f: f"{f['rounds']}"),
+    ("asked back in", lambda f: f"{f['inquiries'] or ''}"),
     ("acceptance α", lambda f: f"{f['acceptance']:.2f}"),
     ("tokens a round", lambda f: f"{f['tokens_per_round']:.2f}"),
     ("bytes up a round", lambda f: f"{f['uplink_bytes_per_round']:,.0f}"),
@@ -63,7 +67,9 @@ def report(figures: Sequence[Figures]) -> Table:
     for column in figures:
         table.add_column(column["protocol"], justify="right")
     for heading, cell in _ROWS:
-        table.add_row(heading, *(cell(column) for column in figures))
+        cells = [cell(column) for column in figures]
+        if any(cells):
+            table.add_row(heading, *cells)
     table.add_section()
     for stage in STAGES:
         table.add_row(f"{stage}, ms", *(f"{f['timings_ms'][stage]:.2f}" for f in figures))

@@ -2,11 +2,11 @@
 
 In:  seconds of computing, bytes that cross the link, and the link. Out: seconds.
 
-A round takes T = γ·T_draft + T_comm + T_verify (tslt (5), dssd (6)), where T_comm is an RTT and the
-bytes of both ways at their rates (dssd (3), wisv (6)); it yields N tokens (tslt (8)), and T/N is
-what a choice of protocol and window is judged by. Under `stream` the tokens follow each other
-without being asked for, so each costs what is slower, the pass that makes it or the bytes that
-carry it, and all of them together one RTT.
+A round takes T = γ·T_draft + T_comm + T_verify (tslt (5), dssd (6)), where T_comm is an RTT for
+each exchange and the bytes of both ways at their rates (dssd (3), wisv (6), (10)); it yields N
+tokens (tslt (8)), and T/N is what a choice of protocol and window is judged by. Under `stream` the
+tokens follow each other without being asked for, so each costs what is slower, the pass that makes
+it or the bytes that carry it, and all of them together one RTT.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,15 @@ def transfer_s(size_bytes: float, rate_bps: float) -> float:
     return 8.0 * size_bytes / rate_bps
 
 
-def communication_s(up_bytes: float, down_bytes: float, link: Link) -> float:
-    """T_comm of one exchange: both transfers and one RTT (dssd (3); wisv (6) with PER 0)."""
+def communication_s(
+    up_bytes: float, down_bytes: float, link: Link, exchanges: float = 1.0
+) -> float:
+    """T_comm of a round: both transfers, and an RTT for each of its exchanges.
+
+    dssd (3) and wisv (6) with one exchange and PER 0; wisv (10) with two.
+    """
     up, down = transfer_s(up_bytes, link.up_bps), transfer_s(down_bytes, link.down_bps)
-    return link.rtt_s + up + down
+    return exchanges * link.rtt_s + up + down
 
 
 def streamed_token_s(pass_s: float, down_bytes: float, link: Link, tokens: float) -> float:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from hypothesis import settings
 
+from engines.artifact import Artifact
 from pilotfish import Device, EdgeServer
+from tests.judging import random_head, saved
 from tests.measuring import PROMPTS
 from tests.tiny import tiny_artifact
 from wire import keys
@@ -30,6 +32,7 @@ settings.load_profile("pilotfish")
 VOCAB = 64
 PADDED_VOCAB = 72
 CONTEXT = 256
+HIDDEN = 64  # d of both models' states
 
 
 class Pair(NamedTuple):
@@ -50,9 +53,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="session")
-def edge(pair: Pair) -> Iterator[EdgeServer]:
+def head(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random decision head for the pair, for ``--head``; it does not look at the link."""
+    manifests = (Artifact.open(path).manifest for path in pair)
+    return saved(random_head(*manifests, link=None), tmp_path_factory.mktemp("head"))
+
+
+@pytest.fixture(scope="session")
+def edge(pair: Pair, head: str) -> Iterator[EdgeServer]:
     """An edge on loopback, without keys; what tests abandon there may stay."""
-    with EdgeServer(pair.target, sessions=200, threads=1) as server:
+    with EdgeServer(pair.target, sessions=200, threads=1, head=head) as server:
         yield server
 
 

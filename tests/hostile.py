@@ -21,7 +21,7 @@ import zmq
 
 from speculation.distributions import Sampling
 from speculation.tree import Expansion, Tree
-from tests.conftest import VOCAB
+from tests.conftest import HIDDEN, VOCAB
 from wire import messages as m
 from wire.codecs.ids import decode_ids
 from wire.committed import Committed
@@ -29,6 +29,8 @@ from wire.keys import DeviceKeys
 from wire.protocols import EXCHANGES, Draft, Law, Place
 
 PROMPT = [3, 1, 4, 1, 5]
+# Protocols that decode at temperature 0 only.
+COLD = ["greedy", *(name for name, one in EXCHANGES.items() if one.judged)]
 WAIT_S = 10.0  # a reply that takes so long is not coming
 
 
@@ -128,15 +130,19 @@ class RawClient:
         return reply
 
     def settle(self) -> list[m.Reply]:
+        """All that the edge has said up to now, without frames."""
+        return [reply for reply, _ in self.settle_all()]
+
+    def settle_all(self) -> list[tuple[m.Reply, list[bytes]]]:
         """All that the edge has said up to now: it answers in order, but for work in progress."""
         nonce = secrets.randbits(40)
         self.say(m.Ping(nonce=nonce))
-        heard: list[m.Reply] = []
+        heard: list[tuple[m.Reply, list[bytes]]] = []
         while True:
-            reply = self.hear()
+            reply, frames = self.hear_all()
             if isinstance(reply, m.Pong) and reply.nonce == nonce:
                 return heard
-            heard.append(reply)
+            heard.append((reply, frames))
 
     def close(self) -> None:
         self.socket.close(0)
@@ -150,10 +156,14 @@ class RawClient:
 
 
 class RawSession:
-    """A session as an honest device would hold it; every message can be had before it is sent."""
+    """A session as an honest device would hold it; every message can be had before it is sent.
 
-    def __init__(self, session_id: bytes | None = None) -> None:
+    judging: what it says under protocols that judge.
+    """
+
+    def __init__(self, session_id: bytes | None = None, judging: m.Judging | None = None) -> None:
         self.id = session_id or secrets.token_bytes(16)
+        self.judging = judging
         self.generation = -1
         self.committed = Committed()
         self.pending = 0  # how many of these, at the end, only this end knows: 0 or 1
@@ -164,6 +174,7 @@ class RawSession:
         self.committed.truncate(0)
         self.committed.extend(prompt)
         self.pending = 0
+        judged = protocol in EXCHANGES and EXCHANGES[protocol].judged
         begin = m.Begin(
             session=self.id,
             generation=self.generation,
@@ -171,9 +182,10 @@ class RawSession:
             hash=Committed().hash,
             protocol=protocol,
             seed=5,
-            temperature=0.0 if protocol == "greedy" else 1.0,
+            temperature=0.0 if protocol in COLD else 1.0,
             top_k=0,
             top_p=1.0,
+            judging=self.judging if judged else None,
         )
         return [m.encode(msgspec.structs.replace(begin, **changes)), ids_bytes(prompt)]
 
@@ -186,6 +198,14 @@ class RawSession:
         pending = self.committed.ids[len(self.committed) - self.pending :]
         frames = EXCHANGES[protocol].propose(draft, pending, VOCAB)
         return [self._window(**changes), *map(bytes, frames)]
+
+    def supply(
+        self, protocol: str, draft: Draft, asked: Sequence[bytes], **changes: Any
+    ) -> list[bytes]:
+        """The frames that answer an inquiry with these."""
+        states = m.States(session=self.id, generation=self.generation, start=len(self.committed))
+        frames = EXCHANGES[protocol].supply(draft, asked)
+        return [m.encode(msgspec.structs.replace(states, **changes)), *map(bytes, frames)]
 
     def _window(self, **changes: Any) -> bytes:
         known = len(self.committed) - self.pending
@@ -236,7 +256,7 @@ class RawSession:
 def drafted(protocol: str, expansion: Expansion, seed: int = 0) -> Draft:
     """What a drafter with random logits would propose under this protocol, by the real rules."""
     exchange, random = EXCHANGES[protocol], np.random.default_rng(seed)
-    sampling = Sampling(temperature=0.0 if protocol == "greedy" else 1.0, top_k=8)
+    sampling = Sampling(temperature=0.0 if protocol in COLD else 1.0, top_k=8)
     law = Law(sampling=sampling, seed=seed)
     tree, rows = Tree(), []
     for depth, count in enumerate(expansion):
@@ -248,7 +268,8 @@ def drafted(protocol: str, expansion: Expansion, seed: int = 0) -> Draft:
             drawn.append(tokens)
             rows.append(q)
         tree.grow(drawn)
-    draft: Draft = exchange.pack(tree, rows)
+    states = random.normal(0.0, 1.0, (len(tree), HIDDEN)).astype(np.float32)
+    draft: Draft = exchange.carry(exchange.pack(tree, rows), states.__getitem__)
     return draft
 
 

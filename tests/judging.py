@@ -9,11 +9,14 @@ import numpy as np
 
 from edge_runtime.head import DecisionHead
 from edge_runtime.head_file import End, HeadCard, LinkScale, Training
-from engines.artifact import Manifest
+from engines.artifact import Artifact, Manifest
 from speculation.channel import FEATURES
+from wire import messages as m
 
 
-def end_of(manifest: Manifest) -> End:
+def end_of(manifest: Manifest | End) -> End:
+    if isinstance(manifest, End):
+        return manifest
     return End(
         model=manifest.model,
         origin=manifest.origin,
@@ -23,11 +26,12 @@ def end_of(manifest: Manifest) -> End:
 
 
 def random_head(
-    drafter: Manifest, target: Manifest, *, seed: int = 0, width: int = 8, **card: Any
+    drafter: Manifest | End, target: Manifest | End, *, seed: int = 0, width: int = 8, **card: Any
 ) -> DecisionHead:
     """A head for this pair whose rejections look like a coin's, but follow from what it is told."""
     random = np.random.default_rng(seed)
-    states = drafter.dimensions.hidden + target.dimensions.hidden
+    ends = {"drafter": end_of(drafter), "target": end_of(target)}
+    states = sum(end.hidden for end in ends.values())
     inputs = states + (0 if "link" in card and card["link"] is None else len(FEATURES))
     tensors = {
         "mean": np.zeros(states, np.float32),
@@ -39,13 +43,19 @@ def random_head(
     }
     told = {
         "name": "random",
-        "drafter": end_of(drafter),
-        "target": end_of(target),
+        **ends,
         "link": LinkScale(mean=[7.5, 7.5, 0.05, -1.5], std=[0.8, 0.8, 0.03, 0.6], clip=3.0),
         "threshold": 0.5,
         "training": Training(questions=0, examples=0, task="random", seed=seed),
     }
     return DecisionHead(HeadCard(**{**told, **card}), tensors)
+
+
+def judging_of(pair: tuple[Path, Path], **told: Any) -> m.Judging:
+    """What a device with this pair's drafter says when a generation begins."""
+    drafter = Artifact.open(pair[0]).manifest
+    known = {"drafter": drafter.origin, "hidden_size": drafter.dimensions.hidden}
+    return m.Judging(**{**known, **told})
 
 
 def saved(head: DecisionHead, folder: Path) -> str:

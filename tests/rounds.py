@@ -18,6 +18,7 @@ LENGTH = 3  # tokens of a generation
 VOCAB = 5
 ONE = Sampling(temperature=1.0)
 PROMPT = (1, 3)
+LOSSLESS = [name for name, one in EXCHANGES.items() if one.lossless]
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from edge_runtime.bench import Bench
 from edge_runtime.config import EdgeLimits
 from edge_runtime.scheduler import Scheduler
 from edge_runtime.service import Service
+from edge_runtime.tally import Tally
 from engines.artifact import Artifact
 from engines.decoder import Decoder
 from tests.hostile import WAIT_S
@@ -23,16 +25,28 @@ from wire.transport import Envelope
 
 
 class SocketlessEdge:
-    """Service, scheduler and decoder; `deliver` is what the socket would do, `turn` one pass."""
+    """Service, scheduler and decoder; `deliver` is what the socket would do, `turn` one pass.
 
-    def __init__(self, target: Path, **limits: Any) -> None:
+    heads: its decision heads.
+    """
+
+    def __init__(self, target: Path, heads: Sequence[str] = (), **limits: Any) -> None:
         artifact = Artifact.open(target)
         chosen = EdgeLimits(**{"messages_per_s": 1e9, **limits})
         decoder = Decoder(artifact, slots=chosen.sessions, context=chosen.context, threads=1)
         self.replies: list[tuple[bytes, m.Reply, list[bytes]]] = []
         self.scheduler = Scheduler(decoder)
         self._working = False
-        self.service = Service(artifact, decoder, chosen, self.scheduler.submit, self._keep)
+        self.tally = Tally()
+        self.service = Service(
+            artifact,
+            decoder,
+            chosen,
+            self.scheduler.submit,
+            self._keep,
+            bench=Bench.of(artifact.manifest, heads, None),
+            tally=self.tally,
+        )
 
     def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> None:
         self.replies.append((client, reply, list(map(bytes, frames))))
@@ -52,13 +66,17 @@ class SocketlessEdge:
             self.service.finish(job)
 
     def reply(self, client: bytes = b"me") -> m.Reply:
+        """The next reply to a client, without its frames."""
+        return self.reply_all(client)[0]
+
+    def reply_all(self, client: bytes = b"me") -> tuple[m.Reply, list[bytes]]:
         """The next reply to a client, waiting for the target; replies to others are dropped."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             while self.replies:
-                to, reply, _ = self.replies.pop(0)
+                to, reply, frames = self.replies.pop(0)
                 if to == client:
-                    return reply
+                    return reply, frames
             self.turn()
         pytest.fail("the edge said nothing")
 

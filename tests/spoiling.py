@@ -13,6 +13,7 @@ from tests.hostile import RawSession, drafted, ids_bytes, packed
 from wire.protocols import EXCHANGES
 
 Frames = list[bytes]
+_PLACED = ("window", "states", "pull")  # whose fourth field is a position
 
 # What a mutated field may become: limits, their neighbours, and other types.
 ODD_VALUES = (
@@ -87,7 +88,7 @@ def _other_type(frames: Frames, rng: random.Random) -> Frames:
     header = _header(frames)
     if header:
         header[0] = rng.choice(
-            ["hello", "begin", "window", "pull", "close", "fetch", "part", "wind"]
+            ["hello", "begin", "window", "states", "pull", "close", "fetch", "part", "wind"]
         )
         frames[0] = packed(header)
     return frames
@@ -126,10 +127,21 @@ def _foreign(frames: Frames, rng: random.Random) -> Frames:
     return [*frames[:at], others[at], *frames[at + 1 :]]
 
 
+def _odd_steps(frames: Frames, rng: random.Random) -> Frames:
+    """Where hidden states stand, a number or a block's step that is none."""
+    at = rng.randrange(1, len(frames)) if len(frames) > 1 else 0
+    if at and len(frames[at]) >= 2:
+        odd = np.array([np.nan, np.inf, -np.inf, -1.0, 3e38, 0.0], np.float32)
+        step = rng.choice(odd).tobytes()[2:] if rng.random() < 0.7 else b"\x00\x7c"  # fp16's ∞
+        place = 2 * rng.randrange(min(64, len(frames[at]) // 2))
+        frames[at] = frames[at][:place] + step + frames[at][place + 2 :]
+    return frames
+
+
 def _near_start(frames: Frames, rng: random.Random) -> Frames:
-    """A window or a pull that begins a little before or behind its place."""
+    """A window, states or a pull that begin a little before or behind its place."""
     header = _header(frames)
-    start = header[3] if len(header) > 3 and header[0] in ("window", "pull") else None
+    start = header[3] if len(header) > 3 and header[0] in _PLACED else None
     if isinstance(start, int) and 0 <= start < CONTEXT:
         header[3] = max(0, start + rng.choice([-2, -1, 1, 2]))
         frames[0] = packed(header)
@@ -146,5 +158,6 @@ def _near_context(frames: Frames, rng: random.Random) -> Frames:
 
 MUTATIONS: list[Callable[[Frames, random.Random], Frames]] = [
     _flip, _flip, _cut, _grow, _drop, _repeat, _shuffle, _odd_field, _odd_field, _other_type,
-    _odd_ids, _odd_floats, _odd_expansion, _foreign, _near_start, _garbage, _near_context,
+    _odd_ids, _odd_floats, _odd_steps, _odd_expansion, _foreign, _near_start, _garbage,
+    _near_context,
 ]  # fmt: skip

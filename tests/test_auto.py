@@ -141,9 +141,12 @@ def test_the_command(pair: Pair, edge: EdgeServer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--protocol", "greedy", "--among", "stream"], "--among, --lossy and --policy go with"),
+        (
+            ["--protocol", "greedy", "--among", "stream"],
+            "--among, --lossy, --policy and --rtt-threshold go",
+        ),
         (["--protocol", "auto", "--among", "gredy"], "no protocol 'gredy'"),
-        (["--protocol", "auto", "--policy", "threshold"], "wisv-"),
+        (["--protocol", "auto", "--policy", "threshold"], "allow lossy protocols"),
         (["--protocol", "auto", "--window", "auto"], "chooses the window itself"),
     ],
 )

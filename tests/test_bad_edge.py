@@ -13,7 +13,7 @@ import zmq
 from engines.artifact import Artifact
 from pilotfish import Device, PilotfishError
 from tests.conftest import CONTEXT, VOCAB, Pair
-from tests.hostile import PROMPT
+from tests.hostile import COLD, PROMPT
 from wire import messages as m
 from wire.codecs.counts import encode_counts
 from wire.errors import (
@@ -34,7 +34,10 @@ Answer = list[m.Reply | bytes]
 
 
 class LyingEdge(threading.Thread):
-    """A ROUTER that welcomes devices and answers the rest by a script: request → parts to send."""
+    """A ROUTER that welcomes devices, answers pings, and the rest by a script.
+
+    The script makes of a request the parts of each message to send.
+    """
 
     def __init__(self, pair: Pair, script: Callable[[m.Request], list[Answer]]) -> None:
         super().__init__(daemon=True)
@@ -60,12 +63,14 @@ class LyingEdge(threading.Thread):
         while not self._over.is_set():
             if not self._socket.poll(20):
                 continue
-            client, header, *_ = self._socket.recv_multipart()
+            client, header, *frames = self._socket.recv_multipart()
             request = m.decode_request(header)
             self.requests.append(request)
             answers = self._script(request)
             if not answers and isinstance(request, m.Hello):
                 answers = [[self.welcome()]]
+            if not answers and isinstance(request, m.Ping):
+                answers = [[m.Pong(nonce=request.nonce, received_ns=1, sent_ns=1), *frames]]
             for parts in answers:
                 packed = [p if isinstance(p, bytes) else m.encode(p) for p in parts]
                 self._socket.send_multipart([client, *packed])
@@ -168,7 +173,7 @@ def test_verdicts_that_cannot_be(liar, answer: Callable[[m.Window], Answer]) -> 
     _, device = liar(lambda request: [answer(request)] if isinstance(request, m.Window) else [])
     for protocol in EXCHANGES:
         shape = {"expansion": (2, 1)} if protocol == "tree" else {"window": 2}  # to four nodes
-        temperature = 0.0 if protocol == "greedy" else 1.0
+        temperature = 0.0 if protocol in COLD else 1.0
         began = time.monotonic()
         with pytest.raises(MalformedError):
             device.generate(

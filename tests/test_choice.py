@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from device_runtime.choice import POLICIES, Evidence
+from device_runtime.choice import Evidence
 from device_runtime.choice.predictive import Predictive, predicted_token_s
-from device_runtime.choice.threshold import Threshold
 from device_runtime.plan import WINDOWS, Auto, Options, Plan, alternatives, plan
 from device_runtime.record import Round, Timings
 from speculation.latency import Link
 from speculation.theory import tokens_per_round
 from speculation.tree import nodes_at_most
+from tests.rounds import LOSSLESS
 from wire.errors import UnsupportedError
 from wire.link.state import LinkState, Reading
-from wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM
+from wire.protocols import LOCAL, NAMES, STREAM
 from wire.protocols.exchange import Sizes
 
 VOCAB = 49152
@@ -156,7 +156,8 @@ def test_the_prediction_is_the_papers_formula(alpha: float, rtt_s: float) -> Non
 def test_windows_grow_with_the_rtt_and_the_acceptance() -> None:
     def window(alpha: float, rtt_s: float) -> int:
         auto = Auto(among=["greedy"])
-        return Predictive().choose(plans(auto), state(rtt_s, 1e8, 1e8), evidence(alpha))[1].window
+        link = state(rtt_s, 1e8, 1e8)
+        return Predictive().choose(auto, plans(auto), link, evidence(alpha))[1].window
 
     assert window(0.5, 0.0) < window(0.9, 0.0)
     assert window(0.9, 0.0) <= window(0.9, 0.3)
@@ -166,12 +167,12 @@ def test_windows_grow_with_the_rtt_and_the_acceptance() -> None:
 def test_stream_where_speculation_does_not_pay() -> None:
     fast_target = {1: 0.011, 8: 0.02, 32: 0.04}
     far = state(0.1, 1e8, 1e8)
-    chosen, choice = Predictive().choose(plans(), far, evidence(0.6, fast_target))
+    chosen, choice = Predictive().choose(Auto(), plans(), far, evidence(0.6, fast_target))
     assert chosen.protocol == STREAM
     assert choice.window == 0
     assert "greedy" in choice.reason  # and against what
     # a slow target behind the same link is speculated for
-    assert Predictive().choose(plans(), far, evidence(0.8))[0].protocol == "greedy"
+    assert Predictive().choose(Auto(), plans(), far, evidence(0.8))[0].protocol == "greedy"
 
 
 def test_lossy_protocols_only_when_the_request_allows_them() -> None:
@@ -179,18 +180,18 @@ def test_lossy_protocols_only_when_the_request_allows_them() -> None:
     allowed = plans(Auto(lossy=True))
     assert LOCAL in {one.protocol for one in allowed}
     # a bad link and a drafter that costs next to nothing
-    assert Predictive().choose(allowed, state(1.0), evidence(0.5))[0].protocol == LOCAL
+    assert Predictive().choose(Auto(), allowed, state(1.0), evidence(0.5))[0].protocol == LOCAL
 
 
 def test_thin_uplinks_get_what_sends_little() -> None:
     found = evidence()
     thin, thick = state(0.02, 1e5, 1e5), state(0.02, 1e10, 1e10)
     chosen = Predictive().choose(
-        plans(Auto(among=["dsd", "coupled"]), temperature=1.0), thin, found
+        Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), thin, found
     )
     assert chosen[0].protocol == "coupled"
     chosen = Predictive().choose(
-        plans(Auto(among=["dsd", "coupled"]), temperature=1.0), thick, found
+        Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), thick, found
     )
     assert chosen[0].protocol == "dsd"
 
@@ -198,23 +199,23 @@ def test_thin_uplinks_get_what_sends_little() -> None:
 def test_an_unmeasured_rate_counts_as_slow() -> None:
     found = evidence()
     chosen = Predictive().choose(
-        plans(Auto(among=["dsd", "coupled"]), temperature=1.0), state(0.02), found
+        Auto(), plans(Auto(among=["dsd", "coupled"]), temperature=1.0), state(0.02), found
     )
     assert chosen[0].protocol == "coupled"
 
 
 def test_noise_does_not_flip_a_choice() -> None:
     policy, seen, chain = Predictive(), evidence(0.8), plans(Auto(among=["greedy"]))
-    first = policy.choose(chain, state(0.05, 1e8, 1e8), seen)[1]
+    first = policy.choose(Auto(), chain, state(0.05, 1e8, 1e8), seen)[1]
     for rtt_s in (0.048, 0.053, 0.045, 0.055, 0.05):
-        again = policy.choose(chain, state(rtt_s, 1e8, 1e8), seen)[1]
+        again = policy.choose(Auto(), chain, state(rtt_s, 1e8, 1e8), seen)[1]
         assert again.window == first.window
-    changed = policy.choose(chain, state(0.6, 1e8, 1e8), seen)[1]
+    changed = policy.choose(Auto(), chain, state(0.6, 1e8, 1e8), seen)[1]
     assert changed.window > first.window
 
 
 def test_every_alternative_is_forecast() -> None:
-    _, choice = Predictive().choose(plans(), state(0.05), evidence(0.8))
+    _, choice = Predictive().choose(Auto(), plans(), state(0.05), evidence(0.8))
     assert len(choice.forecasts) == len(WINDOWS) + 1
     costs = [forecast.token_s for forecast in choice.forecasts]
     assert costs == sorted(costs)
@@ -224,7 +225,7 @@ def test_whoever_gives_a_seed_gets_what_it_determines() -> None:
     seeded = alternatives(Auto(), Options(temperature=1.0, seed=3), offered=OFFERED)
     assert {one.protocol for one in seeded} == {"coupled", STREAM}
     free = alternatives(Auto(), Options(temperature=1.0), offered=OFFERED)
-    assert {one.protocol for one in free} == {*EXCHANGES, STREAM} - {"greedy"}
+    assert {one.protocol for one in free} == {*LOSSLESS, STREAM} - {"greedy"}
 
 
 def test_one_window_is_all_there_is_to_choose_if_one_is_given() -> None:
@@ -292,12 +293,12 @@ def test_a_machine_that_was_slow_once_is_tried_again() -> None:
     for _ in range(4):
         seen.add(hot, rounds(hot, [6] * 10, draft=10 * 8 * DRAFTER[1], verify=SLOW_TARGET[8]))
     link = state(0.02, 1e8, 1e8)
-    streamed, choice = policy.choose(plans(), link, seen)
+    streamed, choice = policy.choose(Auto(), plans(), link, seen)
     assert streamed.protocol == STREAM
     answers = 0
     while choice.protocol == STREAM and answers < 100:
         seen.add(streamed, rounds(streamed, [0] * 40, verify=SLOW_TARGET[1]))
-        _, choice = policy.choose(plans(), link, seen)
+        _, choice = policy.choose(Auto(), plans(), link, seen)
         answers += 1
     assert 1 < answers < 40
 
@@ -321,14 +322,6 @@ def test_an_edge_that_lies_about_its_times(seconds: float) -> None:
     seen = evidence()
     wanted = plan(protocol="greedy", window=4)
     seen.add(wanted, rounds(wanted, [2] * 10, draft=seconds, verify=seconds))
-    _, choice = Predictive().choose(plans(), state(0.05), seen)
+    _, choice = Predictive().choose(Auto(), plans(), state(0.05), seen)
     assert choice.token_s is not None
     assert choice.token_s >= 0.0
-
-
-def test_the_papers_threshold() -> None:
-    policy, nothing = Threshold(), evidence()
-    for rtt_s, wanted in ((0.0101, "wisv-full"), (0.0099, "wisv-selective")):
-        with pytest.raises(UnsupportedError, match=wanted):  # until there is one
-            policy.choose(plans(), state(rtt_s), nothing)
-    assert set(POLICIES) == {"predictive", "threshold"}

@@ -8,6 +8,7 @@ import pytest
 
 from pilotfish import EdgeServer
 from tests.conftest import Pair
+from tests.hostile import COLD
 from wire.protocols import NAMES
 
 
@@ -20,7 +21,7 @@ def device_run(pair: Pair, *arguments: object) -> "subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("protocol", NAMES)
 def test_every_protocol_runs(pair: Pair, edge: EdgeServer, protocol: str) -> None:
-    temperature = 0 if protocol == "greedy" else 1
+    temperature = 0 if protocol in COLD else 1
     done = device_run(
         pair, "--edge", edge.endpoint, "--protocol", protocol, "--temperature", temperature,
         "--seed", 3, "--max-tokens", 12, "--json", "-",

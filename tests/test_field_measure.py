@@ -140,14 +140,14 @@ def test_each_block_has_each_configuration_once_in_an_order_of_its_own():
 def test_every_answer_starts_cold(pair, edge, out, prompts, monkeypatch):
     """Neither end holds anything of the prompt any more when it is asked again."""
     held = []
-    begin = Session._begin
+    join = Session.join
 
     def noted(session):
         if session._plan.protocol == "greedy":
-            held.append((session._at_edge, session._drafter._decoder.length(0)))
-        begin(session)
+            held.append((session._edge._held, session._drafter._decoder.length(0)))
+        join(session)
 
-    monkeypatch.setattr(Session, "_begin", noted)
+    monkeypatch.setattr(Session, "join", noted)
     options = ["--prompts", prompts, "--protocols", "greedy", "--windows", "2,3", "--repeat", 2]
     assert measure(pair, edge.endpoint, out, *options, "--warm-up", 0, "--max-tokens", 6) == 0
     assert held == [(0, 0)] * (2 * 2 * len(PROMPTS))

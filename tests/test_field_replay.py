@@ -149,6 +149,23 @@ def test_one_round_in_numbers():
     assert replayed([round_], link, verify_s=0.3) == pytest.approx(0.39 / 3)
 
 
+def test_a_second_exchange_takes_a_second_rtt():
+    far = replace(QUICK, rtt_s=0.05)
+    for inquired, trips in ((0, 1), (3, 2)):
+        asked = Round(
+            protocol="wisv-selective", start=0, window=4, accepted=4, tokens=[1], inquired=inquired
+        )
+        assert round_s(asked, far) == pytest.approx(0.05 * trips)
+
+
+def test_a_state_of_the_last_token_takes_a_pass_of_the_drafter():
+    for protocol, window, passes in (
+        ("wisv-full", 4, 5), ("wisv-full", 0, 0), ("wisv-selective", 4, 4), ("greedy", 4, 4),
+    ):  # fmt: skip
+        drafted = Round(protocol=protocol, start=0, window=window, accepted=0, tokens=[1])
+        assert round_s(drafted, QUICK, draft_s=0.01) == pytest.approx(0.01 * passes)
+
+
 def test_a_link_slower_than_the_pass_holds_up_a_stream():
     slow = Link(rtt_s=0.1, up_bps=1e3, down_bps=4.8e3)  # 60 bytes in 100 ms
     assert replayed(streamed(10), slow) == pytest.approx(0.1 + 0.1 / 10)

@@ -35,7 +35,7 @@ from wire.link.state import LinkState, Reading
 HOSTILE = '<script>alert("x")</script> & <img src="http://evil.example/x.png"> $\\frac{'
 
 
-def chain(window, accepted, *, ms=10.0, protocol="greedy", up=50, down=60):
+def chain(window, accepted, *, ms=10.0, protocol="greedy", up=50, down=60, **judged):
     """A round whose stages take ms in all."""
     timings = Timings(draft=ms * 0.4e-3, verify=ms * 0.5e-3, uplink=ms * 0.1e-3)
     return Round(
@@ -48,6 +48,7 @@ def chain(window, accepted, *, ms=10.0, protocol="greedy", up=50, down=60):
         uplink_bytes=up,
         downlink_bytes=down,
         timings=timings,
+        **judged,
     )
 
 
@@ -239,12 +240,26 @@ def test_an_answer_of_one_round_has_no_steady_figures():
     assert lowest([found]) is None
 
 
-def test_neither_local_nor_auto_is_the_lowest():
+def test_what_a_decision_head_did_is_told_where_there_was_one():
+    judged = [
+        chain(4, 4, protocol="wisv-selective", forgiven=1, inquired=2),
+        chain(4, 4, protocol="wisv-selective", forgiven=1, inquired=1),
+        chain(4, 0, protocol="wisv-selective", inquired=3),
+        chain(4, 2, protocol="wisv-selective"),
+    ]
+    greedy, wisv = figures([answer([chain(4, 2)]), answer(judged, protocol="wisv-selective")])
+    assert (greedy.forgiven, greedy.asked) == (None, None)
+    assert wisv.forgiven == pytest.approx(2 / 10)
+    assert wisv.asked == pytest.approx(3 / 4)
+
+
+def test_only_what_says_the_targets_text_is_the_lowest():
     found = figures(
         [
             answer([chain(2, 1), chain(2, 1, ms=30.0)], window=2),
             answer([chain(0, 0), chain(0, 0, ms=1.0)], protocol="local", window=None),
             answer([chain(2, 1), chain(2, 1, ms=2.0)], protocol="auto", window=None),
+            answer([chain(2, 1), chain(2, 1, ms=3.0)], protocol="wisv-full", window=2),
         ]
     )
     assert str(lowest(found).configuration) == "greedy γ=2"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,8 @@ rounds = st.builds(
     uplink_bytes=counts,
     downlink_bytes=counts,
     timings=st.builds(Timings, **dict.fromkeys(STAGES, finite)),
+    forgiven=counts,
+    inquired=counts,
 )
 
 
@@ -198,6 +202,32 @@ def test_a_run_is_read_while_it_is_measured(path):
                 assert len(answer.rounds) == i + 1
             recorder.end(number, finished=True)
         recorder.end(recorder.begin(asked(repeat=1)), finished=True)
+
+
+def as_format_1(path):
+    """The file as Pilotfish wrote it before it knew decision heads."""
+    with sqlite3.connect(path) as database:
+        for column in ("forgiven", "inquired"):
+            database.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
+        (settings,) = database.execute("SELECT value FROM facts WHERE name = 'settings'").fetchone()
+        fewer = json.loads(settings)
+        del fewer["threshold"]
+        database.execute("UPDATE facts SET value = ? WHERE name = 'settings'", (json.dumps(fewer),))
+        database.execute("PRAGMA user_version = 1")
+
+
+def test_a_file_of_format_1_is_read_and_gone_on_with(written):
+    before = read(written, finished=False)
+    as_format_1(written)
+    assert read(written, finished=False) == before
+    with Recorder.resume(written) as recorder:
+        number = recorder.begin(asked(repeat=3))
+        wanted = replace(a_round(), forgiven=2, inquired=3)
+        recorder.round(number, 0, 0.1, wanted)
+        recorder.end(number, finished=True)
+    *older, newest = read(written, finished=False)
+    assert older == before
+    assert newest.rounds == [wanted]
 
 
 def test_a_file_has_one_writer(written):

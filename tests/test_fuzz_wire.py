@@ -18,7 +18,7 @@ import pytest
 from engines.artifact import Artifact
 from engines.vocabulary import Vocabulary
 from pilotfish import Device, EdgeServer
-from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB, Pair
+from tests.conftest import CONTEXT, HIDDEN, PADDED_VOCAB, VOCAB, Pair
 from tests.hostile import (
     PROMPT,
     RawClient,
@@ -26,6 +26,7 @@ from tests.hostile import (
     drafted,
     resident_mib,
 )
+from tests.judging import judging_of
 from tests.socketless import SocketlessEdge
 from tests.spoiling import Frames, spoil
 from wire import messages as m
@@ -53,11 +54,13 @@ PROTOCOLS = [*EXCHANGES, "stream"]
 class Talk:
     """One client's session and the valid messages that could come next in it."""
 
-    def __init__(self, rng: random.Random, vocabulary: str = "ab" * 32) -> None:
+    def __init__(self, rng: random.Random, judging: m.Judging, vocabulary: str = "ab" * 32) -> None:
         self.rng = rng
+        self.judging = judging
         self.vocabulary = vocabulary  # the digest of the edge's, if it is to give parts of it
-        self.session = RawSession()
+        self.session = RawSession(judging=judging)
         self.protocol = ""
+        self.supply: Frames = []  # the answer to an inquiry that is open
         self.sent: dict[int, Draft] = {}  # the windows sent, by start
         self.decided: Counter[str] = Counter()  # verdicts that were followed, by protocol
         self.lost = True  # begin again
@@ -71,6 +74,8 @@ class Talk:
             return [m.encode(self._aside())]
         if self.protocol == "stream":
             return self.session.pull(rng.choice([0, 1, 2, 5]))
+        if self.supply and rng.random() < 0.9:
+            return self.supply
         return self._window()
 
     def _aside(self) -> m.Request:
@@ -79,8 +84,8 @@ class Talk:
         if kind == "hello":
             return m.Hello(
                 version=rng.choice([m.VERSION, m.VERSION + 1]), tokenizer="ab" * 32,
-                vocab_size=VOCAB, padded_vocab_size=PADDED_VOCAB, hidden_size=64,
-                bridges=rng.random() < 0.3,
+                vocab_size=VOCAB, padded_vocab_size=PADDED_VOCAB, hidden_size=HIDDEN,
+                bridges=rng.random() < 0.3, drafter=rng.choice(["", self.judging.drafter]),
             )  # fmt: skip
         if kind == "fetch":
             return m.Fetch(vocabulary=self.vocabulary, part=rng.choice([0, 0, 1, 2**31 - 1]))
@@ -94,8 +99,8 @@ class Talk:
     def _begin(self) -> Frames:
         rng = self.rng
         if rng.random() < 0.2:
-            self.session = RawSession(rng.randbytes(16))
-        self.lost, self.sent = False, {}
+            self.session = RawSession(rng.randbytes(16), self.judging)
+        self.lost, self.sent, self.supply = False, {}, []
         self.protocol = rng.choice(PROTOCOLS)
         length = rng.choice([1, 2, 5, 30, 150, CONTEXT - 2, CONTEXT])
         prompt = rng.choices(range(VOCAB), k=length)
@@ -116,6 +121,13 @@ class Talk:
                 start == len(committed) and start in self.sent
             ):
                 self._follow(self.sent[start], reply)
+            case m.Inquiry(session=session.id, generation=session.generation, start=start) if (
+                start == len(committed) and start in self.sent
+            ):
+                fits = max(frames[0]) < len(self.sent[start].ids)  # else of a spoilt, longer window
+                self.supply, self.lost = [], self.lost or not fits
+                if fits:
+                    self.supply = session.supply(self.protocol, self.sent[start], frames)
             case m.Tokens(session=session.id, start=start) if start == len(committed):
                 committed.extend(decode_ids(frames[0], VOCAB))
             case m.Failure(code=("diverged" | "unknown-session" | "conflict")):
@@ -126,27 +138,33 @@ class Talk:
             self.lost = True
             return
         self.session.follow(draft, verdict, sampled=self.rng.randrange(VOCAB))
+        self.supply = []
         self.decided[self.protocol] += 1
         self.decided["without a token"] += verdict.token is None
 
 
-def texts_of(edge: SocketlessEdge) -> list[list[int]]:
+def texts_of(edge: SocketlessEdge, judging: m.Judging) -> list[list[int]]:
     """A generation under each protocol by an honest client."""
     texts = []
     for protocol, drafts in DRAFTS.items():
-        session = RawSession()
+        session = RawSession(judging=judging)
         edge.deliver(session.begin(PROMPT, protocol), b"honest")
         for draft in drafts[:24:3]:
             edge.deliver(session.propose(protocol, draft), b"honest")
-            session.follow(draft, edge.reply(b"honest"), sampled=7)
+            reply, asked = edge.reply_all(b"honest")
+            if isinstance(reply, m.Inquiry):
+                edge.deliver(session.supply(protocol, draft, asked), b"honest")
+                reply = edge.reply(b"honest")
+            session.follow(draft, reply, sampled=7)
         edge.deliver([m.encode(m.Close(session=session.id))], b"honest")
         texts.append(session.committed.ids.tolist())
     return texts
 
 
 @pytest.fixture
-def service(pair: Pair) -> Iterator[SocketlessEdge]:
-    with SocketlessEdge(pair.target, sessions=6, sessions_per_client=3, idle_s=0.05) as edge:
+def service(pair: Pair, head: str) -> Iterator[SocketlessEdge]:
+    limits = {"sessions": 6, "sessions_per_client": 3, "idle_s": 0.05}
+    with SocketlessEdge(pair.target, [head], **limits) as edge:
         edge.start()
         yield edge
 
@@ -155,9 +173,10 @@ def test_a_hundred_thousand_messages(
     pair: Pair, service: SocketlessEdge, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = random.Random(7)
-    wanted = texts_of(service)
+    judging = judging_of(pair)
+    wanted = texts_of(service, judging)
     digest = Vocabulary.of(Artifact.open(pair.target)).digest
-    talks = {f"client {i}".encode(): Talk(rng, digest) for i in range(CLIENTS)}
+    talks = {f"client {i}".encode(): Talk(rng, judging, digest) for i in range(CLIENTS)}
     seen: Counter[str] = Counter()
     started_mib = 0.0
     for count in range(MESSAGES):
@@ -177,29 +196,30 @@ def test_a_hundred_thousand_messages(
     assert not caplog.records
     assert "internal" not in seen
     assert seen.keys() >= {
-        "Verdict", "Tokens", "Pong", "Welcome", "Part", "malformed", "diverged", "conflict",
-        "token-out-of-range", "bad-draft", "unknown-session", "unsupported", "too-many-sessions",
-        "pair-mismatch", "version-mismatch", "prompt-too-long", "too-large",
+        "Verdict", "Inquiry", "Tokens", "Pong", "Welcome", "Part", "malformed", "diverged",
+        "conflict", "token-out-of-range", "bad-draft", "unknown-session", "unsupported",
+        "too-many-sessions", "pair-mismatch", "version-mismatch", "prompt-too-long", "too-large",
     }  # fmt: skip
     assert seen["Verdict"] > MESSAGES / 100, seen
     decided = sum((talk.decided for talk in talks.values()), Counter())
     assert min(decided[name] for name in (*EXCHANGES, "without a token")) > 100, decided
     time.sleep(0.1)  # so that an idle session yields
-    assert texts_of(service) == wanted
+    assert texts_of(service, judging) == wanted
 
 
-def test_spoilt_messages_through_the_socket(pair: Pair) -> None:
-    rng = random.Random(8)
+def test_spoilt_messages_through_the_socket(pair: Pair, head: str) -> None:
+    rng, judging = random.Random(8), judging_of(pair)
     options = {"protocol": "dsd", "temperature": 1.0, "seed": 0, "window": 3, "max_tokens": 40}
     seen: Counter[str] = Counter()
     with (
-        EdgeServer(pair.target, sessions=8, idle=0.05, rate=1e9, threads=1) as edge,
+        EdgeServer(pair.target, head=head, sessions=8, idle=0.05, rate=1e9, threads=1) as edge,
         Device(pair.draft, edge.endpoint, threads=1) as device,
         ExitStack() as opened,
     ):
         wanted = device.generate(PROMPT, **options).tokens
         clients = [
-            (opened.enter_context(RawClient(edge.endpoint)), Talk(rng)) for _ in range(CLIENTS)
+            (opened.enter_context(RawClient(edge.endpoint)), Talk(rng, judging))
+            for _ in range(CLIENTS)
         ]
         before = resident_mib(edge.pid)
         for count in range(BY_SOCKET):
@@ -207,8 +227,8 @@ def test_spoilt_messages_through_the_socket(pair: Pair) -> None:
             frames = talk.next()
             client.send(*(frames if rng.random() < 0.3 else spoil(frames, rng)))
             if count % 10 == 0:
-                for reply in client.settle():
-                    talk.hear(reply, [b""])
+                for reply, reply_frames in client.settle_all():
+                    talk.hear(reply, reply_frames)
                     seen[reply.code if isinstance(reply, m.Failure) else type(reply).__name__] += 1
         assert "internal" not in seen
         assert seen["malformed"] > 100
@@ -218,9 +238,9 @@ def test_spoilt_messages_through_the_socket(pair: Pair) -> None:
         assert device.generate(PROMPT, **options).tokens == wanted
 
 
-def test_the_seeds_of_the_fuzz_are_valid() -> None:
+def test_the_seeds_of_the_fuzz_are_valid(pair: Pair) -> None:
     """Unspoilt, every message is understood: the fuzz starts from inside the protocol."""
     rng = random.Random(9)
-    talk = Talk(rng)
+    talk = Talk(rng, judging_of(pair))
     kinds = Counter(type(m.decode_request(talk.next()[0])).__name__ for _ in range(2000))
     assert kinds.keys() == {"Begin", "Window", "Pull", "Ping", "Hello", "Fetch", "Cancel", "Close"}

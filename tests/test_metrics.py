@@ -136,6 +136,19 @@ def test_speculation_is_counted_under_vllms_names(metrics):
     ]
     assert by_position == [2, 2, 1, 1]
     assert found['pilotfish_link_bytes_total{direction="up",purpose="rounds"}'] == 200
+    assert "pilotfish_spec_decode_num_forgiven_tokens_total" + of not in found
+
+
+def test_what_a_decision_head_forgave_is_counted(metrics, status):
+    for forgiven in (0, 2):
+        one = a_round("wisv-full", accepted=3, tokens=4, forgiven=forgiven)
+        metrics.round(one)
+        status.round(one)
+    counted = 'pilotfish_spec_decode_num_forgiven_tokens_total{protocol="wisv-full"}'
+    assert samples(metrics)[counted] == 2
+    status.generation(an_answer([one, one], protocol="wisv-full"))
+    told = status.snapshot()
+    assert (told["forgiven"], told["last"]["forgiven"]) == (2, 4)
 
 
 def test_tokens_of_real_answers_are_counted_by_where_they_came_from(metrics, device):

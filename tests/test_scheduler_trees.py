@@ -50,7 +50,7 @@ class Desk:
         """A draft after this text, or the text alone; the job, and the logits it is decided by."""
         seen: list[Floats] = []
 
-        def rule(logits: Floats) -> Ruling:
+        def rule(logits: Floats, hidden: Floats) -> Ruling:
             seen.append(logits.copy())
             if accept < 0:
                 raise ValueError("a rule that fails")

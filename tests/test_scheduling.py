@@ -97,11 +97,11 @@ def test_a_slot_keeps_nothing_of_another_session(pair) -> None:
 
 
 def test_a_rule_that_fails_fails_its_own_round_only(pair) -> None:
-    def broken(logits: object) -> Ruling:
+    def broken(logits: object, hidden: object) -> Ruling:
         raise ArithmeticError("on purpose")
 
     with SocketlessEdge(pair.target) as edge:
-        rules = [lambda logits: Ruling(0, int(logits[0].argmax())), broken]
+        rules = [lambda logits, hidden: Ruling(0, int(logits[0].argmax())), broken]
         jobs = [
             Job(bytes([i]) * 16, i, np.array([1, 2, 3]), rows=1, rule=rule)
             for i, rule in enumerate(rules)

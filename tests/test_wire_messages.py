@@ -27,7 +27,7 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
     """All values that a field of this type may have."""
     found: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
         inspect.IntType: lambda t: st.integers(t.ge, t.le if t.le is not None else t.lt - 1),
-        inspect.FloatType: lambda t: st.floats(allow_nan=False),
+        inspect.FloatType: lambda t: st.floats(t.ge, t.le, allow_nan=False),
         inspect.BytesType: lambda t: st.binary(min_size=t.min_length, max_size=t.max_length),
         inspect.StrType: lambda t: st.text(max_size=t.max_length),
         inspect.ListType: lambda t: st.lists(values(t.item_type), max_size=min(t.max_length, 20)),
@@ -94,7 +94,10 @@ SCALARS = (
 FIELDS = st.lists(SCALARS | st.lists(SCALARS, max_size=3), max_size=11)
 
 
-@given(st.sampled_from(["hello", "begin", "window", "pull", "cancel", "ping", "fetch"]), FIELDS)
+@given(
+    st.sampled_from(["hello", "begin", "window", "states", "pull", "cancel", "ping", "fetch"]),
+    FIELDS,
+)
 def test_any_fields_are_a_message_or_malformed(tag: str, rest: list[Any]) -> None:
     try:
         message = m.decode_request(msgspec.msgpack.encode([tag, *rest]))

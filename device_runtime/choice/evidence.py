@@ -9,6 +9,10 @@ been tried, often: what is expected too well gets tried and corrected, what is e
 would never be. Evidence fades from answer to answer, so that after a long time without drafting it
 is tried again.
 
+What a decision head accepts says two things. Of the protocols that are judged, which commit the
+same, how much is accepted; of all others, what the target would have said itself: that without what
+was forgiven.
+
 Computing times are what both ends measured at start, times the factor by which the last rounds took
 longer, whatever their protocol, times a factor of the protocol's own: so what else the machines had
 to do while one of them ran counts neither for nor against it.
@@ -25,11 +29,11 @@ from device_runtime.plan import Plan
 from device_runtime.record import Round
 from speculation.tree import nodes_at_most
 from wire.messages import MAX_WINDOW
-from wire.protocols import EXCHANGES, LOCAL, STREAM
+from wire.protocols import EXCHANGES, LOCAL, STREAM, Judged
 from wire.protocols.exchange import Freight, Sizes
 
 _HOPE = 0.8  # α of a pair of which nothing is known
-_HOPE_WEIGHT = 4.0  # positions that this hope counts for
+_HOPE_WEIGHT = 4.0  # positions, or rounds, that this hope counts for
 _POOL_WEIGHT = 16.0  # and what is known of other depths or protocols
 _FADE = 0.97  # an answer
 _RECENT = 24  # rounds
@@ -37,6 +41,13 @@ _SLOWER = 4.0
 _OWN_MOST = 2.0  # a protocol's own factor, or its inverse; the rest is the machine's
 _OWN_ANSWERS, _OWN_IDLE = 8, 16  # answers that it follows, and after which it is forgotten
 _MOST = 0.98  # α, however the protocols scale
+_JUDGED = "judged"  # no protocol is called so
+
+
+def _kind(plan: Plan) -> tuple[str, bool]:
+    """What accepts alike: a protocol, or all that are judged, by whether the target is greedy."""
+    judged = plan.exchange is not None and plan.exchange.judged
+    return _JUDGED if judged else plan.protocol, plan.law.sampling.greedy
 
 
 class _Recent(deque[float]):
@@ -48,6 +59,11 @@ class _Recent(deque[float]):
     def median(self, otherwise: float) -> float:
         """Their median, or what is said instead as long as there are none."""
         return median(self) if self else otherwise
+
+    def mean(self, otherwise: float, weight: float = 0.0) -> float:
+        """Their mean, together with ``weight`` values of what is said otherwise."""
+        count = weight + len(self)
+        return (weight * otherwise + sum(self)) / count if count else otherwise
 
 
 class _Pace:
@@ -92,19 +108,27 @@ class _Pace:
 
 
 class _Acceptance:
-    """How often each depth of a window was reached, and accepted; f64 [`MAX_WINDOW`] each."""
+    """How often each depth of a window was reached, and accepted; f64 [`MAX_WINDOW`] each.
+
+    agreed: and how often the target would have said the same. Which of the accepted tokens were
+    forgiven nobody tells, so each counts as a share.
+    """
 
     def __init__(self) -> None:
         self.reached = np.zeros(MAX_WINDOW)
         self.accepted = np.zeros(MAX_WINDOW)
+        self.agreed = np.zeros(MAX_WINDOW)
 
-    def add(self, window: int, accepted: int) -> None:
+    def add(self, window: int, accepted: int, forgiven: int) -> None:
         self.reached[: min(window, accepted + 1)] += 1
         self.accepted[:accepted] += 1
+        if accepted:
+            self.agreed[:accepted] += 1 - forgiven / accepted
 
     def fade(self) -> None:
         self.reached *= _FADE
         self.accepted *= _FADE
+        self.agreed *= _FADE
 
 
 class Evidence:
@@ -125,7 +149,7 @@ class Evidence:
         slow_s = _SLOWER * drafter_pace[1]
         self._target_pace = dict(sorted(target_pace.items())) or {1: slow_s, MAX_WINDOW: slow_s}
         self._sizes = sizes
-        # by protocol and whether the target is greedy
+        # by protocol, or `_JUDGED`, and whether the target is greedy
         self._acceptance: dict[tuple[str, bool], _Acceptance] = defaultdict(_Acceptance)
         self._hazards: dict[tuple[str, bool], NDArray[np.float64]] = {}  # what follows from that
         self._drafting, self._verifying = _Pace(), _Pace()
@@ -133,6 +157,7 @@ class Evidence:
         self._queue_s, self._between_s = _Recent(), _Recent()
         self._up: dict[str, _Recent] = defaultdict(_Recent)  # bytes, over expectation
         self._down: dict[str, _Recent] = defaultdict(_Recent)
+        self._again: dict[str, _Recent] = defaultdict(_Recent)  # further exchanges, likewise
 
     # What happened
 
@@ -142,9 +167,9 @@ class Evidence:
         for seen in self._acceptance.values():
             seen.fade()
         if plan.exchange is not None:
-            seen = self._acceptance[plan.protocol, plan.law.sampling.greedy]
+            seen = self._acceptance[_kind(plan)]
             for round_ in rounds:
-                seen.add(round_.window, round_.accepted)
+                seen.add(round_.window, round_.accepted, round_.forgiven)
         self._add_times(plan, rounds[1:])  # the first one waits for the prompt to be read
 
     def _add_times(self, plan: Plan, rounds: Sequence[Round]) -> None:
@@ -153,7 +178,7 @@ class Evidence:
         for round_ in rounds:
             levels = plan.expansion[: round_.window] or (1,) * (name == LOCAL)
             if levels:
-                drafting.append(round_.timings.draft / self._drafting_s(levels))
+                drafting.append(round_.timings.draft / self._drafting_s(plan, levels))
             # of a tree by the nodes that it might have had, as in `computing_s`
             verifying.append(round_.pass_s / self._verifying_s(levels))
         self._drafting.add(name, drafting)
@@ -173,28 +198,32 @@ class Evidence:
             expected = self._expected_freight(plan, round_.window)
             self._up[name].append(round_.uplink_bytes / expected.up)
             self._down[name].append(round_.downlink_bytes / expected.down)
+            if (again := self._expected_again(plan, round_.window)) > 0.0:
+                self._again[name].append((round_.exchanges - 1) / again)
 
     # What is to be expected
 
     def hazards(self, plan: Plan) -> NDArray[np.float64]:
         """α at each depth of the plan's window, given that it is reached; f64 [γ]."""
-        kind = plan.protocol, plan.law.sampling.greedy
+        kind = _kind(plan)
         if kind not in self._hazards:
             self._hazards[kind] = self._expected_acceptance(*kind)
         return self._hazards[kind][: len(plan.expansion)]
 
-    def _expected_acceptance(self, protocol: str, greedy: bool) -> NDArray[np.float64]:
+    def _expected_acceptance(self, kind: str, greedy: bool) -> NDArray[np.float64]:
         """α at each depth, f64 [`MAX_WINDOW`]: own evidence over all protocols' over hope."""
         scale = {name: 1.0 if greedy else one.agreement for name, one in EXCHANGES.items()}
-        reached, accepted = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
+        scale[_JUDGED] = 1.0  # only what the target agreed to is pooled
+        reached, agreed = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
         for (name, was_greedy), seen in self._acceptance.items():
             if was_greedy == greedy:
                 reached += seen.reached
-                accepted += seen.accepted / scale[name]
-        hope = (_HOPE * _HOPE_WEIGHT + accepted.sum()) / (_HOPE_WEIGHT + reached.sum())
-        pool = (_POOL_WEIGHT * hope + accepted) / (_POOL_WEIGHT + reached)
-        own = self._acceptance[protocol, greedy]
-        expected = np.minimum(_MOST, pool * scale[protocol])
+                agreed += seen.agreed / scale[name]
+        hope = (_HOPE * _HOPE_WEIGHT + agreed.sum()) / (_HOPE_WEIGHT + reached.sum())
+        pool = (_POOL_WEIGHT * hope + agreed) / (_POOL_WEIGHT + reached)
+        own = self._acceptance[kind, greedy]
+        mercy = Judged.agreement if kind == _JUDGED else scale[kind]
+        expected = np.minimum(_MOST, pool * mercy)
         found: NDArray[np.float64] = _POOL_WEIGHT * expected + own.accepted
         return found / (_POOL_WEIGHT + own.reached)
 
@@ -205,7 +234,7 @@ class Evidence:
     def computing_s(self, plan: Plan) -> float:
         """Seconds of a round but for the link: draft, encode, queue, verify, settle."""
         name, expansion = plan.protocol, plan.expansion
-        draft_s = self._drafting_s(expansion) * self._drafting.factor(name)
+        draft_s = self._drafting_s(plan, expansion) * self._drafting.factor(name)
         verify_s = self._verifying_s(expansion) * self._verifying.factor(name)
         around_s = self._around_s[name].median(0.0) + self._queue_s.median(0.0)
         return draft_s + verify_s + around_s
@@ -214,7 +243,15 @@ class Evidence:
         """Bytes of a round: as many as its protocol took, as a share of what it said it would."""
         up, down = self._expected_freight(plan, len(plan.expansion))
         name = plan.protocol
-        return Freight(up * self._up[name].median(1.0), down * self._down[name].median(1.0))
+        return Freight(up * self._up[name].mean(1.0), down * self._down[name].mean(1.0))
+
+    def exchanges(self, plan: Plan) -> float:
+        """Round trips of a round: what its protocol says, corrected by how often there were more.
+
+        No round has more than two.
+        """
+        again = self._expected_again(plan, len(plan.expansion))
+        return 1.0 + min(1.0, again * self._again[plan.protocol].mean(1.0, _HOPE_WEIGHT))
 
     def streamed_pass_s(self) -> float:
         """Seconds from one token of `stream` to the next."""
@@ -225,18 +262,33 @@ class Evidence:
         """Seconds of a token of `local`."""
         return self._paced(self._drafter_pace, 1) * self._drafting.factor(LOCAL)
 
+    def _alpha(self, plan: Plan, window: int) -> float:
+        """The mean α of a window of so many levels."""
+        hazards = self.hazards(plan)[:window]
+        return float(hazards.mean()) if len(hazards) else 0.0
+
     def _expected_freight(self, plan: Plan, window: int) -> Freight:
         assert plan.exchange is not None
-        hazards = self.hazards(plan)[:window]
-        alpha = float(hazards.mean()) if len(hazards) else 0.0
         return plan.exchange.freight(
-            plan.expansion[:window], plan.drafting.sampling, alpha, self._sizes
+            plan.expansion[:window],
+            plan.drafting.sampling,
+            self._alpha(plan, window),
+            self._sizes,
         )
 
-    def _drafting_s(self, expansion: Sequence[int]) -> float:
-        """Seconds of one drafter pass a level; a level reads the nodes of the one above it."""
+    def _expected_again(self, plan: Plan, window: int) -> float:
+        """Round trips of a round beyond the first."""
+        assert plan.exchange is not None
+        return plan.exchange.exchanges(plan.expansion[:window], self._alpha(plan, window)) - 1.0
+
+    def _drafting_s(self, plan: Plan, expansion: Sequence[int]) -> float:
+        """Seconds of one drafter pass a level; a level reads the nodes of the one above it.
+
+        And of one for the last level, where the protocol has it read before the window is sent.
+        """
+        last = plan.exchange is not None and plan.exchange.reads_last and len(expansion) > 0
         nodes, total = 1, 0.0
-        for count in expansion:
+        for count in (*expansion, *[1] * last):
             total += self._paced(self._drafter_pace, nodes)
             nodes *= count
         return total

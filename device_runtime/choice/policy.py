@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from device_runtime.choice.evidence import Evidence
-from device_runtime.plan import Plan
+from device_runtime.plan import Auto, Plan
 from device_runtime.record import Choice
 from wire.link.state import LinkState
 
@@ -17,9 +17,12 @@ class Policy(ABC):
 
     @abstractmethod
     def choose(
-        self, plans: Sequence[Plan], link: LinkState, evidence: Evidence
+        self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
-        """One of the plans, and why. `UnsupportedError` if none of them will do."""
+        """One of the plans, and why. `UnsupportedError` if none of them will do.
+
+        auto: by whose wish the plans are these.
+        """
 
 
 def link_in_words(link: LinkState) -> str:

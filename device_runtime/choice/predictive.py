@@ -6,23 +6,21 @@ was chosen last is kept until another plan is clearly better, so that noise does
 back and forth; equal plans go to the protocol that is registered first.
 """
 
-import logging
 from collections.abc import Sequence
 
 from device_runtime.choice.evidence import Evidence
 from device_runtime.choice.policy import Policy, link_in_words
-from device_runtime.plan import Plan
+from device_runtime.plan import Auto, Plan
 from device_runtime.record import Choice, Forecast
 from speculation.latency import Link, communication_s, streamed_token_s
 from wire.link.state import LinkState
 from wire.protocols import STREAM
 from wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
 
-_log = logging.getLogger("pilotfish.choice")
-
 _CLEARLY = 0.95  # of the held plan's time: below that another one takes over
 _UNKNOWN_BPS = 1e6  # what a rate counts as before it was measured
 _UNKNOWN_RTT_S = 0.05
+_KINDS = 64  # of requests, whose choices are remembered
 _STREAM_BYTES = 60.0  # down, of a token under `stream`
 
 
@@ -35,7 +33,7 @@ class Predictive(Policy):
         self._held: dict[tuple[tuple[str, int], ...], tuple[str, int]] = {}
 
     def choose(
-        self, plans: Sequence[Plan], link: LinkState, evidence: Evidence
+        self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
         """The cheapest plan, or the one held so far if that is hardly dearer."""
         known = link_known(link)
@@ -43,13 +41,14 @@ class Predictive(Policy):
         order = sorted(range(len(plans)), key=costs.__getitem__)
         kind = tuple(_named(plan) for plan in plans)
         best = order[0]
-        held = self._held.get(kind)
+        held = self._held.pop(kind, None)
         if held is not None and costs[best] > _CLEARLY * costs[kind.index(held)]:
             best = kind.index(held)
-        self._held[kind] = kind[best]
+        self._held[kind] = kind[best]  # the newest is last
+        if len(self._held) > _KINDS:
+            del self._held[next(iter(self._held))]
         forecasts = [Forecast(*kind[at], costs[at]) for at in order]
         reason = _reason(forecasts, kind[best], costs[best], link)
-        _log.info("auto: %s", reason)
         protocol, window = kind[best]
         return plans[best], Choice(
             policy=self.name,
@@ -73,9 +72,13 @@ def predicted_token_s(plan: Plan, link: Link, evidence: Evidence) -> float:
 def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
     """Seconds of a round under this plan, which drafts."""
     up, down = evidence.freight(plan)
+    exchanges = evidence.exchanges(plan)
     # an RTT is measured with small messages, so what they weigh is in it
-    beyond = max(0.0, up - WINDOW_BYTES), max(0.0, down - VERDICT_BYTES)
-    return evidence.computing_s(plan) + communication_s(*beyond, link)
+    beyond = (
+        max(0.0, up - exchanges * WINDOW_BYTES),
+        max(0.0, down - exchanges * VERDICT_BYTES),
+    )
+    return evidence.computing_s(plan) + communication_s(*beyond, link, exchanges)
 
 
 def link_known(state: LinkState) -> Link:

@@ -1,44 +1,66 @@
-"""threshold: the paper's own rule (wisv §VII-B).
+"""threshold: the paper's own rule (wisv §VII-B), by the RTT as it was measured for this request.
 
-An RTT above 10 ms makes a second exchange dearer than all hidden states in the first one, so they
-are all uploaded; below that only those are which the edge asks for.
+Above the threshold, 10 ms unless the request says otherwise, a second exchange costs more than all
+hidden states in the first one, so they are all uploaded; at or below it only those are which the
+edge asks for. An RTT that is not known counts as a long one: then one exchange is the safer choice.
+
+The paper leaves the window to whoever runs it. Here it is the request's, or else the one of that
+protocol's which the cost model of `predictive` finds cheapest.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from device_runtime.choice.evidence import Evidence
-from device_runtime.choice.policy import Policy, link_in_words
-from device_runtime.plan import Plan
+from device_runtime.choice.policy import Policy
+from device_runtime.choice.predictive import Predictive, link_known
+from device_runtime.plan import THRESHOLD, Auto, Plan
 from device_runtime.record import Choice
 from wire.errors import UnsupportedError
 from wire.link.state import LinkState
+from wire.protocols import WisvFull, WisvSelective
 
 RTT_S = 0.010
-FULL, SELECTIVE = "wisv-full", "wisv-selective"
+FULL, SELECTIVE = WisvFull.name, WisvSelective.name
 
 
 class Threshold(Policy):
-    """Full hidden upload above 10 ms, else selective."""
+    """Full hidden upload above a threshold of the RTT, else selective."""
 
-    name = "threshold"
+    name = THRESHOLD
+
+    def __init__(self) -> None:
+        self._windows = Predictive()
 
     def choose(
-        self, plans: Sequence[Plan], link: LinkState, evidence: Evidence
+        self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
         """The plan of the protocol that the RTT asks for."""
-        if link.rtt is None:
-            raise UnsupportedError("Policy threshold needs an RTT, which was not measured.")
-        wanted = FULL if link.rtt.value > RTT_S else SELECTIVE
-        plan = next((plan for plan in plans if plan.protocol == wanted), None)
-        if plan is None:
-            raise UnsupportedError(
-                f"Policy threshold asks for protocol {wanted} here ({link_in_words(link)}), which "
-                "is not to choose from: allow lossy protocols, or use policy predictive."
-            )
-        return plan, Choice(
-            policy=self.name,
-            protocol=plan.protocol,
-            window=len(plan.expansion),
-            token_s=None,
-            reason=f"{wanted}: {link_in_words(link)}, against a threshold of {RTT_S * 1e3:g} ms",
+        threshold_s = RTT_S if auto.rtt_threshold_s is None else auto.rtt_threshold_s
+        far = link_known(link).rtt_s > threshold_s
+        wanted = FULL if far else SELECTIVE
+        fitting = [plan for plan in plans if plan.protocol == wanted]
+        if not fitting:
+            raise UnsupportedError(_refusal(wanted, auto, plans))
+        plan, choice = self._windows.choose(auto, fitting, link, evidence)
+        side = "above" if far else "not above"
+        reason = f"RTT {side} {threshold_s * 1e3:g} ms: {choice.reason}"
+        return plan, replace(choice, policy=self.name, reason=reason)
+
+
+def _refusal(wanted: str, auto: Auto, plans: Sequence[Plan]) -> str:
+    """Why the protocol is not to choose from, and what to do."""
+    rule = f"Policy {THRESHOLD} chooses between {FULL} and {SELECTIVE}"
+    if auto.among is None and not auto.lossy:
+        return (
+            f"{rule}, whose output may differ from the target's: allow lossy protocols, or use "
+            f"policy {Auto.policy}."
         )
+    if auto.among is not None and wanted not in auto.among:
+        return f"{rule}, here {wanted}, which is not among those you named: name both, or neither."
+    if not plans[0].law.sampling.greedy:
+        return f"{rule}, which decode at temperature 0: ask for that, or use policy {Auto.policy}."
+    return (
+        f"{rule}, which this edge does not offer: it needs a decision head for this drafter. Start "
+        f"it with --head, or use policy {Auto.policy}."
+    )

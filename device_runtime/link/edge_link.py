@@ -21,6 +21,7 @@ from wire.messages import Buffer, Failure, Ping, Pong, Reply, Request, Welcome
 
 RATES_FRESH_S = 60.0
 _NEWS_S = 0.02  # of a connection, after what shows that there is none
+_PINGS = 2  # at most, for one RTT
 PROBE_BYTES = 12_000  # fits a connection's first flight, and is large enough to tell a rate
 
 
@@ -96,8 +97,7 @@ class EdgeLink:
         known, and both are where rates are due.
         """
         if anew:
-            self.gauge.next_answer()
-            self.ping()
+            self._measure_rtt()
         state = self.gauge.state(None)
         readings = (state.up, state.down) if self._echoes else (state.up,)
         due = rates and any(_older(rate, RATES_FRESH_S) for rate in readings)
@@ -105,6 +105,17 @@ class EdgeLink:
             self.ping(PROBE_BYTES)
         elif _older(state.rtt, FRESH_S):
             self.ping()
+
+    def _measure_rtt(self) -> None:
+        """Measure the RTT by a ping; by another one if that told nothing.
+
+        A ping tells nothing where it was sent twice, or behind a prompt that nobody waited for.
+        """
+        self.gauge.next_answer()
+        for _ in range(_PINGS):
+            self.ping()
+            if self.gauge.rtt_is_new:
+                return
 
     def state(self) -> LinkState:
         """What is known about the link now, and how old that is. For any thread."""
@@ -134,15 +145,16 @@ class EdgeLink:
         message: Request,
         frames: Sequence[Buffer],
         wanted: Callable[[Reply], bool],
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Answer:
         """Send a request and wait for the reply that is ``wanted``; older replies are dropped.
 
         meanwhile: what there is to do while it is on its way.
         """
         size, sent_ns = self._send(message, frames)
-        meanwhile()
-        return self.wait(message, frames, wanted, size, sent_ns)
+        if meanwhile is not None:
+            meanwhile()
+        return self.wait(message, frames, wanted, size, sent_ns, late=meanwhile is not None)
 
     def wait(
         self,
@@ -151,14 +163,19 @@ class EdgeLink:
         wanted: Callable[[Reply], bool],
         size: int = 0,
         sent_ns: int = 0,
+        *,
+        late: bool = False,
     ) -> Answer:
-        """Wait for a reply that is already on its way; ``message`` is sent again if need be."""
+        """Wait for a reply that is already on its way; ``message`` is sent again if need be.
+
+        late: something else was done since it was sent, so the reply may lie here already.
+        """
         line = self._line
         give_up = time.monotonic() + self._patience.silent_s
         resend = time.monotonic() + RESEND_S
         resent = False
         while (now := time.monotonic()) < give_up:
-            arrived = line.receive(min(resend, give_up) - now)
+            arrived = line.receive(0.0 if late else min(resend, give_up) - now)
             if arrived is not None:
                 reply, reply_frames, reply_size = arrived
                 if isinstance(reply, Failure) and _concerns(reply, message):
@@ -167,9 +184,10 @@ class EdgeLink:
                     now_ns = time.monotonic_ns()
                     return Answer(
                         reply, reply_frames, size, reply_size, sent_ns, now_ns, resent,
-                        line.connection,
+                        line.connection, late,
                     )  # fmt: skip
                 continue
+            late = False  # what comes now is waited for
             gone = not line.connected or line.connection != self._sent_on
             if gone:
                 self.presence.lost()

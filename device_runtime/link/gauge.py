@@ -5,7 +5,6 @@ state. Thread-safe: one thread measures, any may ask.
 """
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,7 +30,8 @@ class Answer(NamedTuple):
     """A reply, its bytes both ways, and when the request left and the reply came (monotonic).
 
     resent: the request went out more than once, so that its times say nothing about the link.
-    connection: the one over which the reply came.
+    connection: the one over which the reply came. late: it lay here already when it was looked for,
+    so that nobody knows when it came; its times say nothing about the link either.
     """
 
     reply: Reply
@@ -42,6 +42,7 @@ class Answer(NamedTuple):
     received_ns: int
     resent: bool
     connection: Connection
+    late: bool = False
 
 
 class Gauge:
@@ -63,6 +64,12 @@ class Gauge:
         with self._lock:
             self._meter.next_answer()
 
+    @property
+    def rtt_is_new(self) -> bool:
+        """Has an RTT been measured since the last answer?"""
+        with self._lock:
+            return self._meter.rtt_is_new
+
     def measure(self, answer: Answer, edge_received_ns: int, held_ns: int) -> Transit:
         """Seconds that an exchange spent on the link each way; the meter learns from it."""
         ahead, self._ahead_bytes = self._ahead_bytes, 0
@@ -77,23 +84,27 @@ class Gauge:
                 received_ns=answer.received_ns,
                 edge_received_ns=edge_received_ns,
                 held_ns=held_ns,
-                learn=not answer.resent,
+                learn=not (answer.resent or answer.late),
             )
 
     def timings(self, answer: Answer, times: Times, started_ns: int, drafted_ns: int) -> Timings:
-        """The stages of a round that was started and drafted at these times (monotonic)."""
+        """The stages of a round that was started and drafted at these times (monotonic).
+
+        But for the last one, to settle: how long that takes is known to who does it.
+        """
         # an edge can say what it likes
         held_ns = min(times.held_ns, answer.received_ns - answer.sent_ns)
         verify_ns = min(times.verify_ns, held_ns)
         transit = self.measure(answer, times.received_ns, held_ns)
+        # the drafter was at work when it came: the way down is taken to be no longer than that up
+        lain_s = max(0.0, transit.down_s - transit.up_s) if answer.late else 0.0
         return Timings(
-            draft=(drafted_ns - started_ns) * 1e-9,
+            draft=(drafted_ns - started_ns) * 1e-9 + lain_s,
             encode=(answer.sent_ns - drafted_ns) * 1e-9,
             uplink=transit.up_s,
             queue=(held_ns - verify_ns) * 1e-9,
             verify=verify_ns * 1e-9,
-            downlink=transit.down_s,
-            settle=(time.monotonic_ns() - answer.received_ns) * 1e-9,
+            downlink=transit.down_s - lain_s,
         )
 
     def pinged(self, answer: Answer, edge_received_ns: int, held_ns: int) -> None:

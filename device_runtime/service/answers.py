@@ -105,6 +105,7 @@ def summary(generation: Generation) -> Body:
         "window": max((one.window for one in rounds), default=0),
         "rounds": len(rounds),
         "accepted": sum(one.accepted for one in rounds),
+        "forgiven": generation.forgiven,
         "acceptance": round(generation.acceptance, 4),
         "tokens_per_s": round(generation.tokens_per_s, 2),
         "first_token_ms": round(generation.first_token_s * 1e3, 2),

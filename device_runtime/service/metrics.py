@@ -92,6 +92,11 @@ class Metrics:
         self._accepted = self._counter(
             "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", "protocol"
         )
+        self._forgiven = self._counter(
+            "spec_decode_num_forgiven_tokens",
+            "Accepted tokens that the target would have said otherwise, by its decision head.",
+            "protocol",
+        )
         self._accepted_at = self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
             f"Accepted tokens by position in the window, from 0; {_POSITIONS} and deeper together.",
@@ -159,6 +164,8 @@ class Metrics:
             self._drafts.labels(protocol).inc()
             self._drafted.labels(protocol).inc(record.nodes)
             self._accepted.labels(protocol).inc(record.accepted)
+            if protocol in EXCHANGES and EXCHANGES[protocol].judged:
+                self._forgiven.labels(protocol).inc(record.forgiven)
             for position in range(min(record.accepted, _POSITIONS)):
                 self._accepted_at.labels(str(position)).inc()
             if record.accepted > _POSITIONS:

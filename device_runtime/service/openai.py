@@ -5,9 +5,10 @@ field that would change the answer and is not offered is refused by its name, an
 nobody here knows: what is ignored in silence is only what cannot change a text.
 
 Beyond OpenAI's fields there are ``top_k`` and an object ``pilotfish``, for those who measure:
-protocol, among, lossy, policy, window, expansion, draft_temperature, draft_top_k, draft_top_p, as
-`device_runtime.plan` has them. Where it names a protocol, the service's own window, expansion and
-drafting do not apply.
+protocol, among, lossy, policy, rtt_threshold_s, window, expansion, draft_temperature, draft_top_k,
+draft_top_p, threshold, as `device_runtime.plan` has them. Where it names a protocol, the service's
+own window, expansion and drafting do not apply; where it says how ``auto`` is to choose, nothing
+that the service says of that does.
 """
 
 import re
@@ -75,11 +76,15 @@ _NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {
     "logprobs": (None,),  # 0 asks for the chosen token's
     "suffix": (None, ""),
 }
+# Of the object ``pilotfish``: what goes with a protocol.
+_DRAFTING = ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p")
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Stop = Annotated[str, msgspec.Meta(max_length=_STOP_CHARACTERS)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
 Mass = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Top = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,11 +101,13 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     among: list[str] | None = None
     lossy: bool | None = None
     policy: str | None = None
+    rtt_threshold_s: Seconds | None = None
     window: int | Literal["auto"] | None = None
     expansion: Annotated[list[int], msgspec.Meta(max_length=128)] | None = None
     draft_temperature: Temperature | None = None
     draft_top_k: Top | None = None
     draft_top_p: Mass | None = None
+    threshold: Share | None = None
 
 
 class _Request(msgspec.Struct):
@@ -228,18 +235,18 @@ def _options(request: _Request, defaults: Options) -> Options:
         options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
     extension = request.pilotfish or Extension()
     if extension.protocol is not None:
-        for name in ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p"):
+        for name in _DRAFTING:
             options.pop(name, None)  # type: ignore[misc]  # these are keys of Options
         options["protocol"] = extension.protocol
-    for name in ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p"):
+    for name in (*_DRAFTING, "threshold"):
         if (value := getattr(extension, name)) is not None:
             options[name] = value  # type: ignore[literal-required]  # as above
-    among = (extension.among, extension.lossy, extension.policy)
-    if among != (None, None, None):
+    choosing = (extension.among, extension.lossy, extension.policy, extension.rtt_threshold_s)
+    if choosing != (None, None, None, None):
         if extension.protocol not in (None, AUTO):
             raise RefusalError(
                 400,
-                "among, lossy and policy go with protocol auto.",
+                "among, lossy, policy and rtt_threshold_s go with protocol auto.",
                 code="invalid_value",
                 param="pilotfish",
             )
@@ -247,5 +254,6 @@ def _options(request: _Request, defaults: Options) -> Options:
             among=extension.among,
             lossy=bool(extension.lossy),
             policy=extension.policy or Auto.policy,
+            rtt_threshold_s=extension.rtt_threshold_s,
         )
     return options

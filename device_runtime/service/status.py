@@ -1,7 +1,7 @@
 """`GET /status`: what a person wants to know of the service now, as JSON.
 
 In:  each round, answer and look at the link, as they happen. Out: `Status.snapshot`. Only the last
-rounds and recoveries are kept, and two running sums. Times are seconds, rates bit/s; what is not
+rounds and recoveries are kept, and running sums. Times are seconds, rates bit/s; what is not
 known is null.
 """
 
@@ -54,7 +54,7 @@ class Status:
         self._began_s = time.monotonic()
         self._lock = threading.Lock()
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
-        self._positions: Counter[str] = Counter()  # verified, accepted
+        self._positions: Counter[str] = Counter()  # verified, accepted; of these, forgiven
         self._recoveries: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_RECOVERIES)
         self._recovered = 0
         self._answers = 0
@@ -71,6 +71,7 @@ class Status:
             self._rounds.append(record)
             self._positions["verified"] += min(record.window, record.accepted + 1)
             self._positions["accepted"] += record.accepted
+            self._positions["forgiven"] += record.forgiven
 
     def generation(self, generation: Generation) -> None:
         """An answer has come to its end."""
@@ -82,6 +83,7 @@ class Status:
                 "tokens_per_s": generation.tokens_per_s,
                 "first_token_s": generation.first_token_s,
                 "finish_reason": generation.finish_reason,
+                "forgiven": generation.forgiven,
             }
             self._choice = _chosen(generation)
             for recovery in generation.recoveries:
@@ -125,6 +127,7 @@ class Status:
                     if self._positions["verified"]
                     else None,
                 },
+                "forgiven": self._positions["forgiven"],
                 "rounds": _recent(rounds),
                 "protocol": self._choice,
                 "answers": self._answers,

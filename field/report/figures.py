@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from device_runtime.plan import AUTO
 from device_runtime.record import STAGES, Round, acceptance
 from field.report.statistics import Position, Spread, positions, spread
 from field.run import Answer, Configuration
-from wire.protocols import LOCAL, NAMES
+from wire.protocols import EXCHANGES, NAMES, STREAM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,9 @@ class Figures:
 
     n: answers. rounds: all of them. A Spread is over answers, that of round_ms over steady rounds.
     None is what was not measured: acceptance where nothing was drafted, joules without a sensor,
-    steady figures where every answer ended with its first round.
+    steady figures where every answer ended with its first round. forgiven: of the accepted tokens,
+    the share that the target would have said otherwise; asked: the share of rounds in which the
+    edge asked for hidden states; both of rounds that a decision head judged.
     """
 
     configuration: Configuration
@@ -36,6 +37,8 @@ class Figures:
     first_token_ms: Spread | None
     joules_per_token: Spread | None
     acceptance: float | None
+    forgiven: float | None
+    asked: float | None
     tokens_per_round: float | None
     up_bytes_per_token: float | None
     down_bytes_per_token: float | None
@@ -71,11 +74,16 @@ def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
 def lowest(all_figures: Sequence[Figures]) -> Figures | None:
     """The fixed choice that took least per token.
 
-    `local` does not compete, for its text is not the target's, nor does ``auto``, which chooses
-    one of the others.
+    What is not lossless does not compete, for its text is not the target's, nor does ``auto``,
+    which chooses one of the others.
     """
-    known = [f for f in all_figures if f.token_ms and f.configuration.protocol not in (LOCAL, AUTO)]
+    known = [f for f in all_figures if f.token_ms and lossless(f.configuration.protocol)]
     return min(known, key=lambda f: f.token_ms.median if f.token_ms else 0.0, default=None)
+
+
+def lossless(protocol: str) -> bool:
+    """Whether its text is the target's; of ``auto`` and of unknown protocols nobody knows."""
+    return protocol == STREAM or (protocol in EXCHANGES and EXCHANGES[protocol].lossless)
 
 
 def order(configuration: Configuration) -> tuple[int, str, int, int]:
@@ -88,6 +96,7 @@ def order(configuration: Configuration) -> tuple[int, str, int, int]:
 def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
     rounds = [round_ for answer in answers for round_ in answer.rounds]
     drafted = [round_ for round_ in rounds if round_.window]
+    judged = [round_ for round_ in drafted if _judged(round_.protocol)]
     after_prompt = [round_ for answer in answers for round_ in steady(answer)]
     tokens = _tokens(rounds)
     return Figures(
@@ -100,6 +109,8 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
         first_token_ms=_over(answers, lambda a: a.first_token_s * 1e3),
         joules_per_token=_over(answers, _joules_per_token),
         acceptance=acceptance(drafted) if drafted else None,
+        forgiven=_share(sum(r.forgiven for r in judged), sum(r.accepted for r in judged)),
+        asked=_share(sum(r.inquired > 0 for r in judged), len(judged)),
         tokens_per_round=tokens / len(rounds) if rounds else None,
         up_bytes_per_token=sum(r.uplink_bytes for r in rounds) / tokens if tokens else None,
         down_bytes_per_token=sum(r.downlink_bytes for r in rounds) / tokens if tokens else None,
@@ -127,6 +138,14 @@ def _joules_per_token(answer: Answer) -> float | None:
 def _over(answers: Sequence[Answer], value: Callable[[Answer], float | None]) -> Spread | None:
     """The spread over the answers that have this value."""
     return spread([found for found in map(value, answers) if found is not None])
+
+
+def _judged(protocol: str) -> bool:
+    return protocol in EXCHANGES and EXCHANGES[protocol].judged
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _tokens(rounds: Sequence[Round]) -> int:

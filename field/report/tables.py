@@ -31,6 +31,10 @@ def number(value: float | None, digits: int = 1) -> str:
     return NONE if value is None else f"{value:,.{digits}f}"
 
 
+def _percent(share: float | None) -> str:
+    return NONE if share is None else number(100 * share)
+
+
 def interval(found: Spread | None, digits: int = 1) -> str:
     """Low and high end."""
     if found is None or found.low is None:
@@ -71,14 +75,20 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
     ("bytes a token", "down", lambda f: number(f.down_bytes_per_token)),
     ("energy", "J a token", _median(lambda f: f.joules_per_token, 2)),
 )
+_JUDGED: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
+    ("decision head, %", "of accepted forgiven", lambda f: _percent(f.forgiven)),
+    ("decision head, %", "of rounds asked back", lambda f: _percent(f.asked)),
+)
 
 
 def latencies(run: Measured) -> Table:
     """Medians and tails of every (protocol, window) of a run."""
     best = lowest(run.figures)
+    judged = any(figures.asked is not None for figures in run.figures)
+    columns = (*_COLUMNS, *_JUDGED) if judged else _COLUMNS
     return Table(
-        headings=[(group, heading) for group, heading, _ in _COLUMNS],
-        rows=[[cell(figures) for _, _, cell in _COLUMNS] for figures in run.figures],
+        headings=[(group, heading) for group, heading, _ in columns],
+        rows=[[cell(figures) for _, _, cell in columns] for figures in run.figures],
         best=None if best is None else run.figures.index(best),
     )
 
@@ -184,6 +194,8 @@ def _conditions(run: Measured) -> Iterator[tuple[str, str]]:
     yield "prompts × repeats", f"{len(settings.prompts)} × {settings.repeat}"
     yield "tokens at most", str(settings.max_tokens)
     yield "temperature", f"{settings.temperature:g}"
+    if settings.threshold is not None:
+        yield "threshold", f"{settings.threshold:g}"
     yield "seed", str(settings.seed)
     yield "provider, threads", f"{settings.provider}, {settings.threads or 'all'}"
     yield "energy from", facts.energy or "not measured"

@@ -13,7 +13,8 @@ from wire.errors import PilotfishError
 
 # each is a module of that name here
 _COMMANDS = (
-    *("demo", "device", "edge", "probe", "field", "emulate", "export", "bundle", "flash", "keys"),
+    *("demo", "device", "edge", "probe", "field", "judge", "emulate", "export", "bundle", "flash"),
+    "keys",
 )
 _IO_ERROR = 74
 _INTERRUPTED = 130

@@ -110,6 +110,12 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
         help=f"protocol auto: how it chooses ({Auto.policy})",
     )
     parser.add_argument(
+        "--rtt-threshold",
+        type=positive,
+        metavar="MS",
+        help="policy threshold: the RTT above which all hidden states are sent at once (10)",
+    )
+    parser.add_argument(
         "--window",
         type=window,
         metavar="N|auto",
@@ -187,9 +193,16 @@ def generation_of(args: argparse.Namespace) -> Options:
 def protocol_of(args: argparse.Namespace) -> "str | Auto":
     """The protocol, with what goes with auto; `UnsupportedError` where it goes with nothing."""
     if args.protocol == AUTO:
-        return Auto(among=args.among, lossy=args.lossy, policy=args.policy or Auto.policy)
-    if args.among is not None or args.lossy or args.policy is not None:
-        raise UnsupportedError("--among, --lossy and --policy go with --protocol auto.")
+        return Auto(
+            among=args.among,
+            lossy=args.lossy,
+            policy=args.policy or Auto.policy,
+            rtt_threshold_s=None if args.rtt_threshold is None else args.rtt_threshold * 1e-3,
+        )
+    if (args.among, args.lossy, args.policy, args.rtt_threshold) != (None, False, None, None):
+        raise UnsupportedError(
+            "--among, --lossy, --policy and --rtt-threshold go with --protocol auto."
+        )
     name: str = args.protocol
     return name
 

@@ -47,3 +47,12 @@ class Bars:
         self._over = True  # what comes later is told in a line, for others draw now
         if self._tasks:
             self._progress.stop()
+
+
+def duration(seconds: float) -> str:
+    """In words, as exact as one wants to know how long something takes."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,14 +1,21 @@
-"""Arrays as frames: token ids, truncated distributions, and distributions as integer counts."""
+"""Arrays as frames: token ids, truncated distributions, distributions as integer counts, and hidden
+states.
+"""
 
 from wire.codecs.counts import decode_counts, encode_counts
+from wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden, hidden_bytes
 from wire.codecs.ids import decode_ids, encode_ids
 from wire.codecs.sparse import decode_sparse, encode_sparse
 
 __all__ = [
+    "HIDDEN_FORMATS",
     "decode_counts",
+    "decode_hidden",
     "decode_ids",
     "decode_sparse",
     "encode_counts",
+    "encode_hidden",
     "encode_ids",
     "encode_sparse",
+    "hidden_bytes",
 ]

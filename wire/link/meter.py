@@ -51,6 +51,11 @@ class _Samples:
         return [value for _, value, _ in self._taken]
 
     @property
+    def new(self) -> bool:
+        """Was the last one taken in this answer?"""
+        return bool(self._taken) and self._taken[-1][2] == self.answer
+
+    @property
     def recent(self) -> list[float]:
         """The last ones, as far as they were taken close together and within one answer.
 
@@ -136,6 +141,11 @@ class LinkMeter:
         if impossible or on_link_ns <= self._quickest_ns:
             self._quickest_ns = on_link_ns
             self._offset_ns = apart_ns - on_link_ns // 2
+
+    @property
+    def rtt_is_new(self) -> bool:
+        """Has an RTT been measured since the last answer?"""
+        return self._rtt.new
 
     def next_answer(self) -> None:
         """What comes now is another answer's."""

@@ -38,6 +38,8 @@ __all__ = [
     "Place",
     "Ruling",
     "Wanted",
+    "WisvFull",
+    "WisvSelective",
     "choose",
     "exchange_named",
 ]

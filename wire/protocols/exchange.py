@@ -138,10 +138,12 @@ class Exchange(ABC, Generic[D]):
     lossless: ClassVar[bool] = True  # the output's law is the target's
     determined: ClassVar[bool] = False  # and it follows from prompt, parameters and seed alone
     # α over that of `dsd`, measured on the default pair at temperature 1: what is expected of the
-    # protocol on a pair that has not shown its own yet. At temperature 0 all accept alike.
+    # protocol on a pair that has not shown its own yet. At temperature 0 all accept alike, but for
+    # those that are judged, whose figure is over the others'.
     agreement: ClassVar[float] = 1.0
     branches: ClassVar[bool] = False  # windows may be trees
     judged: ClassVar[bool] = False  # a decision head forgives mismatches: needs hidden states
+    reads_last: ClassVar[bool] = False  # a window's last token, too, is read before it is sent
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
         """Raise `UnsupportedError` for a sampling of either end that cannot be served.

@@ -61,6 +61,7 @@ class Judged(Exchange[JudgedDraft]):
 
     lossless = False
     judged = True
+    agreement = 1.15  # modest, until it is measured
 
     def __init__(self, form: str = HIDDEN_FORMATS[0], judge: Judge | None = None) -> None:
         self.form = form

@@ -20,6 +20,7 @@ from wire.protocols.exchange import (
     Ids,
     Ruling,
     Sizes,
+    States,
     Wanted,
     expect_frames,
     window_ids,
@@ -31,6 +32,7 @@ class WisvFull(Judged):
     """Both halves of `wisv-full`."""
 
     name = "wisv-full"
+    reads_last = True
 
     def freight(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
@@ -38,6 +40,11 @@ class WisvFull(Judged):
         """Ids and states: L(b_tok + d·b_h) (wisv (5))."""
         up, down = super().freight(expansion, drafter, acceptance, sizes)
         return Freight(up + hidden_bytes(sizes.hidden, self.form) * len(expansion), down)
+
+    def carry(self, draft: JudgedDraft, states: States) -> JudgedDraft:
+        """The draft with all states: the last one's pass is a part of drafting."""
+        found = states(np.arange(len(draft.ids)))
+        return super().carry(draft, found.__getitem__)
 
     def propose(self, draft: JudgedDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
         """Ids, and the states at all of them."""

@@ -36,6 +36,7 @@ from pilotfish.cli.options import (
     json_option,
     keys_option,
     positive,
+    share,
     window,
     write_json,
 )
@@ -45,7 +46,7 @@ from wire.errors import UnsupportedError
 _MOST_REPEATS = 10_000
 _COMMAND = ("pilotfish", "field", "measure")
 _SETTINGS = tuple(field.name for field in fields(Settings))
-_HEADINGS = ("answers", "ms/token", "p95", "tokens/s", "α", "tokens/round")
+_HEADINGS = ("n", "ms a token", "p95", "tokens/s", "α", "tokens a round")
 _EXAMPLE = """\
 example:
   pilotfish field measure --draft drafter --edge tcp://edge:7077 --keys --out walk.pilotfish
@@ -107,6 +108,13 @@ def add_to(actions: Commands) -> None:
     )
     add("--max-tokens", type=between(1), metavar="N", help=f"of an answer ({usual.max_tokens})")
     add("--temperature", type=float, metavar="T", help="0 is greedy (default)")
+    add(
+        "--threshold",
+        type=share,
+        metavar="ρ",
+        help="of the edge's decision head, for wisv-full and wisv-selective (default: as the edge "
+        "has it)",
+    )
     add("--seed", type=between(0), metavar="N", help=f"repeat r draws by N + r ({usual.seed})")
     add("--note", metavar="TEXT", help="kept in the file, shown in the report")
     add(
@@ -260,11 +268,12 @@ def _facts(
 
 
 def _table(found: Sequence[Figures]) -> Table:
-    """A line for each protocol and window."""
-    table = Table(caption="medians over answers, and their 95th percentile")
+    """A line for each protocol and window; a column more where a decision head judged."""
+    judged = any(one.asked is not None for one in found)
+    table = Table(caption="medians over n answers, and their 95th percentile")
     table.add_column("", no_wrap=True)
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in (*_HEADINGS, *(["forgiven"] if judged else [])):
+        table.add_column(heading, justify="right")
     for one in found:
         table.add_row(
             escape(str(one.configuration)),
@@ -274,6 +283,7 @@ def _table(found: Sequence[Figures]) -> Table:
             _number(one.tokens_per_s.median if one.tokens_per_s else None, ".1f"),
             _number(one.acceptance, ".2f"),
             _number(one.tokens_per_round, ".2f"),
+            *([_number(one.forgiven, ".1%")] if judged else []),
         )
     return table
 

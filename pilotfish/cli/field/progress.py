@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from field.run import Cell, Configuration
+from pilotfish.cli.progress import duration
 
 _LINE_EVERY_S = 20.0
 
@@ -42,7 +43,7 @@ class Countdown:
         self._taken.setdefault(configuration, []).append(now_s - self._last_s)
         self._last_s = now_s
         self._left[configuration] -= 1
-        left = f"about {_duration(self.left_s())} left"
+        left = f"about {duration(self.left_s())} left"
         self._progress.update(self._task, advance=1, left=left)
         if not self._console.is_terminal and now_s - self._line_s > _LINE_EVERY_S:
             self._line_s = now_s
@@ -69,11 +70,3 @@ class Countdown:
         trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,1 @@
+"""Makes decision heads for `wisv`: traces, labels, training, and what a threshold costs."""

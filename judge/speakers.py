@@ -1,0 +1,114 @@
+"""What a question's text says to both models: the steps that mining and trajectories share.
+
+A `Speaker` stands for one question. Its methods are procedures for `judge.reading.Readers`: they
+yield what they want read, and return what a device and an edge would find at these places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.bridge import Bridge, Pair, Prompt
+from judge.reading import DRAFTER, TARGET, Floats, Ids, Look, Procedure
+from judge.tasks import Question
+
+
+class Speaker:
+    """One question's prompt in both vocabularies. most: tokens of an answer.
+
+    An answer is a list of the target's ids behind the prompt. An end token ends it and is its last.
+    """
+
+    def __init__(self, question: Question, pair: Pair, ends: Collection[int], most: int) -> None:
+        self.question = question
+        self.prompt: Prompt = pair.prompt(question.asked)
+        self.most = most
+        self.ends = frozenset(ends)
+        self._told: Ids = self.prompt.ids.astype(np.int64)
+        self._bridge: Bridge = pair.bridge()
+        self._bridge.start(self.prompt)
+        self._tokenizer = pair.target.tokenizer
+        self._shared = pair.shared
+
+    def text(self, answer: Sequence[int]) -> str:
+        """The answer in words, without its end token."""
+        said = answer[:-1] if self.ended(answer) else answer
+        return self._tokenizer.decode(list(said))
+
+    def ended(self, answer: Sequence[int]) -> bool:
+        """Whether it ends with an end token."""
+        return bool(answer) and answer[-1] in self.ends
+
+    # The target
+
+    def target(self, answer: Sequence[int], rows: int = 1) -> Procedure[tuple[Ids, Floats]]:
+        """Its argmax [rows] after each of the last ``rows`` tokens; its states f32 [rows, d]."""
+        ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
+        seen = yield Look(TARGET, ids, rows)
+        return seen.logits.argmax(1), seen.hidden.copy()
+
+    def finish(self, answer: Sequence[int]) -> Procedure[list[int]]:
+        """The answer as the target alone goes on with it."""
+        whole = list(answer)
+        while len(whole) < self.most and not self.ended(whole):
+            choices, _ = yield from self.target(whole)
+            whole.append(int(choices[0]))
+        return whole
+
+    # The drafter, in a window that starts after ``committed``
+
+    def window(self, committed: Sequence[int]) -> Window:
+        """A window after these tokens of the answer."""
+        told = np.array([*self.prompt.ids.tolist(), *committed], dtype=np.uint32)
+        return Window(self._bridge, self._bridge.context(told).astype(np.int64))
+
+    def can_draft(self, token: int) -> bool:
+        """Whether the drafter has this token."""
+        return self._shared is None or bool(self._shared.to_own[token] >= 0)
+
+
+class Window:
+    """What the drafter reads of one window: its context, and then drafted tokens one for one."""
+
+    def __init__(self, bridge: Bridge, context: Ids) -> None:
+        self._bridge = bridge
+        self._context = context
+
+    def choices(self, drafted: Sequence[int], rows: int) -> Procedure[Ids]:
+        """The drafter's argmax, in the target's ids, after the last ``rows`` of context and
+        drafted tokens.
+        """
+        seen = yield Look(DRAFTER, self._ids(drafted), rows)
+        projected: NDArray[np.float32] = self._bridge.project(seen.logits)
+        found: Ids = projected.argmax(1)
+        return found
+
+    def state(self, drafted: Sequence[int]) -> Procedure[Floats]:
+        """Its state f32 [d] at the last drafted token."""
+        seen = yield Look(DRAFTER, self._ids(drafted), 1)
+        state: Floats = seen.hidden[0].copy()
+        return state
+
+    def _ids(self, drafted: Sequence[int]) -> Ids:
+        if not drafted:
+            return self._context
+        own = self._bridge.own(np.array(drafted, dtype=np.uint32))
+        return np.concatenate([self._context, own.astype(np.int64)])
+
+
+class Mismatch(NamedTuple):
+    """A place where the drafter says another token than the target, given the same text.
+
+    at: the position in the answer. drafted, wanted: the two tokens. drafter, target: f32 [d] each,
+    the last layers' states at the drafted token (wisv (23)).
+    """
+
+    at: int
+    drafted: int
+    wanted: int
+    drafter: Floats
+    target: Floats

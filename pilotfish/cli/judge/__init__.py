@@ -1,0 +1,19 @@
+"""``pilotfish judge``: make decision heads for ``wisv``."""
+
+from pilotfish.cli.judge import mine, relabel, sweep, train
+from pilotfish.cli.options import Commands
+
+_ACTIONS = (mine, relabel, train, sweep)
+
+
+def add_to(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "judge",
+        help="make decision heads for protocol wisv",
+        description="From questions to a decision head: mine mismatches of a pair, look at what "
+        "relabelling does to their labels, train.",
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    for action in _ACTIONS:
+        action.add_to(actions)

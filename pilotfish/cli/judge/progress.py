@@ -1,0 +1,62 @@
+"""How far a stage is: a bar with the time left on stderr, and a line now and then in a log."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from pilotfish.cli.progress import duration
+
+_LINE_EVERY_S = 20.0
+_QUIET_S = 2.0  # what is done by then needs no line
+
+
+class Countdown:
+    """``total`` steps of one kind, and how long the rest will take at the speed so far.
+
+    Enter it, call `at` after each step; `tell` writes a line that stays.
+    """
+
+    def __init__(self, label: str, total: int) -> None:
+        self._label = label
+        self._total = total
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._progress = Progress(
+            TextColumn(label),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=total, left="")
+        self._begun_s = time.monotonic()
+        self._line_s = self._begun_s - _LINE_EVERY_S + _QUIET_S
+
+    def at(self, done: int) -> None:
+        """So many steps are done."""
+        now_s = time.monotonic()
+        left_s = (now_s - self._begun_s) / done * (self._total - done)
+        left = f"about {duration(left_s)} left"
+        self._progress.update(self._task, completed=done, left=left)
+        if not self._console.is_terminal and now_s - self._line_s > _LINE_EVERY_S:
+            self._line_s = now_s
+            self.tell(f"{self._label}: {done} of {self._total}, {left}")
+
+    def tell(self, line: str) -> None:
+        """A line above the bar."""
+        self._progress.console.print(line, markup=False)
+
+    def __enter__(self) -> "Countdown":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()

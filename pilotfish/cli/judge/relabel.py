@@ -1,0 +1,97 @@
+"""``pilotfish judge relabel``: what channels make of mined labels."""
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from judge.instances import (
+    GOOD,
+    POOR,
+    Instances,
+    Sampling,
+    expected_share,
+    kept_by_quality,
+)
+from pilotfish.cli.judge.sampling import instances_of, sampling_options
+from pilotfish.cli.options import Commands, json_option, write_json
+
+_EXAMPLE = """\
+example:
+  pilotfish judge relabel mined --json labels.json     labels under every channel, to be looked at
+"""
+
+
+def add_to(actions: Commands) -> None:
+    """Register the action."""
+    parser = actions.add_parser(
+        "relabel",
+        help="show what sampled channels make of the labels",
+        description="Samples channels for each mined question, and relaxes labels of critical "
+        "mismatches where the channel is poor, as `train` does with the same options. Writes "
+        "nothing but what it says.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sampling_options(parser)
+    json_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    _, sampling, found = instances_of(args)
+    Console(stderr=True, highlight=False).print(_table(found, sampling))
+    if args.json:
+        write_json(args.json, _figures(found, sampling))
+    return 0
+
+
+def _table(found: Instances, sampling: Sampling) -> Table:
+    table = Table(
+        caption=f"{len(found.keys)} questions, {len(found)} mismatches, "
+        f"{int(found.critical.sum())} critical; {sampling.channels} channels a question"
+    )
+    table.add_column("quality of the channel", no_wrap=True)
+    for heading in ("channels", "critical labels", "kept"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in kept_by_quality(found):
+        share = f"{one.kept / one.critical:.1%}" if one.critical else "–"
+        row = (str(one.channels), str(one.critical), share)
+        table.add_row(f"{one.low:.1f} to {one.high:.1f}", *row)
+    table.add_section()
+    for name, channel in (("poorest", POOR), ("best", GOOD)):
+        expected = expected_share(found, channel, sampling.relabelling)
+        table.add_row(f"{channel.quality():.1f}, {name}", "", "", f"{expected:.1%} expected")
+    return table
+
+
+def _figures(found: Instances, sampling: Sampling) -> dict[str, Any]:
+    """The table, and every label under every channel, 1: reject."""
+    return {
+        "sampling": asdict(sampling),
+        "questions": len(found.keys),
+        "mismatches": len(found),
+        "critical": int(found.critical.sum()),
+        "by_quality": [one._asdict() for one in kept_by_quality(found)],
+        "expected": {
+            name: expected_share(found, channel, sampling.relabelling)
+            for name, channel in (("poorest", POOR), ("best", GOOD))
+        },
+        "episodes": [_episode(found, index) for index in range(len(found.keys))],
+    }
+
+
+def _episode(found: Instances, index: int) -> dict[str, Any]:
+    own = found.question == index
+    labels = found.rejected[own].astype(int).T.tolist()
+    return {
+        "key": found.keys[index],
+        "at": found.at[own].tolist(),
+        "critical": found.critical[own].astype(int).tolist(),
+        "channels": [
+            {**asdict(channel), "quality": channel.quality(), "labels": some}
+            for channel, some in zip(found.channels[index], labels, strict=True)
+        ],
+    }

@@ -1,0 +1,46 @@
+"""Episodes of made-up mismatches, whose labels can be learnt: states and tokens tell them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from judge.episodes import Episode, Mined
+
+D, T = 24, 40  # widths: drafter, target
+MINED = Mined(
+    task="exact",
+    instruction="",
+    most=1000,
+    drafter={"model": "small", "origin": "0" * 16, "precision": "int4", "hidden": D},
+    target={"model": "large", "origin": "1" * 16, "precision": "fp32", "hidden": T},
+)
+
+
+def episode(key: int, count: int = 20, noise: float = 0.5, width: int = D) -> Episode:
+    """A third is critical: where the states lie on one side of a plane that all questions share.
+
+    The drafted token says so, too: those of critical mismatches are odd.
+    """
+    random, shared = np.random.default_rng([7, key]), np.random.default_rng(1)
+    drafter = random.standard_normal((count, width)).astype(np.float32)
+    target = random.standard_normal((count, T)).astype(np.float32)
+    planes = [shared.standard_normal(side) / side**0.5 for side in (width, T)]
+    score = drafter @ planes[0] + target @ planes[1] + noise * random.standard_normal(count)
+    critical = score > 0.6
+    tokens = 2 * random.integers(0, 20, (count, 2))
+    tokens[:, 0] += critical
+    return Episode(
+        key=f"q-{key}",
+        at=np.cumsum(random.integers(1, 9, count)),
+        tokens=tokens,
+        drafter=3 * drafter + 1,
+        target=5 * target,
+        critical=critical,
+        answer=[3, 4, 5],
+        outcome="5",
+        right=True,
+    )
+
+
+def episodes(count: int, **settings: float) -> list[Episode]:
+    return [episode(key, **settings) for key in range(count)]
