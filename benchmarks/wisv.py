@@ -68,13 +68,19 @@ class Swept:
 
     def thresholds(self, head: str) -> list[float]:
         """The head's, ascending."""
-        return sorted({s.threshold for s in self.plan.settings if s.head == head and s.threshold})
+        return sorted(self._swept(head))
 
     def nearest(self, head: str, threshold: float | None) -> float:
         """The one of the sweep that is nearest to this, or to the head's recommended one."""
         wanted = self.plan.heads[head]["recommended"] if threshold is None else threshold
-        swept = {one.threshold for one in self.plan.settings if one.head == head}
-        return min((one for one in swept if one is not None), key=lambda one: abs(one - wanted))
+        return min(self._swept(head), key=lambda one: abs(one - wanted))
+
+    def _swept(self, head: str) -> set[float]:
+        return {
+            one.threshold
+            for one in self.plan.settings
+            if one.head == head and one.threshold is not None
+        }
 
 
 def table1(swept: Swept, head: str, threshold: float) -> Rows:

@@ -242,11 +242,13 @@ def _channel(state: LinkState | None) -> Channel:
     """What a decision head is told of a link; what is measured as nothing is not known."""
     if state is None:
         return Channel()
+    loss = _value(state.retransmitted)
     return Channel(
         rtt_s=_value(state.rtt) or None,
         up_bps=_value(state.up) or None,
         down_bps=_value(state.down) or None,
-        loss=_value(state.retransmitted),
+        # the kernel counts the attempts to connect among what was sent again, but not as sent
+        loss=None if loss is None else min(loss, 1.0),
     )
 
 

@@ -8,7 +8,7 @@ whatever it took to get these.
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -178,13 +178,7 @@ class EdgeSession:
                 hash=self._committed.hash_of(self._held),
             )
             frames = exchange.propose(draft, pending, self._vocab_size)
-            # longer ones the edge would not even read
-            if (size := sum(map(len, frames)) + m.HEADER_BYTES) > self.limits.message_bytes:
-                most = self.limits.message_bytes
-                raise TooLargeError(
-                    f"The window takes up to {size:,} bytes and this edge {most:,}: use a smaller "
-                    "one, or a protocol that sends less."
-                )
+            self._expect_room(frames)
             try:
                 wanted = self._answers(start, m.Verdict, m.Inquiry)
                 answer = self._edge.ask(window, frames, wanted, meanwhile)
@@ -197,11 +191,21 @@ class EdgeSession:
                 self._begin_anew(error)
         return None
 
+    def _expect_room(self, frames: Sequence[m.Buffer]) -> None:
+        """Raise `TooLargeError` for a longer message than the edge would even read."""
+        most = self.limits.message_bytes
+        if (size := sum(map(len, frames)) + m.HEADER_BYTES) > most:
+            raise TooLargeError(
+                f"The window takes up to {size:,} bytes and this edge {most:,}: use a smaller one, "
+                "or a protocol that sends less."
+            )
+
     def _supplied(self, exchange: Exchange[Any], draft: Draft, first: Settled) -> Settled:
         """The verdict, after the edge has been told what it asked for ``first``."""
         start, inquiry = len(self._committed), first.last
         states = m.States(session=self._id, generation=self._generation, start=start)
         frames = exchange.supply(draft, inquiry.frames)
+        self._expect_room(frames)
         answer = self._edge.ask(states, frames, self._answers(start, m.Verdict))
         last = self._arrived(answer, inquiry.received_ns, inquiry.received_ns)
         return replace(

@@ -139,6 +139,9 @@ def plan(
     drafter = _drafting(target, exchange, *wanted)
     if exchange is not None:
         exchange.check(target, drafter)
+    if hidden not in HIDDEN_FORMATS:
+        known = ", ".join(HIDDEN_FORMATS)
+        raise UnsupportedError(f"There is no format {hidden!r} for hidden states: {known}.")
     if isinstance(exchange, Judged):
         exchange = exchange.sending(hidden)
     if threshold is not None and not 0.0 <= threshold <= 1.0:

@@ -147,7 +147,8 @@ class Session:
         ruling = Ruling(
             verdict.accepted, verdict.token, settled.last.frames, forgiven=verdict.forgiven
         )
-        if ruling.accepted > len(draft.ids) or ruling.forgiven > ruling.accepted:
+        mercy = ruling.accepted if exchange.judged else 0
+        if ruling.accepted > len(draft.ids) or ruling.forgiven > mercy:
             raise MalformedError("The edge's verdict does not fit the window that was sent.")
         path = draft.path(ruling.accepted)
         token = exchange.settle(draft, ruling, plan.law, round_start=start, vocab_size=vocab)

@@ -5,8 +5,8 @@ In:  tallies, how fast drafter and target are, a link. Out: bytes and seconds; m
 
 A round takes T = γ·T_draft + T_verify(γ+1) + T_comm, with the bytes of headers and frames as they
 are handed to ZeroMQ. `wisv-full` needs the drafter's state at the last draft too, which costs a
-pass; `wisv-selective` does where that one mismatches. Neither the reading of the prompt is in it
-nor the head, which costs a hundredth of a pass.
+pass; `wisv-selective` makes that one while the window is with the edge. Neither the reading of the
+prompt is in it nor the head, which costs a hundredth of a pass.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from speculation.distributions import Sampling
 from speculation.latency import Link, communication_s
 from wire.codecs.hidden import hidden_bytes
 from wire.protocols import EXCHANGES, WisvFull
-from wire.protocols.exchange import WINDOW_BYTES, Exchange, Sizes
+from wire.protocols.exchange import INQUIRY_BYTES, WINDOW_BYTES, Exchange, Sizes
 
 GREEDY, DSD, FULL, SELECTIVE = PROTOCOLS = ("greedy", "dsd", "wisv-full", "wisv-selective")
 JUDGED = (FULL, SELECTIVE)
 
-_INQUIRY_BYTES = 50  # typical header (docs/wire.md)
 _SWEEPS = 3
 
 
@@ -118,10 +117,8 @@ def cost(
         asked = sum(one.asked for one in tallies)
         states = sum(one.decided + missed * one.behind for one in tallies)
         again_up = asked * WINDOW_BYTES + states * hidden_bytes(sizes.hidden, form)
-        again_down = asked * _INQUIRY_BYTES + states
-        last = states / max(sum(n * count for n, count in _windows(tallies).items()), 1)
+        again_down = asked * INQUIRY_BYTES + states
         seconds += communication_s(again_up, again_down, link, asked)
-        seconds += exchanges * last * pace.draft_s
         up, down, exchanges = up + again_up, down + again_down, exchanges + asked
     return Cost(seconds, up, down, exchanges)
 

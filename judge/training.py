@@ -20,21 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.head import DecisionHead, token_buckets
-from edge_runtime.head_file import CurvePoint, End, HeadCard, LinkScale, Tensors, Training, Value
+from edge_runtime.head_file import End, HeadCard, LinkScale, Tensors, Training, Value
 from engines.errors import EngineError
 from judge.episodes import Mined
 from judge.instances import GOOD, POOR, Instances, Sampling, split
 from judge.reading import Floats
+from judge.thresholds import auc, curve, recommended, share
 from speculation.channel import FEATURES
 from wire.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
 
-POINTS = 26  # thresholds of the curve, as many as AutoJudge has
 CLIP = 3.0  # deviations
 _TOKENS_PACE = 10.0  # times the learning rate, for each is seen rarely
-_THREADS = 2  # fixed, for a sum depends on how it is shared out
+_THREADS = 1  # a step is too small to share, and a sum depends on how it is shared out
 _LEAST_SPREAD = 0.01  # of one state's deviation, as a share of the mean one
 
 Progress = Callable[[int, int], None]
@@ -101,23 +101,6 @@ def train(
     return _described(DecisionHead(card, tensors), held, sampling, options, measured)
 
 
-def auc(scores: NDArray[np.floating], labels: NDArray[np.bool_]) -> float | None:
-    """The area under the ROC curve: how often a label of 1 scores above a 0; ties count half.
-
-    scores [n], labels [n]. None if the labels are all alike.
-    """
-    ones = int(labels.sum())
-    zeros = len(labels) - ones
-    if not ones or not zeros:
-        return None
-    _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(sizes) - (sizes - 1) / 2)[group]
-    return float((ranks[labels].sum() - ones * (ones + 1) / 2) / (ones * zeros))
-
-
-# What is told of a head
-
-
 def _described(
     head: DecisionHead,
     held: Instances,
@@ -141,9 +124,9 @@ def _described(
         "relabelled": sampling.relabelling is not None,
         **(sampling.relabelling._asdict() if sampling.relabelling else {}),
         **measured,
-        "forgiven_good": _share(good <= bound),
-        "forgiven_poor": _share(poor <= bound),
-        "harmful_forgiven_good": _share(good[held.harmful] <= bound),
+        "forgiven_good": share(good <= bound),
+        "forgiven_poor": share(poor <= bound),
+        "harmful_forgiven_good": share(good[held.harmful] <= bound),
     }
     card = msgspec.structs.replace(
         head.card,
@@ -156,32 +139,6 @@ def _described(
     return DecisionHead(card, head.tensors)
 
 
-def curve(logits: NDArray[np.floating]) -> list[CurvePoint]:
-    """`POINTS` quantiles of the head's probabilities, as AutoJudge's thresholds; least first."""
-    bounds = np.quantile(logits.astype(np.float64), np.linspace(0.0, 1.0, POINTS))
-    # a threshold of 1 would forgive all there is, and 0 nothing
-    bounds = np.clip(bounds, -30.0, 30.0)
-    return [
-        CurvePoint(
-            threshold=1.0 / (1.0 + math.exp(-bound)),
-            logit=bound,
-            forgiven=_share(logits <= bound),
-        )
-        for bound in bounds.tolist()
-    ]
-
-
-def recommended(
-    points: list[CurvePoint], harmful: NDArray[np.floating], risk: float
-) -> CurvePoint | None:
-    """The largest threshold that forgives at most the share ``risk`` of harmful mismatches.
-
-    harmful: their logits under a good channel, [m]. None: reject all, for each forgives more.
-    """
-    allowed = [one for one in points if _share(harmful <= (one.logit or 0.0)) <= risk]
-    return max(allowed, key=lambda one: one.threshold, default=None)
-
-
 def _logits(head: DecisionHead, given: Instances, k: int) -> NDArray[np.float32]:
     """z [n] under the k-th channel of each question."""
     found = np.empty(len(given), np.float32)
@@ -191,10 +148,6 @@ def _logits(head: DecisionHead, given: Instances, k: int) -> NDArray[np.float32]
             given.drafter[own], given.target[own], given.tokens[own], channels[k]
         )
     return found
-
-
-def _share(which: NDArray[np.bool_]) -> float:
-    return float(which.mean()) if which.size else 0.0
 
 
 def _link_scale(learnt: Instances) -> LinkScale:

@@ -19,8 +19,9 @@ heavy = {"torch", "transformers", "onnx", "gguf", "safetensors", "ml_dtypes", "h
 print(own, *sorted(heavy & {loaded.split(".")[0] for loaded in sys.modules}))
 """
 PACKAGES = (
-    "speculation", "wire", "engines", "device_runtime", "edge_runtime", "field", "pilotfish",
-)  # fmt: skip
+    *("speculation", "wire", "engines", "device_runtime", "edge_runtime"),
+    *("field", "judge", "pilotfish"),
+)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

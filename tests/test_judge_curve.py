@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from engines.errors import EngineError
 from judge.instances import Sampling, instances
-from judge.training import POINTS, Options, auc, curve, recommended, train
+from judge.thresholds import POINTS, auc, curve, recommended
+from judge.training import Options, train
 from tests.made_episodes import MINED, episodes
 
 

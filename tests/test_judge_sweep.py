@@ -86,20 +86,20 @@ def test_sweeping_counts_what_is_walked(bench: Bench) -> None:
         )
         for form in ("fp16", "int4")
     }
-    wanted = settings_of([2, 5], {form: [0.3, 0.5, 0.8] for form in heads}, [FAST, SLOW])
+    wanted = settings_of([2, 5], {form: [0.2, 0.4, 0.6, 0.8] for form in heads}, [FAST, SLOW])
     told = plan(*wanted, most=MOST)
     found = sweep(
         *(bench.readers, bench.pair, Exact(), QUESTIONS, told, heads),
         ends=bench.pair.target.eos_ids,
     )
     tallies = {question.key: line for question, line in found}
+    assert len({str(one) for line in tallies.values() for one in line}) > 15
     courses = [
         Course(one.window, one.head and heads[one.head].judge(one.profile.channel, one.threshold))
         for one in wanted
     ]
     for question, some in zip(QUESTIONS, bench.walks(courses), strict=True):
         assert tallies[question.key] == [Tally.of(walk, False) for walk in some]
-        assert len({str(one) for one in tallies[question.key]}) > 8
 
 
 # What it costs
@@ -143,12 +143,11 @@ def test_selective_asks_once_where_there_are_mismatches() -> None:
     assert found.exchanges == greedy.exchanges + 2
     assert found.up - greedy.up == pytest.approx(2 * WINDOW_BYTES + states * per_state)
     assert found.down - greedy.down == pytest.approx(2 * 50 + states)
-    computing = 5 * 0.01 * states / 50  # the last token of a window is one of its ten
+    # the last token's pass is made while the window is with the edge
     assert found.seconds - greedy.seconds == pytest.approx(
         2 * 0.05
         + 8 * (found.up - greedy.up) / 2e7
         + 8 * (found.down - greedy.down) / 4e7
-        + computing
     )
     without = [tally(True, clean)]
     assert cost(without, SELECTIVE, LINK, PACE, SIZES, **args) == cost(

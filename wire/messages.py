@@ -79,7 +79,8 @@ class Judging(Header, frozen=True):
     """
 
     drafter: Name
-    hidden_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_HIDDEN)]
+    # of 3 and more: below that the length of states does not tell their format
+    hidden_size: Annotated[int, msgspec.Meta(ge=3, le=MAX_HIDDEN)]
     threshold: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
     rtt_s: float | None = None
     up_bps: float | None = None
@@ -112,7 +113,7 @@ class Begin(Header, tag="begin", frozen=True):
     temperature: float
     top_k: U31
     top_p: float
-    judging: Judging | None = None  # for protocols that judge, and for no others
+    judging: Judging | None = None  # for protocols that judge; others do not look at it
 
     @property
     def sampling(self) -> Sampling:

@@ -13,7 +13,8 @@ import pytest
 from edge_runtime.head import DecisionHead
 from judge.episodes import Mined
 from judge.instances import GOOD, POOR, Instances, Sampling, instances, split
-from judge.training import Options, auc, train
+from judge.thresholds import auc
+from judge.training import Options, train
 from pilotfish.cli import main
 from pilotfish.cli.export import default_pair
 from speculation.channel import Channel

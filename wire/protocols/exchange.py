@@ -27,7 +27,8 @@ from wire.messages import MAX_WINDOW, Buffer
 
 Ids = NDArray[np.uint32]
 
-WINDOW_BYTES, VERDICT_BYTES = 42, 57  # typical headers (docs/wire.md)
+# typical headers (docs/wire.md)
+WINDOW_BYTES, VERDICT_BYTES, INQUIRY_BYTES = 42, 57, 50
 
 
 @dataclass(frozen=True, kw_only=True)

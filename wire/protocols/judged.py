@@ -68,11 +68,7 @@ class Judged(Exchange[JudgedDraft]):
         self.judge = judge
 
     def sending(self, form: str) -> Self:
-        """The same with states in another format; `UnsupportedError` if there is none such."""
-        if form not in HIDDEN_FORMATS:
-            raise UnsupportedError(
-                f"There is no format {form!r} for hidden states: {', '.join(HIDDEN_FORMATS)}."
-            )
+        """The same with states in another format, of `HIDDEN_FORMATS`."""
         other = copy(self)
         other.form = form
         return other
@@ -106,9 +102,17 @@ class Judged(Exchange[JudgedDraft]):
         return JudgedDraft(draft.ids, states=states)
 
     def encode(self, draft: JudgedDraft, at: NDArray[np.int64]) -> Buffer:
-        """The frame of the states at these tokens, numbered from 0."""
+        """The frame of the states at these tokens, numbered from 0.
+
+        `UnsupportedError` for states that the format cannot hold.
+        """
         assert draft.states is not None
-        return encode_hidden(draft.states(at), self.form)
+        try:
+            return encode_hidden(draft.states(at), self.form)
+        except ValueError as error:
+            others = [form for form in HIDDEN_FORMATS[:1] if form != self.form]
+            way = " or ".join([*(f"send them as {form}," for form in others), "use greedy"])
+            raise UnsupportedError(f"{error} For this drafter, {way}.") from error
 
     # The edge's half
 

@@ -21,6 +21,7 @@ from wire.codecs.hidden import hidden_bytes
 from wire.errors import MalformedError
 from wire.messages import Buffer
 from wire.protocols.exchange import (
+    INQUIRY_BYTES,
     WINDOW_BYTES,
     Freight,
     Ruling,
@@ -30,8 +31,6 @@ from wire.protocols.exchange import (
     window_ids,
 )
 from wire.protocols.judged import MISMATCHED, Judged, JudgedDraft
-
-_INQUIRY_BYTES = 50  # typical header (docs/wire.md)
 
 
 class WisvSelective(Judged):
@@ -47,9 +46,7 @@ class WisvSelective(Judged):
         again = self.exchanges(expansion, acceptance) - 1.0
         positions = MISMATCHED * len(expansion)
         states = positions * hidden_bytes(sizes.hidden, self.form)
-        return Freight(
-            up + again * WINDOW_BYTES + states, down + again * _INQUIRY_BYTES + positions
-        )
+        return Freight(up + again * WINDOW_BYTES + states, down + again * INQUIRY_BYTES + positions)
 
     def exchanges(self, expansion: Expansion, acceptance: float) -> float:
         """Two where there is a mismatch."""

@@ -188,7 +188,9 @@ def _sweep(args: argparse.Namespace, kept: SweepFile) -> None:
     if not asked:
         raise UnsupportedError(f"All questions are too long for the models' {most} tokens.")
     kept.begin(plan)
-    if kept.pace is None and not (args.draft_ms and args.verify_ms):
+    if kept.pace is None and args.draft_ms and args.verify_ms:
+        kept.timed(asdict(pace_of(kept, args)))
+    elif kept.pace is None:
         found = measured(
             args.draft, args.target, args.windows, threads=args.threads, provider=args.provider
         )

@@ -8,7 +8,8 @@ import msgspec
 from rich.console import Console
 
 from edge_runtime.head_file import HeadCard
-from judge.training import POINTS, Options, train
+from judge.thresholds import POINTS
+from judge.training import Options, train
 from pilotfish.cli.judge.progress import Countdown
 from pilotfish.cli.judge.sampling import instances_of, sampling_options
 from pilotfish.cli.options import Commands, between, json_option, positive, share, write_json
