@@ -145,9 +145,7 @@ def test_selective_asks_once_where_there_are_mismatches() -> None:
     assert found.down - greedy.down == pytest.approx(2 * 50 + states)
     # the last token's pass is made while the window is with the edge
     assert found.seconds - greedy.seconds == pytest.approx(
-        2 * 0.05
-        + 8 * (found.up - greedy.up) / 2e7
-        + 8 * (found.down - greedy.down) / 4e7
+        2 * 0.05 + 8 * (found.up - greedy.up) / 2e7 + 8 * (found.down - greedy.down) / 4e7
     )
     without = [tally(True, clean)]
     assert cost(without, SELECTIVE, LINK, PACE, SIZES, **args) == cost(

@@ -47,7 +47,7 @@ def add_to(actions: Commands) -> None:
         ("buckets", between(1, 65536), "N", "of a token's hash, with --tokens"),
         ("width", between(1, 1024), "H", "of the hidden layer"),
         ("dropout", share, "P", "behind it"),
-        ("weight_decay", float, "W", "AdamW's"),
+        ("weight_decay", positive, "W", "AdamW's"),
         ("learning_rate", positive, "R", "AdamW's"),
         ("batch", between(1), "N", "mismatches a step, each under its K channels"),
         ("epochs", between(1), "N", "at most"),
