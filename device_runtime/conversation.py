@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from device_runtime.bridge import Prompt
+from device_runtime.choice import POLICIES
 from device_runtime.drafter import Drafter
 from device_runtime.learned import Learned
 from device_runtime.link.edge_link import EdgeLink
@@ -19,12 +20,15 @@ from device_runtime.session import Proposal, Session
 from device_runtime.stops import Answer
 from engines.vocabulary import Vocabulary
 from speculation.channel import Channel
-from wire.errors import PairMismatchError
+from wire.errors import PairMismatchError, PilotfishError, UnsupportedError
 from wire.link.meter import SMALL_BYTES
 from wire.link.state import LinkState, Reading
 from wire.protocols import EXCHANGES, LOCAL, STREAM
 
 _log = logging.getLogger("pilotfish.device")
+
+# UnsupportedError: an edge that came back without the decision head that an answer needs
+_ALONE: tuple[type[PilotfishError], ...] = (*AWAY, UnsupportedError)
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class Conversation:
         if link is not None:
             here = self._meet(link, wish)
         if isinstance(wish, Plan):
-            if link is not None and here and wish.exchange is not None and wish.exchange.judged:
+            if link is not None and here and wish.judged:
                 self._measure(link, [wish])
             plan, choice, state = wish, None, link.state() if link else None
         else:
@@ -161,8 +165,10 @@ class Conversation:
         link = self._link
         if link is None:
             return alternatives(wish.auto, wish.options, offered=[LOCAL])
-        if link.welcome is None:  # it was never there, but may come
-            return alternatives(wish.auto, wish.options, offered=[*EXCHANGES, STREAM, LOCAL])
+        if link.welcome is None:  # it was never there, but may come: with a head or without
+            plans = alternatives(wish.auto, wish.options, offered=[*EXCHANGES, STREAM, LOCAL])
+            sure = [one for one in plans if not one.judged]
+            return plans if POLICIES[wish.auto.policy].wants_judged else sure or plans
         limits = link.welcome.limits
         plans = alternatives(
             wish.auto, wish.options, offered=[*link.welcome.protocols, LOCAL], most=limits.window
@@ -183,7 +189,7 @@ class Conversation:
 
     def _measure(self, link: EdgeLink, plans: Sequence[Plan]) -> None:
         # a head decides by the link as it is for this request (wisv §VII-B)
-        judged = any(plan.exchange is not None and plan.exchange.judged for plan in plans)
+        judged = any(plan.judged for plan in plans)
         matter = judged or any(self._learned.freight(plan) > SMALL_BYTES for plan in plans)
         try:
             link.refresh(rates=matter, anew=judged)
@@ -203,8 +209,12 @@ class Conversation:
             try:
                 session.join()
                 yield from self._verified(plan, answer)
-            except AWAY as error:
+            except _ALONE as error:
                 if self._patience.policy != "local":
+                    raise
+                if isinstance(error, UnsupportedError) and (
+                    self._offered(plan) or not answer.tokens
+                ):
                     raise
                 if isinstance(error, PairMismatchError) and not (alone or answer.tokens):
                     raise
@@ -222,6 +232,11 @@ class Conversation:
         while answer.remaining and len(session.committed) < session.context:
             yield session.speculate(plan, answer.remaining, self._ends)
 
+    def _offered(self, plan: Plan) -> bool:
+        """Whether the edge that was met last has the plan's protocol."""
+        welcome = self._link.welcome if self._link is not None else None
+        return welcome is None or plan.protocol in welcome.protocols
+
     def _part(self) -> None:
         """Give up what the edge has not settled."""
         assert self._link is not None
@@ -232,7 +247,7 @@ class Conversation:
         assert self._link is not None
         for proposal in self.session.local(plan.law, answer.remaining):
             yield proposal
-            if self._link.presence.look():
+            if self._link.presence.look() and self._offered(plan):
                 _log.info("the edge is back")
                 return True
         return False

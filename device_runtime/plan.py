@@ -93,6 +93,11 @@ class Plan:
     stop: Sequence[str]
     threshold: float | None = None
 
+    @property
+    def judged(self) -> bool:
+        """Whether a decision head at the edge is to judge it."""
+        return self.exchange is not None and self.exchange.judged
+
 
 def plan(
     *,

@@ -104,7 +104,7 @@ class Session:
 
     def _judging(self, plan: Plan, channel: Channel) -> Judging | None:
         """What a decision head goes by, where one is to judge."""
-        if plan.exchange is None or not plan.exchange.judged:
+        if not plan.judged:
             return None
         return Judging(
             drafter=self._drafter.manifest.origin,

@@ -43,7 +43,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     model: Text
     origin: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
-    hidden: Annotated[int, msgspec.Meta(ge=1, le=65536)]
+    hidden: Annotated[int, msgspec.Meta(ge=3, le=65536)]
     precision: Precision
 
 

@@ -35,9 +35,9 @@ from wire.errors import KeysError, UnsupportedError
 
 EDGE = "tcp://edge.example:7077"
 # What pilotfish needs itself, with extras; the wheels of the small index below need nothing.
-DIRECT = ("jinja2", "msgspec", "numpy", "pyzmq", "rich", "tokenizers", "onnxruntime", "tomli",
-          "fastapi", "prometheus-client", "uvicorn")  # fmt: skip
-COMPILED = ("msgspec", "numpy", "pyzmq", "tokenizers", "onnxruntime")
+DIRECT = ("jinja2", "msgspec", "numpy", "pyzmq", "rich", "safetensors", "tokenizers", "onnxruntime",
+          "tomli", "fastapi", "prometheus-client", "uvicorn")  # fmt: skip
+COMPILED = ("msgspec", "numpy", "pyzmq", "safetensors", "tokenizers", "onnxruntime")
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ class Judging(Header, frozen=True):
                 rtt_s=self.rtt_s, up_bps=self.up_bps, down_bps=self.down_bps, loss=self.loss
             )
         except ValueError as error:
-            raise MalformedError(f"The link's state is unusable: {error}.") from error
+            raise MalformedError(f"The link's state is unusable: {error}") from error
 
 
 class Begin(Header, tag="begin", frozen=True):

@@ -14,6 +14,7 @@ class Policy(ABC):
     """Picks one of several plans for an answer, by what is known of link and pair."""
 
     name: ClassVar[str]
+    wants_judged: ClassVar[bool] = False  # it picks no other protocols than those of a head
 
     @abstractmethod
     def choose(

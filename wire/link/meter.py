@@ -165,7 +165,9 @@ class LinkMeter:
             up=self._up.reading(now_ns),
             down=self._down.reading(now_ns),
             retransmitted=Reading(
-                value=segments.retransmitted / segments.sent, age_s=0.0, samples=segments.sent
+                value=min(1.0, segments.retransmitted / segments.sent),
+                age_s=0.0,
+                samples=segments.sent,
             )
             if segments is not None and segments.sent
             else None,

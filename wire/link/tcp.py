@@ -12,7 +12,10 @@ _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
 
 
 class Segments(NamedTuple):
-    """TCP segments with data since the connection was made; ``retransmitted`` of them twice."""
+    """Of a TCP connection: segments with data, and how often any was sent again.
+
+    The latter counts the handshake's, too, so it may be the greater one.
+    """
 
     sent: int
     retransmitted: int
