@@ -118,7 +118,7 @@ def arrive(link: EdgeLink, **options: Any) -> Vocabulary:
 
 def test_a_device_that_cannot_bridge_is_refused_as_ever(pair: Pair, other_edge: EdgeServer) -> None:
     with RawClient(other_edge.endpoint) as client:
-        client.send(packed(fields(hello(pair))[:-1]))  # as devices said it before
+        client.send(packed(fields(hello(pair))[:-2]))  # as devices said it before
         told = client.fails("pair-mismatch").message
         assert "same family" in told
         assert "newer Pilotfish" in told
