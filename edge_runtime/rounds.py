@@ -110,10 +110,10 @@ class Rounds:
 
     def _inquire(self, session: Session, job: Job, wanted: Wanted) -> None:
         """Ask the device for what is needed to decide on its window."""
-        round_, exchange = session.round, session.exchange
-        if round_ is None or exchange is None:
+        round_ = session.round
+        if round_ is None:
             return
-        round_.wanted, round_.answer = wanted, exchange.inquire(wanted)
+        round_.wanted, round_.answer = wanted, wanted.frames
         round_.inquiry = m.Inquiry(
             session=session.id,
             generation=session.generation,

@@ -168,7 +168,8 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
     assert full.up == WINDOW_BYTES + sum(map(len, frames))
     exchange = WisvSelective(form)
     wanted = Wanted(np.array(at), np.zeros(drafted + 1, np.int64), states[at])
-    asked = exchange.inquire(wanted)
+    found = exchange.weigh(draft, wanted)
+    asked = list(found.frames)
     sent = [*exchange.propose(draft, none, SIZES.vocabulary), *exchange.supply(draft, asked)]
     assert selective.up == 2 * WINDOW_BYTES + sum(map(len, sent))
     assert selective.down == VERDICT_BYTES + 50 + sum(map(len, asked))

@@ -87,7 +87,7 @@ def played(
     admitted = edge.admit([bytes(frame) for frame in messages[0]], VOCAB)
     ruling = edge.rule(admitted, case.logits, LAW, round_start=3, hidden=case.target)
     if isinstance(ruling, Wanted):
-        messages.append(edge.inquire(ruling))
+        messages.append(list(ruling.frames))
         messages.append(device.supply(draft, messages[-1]))
         ruling = edge.resolve(admitted, ruling, messages[-1])
     assert device.settle(draft, ruling, LAW, round_start=3, vocab_size=VOCAB) == ruling.token

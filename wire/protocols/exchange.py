@@ -105,12 +105,14 @@ class Wanted:
     """Instead of a decision: the drafter's states at these tokens are needed for one.
 
     at: i64 [m], m ≥ 1, numbered from 0 in the window, ascending. choices: i64 [n + 1], the target's
-    argmax after the root and after each token. target: f32 [m, d], its own states there.
+    argmax after the root and after each token. target: f32 [m, d], its own states there. frames:
+    by which the device is asked.
     """
 
     at: NDArray[np.int64]
     choices: NDArray[np.int64]
     target: Floats
+    frames: Sequence[Buffer] = ()
 
 
 States = Callable[[NDArray[np.int64]], Floats]
@@ -227,10 +229,6 @@ class Exchange(ABC, Generic[D]):
 
         hidden: its states [n + 1, d] there, for protocols that are judged.
         """
-
-    def inquire(self, wanted: Wanted) -> list[Buffer]:
-        """The frames by which the device is asked for what is wanted (`wisv-selective`)."""
-        raise NotImplementedError
 
     def resolve(self, draft: D, wanted: Wanted, frames: Sequence[Buffer]) -> Ruling:
         """Decide by the answer to an inquiry; a typed error for anything that is not one."""

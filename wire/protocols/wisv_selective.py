@@ -11,6 +11,7 @@ What is committed is what `wisv-full` commits.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,12 +71,8 @@ class WisvSelective(Judged):
         return JudgedDraft(window_ids(frames[0], vocab_size))
 
     def weigh(self, draft: JudgedDraft, wanted: Wanted) -> Wanted:
-        """The states are needed first."""
-        return wanted
-
-    def inquire(self, wanted: Wanted) -> list[Buffer]:
-        """Which states the device is asked for, a byte each."""
-        return [wanted.at.astype(np.uint8).tobytes()]
+        """The states are needed first: which, a byte each."""
+        return replace(wanted, frames=[wanted.at.astype(np.uint8).tobytes()])
 
     def resolve(self, draft: JudgedDraft, wanted: Wanted, frames: Sequence[Buffer]) -> Ruling:
         """The decision by the states that came; exactly those that were asked for."""
