@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,23 @@ _SUFFIX = ".safetensors"
 _META = "episode"
 
 
+class Labelled(NamedTuple):
+    """A mismatch, and what forgiving it would do."""
+
+    mismatch: Mismatch
+    critical: bool
+    stalling: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Episode:
     """One question's n mismatches, from left to right.
 
     at: i64 [n], positions in the answer. tokens: i64 [n, 2], the drafter's and the target's.
     drafter, target: f32 [n, d] each, the states at the drafted token. critical: bool [n], the
-    labels y. answer: the target's own. outcome, right: what that came to, and whether rightly.
+    labels y. stalling: bool [n], those that would change nothing and gain nothing, see
+    `judge.mining`. answer: the target's own. outcome, right: what that came to, and whether
+    rightly.
     """
 
     key: str
@@ -39,6 +49,7 @@ class Episode:
     drafter: Floats
     target: Floats
     critical: NDArray[np.bool_]
+    stalling: NDArray[np.bool_]
     answer: list[int]
     outcome: str
     right: bool
@@ -50,21 +61,22 @@ class Episode:
     def of(
         cls,
         key: str,
-        mismatches: Sequence[Mismatch],
-        critical: NDArray[np.bool_],
+        labelled: Sequence[Labelled],
         *,
         answer: list[int],
         outcome: str,
         right: bool,
     ) -> Episode:
         """From single mismatches."""
+        mismatches = [one.mismatch for one in labelled]
         return cls(
             key=key,
             at=np.array([one.at for one in mismatches], dtype=np.int64),
             tokens=np.array([(m.drafted, m.wanted) for m in mismatches], np.int64).reshape(-1, 2),
             drafter=_stacked([one.drafter for one in mismatches]),
             target=_stacked([one.target for one in mismatches]),
-            critical=critical,
+            critical=np.array([one.critical for one in labelled], dtype=np.bool_),
+            stalling=np.array([one.stalling for one in labelled], dtype=np.bool_),
             answer=answer,
             outcome=outcome,
             right=right,
@@ -82,6 +94,7 @@ class Episode:
                 "drafter": self.drafter,
                 "target": self.target,
                 "critical": self.critical,
+                "stalling": self.stalling,
             },
             {_META: json.dumps({**told, "right": self.right})},
         )
@@ -104,12 +117,15 @@ class Episode:
 class Mined:
     """How the episodes of a folder were made; those of one folder were made alike.
 
-    Of both ends: model, origin (`Manifest.origin`), precision and the width of the states.
+    most, slack, right_only: see `judge.mining.mine`. Of both ends: model, origin
+    (`Manifest.origin`), precision and the width of the states.
     """
 
     task: str
     instruction: str
     most: int
+    slack: int | None
+    right_only: bool
     drafter: dict[str, Any]
     target: dict[str, Any]
 

@@ -10,7 +10,7 @@ What is drawn for a question depends on its name and the seed, not on the questi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -50,15 +50,13 @@ class Sampling:
     """How instances are made.
 
     channels: K, of each question. form: how the drafter's states are sent. relabelling: None keeps
-    the labels as they were mined, whatever the channel. stalls: whether what only puts off the
-    target's wish may be harmless, as it is if the outcome alone counts; see `unstalled`.
+    the labels as they were mined, whatever the channel.
     """
 
     channels: int = 8
     seed: int = 0
     form: HiddenFormat = "int8"
     relabelling: Relabelling | None = field(default_factory=Relabelling)
-    stalls: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +65,9 @@ class Instances:
 
     drafter [n, d_D], target [n, d_T]: f32, the states at the drafted token, the drafter's as they
     arrive. tokens: i64 [n, 2], drafted and wanted. at: i64 [n], positions. critical: bool [n], the
-    labels y. stalling: bool [n], where `Sampling.stalls` does not let it pass. question: i64 [n],
-    indices of ``keys`` [q]. channels: [q][K]. rejected: bool [n, K], the labels under each channel.
-    An instance is one (mismatch, channel): states are held once.
+    labels y. stalling: bool [n], see `Episode`. question: i64 [n], indices of ``keys`` [q].
+    channels: [q][K]. rejected: bool [n, K], the labels under each channel. An instance is one
+    (mismatch, channel): states are held once.
     """
 
     keys: Sequence[str]
@@ -126,12 +124,7 @@ def instances(mined: Mined, episodes: Iterable[Episode], sampling: Sampling) -> 
     Raises `UnsupportedError` if there is no mismatch at all, or for states of another width than
     ``mined`` tells.
     """
-    pairs = [
-        (one, np.zeros(len(one), np.bool_)) if sampling.stalls else unstalled(one, mined.most)
-        for one in episodes
-        if len(one)
-    ]
-    found = [one for one, _ in pairs]
+    found = [one for one in episodes if len(one)]
     if not found:
         raise UnsupportedError("There is no mismatch to learn from: mine more questions.")
     widths = mined.drafter["hidden"], mined.target["hidden"]
@@ -141,7 +134,7 @@ def instances(mined: Mined, episodes: Iterable[Episode], sampling: Sampling) -> 
                 f"The states of {one.key} are {one.drafter.shape[1]} and {one.target.shape[1]} "
                 f"wide, not {widths[0]} and {widths[1]}: it is of another pair. Remove it."
             )
-    stalling = np.concatenate([stalls for _, stalls in pairs])
+    stalling = np.concatenate([one.stalling for one in found])
     channels = [sampled(sampling.channels, sampling.seed, one.key) for one in found]
     return Instances(
         keys=[one.key for one in found],
@@ -159,25 +152,6 @@ def instances(mined: Mined, episodes: Iterable[Episode], sampling: Sampling) -> 
             [_relabelled(one, some, sampling) for one, some in zip(found, channels, strict=True)]
         ),
     )
-
-
-def unstalled(episode: Episode, most: int) -> tuple[Episode, NDArray[np.bool_]]:
-    """Where forgiving gains nothing though it may change no outcome, bool [n], of n mismatches.
-
-    That is where the target wants the same token again right behind the drafter's, so that it was
-    only put off (a drafter may say line breaks for ever), and where the target wants to end. What
-    lies behind the first such end is left out. most: tokens of an answer; a shorter one has an end.
-    """
-    wanted = episode.tokens[:, 1]
-    stalling = np.zeros(len(episode), np.bool_)
-    again = (np.diff(episode.at) == 1) & (wanted[1:] == wanted[:-1])
-    stalling[:-1] = again & ~episode.critical[:-1]  # critical ones were not let pass
-    n = len(episode)
-    if 0 < len(episode.answer) < most and episode.answer[-1] in wanted:
-        n = int(np.argmax(wanted == episode.answer[-1])) + 1
-        stalling[n - 1] = True
-    names = ("at", "tokens", "drafter", "target", "critical")
-    return replace(episode, **{name: getattr(episode, name)[:n] for name in names}), stalling[:n]
 
 
 def as_sent(states: Floats, form: HiddenFormat) -> Floats:

@@ -5,6 +5,9 @@ the drafter would have said otherwise is replaced by the drafter's, and the targ
 there to the end. If the outcome is another one, the mismatch is critical (y = 1) and the target's
 token is put back; if not, it is harmless, and the new answer is what is looked at further on. (So a
 label says: harmful, given that the harmless ones before it were forgiven.)
+
+Ours: a mismatch that changes no outcome but gains no round either *stalls*, and is put back like a
+critical one. Labelled harmless, as in the paper, it teaches a head to forgive line breaks for ever.
 """
 
 from __future__ import annotations
@@ -12,16 +15,30 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
-
-import numpy as np
+from typing import NamedTuple
 
 from device_runtime.bridge import Pair
-from judge.episodes import Episode
+from judge.episodes import Episode, Labelled
 from judge.reading import Procedure, Readers
 from judge.speakers import Mismatch, Speaker
 from judge.tasks import Question, Task
 
+# A mismatch that is forgiven saves about a round, and a token more costs the share of a round that
+# mismatches have among tokens, about a quarter.
+SLACK = 4
 _AHEAD = 8  # tokens of the answer that the drafter looks at in one pass
+
+
+class _Found(NamedTuple):
+    """A mismatch, and the answer up to it with the drafter's token.
+
+    stalls: whether forgiving it gains nothing, which shows without reading on: the target wanted to
+    end, or it wants the same token again right behind and the drafter errs there again.
+    """
+
+    mismatch: Mismatch
+    answer: list[int]
+    stalls: bool
 
 
 def mine(
@@ -32,64 +49,67 @@ def mine(
     *,
     ends: Collection[int],
     most: int,
+    slack: int | None = SLACK,
+    right_only: bool = False,
 ) -> Iterator[Episode]:
-    """The episodes of these questions, each as soon as it is done; ``most`` tokens an answer."""
-    procedures = [
-        (question.key, partial(_begin, question, pair, task, ends, most)) for question in asked
-    ]
-    for _, episode in readers.run(procedures):
-        yield episode
+    """The episodes of these questions, each as soon as it is done; ``most`` tokens an answer.
+
+    slack: tokens by which a harmless mismatch may make the answer longer; None: by any, and none
+    stalls, as in the paper. right_only: take no mismatches from answers that are wrong, which have
+    nothing to lose.
+    """
+
+    def begin(question: Question) -> Procedure[Episode]:
+        return episode(Speaker(question, pair, ends, most), task, slack, right_only=right_only)
+
+    for _, found in readers.run([(one.key, partial(begin, one)) for one in asked]):
+        yield found
 
 
-def _begin(
-    question: Question, pair: Pair, task: Task, ends: Collection[int], most: int
+def episode(
+    speaker: Speaker, task: Task, slack: int | None = SLACK, *, right_only: bool = False
 ) -> Procedure[Episode]:
-    return episode(Speaker(question, pair, ends, most), task)
-
-
-def episode(speaker: Speaker, task: Task) -> Procedure[Episode]:
     """One question's mismatches, each with its label."""
     question = speaker.question
     answer = yield from speaker.finish([])
     first = list(answer)
     outcome = task.outcome(question, speaker.text(answer))
-    found: list[Mismatch] = []
-    labels: list[bool] = []
-    at = 0
-    while (mismatch := (yield from _next_mismatch(speaker, answer, at))) is not None:
-        replaced, one = mismatch
-        other = yield from speaker.finish(replaced)
+    right = task.right(question, outcome)
+    labelled: list[Labelled] = []
+    at = 0 if right or not right_only else len(answer)
+    while (found := (yield from _next_mismatch(speaker, answer, at))) is not None:
+        at = found.mismatch.at + 1
+        if found.stalls and slack is not None:
+            labelled.append(Labelled(found.mismatch, critical=False, stalling=True))
+            continue
+        other = yield from speaker.finish(found.answer)
         critical = task.outcome(question, speaker.text(other)) != outcome
-        found.append(one)
-        labels.append(critical)
-        if not critical:
+        stalling = not critical and slack is not None and len(other) > len(answer) + slack
+        labelled.append(Labelled(found.mismatch, critical, stalling))
+        if not critical and not stalling:
             answer = other
-        at = one.at + 1
-    return Episode.of(
-        question.key,
-        found,
-        np.array(labels, dtype=np.bool_),
-        answer=first,
-        outcome=outcome,
-        right=task.right(question, outcome),
-    )
+    return Episode.of(question.key, labelled, answer=first, outcome=outcome, right=right)
 
 
-def _next_mismatch(
-    speaker: Speaker, answer: Sequence[int], start: int
-) -> Procedure[tuple[list[int], Mismatch] | None]:
-    """The first mismatch from ``start`` on, and the answer up to it with the drafter's token."""
+def _next_mismatch(speaker: Speaker, answer: Sequence[int], start: int) -> Procedure[_Found | None]:
+    """The first mismatch from ``start`` on."""
     window = speaker.window(answer[:start])
     at = start
     while at < len(answer):
         ahead = list(takewhile(speaker.can_draft, answer[at : at + _AHEAD]))
-        choices = yield from window.choices(answer[start : at + len(ahead)], len(ahead) + 1)
-        for offset, choice in enumerate(choices.tolist()[: len(answer) - at]):
+        seen = yield window.look(answer[start : at + len(ahead)], len(ahead) + 1)
+        for offset, choice in enumerate(window.choices(seen).tolist()[: len(answer) - at]):
             if choice != answer[at + offset]:
                 at += offset
-                state = yield from window.state([*answer[start:at], choice])
-                replaced = [*answer[:at], choice]
-                _, hidden = yield from speaker.target(replaced)
-                return replaced, Mismatch(at, choice, answer[at], state, hidden[0])
+                seen = yield window.look([*answer[start:at], choice])
+                again, state = int(window.choices(seen)[0]), seen.hidden[0].copy()
+                wanted, replaced = answer[at], [*answer[:at], choice]
+                wants, hidden = yield from speaker.target(replaced)
+                put_off = choice not in speaker.ends and wants[0] == wanted != again
+                return _Found(
+                    Mismatch(at, choice, wanted, state, hidden[0]),
+                    replaced,
+                    stalls=put_off or wanted in speaker.ends,
+                )
         at += len(ahead)
     return None

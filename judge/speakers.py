@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.bridge import Bridge, Pair, Prompt
-from judge.reading import DRAFTER, TARGET, Floats, Ids, Look, Procedure
+from judge.reading import DRAFTER, TARGET, Floats, Ids, Look, Procedure, Sight
 from judge.tasks import Question
 
 
@@ -78,26 +78,19 @@ class Window:
         self._bridge = bridge
         self._context = context
 
-    def choices(self, drafted: Sequence[int], rows: int) -> Procedure[Ids]:
-        """The drafter's argmax, in the target's ids, after the last ``rows`` of context and
-        drafted tokens.
-        """
-        seen = yield Look(DRAFTER, self._ids(drafted), rows)
+    def look(self, drafted: Sequence[int], rows: int = 1) -> Look:
+        """At the last ``rows`` of context and drafted tokens."""
+        ids = self._context
+        if drafted:
+            own = self._bridge.own(np.array(drafted, dtype=np.uint32))
+            ids = np.concatenate([ids, own.astype(np.int64)])
+        return Look(DRAFTER, ids, rows)
+
+    def choices(self, seen: Sight) -> Ids:
+        """The drafter's argmax, in the target's ids, after each token that was looked at."""
         projected: NDArray[np.float32] = self._bridge.project(seen.logits)
         found: Ids = projected.argmax(1)
         return found
-
-    def state(self, drafted: Sequence[int]) -> Procedure[Floats]:
-        """Its state f32 [d] at the last drafted token."""
-        seen = yield Look(DRAFTER, self._ids(drafted), 1)
-        state: Floats = seen.hidden[0].copy()
-        return state
-
-    def _ids(self, drafted: Sequence[int]) -> Ids:
-        if not drafted:
-            return self._context
-        own = self._bridge.own(np.array(drafted, dtype=np.uint32))
-        return np.concatenate([self._context, own.astype(np.int64)])
 
 
 class Mismatch(NamedTuple):

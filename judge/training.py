@@ -97,7 +97,11 @@ def train(
         ),
     )
     tensors, epochs = _fit(card, learnt, held, options, progress)
-    measured: dict[str, Value] = {"epochs": epochs, "kept_out": len(kept_out)}
+    measured: dict[str, Value] = {
+        "slack": mined.slack,
+        "epochs": epochs,
+        "kept_out": len(kept_out),
+    }
     return _described(DecisionHead(card, tensors), held, sampling, options, measured)
 
 
@@ -120,7 +124,6 @@ def _described(
         **asdict(options),
         "channels": sampling.channels,
         "sampling_seed": sampling.seed,
-        "stalls": sampling.stalls,
         "relabelled": sampling.relabelling is not None,
         **(sampling.relabelling._asdict() if sampling.relabelling else {}),
         **measured,

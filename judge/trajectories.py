@@ -260,16 +260,11 @@ class _Tree:
 
     def _draft(self, window: Window, drafted: Sequence[int]) -> Procedure[_Said]:
         """What the drafter says there; windows that began elsewhere often read the same ids."""
-        steps = window.choices(drafted, 1)
-        look = next(steps)
+        look = window.look(drafted)
         key = look.ids.tobytes()
         if key not in self._drafts:
             seen = yield look
-            state = seen.hidden[0].copy()
-            try:
-                steps.send(seen)
-            except StopIteration as end:
-                self._drafts[key] = _Said(int(end.value[0]), state)
+            self._drafts[key] = _Said(int(window.choices(seen)[0]), seen.hidden[0].copy())
         return self._drafts[key]
 
 

@@ -11,6 +11,8 @@ MINED = Mined(
     task="exact",
     instruction="",
     most=1000,
+    slack=4,
+    right_only=False,
     drafter={"model": "small", "origin": "0" * 16, "precision": "int4", "hidden": D},
     target={"model": "large", "origin": "1" * 16, "precision": "fp32", "hidden": T},
 )
@@ -36,6 +38,7 @@ def episode(key: int, count: int = 20, noise: float = 0.5, width: int = D) -> Ep
         drafter=3 * drafter + 1,
         target=5 * target,
         critical=critical,
+        stalling=np.zeros(count, np.bool_),
         answer=[3, 4, 5],
         outcome="5",
         right=True,

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from judge.episodes import Episode
 from judge.instances import (
     BPS,
     GOOD,
@@ -25,14 +24,11 @@ from judge.instances import (
     kept_by_quality,
     sampled,
     split,
-    unstalled,
 )
 from pilotfish.cli import main
-from tests.made_episodes import MINED, D, T, episode, episodes
+from tests.made_episodes import MINED, D, episode, episodes
 from wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
 from wire.errors import UnsupportedError
-
-END = 2
 
 
 @pytest.mark.parametrize("form", HIDDEN_FORMATS)
@@ -167,58 +163,19 @@ def test_parts_have_the_mismatches_of_their_questions() -> None:
     assert np.array_equal(part.question, [0] * 20 + [1] * 20)
 
 
-# (at, wanted, critical) of each mismatch -> (how many are left, which of them stall)
-STALLS = {
-    "again and again": ([(4, 9, 0), (5, 9, 0), (6, 9, 0), (7, 8, 0)], (4, [1, 1, 0, 0])),
-    "not right behind": ([(4, 9, 0), (6, 9, 0)], (2, [0, 0])),
-    "another wish": ([(4, 9, 0), (5, 8, 0)], (2, [0, 0])),
-    "not let pass, so put back": ([(4, 9, 1), (5, 9, 0)], (2, [0, 0])),
-    "the end put off": ([(4, 9, 0), (7, END, 0), (9, 8, 0), (11, END, 1)], (2, [0, 1])),
-    "none": ([], (0, [])),
-}
-
-
-@pytest.mark.parametrize("case", STALLS)
-def test_what_only_puts_off_the_targets_wish_stalls(case: str) -> None:
-    rows, (left, expected) = STALLS[case]
-    cut, stalling = unstalled(_mismatches(rows), most=10)
-    assert len(cut) == len(cut.drafter) == left
-    assert stalling.tolist() == [bool(one) for one in expected]
-
-
-def test_an_answer_without_an_end_has_no_end_to_put_off() -> None:
-    one = _mismatches([(4, 9, 0), (7, END, 0), (9, 8, 0)])
-    assert len(unstalled(one, most=len(one.answer))[0]) == 3
-
-
 def test_stalling_is_rejected_under_any_channel() -> None:
-    rows = [(at, 9, 0) for at in range(10)] + [(at, at, 1) for at in range(30, 50)]
-    sampling = Sampling(channels=20, relabelling=Relabelling(floor=0.0))
-    lenient = instances(MINED, [_mismatches(rows)], sampling)
-    strict = instances(MINED, [_mismatches(rows)], replace(sampling, stalls=False))
-    assert not lenient.rejected[:10].any()
-    assert strict.rejected[:9].all()
-    assert np.array_equal(strict.rejected[9:], lenient.rejected[9:])
-    assert strict.harmful.sum() == 29
-    assert lenient.harmful.sum() == strict.critical.sum() == 20
-
-
-def _mismatches(rows: list[tuple[int, int, int]]) -> Episode:
-    n = len(rows)
-    return replace(
-        episode(0),
-        at=np.array([row[0] for row in rows], np.int64),
-        tokens=np.array([(7, row[1]) for row in rows], np.int64).reshape(-1, 2),
-        drafter=np.ones((n, D), np.float32),
-        target=np.ones((n, T), np.float32),
-        critical=np.array([row[2] for row in rows], np.bool_),
-        answer=[5, 6, END],
-    )
+    one = replace(episode(1), stalling=~episode(1).critical & (np.arange(20) % 2 == 0))
+    found = instances(MINED, [one], Sampling(20, relabelling=Relabelling(floor=0.0)))
+    assert one.stalling.any()
+    assert found.rejected[one.stalling].all()
+    assert not found.rejected[one.critical].all()
+    assert not found.rejected[~found.harmful].any()
+    assert np.array_equal(found.harmful, one.critical | one.stalling)
 
 
 def test_what_cannot_be_learnt_from_is_told() -> None:
     with pytest.raises(UnsupportedError, match="no mismatch"):
-        instances(MINED, [_mismatches([])], Sampling())
+        instances(MINED, [episode(0, count=0)], Sampling())
     with pytest.raises(UnsupportedError, match="q-4 are 8 and 40 wide, not 24 and 40"):
         instances(MINED, [episode(1), episode(4, width=8)], Sampling())
     with pytest.raises(UnsupportedError, match="takes two"):

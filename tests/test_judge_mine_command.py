@@ -44,6 +44,7 @@ def test_it_goes_on_where_it_stopped(
     assert told["questions"] == 4
     assert told["mismatches"] == sum(len(one) for one in found) > 0
     assert told["critical"] == sum(int(one.critical.sum()) for one in found)
+    assert told["stalling"] == sum(int(one.stalling.sum()) for one in found)
 
 
 def test_it_tells_whose_states_these_are(pair: Pair, tmp_path: Path) -> None:
@@ -77,5 +78,6 @@ def test_one_folder_is_mined_in_one_way(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert mined(pair, tmp_path, "--count", 1) == 0
-    assert mined(pair, tmp_path, "--max-tokens", 7) == UnsupportedError.exit_code
-    assert "mined otherwise" in capsys.readouterr().err
+    for other in (["--max-tokens", 7], ["--slack", 3], ["--outcome-only"]):
+        assert mined(pair, tmp_path, *other) == UnsupportedError.exit_code
+        assert "mined otherwise" in capsys.readouterr().err

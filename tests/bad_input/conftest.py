@@ -7,6 +7,7 @@ It is on the same edge, and must finish with exactly the tokens that it would ha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,19 +15,21 @@ from pilotfish import Device, EdgeServer
 from tests.hostile import PROMPT, RawClient, RawSession
 from wire import messages as m
 
-GENERATION = {
-    "protocol": "dsd", "temperature": 1.0, "seed": 0, "window": 3, "max_tokens": 40,
-}  # fmt: skip
+
+@pytest.fixture(scope="module")
+def generation() -> dict[str, Any]:
+    """What the neighbour asks for; a file may say otherwise."""
+    return {"protocol": "dsd", "temperature": 1.0, "seed": 0, "window": 3, "max_tokens": 40}
 
 
-@pytest.fixture(scope="session")
-def undisturbed(device: Device) -> list[int]:
-    return device.generate(PROMPT, **GENERATION).tokens
+@pytest.fixture(scope="module")
+def undisturbed(device: Device, generation: dict[str, Any]) -> list[int]:
+    return device.generate(PROMPT, **generation).tokens
 
 
 @pytest.fixture(autouse=True)
-def neighbour(device: Device, undisturbed: list[int]) -> Iterator[None]:
-    pieces = device.stream(PROMPT, **GENERATION)
+def neighbour(device: Device, generation: dict[str, Any], undisturbed: list[int]) -> Iterator[None]:
+    pieces = device.stream(PROMPT, **generation)
     got = [*next(pieces).tokens, *next(pieces).tokens]
     yield
     got += [token for piece in pieces for token in piece.tokens]

@@ -28,7 +28,7 @@ from field.resumption import (
     expect_same_settings,
 )
 from field.run import Cell, Facts, Model, Run, Settings, Start, WindowSetting
-from pilotfish.cli.field.progress import Countdown
+from pilotfish.cli.field.progress import Answers
 from pilotfish.cli.options import (
     Commands,
     between,
@@ -178,7 +178,7 @@ def _measure(args: argparse.Namespace, settings: Settings, resumed: Facts | None
                 recorder.started([*resumed.starts, *facts.starts])
             cells = matrix.remaining(settings, recorder.finished())
             warm_up = list(matrix.warm_up(settings))
-            with Countdown([*warm_up, *cells]) as countdown:
+            with Answers([*warm_up, *cells]) as countdown:
                 if resumed is not None and (changed := changes(resumed.host, facts.host)):
                     countdown.tell(f"Not as when the run began: {changed}")
                 bench = Bench(

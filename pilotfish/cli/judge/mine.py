@@ -12,19 +12,24 @@ from device_runtime.bridge import Pair
 from engines.artifact import Artifact, Manifest
 from engines.vocabulary import Vocabulary
 from judge.episodes import Episode, Mined, done, episodes
-from judge.mining import mine
+from judge.mining import SLACK, mine
 from judge.reading import Readers
 from judge.tasks import TASKS, Question, Task, questions, task_named
-from pilotfish.cli.judge.progress import Countdown
+from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.options import Commands, between, engine_options, json_option, write_json
 from wire.errors import UnsupportedError
 
 _EXAMPLE = """\
 example:
-  pilotfish judge mine --draft drafter --target target --questions train.jsonl --out mined
+  pilotfish judge mine --draft drafter --target target --questions train.jsonl --right-only \
+      --out mined
 
 What was interrupted goes on where it stopped when the same command is given again. Mining takes
 the target many answers a question: as many as the drafter would have said something else.
+
+A mismatch that changes nothing may gain nothing either: the target wanted to end, or wants the same
+token right behind and the drafter errs again, or the answer becomes longer by more than --slack.
+Such ones stall, and heads learn to reject them, too.
 """
 
 
@@ -73,6 +78,27 @@ def add_to(actions: Commands) -> None:
         metavar="N",
         help="of an answer (%(default)s)",
     )
+    slack = parser.add_mutually_exclusive_group()
+    slack.add_argument(
+        "--slack",
+        type=between(0),
+        default=SLACK,
+        metavar="N",
+        help="tokens by which one may make the answer longer and not stall (%(default)s)",
+    )
+    slack.add_argument(
+        "--outcome-only",
+        dest="slack",
+        action="store_const",
+        const=None,
+        help="ablation: none stalls, whatever it gains, as in the paper",
+    )
+    add(
+        "--right-only",
+        action="store_true",
+        help="take no mismatches from answers that are wrong: they have nothing to lose, and what "
+        "changes them says little about those that have",
+    )
     add(
         "--slots",
         type=between(1, 256),
@@ -101,6 +127,8 @@ def _run(args: argparse.Namespace) -> int:
         task=task.name,
         instruction=task.instruction,
         most=args.max_tokens,
+        slack=args.slack,
+        right_only=args.right_only,
         drafter=_end(drafter.manifest),
         target=_end(target.manifest),
     ).begin(args.out)
@@ -120,8 +148,8 @@ def _run(args: argparse.Namespace) -> int:
     found = [one for one in episodes(args.out) if one.key in {q.key for q in fitting}]
     figures = _figures(found)
     screen.print(
-        "{questions} questions, {right} answered rightly; {mismatches} mismatches, {critical} of "
-        "them critical".format(**figures)
+        "{questions} questions, {right} answered rightly; {mismatches} mismatches: {critical} "
+        "critical, {stalling} stall".format(**figures)
     )
     if args.json:
         write_json(args.json, figures)
@@ -139,7 +167,16 @@ def _mine(args: argparse.Namespace, pair: Pair, task: Task, left: Sequence[Quest
         provider=args.provider,
     )
     with Countdown("mining, questions", len(left)) as countdown:
-        found = mine(readers, pair, task, left, ends=pair.target.eos_ids, most=args.max_tokens)
+        found = mine(
+            readers,
+            pair,
+            task,
+            left,
+            ends=pair.target.eos_ids,
+            most=args.max_tokens,
+            slack=args.slack,
+            right_only=args.right_only,
+        )
         for number, episode in enumerate(found, 1):
             episode.write(args.out)
             countdown.at(number)
@@ -167,4 +204,5 @@ def _figures(found: Sequence[Episode]) -> dict[str, int]:
         "right": sum(one.right for one in found),
         "mismatches": sum(len(one) for one in found),
         "critical": sum(int(one.critical.sum()) for one in found),
+        "stalling": sum(int(one.stalling.sum()) for one in found),
     }

@@ -31,12 +31,6 @@ def sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--no-relabel", action="store_true", help="ablation: labels as mined under any channel")
     add(
-        "--no-stalls",
-        action="store_true",
-        help="reject, too, what changes no outcome but only puts off what the target wants: where "
-        "it wants the same token again right behind, or to end",
-    )
-    add(
         "--kappa",
         type=positive,
         default=_LABELS.kappa,
@@ -67,7 +61,6 @@ def instances_of(args: argparse.Namespace) -> tuple[Mined, Sampling, Instances]:
         seed=args.seed,
         form=args.hidden,
         relabelling=None if args.no_relabel else relabelling,
-        stalls=not args.no_stalls,
     )
     mined = Mined.read(args.mined)
     return mined, sampling, instances(mined, episodes(args.mined), sampling)

@@ -20,7 +20,7 @@ from judge.figures import curve, figures
 from judge.reading import Readers
 from judge.sweeping import Plan, Profile, SweepFile, settings_of, sweep
 from judge.tasks import TASKS, Question, questions, task_named
-from pilotfish.cli.judge.progress import Countdown
+from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.judge.swept import draw, show
 from pilotfish.cli.options import (
     Commands,

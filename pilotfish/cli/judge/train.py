@@ -10,7 +10,7 @@ from rich.console import Console
 from edge_runtime.head_file import HeadCard
 from judge.thresholds import POINTS
 from judge.training import Options, train
-from pilotfish.cli.judge.progress import Countdown
+from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.judge.sampling import instances_of, sampling_options
 from pilotfish.cli.options import Commands, between, json_option, positive, share, write_json
 
@@ -19,7 +19,7 @@ _EXAMPLE = f"""\
 The recommended threshold is the largest one of the curve, {POINTS} quantiles of the head's own
 probabilities, at which at most the share --risk of the harmful mismatches of questions that were
 kept out are forgiven under a good channel (500 Mbit/s, 5 ms); 0 if there is none. Harmful are those
-that are critical, and with --no-stalls those that stall.
+that are critical and those that stall (see judge mine).
 
 example:
   pilotfish judge train mined --out heads/smol-qwen

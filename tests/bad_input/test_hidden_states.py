@@ -1,8 +1,4 @@
-"""Hidden states that cannot be: refused in words and counted; the right ones are still welcome.
-
-A device is in the middle of a generation under `wisv-selective` on the same edge, and must finish
-with exactly the tokens that it would have got (`neighbour`, always there).
-"""
+"""Hidden states that cannot be: refused in words and counted; the right ones are still welcome."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.head import DecisionHead
-from pilotfish import Device, EdgeServer
+from pilotfish import EdgeServer
 from tests.conftest import HIDDEN, Pair
 from tests.hostile import PROMPT, RawClient, RawSession, drafted
 from tests.judging import judging_of
@@ -22,31 +18,13 @@ from wire import messages as m
 from wire.codecs.hidden import encode_hidden, hidden_bytes
 
 FULL, SELECTIVE = "wisv-full", "wisv-selective"
-WISH: dict[str, Any] = {
-    "protocol": SELECTIVE, "threshold": 0.5, "window": 6, "max_tokens": 40,
-}  # fmt: skip
 SHAPE = (1,) * 6
 STATE = hidden_bytes(HIDDEN, "int8")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(device: Device) -> list[int]:
-    return device.generate(PROMPT, **WISH).tokens
-
-
-@pytest.fixture(autouse=True)
-def neighbour(device: Device, undisturbed: list[int]) -> Iterator[None]:
-    pieces = device.stream(PROMPT, **WISH)
-    got = [*next(pieces).tokens, *next(pieces).tokens]
-    yield
-    got += [token for piece in pieces for token in piece.tokens]
-    assert got == undisturbed
-
-
-@pytest.fixture
-def client(edge: EdgeServer) -> Iterator[RawClient]:
-    with RawClient(edge.endpoint) as opened:
-        yield opened
+def generation() -> dict[str, Any]:
+    return {"protocol": SELECTIVE, "threshold": 0.5, "window": 6, "max_tokens": 40}
 
 
 @pytest.fixture

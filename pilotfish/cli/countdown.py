@@ -1,10 +1,11 @@
-"""How far a stage is: a bar with the time left on stderr, and a line now and then in a log."""
+"""How far a long command is: a bar and the time left on stderr, a line now and then in a log."""
 
 import time
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from typing_extensions import Self
 
 from pilotfish.cli.progress import duration
 
@@ -19,8 +20,8 @@ class Countdown:
     """
 
     def __init__(self, label: str, total: int) -> None:
+        self.total = total
         self._label = label
-        self._total = total
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._progress = Progress(
             TextColumn(label),
@@ -35,21 +36,22 @@ class Countdown:
         self._begun_s = time.monotonic()
         self._line_s = self._begun_s - _LINE_EVERY_S + _QUIET_S
 
-    def at(self, done: int) -> None:
-        """So many steps are done."""
+    def at(self, done: int, left_s: float | None = None) -> None:
+        """So many steps are done; the rest takes ``left_s``, where the caller knows better."""
         now_s = time.monotonic()
-        left_s = (now_s - self._begun_s) / done * (self._total - done)
+        if left_s is None:
+            left_s = (now_s - self._begun_s) / done * (self.total - done)
         left = f"about {duration(left_s)} left"
         self._progress.update(self._task, completed=done, left=left)
         if not self._console.is_terminal and now_s - self._line_s > _LINE_EVERY_S:
             self._line_s = now_s
-            self.tell(f"{self._label}: {done} of {self._total}, {left}")
+            self.tell(f"{self._label}: {done} of {self.total}, {left}")
 
     def tell(self, line: str) -> None:
         """A line above the bar."""
         self._progress.console.print(line, markup=False)
 
-    def __enter__(self) -> "Countdown":
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 

@@ -1,0 +1,175 @@
+"""Mining: which mismatches are critical, which stall, and along which answer it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_runtime.bridge import Pair
+from engines.vocabulary import Vocabulary
+from judge.episodes import Episode
+from judge.mining import SLACK, episode
+from judge.reading import DRAFTER, Look, Sight
+from judge.speakers import Speaker
+from judge.tasks import Question, Task
+from tests.tiny import tiny_artifact
+
+LETTERS = "abcdefgh"
+END = "<x>"
+MOST = 12
+WIDTH = 4
+
+
+class LastLetter(Task):
+    """What an answer comes to is the letter that it ends with."""
+
+    name = "last"
+
+    def outcome(self, question: Question, text: str) -> str:
+        return text.strip()[-1:]
+
+
+class Script:
+    """Models that know some texts by heart, earlier ones better: they go on as the first that fits.
+
+    Where none does, they end. Their state tells which model it was and how much it has read.
+    """
+
+    def __init__(self, folder: Path, target: list[str], drafter: list[str]) -> None:
+        vocabulary = Vocabulary.of(tiny_artifact(folder / "model", tokens=[*LETTERS], eos=END))
+        self.pair = Pair(vocabulary, vocabulary)
+        self._tokenizer = vocabulary.tokenizer
+        self._known = {True: drafter, False: target}
+        self._vocab = vocabulary.vocab_size
+        (self._end,) = vocabulary.eos_ids
+        self.read = 0  # tokens of the target's
+
+    def mine(
+        self, slack: int | None = SLACK, *, reference: str = "d", right_only: bool = False
+    ) -> Episode:
+        question = Question("q", "a", reference)
+        speaker = Speaker(question, self.pair, self.pair.target.eos_ids, MOST)
+        steps = episode(speaker, LastLetter(), slack, right_only=right_only)
+        try:
+            look = next(steps)
+            while True:
+                look = steps.send(self._sight(look, len(speaker.prompt.ids)))
+        except StopIteration as end:
+            found: Episode = end.value
+            return found
+
+    def _sight(self, look: Look, prompt: int) -> Sight:
+        drafting = look.model == DRAFTER
+        logits = np.zeros((look.rows, self._vocab), np.float32)
+        hidden = np.zeros((look.rows, WIDTH), np.float32)
+        for row, end in enumerate(range(len(look.ids) - look.rows + 1, len(look.ids) + 1)):
+            said = self._tokenizer.decode(look.ids[prompt:end].tolist())
+            known = (text for text in self._known[drafting] if text.startswith(said))
+            ahead = next(known, said)[len(said) : len(said) + 1]
+            token = self._tokenizer.encode(ahead)[0] if ahead else self._end
+            logits[row, token] = 1.0
+            hidden[row, :2] = drafting, end - prompt
+        self.read += 0 if drafting else look.rows
+        return Sight(logits, hidden)
+
+    def letters(self, found: Episode) -> list[tuple[int, str, str, bool, bool]]:
+        """(at, drafted, wanted, critical, stalling) of each mismatch; an end is ""."""
+        rows = zip(found.at, found.tokens, found.critical, found.stalling, strict=True)
+        return [
+            (int(at), *map(self._letter, tokens), bool(critical), bool(stalling))
+            for at, tokens, critical, stalling in rows
+        ]
+
+    def _letter(self, token: int) -> str:
+        return "" if token == self._end else self._tokenizer.decode([int(token)])
+
+
+# target's texts, drafter's texts, slack -> mismatches
+CASES = {
+    "none": (["abcd"], ["abcd"], SLACK, []),
+    "harmless, and the new answer is gone on with": (
+        ["abcd", "aecd", "aefd"],
+        ["aefd"],
+        SLACK,
+        [(1, "e", "b", False, False), (2, "f", "c", False, False)],
+    ),
+    "critical, and the target's token is put back": (
+        ["abcd", "aecf"],
+        ["aecf", "abed"],
+        SLACK,
+        [(1, "e", "b", True, False), (2, "e", "c", True, False), (3, "", "d", True, False)],
+    ),
+    "an answer cut short": (["abdcd"], ["ab", "abdcd"], SLACK, [(2, "", "d", True, False)]),
+    "an answer cut short that comes to the same": (
+        ["abdcd", "abd"],
+        ["abd"],
+        SLACK,
+        [(3, "", "c", False, False)],
+    ),
+    "put off, and the drafter errs again": (
+        ["abd", "aebd", "aeebd"],
+        ["aeee", "abd"],
+        SLACK,
+        [(1, "e", "b", False, True)],
+    ),
+    "put off once": (["abd", "aebd"], ["aebd"], SLACK, [(1, "e", "b", False, False)]),
+    "the end put off": (["abd", "abdd"], ["abdd"], SLACK, [(3, "d", "", False, True)]),
+    "longer than slack": (["abd", "aecccd"], ["aecccd", "abd"], 2, [(1, "e", "b", False, True)]),
+    "as long as slack": (["abd", "aecccd"], ["aecccd"], 3, [(1, "e", "b", False, False)]),
+    "outcome only: put off": (
+        ["abd", "aebd", "aeebd", "aeeebd"],
+        ["aeed", "aeeebd"],
+        None,
+        [
+            (1, "e", "b", False, False),
+            (2, "e", "b", False, False),
+            (3, "d", "b", False, False),
+        ],
+    ),
+    "outcome only: the end put off": (["ad", "add"], ["add"], None, [(2, "d", "", False, False)]),
+    "outcome only: longer": (["abd", "aecccccccd"], ["aecccccccd"], None, [(1, "e", "b", 0, 0)]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_critical_and_what_stalls(case: str, tmp_path: Path) -> None:
+    target, drafter, slack, expected = CASES[case]
+    script = Script(tmp_path, target, drafter)
+    found = script.mine(slack)
+    assert script.letters(found) == expected
+    assert (found.outcome, found.right) == ("d", True)
+    assert len(found.answer) == len(target[0]) + 1
+
+
+def test_the_states_are_those_at_the_drafted_token(tmp_path: Path) -> None:
+    found = Script(tmp_path, ["abcdd", "aecdd", "aecfd"], ["aecfd"]).mine()
+    assert found.at.tolist() == [1, 3]
+    assert found.drafter[:, :2].tolist() == [[1, 2], [1, 4]]
+    assert found.target[:, :2].tolist() == [[0, 2], [0, 4]]
+
+
+def test_an_answer_that_does_not_end_has_as_many_tokens_as_there_may_be(tmp_path: Path) -> None:
+    """So one that would go on for ever is not longer than one that does, too."""
+    long = "d" * 20
+    found = Script(tmp_path, [f"ab{long}", f"ae{long}"], [f"ae{long}"]).mine(0)
+    assert len(found.answer) == MOST
+    assert found.stalling.tolist() == [False]
+
+
+def test_what_stalls_plainly_is_not_read_to_its_end(tmp_path: Path) -> None:
+    texts = ["abcdd", "aebcdd", "aeebcdd"]
+    script = Script(tmp_path, texts, ["aeee", "abcdd"])
+    script.mine()
+    assert script.read == len("abcdd") + 1 + 1  # the answer with its end, and a look behind "e"
+
+
+def test_from_wrong_answers_nothing_is_taken_on_demand(tmp_path: Path) -> None:
+    script = Script(tmp_path, ["abcd", "aecd"], ["aecd"])
+    assert len(script.mine(reference="d", right_only=True)) == 1
+    assert len(script.mine(reference="e")) == 1
+    script.read = 0
+    found = script.mine(reference="e", right_only=True)
+    assert (len(found), found.right, found.outcome) == (0, False, "d")
+    assert script.read == len(found.answer) == 5
