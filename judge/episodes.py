@@ -38,7 +38,7 @@ class Episode:
 
     at: i64 [n], positions in the answer. tokens: i64 [n, 2], the drafter's and the target's.
     drafter, target: f32 [n, d] each, the states at the drafted token. critical: bool [n], the
-    labels y. stalling: bool [n], those that would change nothing and gain nothing, see
+    labels y. stalling: bool [n], those that gain nothing and are not known to be critical, see
     `judge.mining`. answer: the target's own. outcome, right: what that came to, and whether
     rightly.
     """
@@ -137,7 +137,7 @@ class Mined:
             if there != self:
                 raise UnsupportedError(
                     f"{folder} was mined otherwise ({path}): choose another --out, or give the "
-                    "same pair, task and --max-tokens."
+                    "same pair, task, --max-tokens, --slack and --right-only."
                 )
             return
         replace_file(path, json.dumps(asdict(self), indent=2).encode())

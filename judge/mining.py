@@ -6,8 +6,9 @@ there to the end. If the outcome is another one, the mismatch is critical (y = 1
 token is put back; if not, it is harmless, and the new answer is what is looked at further on. (So a
 label says: harmful, given that the harmless ones before it were forgiven.)
 
-Ours: a mismatch that changes no outcome but gains no round either *stalls*, and is put back like a
-critical one. Labelled harmless, as in the paper, it teaches a head to forgive line breaks for ever.
+Ours: a mismatch *stalls* if forgiving it gains no round, and then its token is put back, too. That
+often shows at once, and what it would change is not asked. Labelled harmless, as in the paper, such
+ones teach a head to forgive line breaks for ever.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from judge.reading import Procedure, Readers
 from judge.speakers import Mismatch, Speaker
 from judge.tasks import Question, Task
 
-# A mismatch that is forgiven saves about a round, and a token more costs the share of a round that
-# mismatches have among tokens, about a quarter.
+# Forgiving saves about one round. About a quarter of all tokens are mismatches, so four more tokens
+# cost that round again.
 SLACK = 4
 _AHEAD = 8  # tokens of the answer that the drafter looks at in one pass
 
 
 class _Found(NamedTuple):
-    """A mismatch, and the answer up to it with the drafter's token.
+    """A mismatch. prefix: the answer up to it, with the drafter's token.
 
-    stalls: whether forgiving it gains nothing, which shows without reading on: the target wanted to
-    end, or it wants the same token again right behind and the drafter errs there again.
+    stalls_plainly: whether it shows without reading on that it stalls: the target wanted to end, or
+    it wants the same token again right behind and the drafter errs there again.
     """
 
     mismatch: Mismatch
-    answer: list[int]
-    stalls: bool
+    prefix: list[int]
+    stalls_plainly: bool
 
 
 def mine(
@@ -55,8 +56,8 @@ def mine(
     """The episodes of these questions, each as soon as it is done; ``most`` tokens an answer.
 
     slack: tokens by which a harmless mismatch may make the answer longer; None: by any, and none
-    stalls, as in the paper. right_only: take no mismatches from answers that are wrong, which have
-    nothing to lose.
+    stalls, as in the paper. right_only: take no mismatches from answers that are wrong, or that did
+    not come to their end: they have nothing to lose.
     """
 
     def begin(question: Question) -> Procedure[Episode]:
@@ -76,15 +77,19 @@ def episode(
     outcome = task.outcome(question, speaker.text(answer))
     right = task.right(question, outcome)
     labelled: list[Labelled] = []
-    at = 0 if right or not right_only else len(answer)
+    if right_only and not (right and speaker.ended(first)):
+        return Episode.of(question.key, labelled, answer=first, outcome=outcome, right=right)
+    at = 0
     while (found := (yield from _next_mismatch(speaker, answer, at))) is not None:
         at = found.mismatch.at + 1
-        if found.stalls and slack is not None:
+        if found.stalls_plainly and slack is not None:
             labelled.append(Labelled(found.mismatch, critical=False, stalling=True))
             continue
-        other = yield from speaker.finish(found.answer)
+        other = yield from speaker.finish(found.prefix)
         critical = task.outcome(question, speaker.text(other)) != outcome
-        stalling = not critical and slack is not None and len(other) > len(answer) + slack
+        endless = speaker.ended(answer) and not speaker.ended(other)
+        longer = slack is not None and (endless or len(other) > len(answer) + slack)
+        stalling = longer and not critical
         labelled.append(Labelled(found.mismatch, critical, stalling))
         if not critical and not stalling:
             answer = other
@@ -109,7 +114,7 @@ def _next_mismatch(speaker: Speaker, answer: Sequence[int], start: int) -> Proce
                 return _Found(
                     Mismatch(at, choice, wanted, state, hidden[0]),
                     replaced,
-                    stalls=put_off or wanted in speaker.ends,
+                    stalls_plainly=put_off or wanted in speaker.ends,
                 )
         at += len(ahead)
     return None

@@ -16,6 +16,15 @@ from device_runtime.bridge import Bridge, Pair, Prompt
 from judge.reading import DRAFTER, TARGET, Floats, Ids, Look, Procedure, Sight
 from judge.tasks import Question
 
+_OWN_TOKENS = 2  # a drafter's for one of the target's, at most, in ordinary text
+
+
+def length(question: Question, pair: Pair, most: int) -> int:
+    """Tokens of a question and an answer of ``most``, in the vocabulary that takes more."""
+    prompt = pair.prompt(question.asked)
+    own = most if pair.trivial else _OWN_TOKENS * most
+    return max(len(prompt.ids) + most, len(prompt.own) + own)
+
 
 class Speaker:
     """One question's prompt in both vocabularies. most: tokens of an answer.

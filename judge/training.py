@@ -97,12 +97,13 @@ def train(
         ),
     )
     tensors, epochs = _fit(card, learnt, held, options, progress)
-    measured: dict[str, Value] = {
+    told: dict[str, Value] = {
         "slack": mined.slack,
+        "right_only": mined.right_only,
         "epochs": epochs,
         "kept_out": len(kept_out),
     }
-    return _described(DecisionHead(card, tensors), held, sampling, options, measured)
+    return _described(DecisionHead(card, tensors), held, sampling, options, told)
 
 
 def _described(
@@ -110,9 +111,9 @@ def _described(
     held: Instances,
     sampling: Sampling,
     options: Options,
-    measured: dict[str, Value],
+    known: dict[str, Value],
 ) -> DecisionHead:
-    """The head with its curve, its threshold and its record."""
+    """The head with its curve, its threshold and its record, of which some is known already."""
     # [n, K] and [n]
     logits = np.stack([_logits(head, held, k) for k in range(held.rejected.shape[1])], axis=1)
     good = head.logits(held.drafter, held.target, held.tokens, GOOD)
@@ -126,7 +127,7 @@ def _described(
         "sampling_seed": sampling.seed,
         "relabelled": sampling.relabelling is not None,
         **(sampling.relabelling._asdict() if sampling.relabelling else {}),
-        **measured,
+        **known,
         "forgiven_good": share(good <= bound),
         "forgiven_poor": share(poor <= bound),
         "harmful_forgiven_good": share(good[held.harmful] <= bound),
@@ -296,8 +297,8 @@ def _balance(data: _Data) -> torch.Tensor:
     ones = data.rejected.mean()
     if not 0.0 < float(ones) < 1.0:
         raise UnsupportedError(
-            "The mismatches to learn from are all critical, or all harmless: mine more questions, "
-            "or look at what the task makes of answers."
+            "The mismatches to learn from are all to be rejected, or all harmless: mine more "
+            "questions, or look at what the task makes of answers."
         )
     balance: torch.Tensor = (1.0 - ones) / ones
     return balance

@@ -18,10 +18,13 @@ MINED = Mined(
 )
 
 
-def episode(key: int, count: int = 20, noise: float = 0.5, width: int = D) -> Episode:
+def episode(
+    key: int, count: int = 20, noise: float = 0.5, width: int = D, stalling: float = 0.0
+) -> Episode:
     """A third is critical: where the states lie on one side of a plane that all questions share.
 
-    The drafted token says so, too: those of critical mismatches are odd.
+    The drafted token says so, too: those of critical mismatches are odd. Of these, the share
+    ``stalling`` is said to stall instead.
     """
     random, shared = np.random.default_rng([7, key]), np.random.default_rng(1)
     drafter = random.standard_normal((count, width)).astype(np.float32)
@@ -31,14 +34,15 @@ def episode(key: int, count: int = 20, noise: float = 0.5, width: int = D) -> Ep
     critical = score > 0.6
     tokens = 2 * random.integers(0, 20, (count, 2))
     tokens[:, 0] += critical
+    stalls = critical & (random.random(count) < stalling)
     return Episode(
         key=f"q-{key}",
         at=np.cumsum(random.integers(1, 9, count)),
         tokens=tokens,
         drafter=3 * drafter + 1,
         target=5 * target,
-        critical=critical,
-        stalling=np.zeros(count, np.bool_),
+        critical=critical & ~stalls,
+        stalling=stalls,
         answer=[3, 4, 5],
         outcome="5",
         right=True,

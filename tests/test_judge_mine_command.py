@@ -17,6 +17,7 @@ ASKED = ("one", "two three", "four five six", "seven")
 
 def mined(pair: Pair, folder: Path, *options: object) -> int:
     lines = [json.dumps({"question": asked, "answer": asked}) for asked in ASKED]
+    folder.mkdir(exist_ok=True)
     questions = folder / "few.jsonl"
     questions.write_text("\n".join(lines))
     models = ["--draft", pair.draft, "--target", pair.target, "--questions", questions]
@@ -78,6 +79,25 @@ def test_one_folder_is_mined_in_one_way(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert mined(pair, tmp_path, "--count", 1) == 0
-    for other in (["--max-tokens", 7], ["--slack", 3], ["--outcome-only"]):
+    for other in (["--max-tokens", 7], ["--slack", 3], ["--outcome-only"], ["--right-only"]):
         assert mined(pair, tmp_path, *other) == UnsupportedError.exit_code
         assert "mined otherwise" in capsys.readouterr().err
+
+
+def test_it_labels_as_it_is_told(pair: Pair, tmp_path: Path) -> None:
+    """Answers do not end within 6 tokens, so under ``--right-only`` nothing can be taken."""
+    for name, options in (
+        ("usual", []),
+        ("outcome", ["--outcome-only"]),
+        ("right", ["--right-only"]),
+    ):
+        assert mined(pair, tmp_path / name, *options) == 0
+    stalling, counts = (
+        {
+            name: sum(what(one) for one in episodes(tmp_path / name / "mined"))
+            for name in ("usual", "outcome", "right")
+        }
+        for what in (lambda one: int(one.stalling.sum()), len)
+    )
+    assert stalling["usual"] > stalling["outcome"] == 0
+    assert counts["usual"] > counts["right"] == 0

@@ -11,7 +11,7 @@ from device_runtime.bridge import Pair
 from engines.vocabulary import Vocabulary
 from judge.episodes import Episode
 from judge.mining import SLACK, episode
-from judge.reading import DRAFTER, Look, Sight
+from judge.reading import DRAFTER, TARGET, Look, Sight
 from judge.speakers import Speaker
 from judge.tasks import Question, Task
 from tests.tiny import tiny_artifact
@@ -34,16 +34,26 @@ class LastLetter(Task):
 class Script:
     """Models that know some texts by heart, earlier ones better: they go on as the first that fits.
 
-    Where none does, they end. Their state tells which model it was and how much it has read.
+    Where none does, they end. Their state tells which model it was and how much it has read; like a
+    real model's, what it says is overwritten by what it says next. lacks: letters that the drafter
+    neither says nor reads.
     """
 
-    def __init__(self, folder: Path, target: list[str], drafter: list[str]) -> None:
-        vocabulary = Vocabulary.of(tiny_artifact(folder / "model", tokens=[*LETTERS], eos=END))
-        self.pair = Pair(vocabulary, vocabulary)
-        self._tokenizer = vocabulary.tokenizer
-        self._known = {True: drafter, False: target}
-        self._vocab = vocabulary.vocab_size
-        (self._end,) = vocabulary.eos_ids
+    def __init__(
+        self, folder: Path, target: list[str], drafter: list[str], lacks: str = ""
+    ) -> None:
+        letters = [one for one in LETTERS if one not in lacks]
+        vocabularies = [
+            Vocabulary.of(tiny_artifact(folder / name, tokens=tokens, eos=END))
+            for name, tokens in (("drafter", letters), ("target", [*LETTERS]))
+        ]
+        self.pair = Pair(*vocabularies)
+        assert self.pair.trivial == (not lacks)
+        self._known = {DRAFTER: (vocabularies[0], drafter), TARGET: (vocabularies[1], target)}
+        self._buffers = {
+            name: Sight(np.empty((16, one.vocab_size), "f4"), np.empty((16, WIDTH), "f4"))
+            for name, (one, _) in self._known.items()
+        }
         self.read = 0  # tokens of the target's
 
     def mine(
@@ -55,23 +65,26 @@ class Script:
         try:
             look = next(steps)
             while True:
-                look = steps.send(self._sight(look, len(speaker.prompt.ids)))
+                asked = speaker.prompt
+                look = steps.send(
+                    self._sight(look, len(asked.own if look.model == DRAFTER else asked.ids))
+                )
         except StopIteration as end:
             found: Episode = end.value
             return found
 
     def _sight(self, look: Look, prompt: int) -> Sight:
-        drafting = look.model == DRAFTER
-        logits = np.zeros((look.rows, self._vocab), np.float32)
-        hidden = np.zeros((look.rows, WIDTH), np.float32)
+        vocabulary, texts = self._known[look.model]
+        logits, hidden = (rows[: look.rows] for rows in self._buffers[look.model])
+        logits[:] = hidden[:] = 0.0
         for row, end in enumerate(range(len(look.ids) - look.rows + 1, len(look.ids) + 1)):
-            said = self._tokenizer.decode(look.ids[prompt:end].tolist())
-            known = (text for text in self._known[drafting] if text.startswith(said))
+            said = vocabulary.tokenizer.decode(look.ids[prompt:end].tolist())
+            known = (text for text in texts if text.startswith(said))
             ahead = next(known, said)[len(said) : len(said) + 1]
-            token = self._tokenizer.encode(ahead)[0] if ahead else self._end
+            token = vocabulary.tokenizer.encode(ahead)[0] if ahead else vocabulary.eos_ids[0]
             logits[row, token] = 1.0
-            hidden[row, :2] = drafting, end - prompt
-        self.read += 0 if drafting else look.rows
+            hidden[row, :2] = look.model == DRAFTER, end - prompt
+        self.read += look.rows if look.model == TARGET else 0
         return Sight(logits, hidden)
 
     def letters(self, found: Episode) -> list[tuple[int, str, str, bool, bool]]:
@@ -83,7 +96,8 @@ class Script:
         ]
 
     def _letter(self, token: int) -> str:
-        return "" if token == self._end else self._tokenizer.decode([int(token)])
+        target = self.pair.target
+        return "" if token in target.eos_ids else target.tokenizer.decode([int(token)])
 
 
 # target's texts, drafter's texts, slack -> mismatches
@@ -114,6 +128,18 @@ CASES = {
         SLACK,
         [(1, "e", "b", False, True)],
     ),
+    "put off, whatever it would change": (
+        ["abd", "aebf"],
+        ["aeee", "abd"],
+        SLACK,
+        [(1, "e", "b", False, True)],
+    ),
+    "an end that is lost": (
+        ["abcdabcdabd", "abcdabcdaeddd"],
+        ["abcdabcdaeddd", "abcdabcdabd"],
+        SLACK,
+        [(9, "e", "b", False, True)],
+    ),
     "put off once": (["abd", "aebd"], ["aebd"], SLACK, [(1, "e", "b", False, False)]),
     "the end put off": (["abd", "abdd"], ["abdd"], SLACK, [(3, "d", "", False, True)]),
     "longer than slack": (["abd", "aecccd"], ["aecccd", "abd"], 2, [(1, "e", "b", False, True)]),
@@ -129,6 +155,12 @@ CASES = {
         ],
     ),
     "outcome only: the end put off": (["ad", "add"], ["add"], None, [(2, "d", "", False, False)]),
+    "outcome only: the end put off, and another comes": (
+        ["ad", "adf"],
+        ["adf"],
+        None,
+        [(2, "f", "", True, False)],
+    ),
     "outcome only: longer": (["abd", "aecccccccd"], ["aecccccccd"], None, [(1, "e", "b", 0, 0)]),
 }
 
@@ -150,12 +182,26 @@ def test_the_states_are_those_at_the_drafted_token(tmp_path: Path) -> None:
     assert found.target[:, :2].tolist() == [[0, 2], [0, 4]]
 
 
+def test_a_drafter_that_lacks_a_token_errs_there_and_goes_on(tmp_path: Path) -> None:
+    script = Script(tmp_path, ["abgcd", "abcf"], ["abcd"], lacks="g")
+    assert script.letters(script.mine()) == [(2, "c", "g", True, False)]
+
+
+def test_an_answer_of_nothing_but_an_end(tmp_path: Path) -> None:
+    script = Script(tmp_path, [""], ["dd"])
+    found = script.mine(reference="")
+    assert script.letters(found) == [(0, "d", "", False, True)]
+    assert (found.outcome, found.right, len(found.answer)) == ("", False, 1)
+
+
 def test_an_answer_that_does_not_end_has_as_many_tokens_as_there_may_be(tmp_path: Path) -> None:
     """So one that would go on for ever is not longer than one that does, too."""
     long = "d" * 20
     found = Script(tmp_path, [f"ab{long}", f"ae{long}"], [f"ae{long}"]).mine(0)
     assert len(found.answer) == MOST
     assert found.stalling.tolist() == [False]
+    script = Script(tmp_path / "again", [f"ab{long}", f"ae{long}"], [f"ae{long}"])
+    assert len(script.mine(right_only=True)) == 0  # what such an answer comes to is chance
 
 
 def test_what_stalls_plainly_is_not_read_to_its_end(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from typing_extensions import Self
 
 from pilotfish.cli.progress import duration
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _LINE_EVERY_S = 20.0
 _QUIET_S = 2.0  # what is done by then needs no line
@@ -51,7 +54,7 @@ class Countdown:
         """A line above the bar."""
         self._progress.console.print(line, markup=False)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         self._progress.start()
         return self
 

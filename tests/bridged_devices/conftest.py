@@ -27,7 +27,7 @@ from tests.tiny import tiny_artifact
 from wire import messages as m
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("models")
     vocabularies = {"draft": OWN, "target": THEIRS, "other": OTHERS, "strange": STRANGE}
@@ -40,19 +40,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(*(folder / name for name in vocabularies))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server(models: Models) -> Iterator[EdgeServer]:
     with EdgeServer(models.target, threads=1, sessions=200) as opened:
         yield opened
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def other_server(models: Models) -> Iterator[EdgeServer]:
     with EdgeServer(models.other, threads=1, sessions=200) as opened:
         yield opened
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def strange_server(models: Models) -> Iterator[EdgeServer]:
     with EdgeServer(models.strange, threads=1) as opened:
         yield opened

@@ -21,9 +21,7 @@ from tests.bridged_devices.asking import (
 )
 from tests.relay import Relay
 from tests.test_link_loss import NOWHERE, await_true
-from wire.errors import (
-    PairMismatchError,
-)
+from wire.errors import PairMismatchError
 
 
 def test_redirected_to_another_vocabulary_and_back(

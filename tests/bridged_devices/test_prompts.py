@@ -29,9 +29,7 @@ from tests.relay import Relay
 from tests.test_bridge_drafter import THEIRS
 from tests.test_link_loss import NOWHERE
 from tests.tiny import tiny_artifact
-from wire.errors import (
-    PairMismatchError,
-)
+from wire.errors import PairMismatchError
 
 
 def test_a_prompt_of_this_device_knows_what_it_is(models: Models, server: EdgeServer) -> None:

@@ -19,9 +19,7 @@ from tests.bridged_devices.asking import (
 from tests.test_bad_edge import LyingEdge
 from tests.test_link_loss import await_true
 from wire import messages as m
-from wire.errors import (
-    PairMismatchError,
-)
+from wire.errors import PairMismatchError
 
 HANDS_OUT_NOTHING = {"vocabulary": "", "vocabulary_bytes": 0}
 

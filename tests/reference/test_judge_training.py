@@ -28,7 +28,7 @@ OPTIONS = Options(width=32, learning_rate=3e-4)
 
 
 def trained(sampling: Sampling, **change: object) -> tuple[DecisionHead, Instances]:
-    whole = instances(MINED, episodes(80), sampling)
+    whole = instances(MINED, episodes(80, stalling=0.25), sampling)
     options = Options(**(vars(OPTIONS) | change))
     head = train("made", MINED, whole, sampling, options)
     return head, whole.of(split(whole.keys, options.validation, options.seed)[1])
@@ -43,8 +43,9 @@ def test_a_planted_signal_is_found_on_questions_kept_out(tmp_path: Path) -> None
     head, held = trained(Sampling())
     assert len(held.keys) == 16
     logits = head.logits(held.drafter, held.target, held.tokens, GOOD)
-    assert auc(logits, held.critical) > 0.8
-    assert head.card.training.auc == auc(logits, held.critical)
+    assert held.stalling.any()
+    assert auc(logits, held.harmful) > 0.8
+    assert head.card.training.auc == auc(logits, held.harmful)
     read = DecisionHead.load(str(head.save(tmp_path)))
     assert read.card == head.card
     assert np.array_equal(read.logits(held.drafter, held.target, held.tokens, GOOD), logits)
@@ -54,10 +55,12 @@ def test_the_recommended_threshold_keeps_to_the_risk() -> None:
     for risk in (0.02, 0.2):
         head, held = trained(Sampling(), risk=risk)
         judge = head.judge(GOOD)
-        harmful = held.critical
+        harmful = held.harmful
         passed = ~judge(held.drafter[harmful], held.target[harmful], held.tokens[harmful])
         assert passed.mean() <= risk + 1 / harmful.sum()
         assert head.card.threshold in [point.threshold for point in head.card.curve]
+    assert head.card.training.options["slack"] == MINED.slack
+    assert head.card.training.options["right_only"] is MINED.right_only
 
 
 def test_a_poor_channel_is_more_permissive_and_by_relabelling() -> None:
@@ -80,7 +83,7 @@ def test_tokens_alone_can_be_learnt_from() -> None:
     assert head.card.features == "tokens"
     shuffled = np.random.default_rng(1).permutation(held.drafter)
     logits = head.logits(shuffled, held.target, held.tokens, GOOD)
-    assert auc(logits, held.critical) > 0.8
+    assert auc(logits, held.harmful) > 0.8
 
 
 def test_a_seed_makes_a_head_and_another_another() -> None:
@@ -103,7 +106,7 @@ def test_labels_that_are_all_alike_teach_nothing() -> None:
     whole = instances(MINED, episodes(6), Sampling())
     harmless = [np.zeros_like(whole.critical), np.zeros_like(whole.rejected)]
     vars(whole).update(critical=harmless[0], rejected=harmless[1])
-    with pytest.raises(UnsupportedError, match="all critical, or all harmless"):
+    with pytest.raises(UnsupportedError, match="all to be rejected, or all harmless"):
         train("made", MINED, whole, Sampling(), OPTIONS)
 
 

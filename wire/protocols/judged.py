@@ -10,11 +10,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from speculation.distributions import Floats, Sampling
 from speculation.judging import judged, mismatches
@@ -23,6 +22,9 @@ from wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden, hid
 from wire.errors import MalformedError, UnsupportedError
 from wire.messages import Buffer
 from wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, States, Wanted
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Of the tokens of a window, those that the target would say otherwise; measured on the pair
 # SmolLM2-135M → Qwen2.5-Coder-1.5B, and what is expected before a round was counted.
@@ -67,13 +69,13 @@ class Judged(Exchange[JudgedDraft]):
         self.form = form
         self.judge = judge
 
-    def sending(self, form: str) -> Self:
+    def sending(self, form: str) -> "Self":
         """The same with states in another format, of `HIDDEN_FORMATS`."""
         other = copy(self)
         other.form = form
         return other
 
-    def seated(self, judge: Judge) -> Self:
+    def seated(self, judge: Judge) -> "Self":
         """The same with a judge: an edge's, for one generation."""
         other = copy(self)
         other.judge = judge

@@ -14,6 +14,7 @@ from engines.vocabulary import Vocabulary
 from judge.episodes import Episode, Mined, done, episodes
 from judge.mining import SLACK, mine
 from judge.reading import Readers
+from judge.speakers import length
 from judge.tasks import TASKS, Question, Task, questions, task_named
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.options import Commands, between, engine_options, json_option, write_json
@@ -21,15 +22,16 @@ from wire.errors import UnsupportedError
 
 _EXAMPLE = """\
 example:
-  pilotfish judge mine --draft drafter --target target --questions train.jsonl --right-only \
+  pilotfish judge mine --draft drafter --target target --questions train.jsonl --right-only \\
       --out mined
 
 What was interrupted goes on where it stopped when the same command is given again. Mining takes
-the target many answers a question: as many as the drafter would have said something else.
+the target many answers a question: at most one for each token that the drafter would have said
+otherwise.
 
-A mismatch that changes nothing may gain nothing either: the target wanted to end, or wants the same
-token right behind and the drafter errs again, or the answer becomes longer by more than --slack.
-Such ones stall, and heads learn to reject them, too.
+Forgiving may gain nothing: the target wanted to end, or wants the same token right behind and the
+drafter errs there again, or the answer becomes longer by more than --slack, or loses its end. Such
+mismatches stall, and heads learn to reject them, too.
 """
 
 
@@ -84,20 +86,20 @@ def add_to(actions: Commands) -> None:
         type=between(0),
         default=SLACK,
         metavar="N",
-        help="tokens by which one may make the answer longer and not stall (%(default)s)",
+        help="tokens by which a mismatch may lengthen the answer before it stalls (%(default)s)",
     )
     slack.add_argument(
         "--outcome-only",
         dest="slack",
         action="store_const",
         const=None,
-        help="ablation: none stalls, whatever it gains, as in the paper",
+        help="ablation: label by the outcome alone, as in the paper",
     )
     add(
         "--right-only",
         action="store_true",
-        help="take no mismatches from answers that are wrong: they have nothing to lose, and what "
-        "changes them says little about those that have",
+        help="take no mismatches from answers that are wrong or do not end: they have nothing to "
+        "lose",
     )
     add(
         "--slots",
@@ -109,7 +111,7 @@ def add_to(actions: Commands) -> None:
     add(
         "--context",
         type=between(2),
-        default=512,
+        default=640,
         metavar="N",
         help="tokens of a question and its answer; longer ones are left out (%(default)s)",
     )
@@ -132,17 +134,21 @@ def _run(args: argparse.Namespace) -> int:
         drafter=_end(drafter.manifest),
         target=_end(target.manifest),
     ).begin(args.out)
-    fitting = [one for one in asked if _length(one, pair) + args.max_tokens <= args.context]
+    context = min(args.context, *(one.manifest.dimensions.context for one in (drafter, target)))
+    fitting = [one for one in asked if length(one, pair, args.max_tokens) <= context]
     there = done(args.out)
     left = [one for one in fitting if one.key not in there]
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     if len(fitting) < len(asked):
         screen.print(
             f"{len(asked) - len(fitting)} of {len(asked)} questions are left out, for they and "
-            f"their answers may have more tokens than --context {args.context}."
+            f"their answers may have more than {context} tokens (--context, and the models' own)."
         )
     if not fitting:
-        raise UnsupportedError("All questions are too long: give a larger --context.")
+        raise UnsupportedError(
+            f"All questions are too long for {context} tokens: give a larger --context, or models "
+            "that have it."
+        )
     if left:
         _mine(args, pair, task, left)
     found = [one for one in episodes(args.out) if one.key in {q.key for q in fitting}]
@@ -190,12 +196,6 @@ def _end(manifest: Manifest) -> dict[str, Any]:
         "precision": manifest.precision,
         "hidden": manifest.dimensions.hidden,
     }
-
-
-def _length(question: Question, pair: Pair) -> int:
-    """Tokens of what is asked, in the vocabulary that takes more."""
-    prompt = pair.prompt(question.asked)
-    return max(len(prompt.ids), len(prompt.own))
 
 
 def _figures(found: Sequence[Episode]) -> dict[str, int]:

@@ -51,7 +51,8 @@ def _run(args: argparse.Namespace) -> int:
 def _table(found: Instances, sampling: Sampling) -> Table:
     table = Table(
         caption=f"{len(found.keys)} questions, {len(found)} mismatches, "
-        f"{int(found.critical.sum())} critical; {sampling.channels} channels a question"
+        f"{int(found.critical.sum())} critical, {int(found.stalling.sum())} that stall and are "
+        f"rejected under any channel; {sampling.channels} channels a question"
     )
     table.add_column("quality of the channel", no_wrap=True)
     for heading in ("channels", "critical labels", "kept"):
@@ -74,6 +75,7 @@ def _figures(found: Instances, sampling: Sampling) -> dict[str, Any]:
         "questions": len(found.keys),
         "mismatches": len(found),
         "critical": int(found.critical.sum()),
+        "stalling": int(found.stalling.sum()),
         "by_quality": [one._asdict() for one in kept_by_quality(found)],
         "expected": {
             name: expected_share(found, channel, sampling.relabelling)
@@ -90,6 +92,7 @@ def _episode(found: Instances, index: int) -> dict[str, Any]:
         "key": found.keys[index],
         "at": found.at[own].tolist(),
         "critical": found.critical[own].astype(int).tolist(),
+        "stalling": found.stalling[own].astype(int).tolist(),
         "channels": [
             {**asdict(channel), "quality": channel.quality(), "labels": some}
             for channel, some in zip(found.channels[index], labels, strict=True)

@@ -18,8 +18,9 @@ from engines.vocabulary import Vocabulary
 from judge.costs import Pace, measured
 from judge.figures import curve, figures
 from judge.reading import Readers
+from judge.speakers import length
 from judge.sweeping import Plan, Profile, SweepFile, settings_of, sweep
-from judge.tasks import TASKS, Question, questions, task_named
+from judge.tasks import TASKS, questions, task_named
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.judge.swept import draw, show
 from pilotfish.cli.options import (
@@ -182,7 +183,7 @@ def _sweep(args: argparse.Namespace, kept: SweepFile) -> None:
     pair = Pair(*(Vocabulary.of(end) for end in ends))
     heads = {head.card.name: head for head in map(DecisionHead.load, args.heads)}
     plan = _plan(args, ends, heads, task.instruction)
-    lengths = {one.key: _length(one, pair, args.max_tokens) for one in asked}
+    lengths = {one.key: length(one, pair, args.max_tokens) for one in asked}
     most = min(end.manifest.dimensions.context for end in ends)
     asked = [one for one in asked if lengths[one.key] <= most]
     if not asked:
@@ -214,12 +215,6 @@ def _sweep(args: argparse.Namespace, kept: SweepFile) -> None:
         for number, (question, tallies) in enumerate(found_, 1):
             kept.add(question.key, tallies)
             countdown.at(number)
-
-
-def _length(question: Question, pair: Pair, most: int) -> int:
-    """Tokens of a question and its answer; the drafter's own may be more than the target's."""
-    prompt = pair.prompt(question.asked)
-    return max(len(prompt.ids) + most, len(prompt.own) + 2 * most)
 
 
 def _plan(
