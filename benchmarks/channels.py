@@ -4,18 +4,19 @@
         [--threshold T] [--window W …] [--channel MBPS:MS …] [--tokens N] [--json PATH] [--quick]
 
 A device, an edge with the head and between them, on the same machine, the product's emulator with
-the paper's uplink rates: 172 Mbit/s (20 m from the router) and 498 Mbit/s (2 m). The paper tells no
-RTTs, so 20 and 5 ms are ours: one on each side of its rule's 10 ms. On each question `greedy` and
-`auto` take turns, `auto` with policy "threshold" between `wisv-full` and `wisv-selective`, which
-measures the RTT before each request. Times are of whole answers, as spent: the emulator is real
-time, the models run on this machine and share it. "ratio" is `auto`'s time over `greedy`'s on the
-same question, median and quartiles over questions.
+the paper's uplink rates: 172 Mbit/s (20 m from the router) and 498 Mbit/s (2 m). It tells neither
+downlink rates nor RTTs: the same rates, and 20 and 5 ms, one on each side of its rule's 10 ms, are
+ours. On each question `greedy` and `auto` take turns, `auto` with policy "threshold" between
+`wisv-full` and `wisv-selective`, which measures the RTT before each request. Times are as spent,
+without the reading of the prompt: the emulator is real time, the models run on this machine and
+share it. "ratio" is `auto`'s time over `greedy`'s on the same question, median and quartiles over
+questions.
 """
 
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,28 +58,33 @@ def measured(
     """The answers of every channel, window and method, question by question."""
     drafter, target = pair(args)
     found: dict[tuple[str, int, str], list[Generation]] = {}
-    with (
-        throwaway_keys() as folder,
-        EdgeServer(target, keys=folder, head=args.head) as edge,
-        Emulator(edge.endpoint) as road,
-        Device(drafter, road.endpoint, folder) as device,
-    ):
-        device.generate("Hello!", max_tokens=8)  # the first passes of fresh engines are slow ones
+    with throwaway_keys() as folder, EdgeServer(target, keys=folder, head=args.head) as edge:
         for name, conditions in args.channel:
-            road.set(conditions)
-            for number, question in enumerate(asked):
-                for window in args.window:
-                    steps.next(f"{name}, window {window}, {question.key}")
-                    settings: Options = {"window": window, "max_tokens": args.tokens}
-                    judged: Options = {"protocol": BY_RULE, "threshold": args.threshold}
-                    ways: list[tuple[str, Options]] = [
-                        ("greedy", {"protocol": "greedy", **settings}),
-                        ("auto", {**judged, **settings}),
-                    ]
-                    for method, wanted in ways if number % 2 else ways[::-1]:
-                        answer = device.generate(question.asked, **wanted)
-                        found.setdefault((name, window, method), []).append(answer)
+            # a device for each: what one has measured of a channel is not the other's
+            with (
+                Emulator(edge.endpoint, conditions) as road,
+                Device(drafter, road.endpoint, folder) as device,
+            ):
+                for window in args.window:  # the first passes of fresh engines are slow ones
+                    device.generate("Hello!", protocol=BY_RULE, window=window, max_tokens=window)
+                for number, question in enumerate(asked):
+                    device.generate(question.asked, max_tokens=1)  # both ends read the prompt
+                    for window in args.window:
+                        steps.next(f"{name}, window {window}, {question.key}")
+                        for method, wanted in _ways(args, window, turned=number % 2 > 0):
+                            answer = device.generate(question.asked, **wanted)
+                            found.setdefault((name, window, method), []).append(answer)
     return found
+
+
+def _ways(args: argparse.Namespace, window: int, *, turned: bool) -> Iterable[tuple[str, Options]]:
+    """The two methods, in the order in which they have their turns."""
+    usual: Options = {"window": window, "max_tokens": args.tokens}
+    ways: list[tuple[str, Options]] = [
+        ("greedy", {"protocol": "greedy", **usual}),
+        ("auto", {"protocol": BY_RULE, "threshold": args.threshold, **usual}),
+    ]
+    return reversed(ways) if turned else ways
 
 
 def row(
@@ -135,15 +141,22 @@ def main() -> int:
     add("--head", required=True, metavar="NAME", help="the edge's decision head")
     add("--questions", type=Path, required=True, metavar="FILE", help="as judge mine takes them")
     add("--count", type=int, default=10, metavar="N", help="questions (%(default)s)")
-    add("--threshold", type=float, metavar="T", help="(default: the head's own)")
-    add("--window", type=int, nargs="+", default=[10, 16, 24, 32, 64], metavar="W")
+    add("--threshold", type=float, metavar="T", help="of the head (default: its own)")
+    add(
+        "--window",
+        type=int,
+        nargs="+",
+        default=[10, 16, 24, 32, 64],
+        metavar="W",
+        help="draft tokens a round (10 16 24 32 64)",
+    )
     add(
         "--channel",
         type=channel,
         nargs="+",
         default=[channel(one) for one in CHANNELS],
-        metavar="R:T",
-        help=f"Mbit/s and RTT in ms ({' '.join(CHANNELS)})",
+        metavar="MBPS:MS",
+        help=f"rate both ways and RTT ({' '.join(CHANNELS)})",
     )
     add("--tokens", type=int, default=160, metavar="N", help="of an answer (%(default)s)")
     args = parser.parse_args()

@@ -51,9 +51,9 @@ class Options:
     hashed to ``buckets``, instead of states.
     """
 
-    width: int = 64
+    width: int = 32
     dropout: float = 0.1
-    weight_decay: float = 10.0
+    weight_decay: float = 30.0
     learning_rate: float = 1e-4
     batch: int = 64
     epochs: int = 200

@@ -70,7 +70,7 @@ def test_the_poorer_the_channel_the_fewer_labels_stay() -> None:
     assert sum(row.kept for row in rows) == found.rejected.sum()
     for row in rows[:4]:  # of nearly perfect channels hardly one is sampled
         middle = (row.low + row.high) / 2
-        assert row.kept / row.critical == pytest.approx(0.5 + 0.5 * middle, abs=0.05)
+        assert row.kept / row.critical == pytest.approx(0.8 + 0.2 * middle, abs=0.05)
 
 
 def test_what_is_expected_of_the_poorest_and_the_best_channel() -> None:
@@ -87,7 +87,7 @@ def test_without_relabelling_all_channels_have_the_mined_labels() -> None:
 
 def test_labels_under_several_channels_are_drawn_apart() -> None:
     """With one draw for all channels, alike ones would have the same labels."""
-    sampling = Sampling(channels=40, relabelling=Relabelling(temperature=1e3))
+    sampling = Sampling(channels=40, relabelling=Relabelling(floor=0.5, temperature=1e3))
     found = instances(MINED, [episode(1, count=60)], sampling)
     alike = found.qualities[0] < 0.5
     shares = found.rejected[found.critical][:, alike].mean(axis=1)
@@ -191,9 +191,9 @@ def test_the_command_shows_labels(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["judge", "relabel", str(tmp_path), "--channels", "3", "--json", "-"]) == 0
     out, err = capsys.readouterr()
     told = json.loads(out)
-    assert "50.0% expected" in err
+    assert "80.0% expected" in err
     assert (told["questions"], told["mismatches"]) == (4, 80)
-    assert told["expected"] == {"poorest": pytest.approx(0.5), "best": 1.0}
+    assert told["expected"] == {"poorest": pytest.approx(0.8), "best": 1.0}
     found = instances(MINED, episodes(4), Sampling(channels=3))
     labels = [
         [channel["labels"] for channel in one["channels"]] for one in told["episodes"]

@@ -9,7 +9,8 @@ import pytest
 
 from judge.episodes import Mined, episodes
 from pilotfish.cli import main
-from tests.conftest import Pair
+from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB, Pair
+from tests.tiny import tiny_artifact
 from wire.errors import UnsupportedError
 
 ASKED = ("one", "two three", "four five six", "seven")
@@ -85,19 +86,18 @@ def test_one_folder_is_mined_in_one_way(
 
 
 def test_it_labels_as_it_is_told(pair: Pair, tmp_path: Path) -> None:
-    """Answers do not end within 6 tokens, so under ``--right-only`` nothing can be taken."""
-    for name, options in (
-        ("usual", []),
-        ("outcome", ["--outcome-only"]),
-        ("right", ["--right-only"]),
-    ):
-        assert mined(pair, tmp_path / name, *options) == 0
-    stalling, counts = (
-        {
-            name: sum(what(one) for one in episodes(tmp_path / name / "mined"))
-            for name in ("usual", "outcome", "right")
-        }
-        for what in (lambda one: int(one.stalling.sum()), len)
-    )
-    assert stalling["usual"] > stalling["outcome"] == 0
-    assert counts["usual"] > counts["right"] == 0
+    """To the checker all answers are alike, so nothing is critical; and they do not end."""
+    stranger = tmp_path / "stranger"
+    tiny_artifact(stranger, vocab=VOCAB, padded_vocab=PADDED_VOCAB, context=CONTEXT, seed=9)
+    ends = Pair(stranger, pair.target)
+    alike = ["--task", "command", "--checker", "echo 1"]
+    found = {}
+    for name in ("slack", "outcome-only", "right-only"):
+        value = [4] if name == "slack" else []
+        assert mined(ends, tmp_path / name, *alike, f"--{name}", *value) == 0
+        found[name] = list(episodes(tmp_path / name / "mined"))
+    assert not any(one.critical.any() for some in found.values() for one in some)
+    assert any(one.stalling.any() for one in found["slack"])
+    assert not any(one.stalling.any() for one in found["outcome-only"])
+    assert any(len(one) for one in found["outcome-only"])
+    assert not any(len(one) for one in found["right-only"])

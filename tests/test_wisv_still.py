@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.bad_input.test_hidden_states import BAD, SELECTIVE, SHAPE
 from tests.conftest import Pair
 from tests.hostile import PROMPT, RawSession, drafted
 from tests.judging import judging_of
 from tests.socketless import SocketlessEdge
-from tests.test_wisv_hostile import BAD, SELECTIVE, SHAPE
 from wire import messages as m
 
 
