@@ -24,8 +24,8 @@ from judge.reading import Procedure, Readers
 from judge.speakers import Mismatch, Speaker
 from judge.tasks import Question, Task
 
-# Forgiving saves about one round. About a quarter of all tokens are mismatches, so four more tokens
-# cost that round again.
+# Forgiving saves about one round. About a third of all tokens are mismatches, some of which are
+# forgiven, so four more tokens cost that round again.
 SLACK = 4
 _AHEAD = 8  # tokens of the answer that the drafter looks at in one pass
 

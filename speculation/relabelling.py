@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 KAPPA = 8.0  # tokens
-FLOOR = 0.8  # at 0.5 heads learnt less and forgave half of all under poor links (docs/wisv.md)
+FLOOR = 0.8  # at 0.5 a head forgave most of all under a poor link (docs/wisv.md, Results)
 TEMPERATURE = 0.5
 LEAST_TEMPERATURE = 1e-6  # below it (s − λ)/T leaves the floats
 

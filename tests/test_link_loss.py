@@ -65,6 +65,27 @@ def await_true(holds: Any, seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+def heard_while_it_is_away(
+    device: Device, asked: Any, wish: dict[str, Any], relay: Relay, server: EdgeServer
+) -> tuple[list[Piece], int]:
+    """An answer whose edge goes after 10 pieces and is back after 5 of the drafter's own.
+
+    Its pieces, and how many of them are the drafter's.
+    """
+    got: list[Piece] = []
+    alone = 0
+    for piece in device.stream(asked, **wish):
+        got.append(piece)
+        if len(got) == 10:
+            lose(relay)
+        if piece.origin == "local":
+            alone += 1
+            time.sleep(0.02)  # a slow drafter
+            if alone == 5:
+                relay.turn_to(server.endpoint)
+    return got, alone
+
+
 def tokens_of(pieces: list[Piece]) -> list[int]:
     return [token for piece in pieces for token in piece.tokens]
 
@@ -174,17 +195,7 @@ def test_the_drafter_goes_on_alone_until_the_edge_is_back(
     wish = {"protocol": protocol, "temperature": temperature, "seed": 4, "max_tokens": 300}
     with opened(long_pair, relay.endpoint, "local") as device:
         wanted = device.generate(PROMPT, **wish).tokens
-        got = []
-        alone = 0
-        for piece in device.stream(PROMPT, **wish):
-            got.append(piece)
-            if len(got) == 10:
-                lose(relay)
-            if piece.origin == "local":
-                alone += 1
-                time.sleep(0.02)  # a slow drafter
-                if alone == 5:
-                    relay.turn_to(server.endpoint)
+        got, alone = heard_while_it_is_away(device, PROMPT, wish, relay, server)
         assert device.last.tokens == tokens_of(got)
         assert device.last.text == "".join(piece.text for piece in got)
         assert len(got) < 300 or protocol == "stream"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from tests.bridged_devices.asking import (
     wanted_of,
 )
 from tests.relay import Relay
-from tests.test_link_loss import await_true, lose, tokens_of
+from tests.test_link_loss import await_true, heard_while_it_is_away, lose, tokens_of
 from wire.errors import (
     EdgeLostError,
     PromptTooLongError,
@@ -75,16 +74,7 @@ def test_the_drafter_alone_speaks_the_targets_tokens(
     with opened(models, relay.endpoint, "local") as device:
         wish = {**COUPLED, "max_tokens": 200}
         wanted = wanted_of(device, TEXT, wish)
-        got, alone = [], 0
-        for piece in device.stream(TEXT, **wish):
-            got.append(piece)
-            if len(got) == 10:
-                lose(relay)
-            if piece.origin == "local":
-                alone += 1
-                time.sleep(0.02)  # a slow drafter
-                if alone == 5:
-                    relay.turn_to(server.endpoint)
+        got, alone = heard_while_it_is_away(device, TEXT, wish, relay, server)
         first = next(at for at, piece in enumerate(got) if piece.origin == "local")
         assert tokens_of(got[:first]) == wanted[: len(tokens_of(got[:first]))]
         spoken = tokens_of(got[first : first + alone])
