@@ -32,7 +32,8 @@ class EdgeConfig:
     drain_s: how long a daemon that is told to stop still answers what it has received.
     metrics: where Prometheus may ask for figures, as (host, port). heads: decision heads, by name
     or path; None: those that ship and were made for the target. threshold: of requests that name
-    none; None: each head's own.
+    none; None: each head's own. kind: of target (`edge_runtime.targets`); nodes: the file that
+    lists what it consists of, where it is not all in this process.
     """
 
     target: Path
@@ -44,6 +45,8 @@ class EdgeConfig:
     metrics: tuple[str, int] | None = None
     heads: tuple[str, ...] | None = None
     threshold: float | None = None
+    kind: str = "local"
+    nodes: Path | None = None
     limits: EdgeLimits = field(default_factory=EdgeLimits)
 
 

@@ -4,6 +4,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import zmq
 
@@ -17,9 +18,10 @@ from edge_runtime.scheduler import CHUNK, NARROW, Scheduler
 from edge_runtime.service import Service
 from edge_runtime.signals import Signals
 from edge_runtime.tally import Tally
+from edge_runtime.targets import Target, open_target
+from edge_runtime.targets.target import pass_s
 from engines.artifact import Artifact
-from engines.decoder import Decoder
-from engines.pace import pass_times
+from engines.pace import least_times
 from wire.keys import EdgeKeys
 from wire.messages import Buffer, PassTime, Reply
 from wire.supervisor import Supervisor, inherited_socket
@@ -61,16 +63,18 @@ def serve(
         listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())
         stack.callback(listener.close)
         with _handshakes(listener):
-            decoder, passes = _load(artifact, config)
+            target = open_target(config, artifact)
+            stack.callback(target.close)
+            passes = _pass_times(target)
         # a pass may be a piece of a prompt, or a window of every session, and a busy machine slower
         # than it was now
         most = max(CHUNK, NARROW * config.limits.sessions, config.limits.window)
         longest_s = passes[-1].ns * 1e-9 * most / passes[-1].tokens
         supervisor.allow(_PATIENCE * longest_s)
-        scheduler = Scheduler(decoder, tally=tally)
+        scheduler = Scheduler(target, tally=tally)
         service = Service(
             artifact,
-            decoder,
+            target,
             config.limits,
             scheduler.submit,
             _sender(listener, tally),
@@ -83,7 +87,11 @@ def serve(
         gc.freeze()  # what was loaded stays; no collection between two rounds looks through it
         signals.take_over()
         model = artifact.manifest.model
-        loop = Loop(listener, scheduler, service, settings, signals, supervisor, model, lifeline)
+        loop = Loop(
+            *(listener, scheduler, target, service, settings, signals, supervisor),
+            model,
+            lifeline,
+        )
         if metrics is not None:
             metrics.show(Sight(artifact.manifest, tally, listener, service))
         announce(listener.endpoint)
@@ -97,17 +105,10 @@ def serve(
         return code
 
 
-def _load(artifact: Artifact, config: EdgeConfig) -> tuple[Decoder, list[PassTime]]:
-    """The target, and how long its passes take."""
-    decoder = Decoder(
-        artifact,
-        slots=config.limits.sessions,
-        context=config.limits.context,
-        threads=config.threads,
-        provider=config.provider,
-    )
-    times = pass_times(decoder, _WIDTHS)
-    return decoder, [
+def _pass_times(target: Target) -> list[PassTime]:
+    """How long the target's passes take."""
+    times = least_times(partial(pass_s, target), _WIDTHS, target.context)
+    return [
         PassTime(tokens=width, ns=max(1, int(seconds * 1e9))) for width, seconds in times.items()
     ]
 

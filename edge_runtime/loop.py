@@ -19,6 +19,7 @@ from edge_runtime.reload import Settings
 from edge_runtime.scheduler import Scheduler
 from edge_runtime.service import Service
 from edge_runtime.signals import Signals
+from edge_runtime.targets.target import Target
 from wire.supervisor import Supervisor
 from wire.transport import Listener
 
@@ -50,6 +51,7 @@ class Loop:
         self,
         listener: Listener,
         scheduler: Scheduler,
+        target: Target,
         service: Service,
         settings: Settings,
         signals: Signals,
@@ -59,6 +61,7 @@ class Loop:
     ) -> None:
         self._listener = listener
         self._scheduler = scheduler
+        self._target = target
         self._service = service
         self._settings = settings
         self._signals = signals
@@ -73,7 +76,7 @@ class Loop:
         for source, duty in found.items():
             self._duties[source] = duty
         self._poller = zmq.Poller()
-        for polled in (*self._duties, signals.descriptor):
+        for polled in (*self._duties, *target.sources, signals.descriptor):
             self._poller.register(polled, zmq.POLLIN)
         if lifeline is not None:
             self._poller.register(lifeline, zmq.POLLIN | zmq.POLLERR)
@@ -88,9 +91,11 @@ class Loop:
         devices, sessions = self._listener.connections.devices, len(self._service.sessions)
         doing = "serving" if self._leave_s is None else "draining"
         trouble = self._settings.trouble
+        lacking = self._target.trouble
         return (
             f"{doing} {self._model}: {_count(devices, 'device')}, {_count(sessions, 'session')}, "
             f"{_count(self._scheduler.passes, 'pass', 'passes')}"
+            f"{f'; {lacking}' if lacking else ''}"
             f"{f'; not reloaded: {trouble}' if trouble else ''}"
         )
 
@@ -104,7 +109,8 @@ class Loop:
         self._doorkeeper.start()
         wait_s: float | None = None
         while True:
-            timeout_s = self._idle_s if wait_s is None else min(wait_s, self._idle_s)
+            waits = (wait_s, self._target.due_s)
+            timeout_s = min([self._idle_s, *(each for each in waits if each is not None)])
             called = self._leave_s is not None
             for source, _ in self._poller.poll(math.ceil(1e3 * timeout_s)):
                 duty = self._duties.get(source)
@@ -112,12 +118,14 @@ class Loop:
                     duty()
                 elif source == self._lifeline:
                     return 0
-                else:
+                elif source == self._signals.descriptor:
                     called = True
             if called and (code := self._heed()) is not None:
                 return code
             if time.monotonic() >= self._tick_s:
                 self._tick()
+            for job in self._scheduler.collect():
+                self._service.finish(job)
             wait_s = self._scheduler.wait_s()
             if wait_s == 0.0:
                 self._pass()

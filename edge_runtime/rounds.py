@@ -18,7 +18,7 @@ from speculation.distributions import Floats
 from speculation.randomness import Purpose
 from wire import messages as m
 from wire.codecs.ids import encode_ids
-from wire.errors import InternalError
+from wire.errors import InternalError, PilotfishError
 from wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
 
 Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], None]
@@ -57,7 +57,9 @@ class Rounds:
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
         rule = partial(_rule, exchange, draft, law, round_.start)
         rows = len(draft.ids) + 1
-        self._queue(session, Job(session.id, session.slot, tokens, rows, rule, draft))
+        job = Job(session.id, session.slot, tokens, rows, rule, draft)
+        job.temperature = law.sampling.temperature
+        self._queue(session, job)
 
     def stream(self, session: Session) -> None:
         """Generate the stream's next token, if there is one to come."""
@@ -69,7 +71,9 @@ class Rounds:
             return
         rule = partial(_stream_rule, law, length)
         tokens = session.committed.ids.copy()
-        self._queue(session, Job(session.id, session.slot, tokens, rows=1, rule=rule))
+        job = Job(session.id, session.slot, tokens, rows=1, rule=rule)
+        job.temperature = law.sampling.temperature
+        self._queue(session, job)
 
     def send_tokens(self, session: Session, start: int, ids: list[int], times: m.Times) -> None:
         """Tokens of a stream, from position ``start`` on."""
@@ -91,7 +95,7 @@ class Rounds:
         """Apply a job that the scheduler has done."""
         session.jobs.remove(job)
         if job.error is not None:
-            self._fail(session)
+            self._fail(session, job.error)
         elif job.ruling is None:
             return  # a prompt has been read
         elif isinstance(job.ruling, Wanted):
@@ -174,15 +178,17 @@ class Rounds:
         stream.received_ns = time.monotonic_ns()
         self.stream(session)
 
-    def _fail(self, session: Session) -> None:
+    def _fail(self, session: Session, error: Exception) -> None:
         """A pass failed: tell the device, and let it try the same round again."""
+        if not isinstance(error, PilotfishError):
+            error = InternalError("The target failed at this round; see the edge's log.")
         waiting = session.round or session.stream
         start = len(session.committed)
         self.stop(session)  # with its other jobs: the same round comes again
         if waiting is not None:
             failure = m.Failure(
-                code=InternalError.code,
-                message="The target failed at this round; see the edge's log.",
+                code=error.code,
+                message=str(error)[:1024],
                 session=session.id,
                 generation=session.generation,
                 start=start,

@@ -1,29 +1,35 @@
 """Batches the work of all sessions into target passes.
 
 In:  jobs: "make the target hold this sequence, show me what it makes of its last rows, and rule".
-Out: the same jobs, done, in the order of the passes.
+Out: the same jobs, done, in the order in which their passes come back.
 
 One pass takes the oldest job's next piece and every other session's piece of like width: the
 windows of several devices share a pass, and a long prompt advances in chunks between them, so that
 it holds nobody up for longer than one chunk. Jobs of one slot never overtake each other.
 
+A target in this process makes one pass at a time. Others have lanes, and stages that work on
+different passes at once: there a pass leaves as soon as its lane has room for a flight.
+
 A pass that leaves without a device that was about to arrive costs it a whole pass. So the scheduler
 remembers how soon each device came back after its last verdict, and waits for those that are due
-within a share of a pass. A device that is alone, or far from ready, is waited for by nobody.
+within a share of a pass. A device that is alone, or far from ready, is waited for by nobody; nor is
+anybody where the next pass need not wait for the end of this one.
 """
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.tally import Tally
-from engines.decoder import Decoder, Output, Pass
+from edge_runtime.targets.target import Ask, Landing, Target
+from engines.decoder import Output
 from speculation.distributions import Floats
 from wire.protocols import Draft, Ruling, Wanted
 
@@ -44,7 +50,7 @@ class Job:
     rule: turns logits [rows, V] and hidden states [rows, d] of the last ``rows`` tokens into a
     ruling, or says what is needed for one; None for a prefill.
     draft: the window that ends the sequence; if it is a tree, the slot keeps the accepted path.
-    owner: whose session it is.
+    owner: whose session it is. temperature: that the rule samples at.
     """
 
     session: bytes
@@ -54,6 +60,7 @@ class Job:
     rule: Callable[[Floats, Floats], Ruling | Wanted] | None
     draft: Draft | None = None
     owner: bytes = b""
+    temperature: float = 0.0
     queued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     done_ns: int = 0
@@ -62,32 +69,30 @@ class Job:
     cancelled: bool = False
 
 
-class Piece(NamedTuple):
-    """One pass of a job: it goes on after ``base`` tokens of its slot, with these i64 [S].
+class Flight(NamedTuple):
+    """A pass under way: the jobs in it, what each asked for, and since when."""
 
-    The last ``nodes`` of them are a tree; its parents, and the chain before it, are i64 [S].
-    """
-
-    base: int
-    tokens: NDArray[np.int64]
-    nodes: int = 0
-    parents: NDArray[np.int64] | None = None
+    batch: list[tuple[Job, Ask]]
+    started_ns: int
 
 
 class Scheduler:
-    """Owns the target's decoder. One owner, except that `submit` may be called while it runs."""
+    """Owns the target. One owner, except that `submit` may be called while it runs."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        target: Target,
         clock: Callable[[], int] = time.monotonic_ns,
         tally: Tally | None = None,
     ) -> None:
-        self._decoder = decoder
+        self._target = target
         self._clock = clock
         self._tally = tally or Tally()
         self._inbox: deque[Job] = deque()
-        self._waiting: dict[int, deque[Job]] = {}  # by slot
+        self._waiting: dict[int, deque[Job]] = {}  # by slot; the first one may be in a flight
+        self._numbers = count()
+        self._flights: dict[int, Flight] = {}
+        self._aloft: set[int] = set()  # the slots in them
         self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}  # whose tokens a slot holds
         self._answered_ns: dict[int, int] = {}  # when a slot's last window was decided on
         self._turnaround_ns: dict[int, int] = {}  # from there to the slot's next job, last time
@@ -101,9 +106,10 @@ class Scheduler:
         self._inbox.append(job)
 
     def wait_s(self) -> float | None:
-        """Seconds for which it pays to wait for more jobs before the next pass; None: no job."""
+        """Seconds for which it pays to wait for more jobs before the next pass; None: no pass."""
         self._take_in()
-        if not self._waiting:
+        first = min(self._heads(), key=self._turn, default=None)
+        if first is None:
             return None
         now_ns = self._clock()
         due = [
@@ -111,18 +117,23 @@ class Scheduler:
             for slot, answered_ns in self._answered_ns.items()
             if (at := answered_ns + int(_LATE * self._turnaround_ns.get(slot, 0))) > now_ns
         ]
-        if not due:
+        if not due or self._target.depth > 1:
             return 0.0
-        first = min((queue[0] for queue in self._waiting.values()), key=self._turn)
         limit_ns = max(first.queued_ns, self._free_ns) + int(_PATIENCE * self._pass_ns)
         latest_ns = max((at for at in due if at <= limit_ns), default=now_ns)
-        return (latest_ns - now_ns) * 1e-9 if _is_narrow(self._piece(first)) else 0.0
+        return (latest_ns - now_ns) * 1e-9 if _is_narrow(self._ask(first)) else 0.0
 
     def run(self) -> list[Job]:
-        """Make one pass, if there is a job, and return the jobs that it completed."""
+        """Start a pass, if one can be, and return the jobs that are done by now."""
         self._take_in()
         batch = self._next_batch()
-        return self._pass(batch) if batch else []
+        if batch:
+            self._start(batch)
+        return self.collect()
+
+    def collect(self) -> list[Job]:
+        """The jobs that were completed by passes which have come back."""
+        return [job for landing in self._target.landed() for job in self._land(landing)]
 
     def _take_in(self) -> None:
         while self._inbox:
@@ -134,25 +145,38 @@ class Scheduler:
             if answered_ns is not None:
                 self._turnaround_ns[job.slot] = job.queued_ns - answered_ns
 
-    def _next_batch(self) -> list[tuple[Job, Piece]]:
-        """The jobs of the next pass: the one whose turn it is and all that fit beside it."""
-        for slot in list(self._waiting):
+    def _heads(self) -> list[Job]:
+        """Of each slot the job that could be in the next pass; cancelled ones are forgotten."""
+        for slot in self._waiting.keys() - self._aloft:
             queue = self._waiting[slot]
             while queue and queue[0].cancelled:
                 queue.popleft()
             if not queue:
                 del self._waiting[slot]
-        heads = sorted((queue[0] for queue in self._waiting.values()), key=self._turn)
-        batch = [(job, self._piece(job)) for job in heads]
-        if batch and not _is_narrow(batch[0][1]):
+        lanes, depth = self._target.lanes, self._target.depth
+        under_way = Counter(flight.batch[0][0].slot % lanes for flight in self._flights.values())
+        return [
+            queue[0]
+            for slot, queue in self._waiting.items()
+            if slot not in self._aloft and under_way[slot % lanes] < depth
+        ]
+
+    def _next_batch(self) -> list[tuple[Job, Ask]]:
+        """The jobs of the next pass: the one whose turn it is and all that fit beside it."""
+        heads = sorted(self._heads(), key=self._turn)
+        if not heads:
+            return []
+        lane = heads[0].slot % self._target.lanes
+        batch = [(job, self._ask(job)) for job in heads if job.slot % self._target.lanes == lane]
+        if not _is_narrow(batch[0][1]):
             return batch[:1]
-        return [(job, piece) for job, piece in batch if _is_narrow(piece)]
+        return [(job, ask) for job, ask in batch if _is_narrow(ask)]
 
     def _turn(self, job: Job) -> tuple[int, int]:
         """Jobs go in this order: by when their owner was in a pass last, then by their age."""
         return self._served_ns.get(job.owner, 0), job.queued_ns
 
-    def _piece(self, job: Job) -> Piece:
+    def _ask(self, job: Job) -> Ask:
         """What the job's next pass does.
 
         What the slot holds of the same session and sequence is not run again. The rows that are
@@ -166,51 +190,52 @@ class Scheduler:
             base = int(differing[0]) if len(differing) else shared
         left = len(job.tokens) - base
         size = left if left <= max(CHUNK, job.rows) else min(CHUNK, left - job.rows)
-        tokens = job.tokens[base : base + size].astype(np.int64)
-        parents = job.draft.parents if job.draft is not None and size == left else None
-        if parents is None:
-            return Piece(base, tokens)
-        # the tree hangs on the last token of the chain before it
-        chain = size - len(parents)
-        parents = np.concatenate([np.arange(-1, chain - 1), parents + chain])
-        return Piece(base, tokens, size - chain, parents)
+        last = size == left
+        return Ask(
+            job.slot,
+            job.tokens[: base + size],
+            base,
+            job.rows if last else 0,
+            job.draft.parents if last and job.draft is not None else None,
+            job.temperature,
+        )
 
-    def _pass(self, batch: list[tuple[Job, Piece]]) -> list[Job]:
+    def _start(self, batch: list[tuple[Job, Ask]]) -> None:
         started_ns = self._clock()
-        passes = []
-        for job, piece in batch:
-            self._decoder.rollback(job.slot, piece.base)
-            self._held[job.slot] = (job.session, job.tokens[: piece.base])
+        for job, ask in batch:
+            self._held[job.slot] = (job.session, job.tokens[: ask.base])
+            self._aloft.add(job.slot)
             job.started_ns = job.started_ns or started_ns
-            rows = job.rows if piece.base + len(piece.tokens) == len(job.tokens) else 0
-            passes.append(
-                Pass(slot=job.slot, tokens=piece.tokens, rows=rows, parents=piece.parents)
-            )
+        number = next(self._numbers)
+        self._flights[number] = Flight(batch, started_ns)
+        self._target.start(number, [ask for _, ask in batch])
+
+    def _land(self, landing: Landing) -> list[Job]:
+        """The jobs that a flight has completed, decided on."""
+        batch, started_ns = self._flights.pop(landing.number)
         done = []
-        try:
-            outputs = self._decoder.forward(passes)
-        except Exception as error:
-            _log.exception("a target pass failed")
+        if landing.error is not None:
+            _log.error("a target pass failed", exc_info=landing.error)
             self._tally.failed_passes += 1
             for job, _ in batch:
-                job.error = error
+                job.error = landing.error
                 done.append(job)
         else:
-            for (job, piece), output in zip(batch, outputs, strict=True):
-                end = piece.base + len(piece.tokens)
+            for (job, ask), answer in zip(batch, landing.answers, strict=True):
                 # of a tree nothing is held as long as no path is chosen
-                self._held[job.slot] = (job.session, job.tokens[: end - piece.nodes])
-                if end == len(job.tokens):
-                    self._settle(job, piece, output)
+                self._held[job.slot] = (job.session, ask.tokens[: len(ask.tokens) - ask.nodes])
+                if len(ask.tokens) == len(job.tokens):
+                    self._settle(job, ask, answer)
                     done.append(job)
                 else:
                     job.queued_ns = self._clock()  # behind the windows that wait
         self.passes += 1
         self._free_ns = self._clock()
         self._tally.batch.add(len(batch))
-        self._tally.pass_tokens.add(sum(len(piece.tokens) for _, piece in batch))
+        self._tally.pass_tokens.add(sum(ask.size for _, ask in batch))
         if _is_narrow(batch[0][1]):
             self._pass_ns = self._free_ns - started_ns
+        self._aloft -= {job.slot for job, _ in batch}
         for job in done:
             self._hand_back(job)
         self._remember({job.owner for job, _ in batch})
@@ -224,25 +249,25 @@ class Scheduler:
         while len(self._served_ns) > _OWNERS:
             del self._served_ns[next(iter(self._served_ns))]
 
-    def _settle(self, job: Job, piece: Piece, output: Output) -> None:
+    def _settle(self, job: Job, ask: Ask, answer: Output) -> None:
         """Decide on a job; if that fails, the other jobs of the pass are none the worse."""
         try:
-            job.ruling = None if job.rule is None else job.rule(output.logits, output.hidden)
-            if piece.nodes and isinstance(job.ruling, Ruling):
-                self._keep_path(job, piece, job.ruling)
+            job.ruling = None if job.rule is None else job.rule(answer.logits, answer.hidden)
+            if ask.nodes and isinstance(job.ruling, Ruling):
+                self._keep_path(job, ask, job.ruling)
         except Exception as error:
             _log.exception("a rule failed")
             job.error = error
-            self._decoder.rollback(job.slot, len(self._held[job.slot][1]))
+            if ask.nodes:
+                self._target.keep(job.slot, [])
 
-    def _keep_path(self, job: Job, piece: Piece, ruling: Ruling) -> None:
-        """Of a tree, the slot keeps the chain before it and the accepted path."""
+    def _keep_path(self, job: Job, ask: Ask, ruling: Ruling) -> None:
+        """Of a tree, the slot keeps the accepted path."""
         assert job.draft is not None
-        chain = len(piece.tokens) - piece.nodes
-        path = [*range(chain), *(chain + node - 1 for node in job.draft.path(ruling.accepted))]
-        self._decoder.keep(job.slot, path)
-        kept = piece.tokens[path].astype(np.uint32)
-        self._held[job.slot] = (job.session, np.concatenate([job.tokens[: piece.base], kept]))
+        path = [node - 1 for node in job.draft.path(ruling.accepted)]
+        self._target.keep(job.slot, path)
+        chain, nodes = np.split(ask.tokens, [len(ask.tokens) - ask.nodes])
+        self._held[job.slot] = (job.session, np.concatenate([chain, nodes[path]]))
 
     def _hand_back(self, job: Job) -> None:
         queue = self._waiting[job.slot]
@@ -253,5 +278,5 @@ class Scheduler:
         job.done_ns = self._free_ns
 
 
-def _is_narrow(piece: Piece) -> bool:
-    return len(piece.tokens) <= NARROW
+def _is_narrow(ask: Ask) -> bool:
+    return ask.size <= NARROW

@@ -19,8 +19,8 @@ from edge_runtime.rounds import Rounds, Send, Submit
 from edge_runtime.scheduler import Job
 from edge_runtime.sessions import Round, Session, Sessions, Stream
 from edge_runtime.tally import Tally
+from edge_runtime.targets.target import Target
 from engines.artifact import Artifact
-from engines.decoder import Decoder
 from wire import messages as m
 from wire.codecs.ids import decode_ids
 from wire.committed import Committed
@@ -56,7 +56,7 @@ class Service:
     def __init__(
         self,
         artifact: Artifact,
-        decoder: Decoder,
+        target: Target,
         limits: EdgeLimits,
         submit: Submit,
         send: Send,
@@ -69,9 +69,10 @@ class Service:
         manifest = self._manifest = artifact.manifest
         self._lexicon = Lexicon(artifact)
         self._vocab = manifest.vocab_size
+        self._digest = target.digest
         self._message_bytes = limits.message_mib * MEBIBYTE
         self._limits = m.Limits(
-            context=decoder.context,
+            context=target.context,
             window=limits.window,
             message_bytes=self._message_bytes,
             sessions=limits.sessions_per_client,
@@ -87,7 +88,7 @@ class Service:
             send,
             self._tally,
             vocab_size=manifest.vocab_size,
-            context=decoder.context,
+            context=target.context,
             ends=manifest.eos_ids,
         )
         self._admission = Admission(limits.messages_per_s)
@@ -207,7 +208,7 @@ class Service:
             received_ns=received_ns,
             sent_ns=time.monotonic_ns(),
             passes=self._passes,
-            digest=self._manifest.digest,
+            digest=self._digest,
             tokenizer=self._manifest.tokenizer_fingerprint,
             vocabulary=self._lexicon.digest,
             vocabulary_bytes=self._lexicon.size,

@@ -17,6 +17,7 @@ from edge_runtime.config import EdgeLimits
 from edge_runtime.scheduler import Scheduler
 from edge_runtime.service import Service
 from edge_runtime.tally import Tally
+from edge_runtime.targets.local import LocalTarget
 from engines.artifact import Artifact
 from engines.decoder import Decoder
 from tests.hostile import WAIT_S
@@ -35,12 +36,13 @@ class SocketlessEdge:
         chosen = EdgeLimits(**{"messages_per_s": 1e9, **limits})
         decoder = Decoder(artifact, slots=chosen.sessions, context=chosen.context, threads=1)
         self.replies: list[tuple[bytes, m.Reply, list[bytes]]] = []
-        self.scheduler = Scheduler(decoder)
+        held = LocalTarget(decoder)
+        self.scheduler = Scheduler(held)
         self._working = False
         self.tally = Tally()
         self.service = Service(
             artifact,
-            decoder,
+            held,
             chosen,
             self.scheduler.submit,
             self._keep,

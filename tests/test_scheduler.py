@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.scheduler import CHUNK, Job, Scheduler
+from edge_runtime.targets.local import LocalTarget
 from engines.decoder import Decoder
 from speculation.distributions import Floats
 from tests.tiny import tiny_artifact
@@ -86,7 +87,7 @@ def alone(decoder: Decoder, tokens: list[int], rows: int) -> Floats:
 
 
 def test_a_batch_decides_as_single_passes_do(decoder: Decoder) -> None:
-    scheduler = Scheduler(decoder)
+    scheduler = Scheduler(LocalTarget(decoder))
     clients = [Client(scheduler, slot) for slot in range(4)]
     texts = [text(slot, 20 + 7 * slot) for slot in range(4)]
     for client, tokens in zip(clients, texts, strict=True):
@@ -103,7 +104,7 @@ def test_a_batch_decides_as_single_passes_do(decoder: Decoder) -> None:
 
 
 def test_a_long_prompt_holds_a_window_up_for_one_chunk_at_most(decoder: Decoder) -> None:
-    scheduler = Scheduler(decoder)
+    scheduler = Scheduler(LocalTarget(decoder))
     reader, other = Client(scheduler, 0), Client(scheduler, 1)
     prompt = reader.prompt(text(0, 3 * CHUNK + 5))
     tokens = text(1, 10)
@@ -126,14 +127,14 @@ def test_a_long_prompt_holds_a_window_up_for_one_chunk_at_most(decoder: Decoder)
 
 
 def test_jobs_of_a_slot_do_not_overtake_each_other(decoder: Decoder) -> None:
-    scheduler = Scheduler(decoder)
+    scheduler = Scheduler(LocalTarget(decoder))
     client = Client(scheduler, 2)
     jobs = [client.prompt(text(0, 2 * CHUNK)), client.window(text(0, 2 * CHUNK + 3))]
     assert run_all(scheduler) == jobs
 
 
 def test_cancelled_work_leaves_nothing_behind(decoder: Decoder) -> None:
-    scheduler = Scheduler(decoder)
+    scheduler = Scheduler(LocalTarget(decoder))
     client, other = Client(scheduler, 0), Client(scheduler, 1)
     half_read = client.prompt(text(0, 2 * CHUNK))
     scheduler.run()
@@ -149,7 +150,7 @@ def test_cancelled_work_leaves_nothing_behind(decoder: Decoder) -> None:
 
 def test_nobody_starves(decoder: Decoder) -> None:
     """Eight sessions that always have a window, and one that reads prompts without end."""
-    scheduler = Scheduler(decoder)
+    scheduler = Scheduler(LocalTarget(decoder))
     clients = [Client(scheduler, slot) for slot in range(8)]
     reader = Client(scheduler, 8)
     windows = dict.fromkeys(range(8), 0)
@@ -174,7 +175,7 @@ def test_a_pass_that_fails_fails_its_jobs_and_no_others(
     decoder: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger="pilotfish.edge")
-    scheduler = Scheduler(decoder)
+    scheduler = Scheduler(LocalTarget(decoder))
     greedy, honest = Client(scheduler, 0), Client(scheduler, 1)
     good = text(0, CONTEXT - 10)
     greedy.prompt(good)
@@ -198,7 +199,7 @@ class Pace:
 
     def __init__(self, decoder: Decoder) -> None:
         self.clock = Clock()
-        self.scheduler = Scheduler(decoder, self._tick)
+        self.scheduler = Scheduler(LocalTarget(decoder), self._tick)
         self.first, self.second = (Client(self.scheduler, i, self.clock) for i in range(2))
         self._passing = False
 

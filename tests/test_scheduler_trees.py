@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
+from edge_runtime.targets.local import LocalTarget
 from engines.decoder import Decoder, Output, Pass
 from speculation.distributions import Floats
 from tests.hostile import drafted
@@ -42,7 +43,7 @@ class Desk:
             decoder.rollback(slot, 0)
         self.decoder = decoder
         self._fresh = fresh
-        self.scheduler = Scheduler(decoder)
+        self.scheduler = Scheduler(LocalTarget(decoder))
 
     def submit(
         self, slot: int, text: list[int], draft: Draft | None = None, accept: int = 0

@@ -126,6 +126,13 @@ class EdgeUnreachableError(PilotfishError):
     exit_code = 69
 
 
+class TargetLostError(PilotfishError):
+    """A node that the edge's target needs is gone, late beyond its patience, or answers nonsense."""
+
+    code = "target-lost"
+    exit_code = 69
+
+
 class EdgeLostError(PilotfishError):
     """The edge went away in the middle of the work and did not come back in time."""
 

@@ -1,0 +1,143 @@
+"""What makes the target's passes, wherever its weights are.
+
+In:  flights: numbered passes over a few slots, each with the sequence that its slot is to hold.
+Out: their landings: the logits and hidden states of the rows that were wanted, or what went wrong.
+
+The scheduler starts a flight and goes on; a target in this process has landed by then, others land
+when their nodes have answered. Law: a slot is in one flight at a time; what a slot holds follows
+from its last landed flight and the path that was kept since, whatever the target's nodes went
+through in between: a node that lost its keys and values is fed them again, out of the sequence.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from engines.decoder import Output
+from wire.errors import TargetLostError
+
+_LOADED_S = 600.0  # for one pass at the start
+
+
+class Ask(NamedTuple):
+    """What one slot is to do in a flight.
+
+    tokens: u32 [n], the whole sequence up to the last token of this pass; the slot holds the first
+    ``base`` of them. rows: wanted of the last ones. parents: i64 [nodes], if the last tokens are a
+    tree: of each node the one before it, −1 the token before the tree. temperature: that logits are
+    meant for, of an ensemble; 0 is greedy.
+    """
+
+    slot: int
+    tokens: NDArray[np.uint32]
+    base: int
+    rows: int
+    parents: NDArray[np.int64] | None = None
+    temperature: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Tokens of the pass."""
+        return len(self.tokens) - self.base
+
+    @property
+    def nodes(self) -> int:
+        """Of these, the last so many are a tree."""
+        return 0 if self.parents is None else len(self.parents)
+
+
+class Landing(NamedTuple):
+    """A flight that is over: an answer for each ask, or an error for them all.
+
+    The answers are views that the flight's target may overwrite when it is called again.
+    """
+
+    number: int
+    answers: Sequence[Output] = ()
+    error: Exception | None = None
+
+
+class Target(ABC):
+    """One owner: the serving thread.
+
+    Attributes:
+        context: positions of each slot.
+        digest: which target this is, in hex digits; two that answer differently differ in it.
+        states: whether answers have hidden states.
+        lanes: parts that compute side by side; slot s is in lane s mod lanes.
+        depth: flights that may be under way in one lane.
+    """
+
+    context: int
+    digest: str
+    states: bool = True
+    lanes: int = 1
+    depth: int = 1
+
+    @abstractmethod
+    def start(self, number: int, asks: Sequence[Ask]) -> None:
+        """Begin a flight; never raises for what is wrong with it or with a node."""
+
+    @abstractmethod
+    def keep(self, slot: int, path: Sequence[int]) -> None:
+        """Of the tree that the slot's last flight ended in, keep these nodes, numbered from 0."""
+
+    @abstractmethod
+    def landed(self) -> Sequence[Landing]:
+        """The flights that have come down since the last call; never waits."""
+
+    @property
+    def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
+        """What may be polled to learn of news; after it, call `landed`."""
+        return ()
+
+    @property
+    def due_s(self) -> float | None:
+        """Seconds until `landed` should be called even without news; None: no need."""
+        return None
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with its nodes at the moment, in a few words; "" if nothing is."""
+        return ""
+
+    def close(self) -> None:
+        """Let go of nodes and connections."""
+        return
+
+    def fly(
+        self,
+        number: int,
+        asks: Sequence[Ask],
+        timeout_s: float = _LOADED_S,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Sequence[Output]:
+        """A flight from start to landing, for whoever has nothing else to do; raises its error."""
+        self.start(number, asks)
+        poller = zmq.Poller()
+        for source in self.sources:
+            poller.register(source, zmq.POLLIN)
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            for landing in self.landed():
+                if landing.number == number:
+                    if landing.error is not None:
+                        raise landing.error
+                    return landing.answers
+            meanwhile()
+            due_s = self.due_s
+            poller.poll(int(1e3 * min(0.2, 0.2 if due_s is None else due_s)))
+        raise TargetLostError(f"The target did not answer within {timeout_s:g} s. {self.trouble}")
+
+
+def pass_s(target: Target, width: int) -> float:
+    """Seconds of a pass over so many tokens of slot 0, with all their rows, from nothing."""
+    tokens = np.zeros(width, np.uint32)
+    begun_s = time.perf_counter()
+    target.fly(-1, [Ask(0, tokens, 0, width)])
+    return time.perf_counter() - begun_s
