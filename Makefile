@@ -20,7 +20,7 @@ venv: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) …"
-	$(INSTALL) -e '.[cpu,export,serve,bundle,field,dev]'
+	$(INSTALL) -e '.[cpu,export,serve,bundle,ray,field,dev]'
 	@touch $@
 
 $(VENV)/.reference: $(VENV)/.installed

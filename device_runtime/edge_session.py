@@ -126,6 +126,7 @@ class EdgeSession:
             top_k=law.sampling.top_k,
             top_p=law.sampling.top_p,
             judging=self._judging,
+            relaxing=self._plan.relaxing,
         )
         missing = self._committed.ids[self._held :].copy()  # sent without a copy, may yet change
         self._edge.tell(begin, [encode_ids(missing, self._vocab_size)])

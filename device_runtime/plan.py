@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
+from speculation.adaptive import Relaxation
 from speculation.distributions import Sampling
 from speculation.tree import Expansion, nodes_at_most
 from wire.codecs.hidden import HIDDEN_FORMATS
 from wire.errors import UnsupportedError
-from wire.messages import MAX_WINDOW
+from wire.messages import MAX_WINDOW, Relaxing
 from wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM, Exchange, Greedy, Judged, Law
 
 AUTO = "auto"
@@ -72,6 +73,8 @@ class Options(TypedDict, total=False):
     stop: Sequence[str]
     threshold: float | None
     hidden: str
+    tau: float | None
+    lambdas: Sequence[float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,7 @@ class Plan:
 
     law: the target's. drafting: the drafter's; the same seed names both ends' draws. exchange and
     expansion: of a drafting protocol; ``stream`` and ``local`` have neither. auto: a window may end
-    before its expansion does.
+    before its expansion does. relaxing: what the edge is told under a protocol that relaxes.
     """
 
     protocol: str
@@ -92,6 +95,7 @@ class Plan:
     max_tokens: int
     stop: Sequence[str]
     threshold: float | None = None
+    relaxing: Relaxing | None = None
 
     @property
     def judged(self) -> bool:
@@ -115,6 +119,8 @@ def plan(
     stop: Sequence[str] = (),
     threshold: float | None = None,
     hidden: str = HIDDEN_FORMATS[0],
+    tau: float | None = None,
+    lambdas: Sequence[float] | None = None,
 ) -> Plan:
     """Check the options; `UnsupportedError` says what is wrong and what is possible.
 
@@ -125,7 +131,10 @@ def plan(
     tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. threshold: 0
     to 1, for ``wisv-full`` and ``wisv-selective``, which need an edge with a decision head: how
     probable it must find it that a mismatch does harm to reject it (0: always, as ``greedy``; 1:
-    never; None: as the edge has it). hidden: how these two send hidden states: int8, fp16, int4.
+    never; None: as the edge has it). hidden: how these two send states: int8, fp16, int4, fp32.
+    tau: 0 to 1, for ``adaptive``: how far tokens that are not key may stray (0: not at all, as
+    ``tslt``; None: as the edge has it). lambdas: λ₁, λ₂ and λ₃, beyond which a token is key
+    (`speculation.adaptive.Relaxation`; None: as the edge has them).
     """
     if not isinstance(protocol, str) or protocol not in NAMES:
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(NAMES)}.")
@@ -151,6 +160,7 @@ def plan(
         exchange = exchange.sending(hidden)
     if threshold is not None and not 0.0 <= threshold <= 1.0:
         raise UnsupportedError(f"threshold must be within 0 and 1, not {threshold}.")
+    relaxing = _relaxing(tau, lambdas)
     if seed is None:
         seed = secrets.randbits(63)
     return Plan(
@@ -163,6 +173,7 @@ def plan(
         max_tokens=max_tokens,
         stop=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
         threshold=threshold,
+        relaxing=relaxing if exchange is not None and exchange.relaxes else None,
     )
 
 
@@ -242,6 +253,18 @@ def _sampling(prefix: str, temperature: float, top_k: int, top_p: float) -> Samp
         return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     except ValueError as error:
         raise UnsupportedError(f"{prefix}{error}.") from error
+
+
+def _relaxing(tau: float | None, lambdas: Sequence[float] | None) -> Relaxing:
+    """What an edge is told; `UnsupportedError` for what is no relaxation."""
+    if lambdas is not None and len(lambdas) != 3:
+        raise UnsupportedError(f"lambdas must be three numbers, λ₁, λ₂ and λ₃, not {lambdas}.")
+    first, second, third = lambdas or (0.0, 0.0, 0.0)
+    try:
+        Relaxation(tau=tau or 0.0, lambda1=first, lambda2=second, lambda3=third)
+    except ValueError as error:
+        raise UnsupportedError(f"{error}.") from error
+    return Relaxing(tau=tau, lambdas=None if lambdas is None else (first, second, third))
 
 
 def _drafting(

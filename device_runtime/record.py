@@ -50,8 +50,15 @@ class Round:
     downlink_bytes: int = 0
     timings: Timings = field(default_factory=Timings)
     forgiven: int = 0  # of the accepted tokens, those that the target would have said otherwise
+    # the total variation from the target's law, summed over the positions verified (`adaptive`)
+    deviation: float = 0.0
     inquired: int = 0  # hidden states that the edge asked for, in a second exchange (wisv's m)
     pass_s: float = 0.0  # of the target, as the edge told; `stream`'s may go on while nobody waits
+
+    @property
+    def verified(self) -> int:
+        """Positions that were looked at: those before a rejection, and that one (tslt 2.1)."""
+        return min(self.window, self.accepted + 1)
 
     @property
     def exchanges(self) -> int:
@@ -146,6 +153,14 @@ class Generation:
         """Of the accepted tokens, those that the target would have said otherwise (wisv)."""
         return sum(round_.forgiven for round_ in self.rounds)
 
+    @property
+    def deviation(self) -> float | None:
+        """A verified position's total variation from the target's law, in the mean (`adaptive`).
+
+        None where nothing was verified.
+        """
+        return deviation(self.rounds)
+
 
 def acceptance(rounds: Sequence[Round]) -> float:
     """α: the share accepted of the positions that were verified; 0 without drafts.
@@ -153,8 +168,14 @@ def acceptance(rounds: Sequence[Round]) -> float:
     A position is verified when all before it were accepted (tslt Definition 2.1); in a tree it is
     accepted when one of its candidates is (tslt (39)).
     """
-    verified = sum(min(round_.window, round_.accepted + 1) for round_ in rounds)
+    verified = sum(round_.verified for round_ in rounds)
     return sum(round_.accepted for round_ in rounds) / verified if verified else 0.0
+
+
+def deviation(rounds: Sequence[Round]) -> float | None:
+    """A verified position's mean total variation from the target's law; None without any."""
+    verified = sum(round_.verified for round_ in rounds)
+    return sum(round_.deviation for round_ in rounds) / verified if verified else None
 
 
 @dataclass(frozen=True)

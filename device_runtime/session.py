@@ -145,10 +145,16 @@ class Session:
         verdict = settled.reply
         assert isinstance(verdict, Verdict)
         ruling = Ruling(
-            verdict.accepted, verdict.token, settled.last.frames, forgiven=verdict.forgiven
+            verdict.accepted,
+            verdict.token,
+            settled.last.frames,
+            forgiven=verdict.forgiven,
+            deviation=verdict.deviation or 0.0,
         )
         mercy = ruling.accepted if exchange.judged else 0
-        if ruling.accepted > len(draft.ids) or ruling.forgiven > mercy:
+        stray = min(draft.depth, ruling.accepted + 1) if exchange.relaxes else 0
+        accepted, forgiven = ruling.accepted, ruling.forgiven
+        if accepted > len(draft.ids) or forgiven > mercy or not ruling.deviation <= stray:
             raise MalformedError("The edge's verdict does not fit the window that was sent.")
         path = draft.path(ruling.accepted)
         token = exchange.settle(draft, ruling, plan.law, round_start=start, vocab_size=vocab)
@@ -171,6 +177,7 @@ class Session:
             downlink_bytes=settled.downlink_bytes,
             timings=settled.timings,
             forgiven=ruling.forgiven,
+            deviation=ruling.deviation,
             inquired=settled.inquired,
             pass_s=settled.pass_s,
         )

@@ -1,31 +1,53 @@
-"""The judges' bench: which decision heads an edge has, and whose windows they can judge."""
+"""The judges' bench: which decision heads an edge has, and whose windows they can judge.
+
+Also how far an edge relaxes, which needs no head: both turn a protocol's name into the exchange of
+one generation.
+"""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from edge_runtime.head import DecisionHead, shipped
+from edge_runtime.relaxation_file import read_relaxation
 from engines.artifact import Manifest
+from speculation.adaptive import Relaxation
 from wire.errors import MalformedError, PairMismatchError, UnsupportedError
-from wire.messages import Judging
-from wire.protocols import EXCHANGES, Exchange, Judged
+from wire.messages import Begin, Judging
+from wire.protocols import EXCHANGES, Adaptive, Exchange, Judged
+from wire.protocols.adaptive import BUILT_IN
 
 
 class Bench:
     """Heads that were made for this edge's target, each for one drafter.
 
-    threshold: of requests that name none; None: each head's own.
+    threshold: of requests that name none; None: each head's own. relaxation: likewise, of what a
+    request under `adaptive` does not name.
     """
 
-    def __init__(self, heads: Sequence[DecisionHead] = (), threshold: float | None = None) -> None:
+    def __init__(
+        self,
+        heads: Sequence[DecisionHead] = (),
+        threshold: float | None = None,
+        relaxation: Relaxation = BUILT_IN,
+    ) -> None:
         self._heads = list(heads)
         self._threshold = threshold
+        self._relaxation = relaxation
 
     @classmethod
-    def of(cls, target: Manifest, names: Sequence[str] | None, threshold: float | None) -> "Bench":
+    def of(
+        cls,
+        target: Manifest,
+        names: Sequence[str] | None,
+        threshold: float | None,
+        relaxation: Path | None = None,
+    ) -> "Bench":
         """The heads of these names, or those that ship and were made for the target.
 
-        Raises `HeadError` for one that cannot be read, `PairMismatchError` for one that was named
-        and made for another target.
+        relaxation: the file of one that was calibrated for the target. Raises `HeadError` or
+        `RelaxationError` for what cannot be read, `PairMismatchError` for what was named and made
+        for another target.
         """
         heads = []
         for name in shipped() if names is None else names:
@@ -37,7 +59,20 @@ class Bench:
                     raise
                 continue
             heads.append(head)
-        return cls(heads, threshold)
+        if relaxation is None:
+            return cls(heads, threshold)
+        card = read_relaxation(relaxation)
+        card.suits(target, relaxation)
+        return cls(heads, threshold, card.relaxation)
+
+    def headless(self) -> "Bench":
+        """The same for a target that has no hidden states; `UnsupportedError` for heads in vain."""
+        if self._heads:
+            raise UnsupportedError(
+                "This kind of target has no hidden states, so no decision head can judge by them: "
+                "leave --head away."
+            )
+        return Bench((), self._threshold, self._relaxation)
 
     @property
     def names(self) -> list[str]:
@@ -49,13 +84,16 @@ class Bench:
         found = self._head_for(drafter, hidden_size)
         return [name for name, one in EXCHANGES.items() if found is not None or not one.judged]
 
-    def seat(self, exchange: Exchange[Any], judging: Judging | None) -> Exchange[Any]:
-        """The protocol for one generation, with its judge where it has one.
+    def seat(self, exchange: Exchange[Any], begin: Begin) -> Exchange[Any]:
+        """The protocol for one generation, with its judge or its relaxation where it has one.
 
         Raises `UnsupportedError` if there is no head for this drafter.
         """
-        if not isinstance(exchange, Judged):
-            return exchange
+        if isinstance(exchange, Adaptive):
+            return exchange.relaxed(self._relaxation, begin.relaxing)
+        return self._judged(exchange, begin.judging) if isinstance(exchange, Judged) else exchange
+
+    def _judged(self, exchange: Judged, judging: Judging | None) -> Judged:
         if judging is None:
             raise MalformedError(f"Protocol {exchange.name} needs to know drafter and link.")
         head = self._head_for(judging.drafter, judging.hidden_size)

@@ -26,14 +26,30 @@ class EdgeLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClusterPlan:
+    """A target on a cluster: replicas, each of so many stages.
+
+    address: of the cluster; "": one of its own, on this machine. late_s: after which actors that do
+    not answer are started again; give_up_s: after which a pass fails in any case.
+    """
+
+    replicas: int = 1
+    stages: int = 1
+    address: str = ""
+    late_s: float = 10.0
+    give_up_s: float = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class EdgeConfig:
     """A daemon's settings. Without ``keys`` it may listen on loopback only.
 
     drain_s: how long a daemon that is told to stop still answers what it has received.
     metrics: where Prometheus may ask for figures, as (host, port). heads: decision heads, by name
     or path; None: those that ship and were made for the target. threshold: of requests that name
-    none; None: each head's own. kind: of target (`edge_runtime.targets`); nodes: the file that
-    lists what it consists of, where it is not all in this process.
+    none; None: each head's own. relaxation: a file of `judge calibrate`; None: built in. kind: of
+    target (`edge_runtime.targets`); nodes: the file that lists what it consists of, where it is not
+    all in this process; cluster: its actors.
     """
 
     target: Path
@@ -45,8 +61,10 @@ class EdgeConfig:
     metrics: tuple[str, int] | None = None
     heads: tuple[str, ...] | None = None
     threshold: float | None = None
+    relaxation: Path | None = None
     kind: str = "local"
     nodes: Path | None = None
+    cluster: ClusterPlan = field(default_factory=ClusterPlan)
     limits: EdgeLimits = field(default_factory=EdgeLimits)
 
 

@@ -18,7 +18,7 @@ from edge_runtime.scheduler import CHUNK, NARROW, Scheduler
 from edge_runtime.service import Service
 from edge_runtime.signals import Signals
 from edge_runtime.tally import Tally
-from edge_runtime.targets import Target, open_target
+from edge_runtime.targets import Opening, Target, open_target
 from edge_runtime.targets.target import pass_s
 from engines.artifact import Artifact
 from engines.pace import least_times
@@ -56,15 +56,19 @@ def serve(
         metrics = MetricsServer(*config.metrics) if config.metrics is not None else None
         if metrics is not None:
             stack.callback(metrics.close)
-        artifact = Artifact.open(config.target)
-        bench = Bench.of(artifact.manifest, config.heads, config.threshold)
+        artifact = Artifact.open(config.target, stage=True)
+        # a federation's own artifact is there for its vocabulary: no head was made for its target
+        heads = config.heads or (() if config.kind == "federated" else None)
+        bench = Bench.of(artifact.manifest, heads, config.threshold, config.relaxation)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())
         stack.callback(listener.close)
         with _handshakes(listener):
-            target = open_target(config, artifact)
+            waiting = partial(_tell_of_waiting, supervisor)
+            target = open_target(Opening(config, artifact, keys, tally, waiting))
             stack.callback(target.close)
+            bench = bench if target.states else bench.headless()
             passes = _pass_times(target)
         # a pass may be a piece of a prompt, or a window of every session, and a busy machine slower
         # than it was now
@@ -93,7 +97,7 @@ def serve(
             lifeline,
         )
         if metrics is not None:
-            metrics.show(Sight(artifact.manifest, tally, listener, service))
+            metrics.show(Sight(artifact.manifest, tally, listener, service, target))
         announce(listener.endpoint)
         supervisor.ready(loop.status)
         _log.info("serving %s on %s", model, listener.endpoint)
@@ -103,6 +107,12 @@ def serve(
         listener.close(loop.linger_s)
         _log.info("stopped after %d target passes", scheduler.passes)
         return code
+
+
+def _tell_of_waiting(supervisor: Supervisor, trouble: str) -> None:
+    """While nodes are waited for: the supervisor is to wait too, and to see for what."""
+    supervisor.extend(_LOADING_S)
+    supervisor.status(f"waiting for nodes: {trouble}")
 
 
 def _pass_times(target: Target) -> list[PassTime]:

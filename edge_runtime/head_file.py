@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from engines.artifact import Precision
 from engines.cache import replace_file
 from speculation.channel import FEATURES
-from wire.errors import HeadError
+from wire.errors import HeadError, PilotfishError
 
 FORMAT: Final = 1
 CARD_BYTES = 1 << 16  # a card may have so many, and its weights these
@@ -28,7 +28,7 @@ HIDDEN_WIDTH = 1024  # h may be so large
 BUCKETS = 1 << 16
 
 Features = Literal["states", "tokens"]
-HiddenFormat = Literal["int8", "fp16", "int4"]
+HiddenFormat = Literal["int8", "fp16", "int4", "fp32"]
 Tensors = Mapping[str, NDArray[np.floating]]
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -119,9 +119,9 @@ def read_head(path: Path) -> tuple[HeadCard, Tensors]:
     Raises:
         HeadError: for a file that is missing, too large, damaged, or of a newer version.
     """
-    card = _decoded(_bytes_of(path, CARD_BYTES), str(path))
+    card = _decoded(read_bounded(path, CARD_BYTES), str(path))
     weights = path.with_suffix(".safetensors")
-    data = _bytes_of(weights, WEIGHTS_BYTES)
+    data = read_bounded(weights, WEIGHTS_BYTES)
     if hashlib.sha256(data).hexdigest() != card.sha256:
         raise HeadError(
             f"{weights} is not the file that {path.name} was written with (its SHA-256 differs): "
@@ -220,16 +220,17 @@ def _decoded(data: bytes, told: str) -> HeadCard:
     return card
 
 
-def _bytes_of(path: Path, most: int) -> bytes:
+def read_bounded(path: Path, most: int, kind: type[PilotfishError] = HeadError) -> bytes:
+    """A file's bytes; an error of this kind if there is none, or it has more than ``most``."""
     try:
         if not path.is_file():  # a pipe would be waited for
-            raise HeadError(f"There is no file {path}.")
+            raise kind(f"There is no file {path}.")
         with path.open("rb") as file:
             data = file.read(most + 1)
     except OSError as error:
-        raise HeadError(f"{path} cannot be read: {error}.") from error
+        raise kind(f"{path} cannot be read: {error}.") from error
     if len(data) > most:
-        raise HeadError(f"{path} is larger than the {most} bytes that a head may have.")
+        raise kind(f"{path} is larger than the {most} bytes that it may have.")
     return data
 
 

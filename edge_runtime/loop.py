@@ -20,6 +20,7 @@ from edge_runtime.scheduler import Scheduler
 from edge_runtime.service import Service
 from edge_runtime.signals import Signals
 from edge_runtime.targets.target import Target
+from wire.errors import TargetLostError
 from wire.supervisor import Supervisor
 from wire.transport import Listener
 
@@ -124,6 +125,9 @@ class Loop:
                 return code
             if time.monotonic() >= self._tick_s:
                 self._tick()
+                if self._target.over:
+                    _log.error("the target is lost for good: %s", self._target.over)
+                    return TargetLostError.exit_code
             for job in self._scheduler.collect():
                 self._service.finish(job)
             wait_s = self._scheduler.wait_s()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import wire
 from edge_runtime.service import Service
 from edge_runtime.tally import Histogram, Tally
+from edge_runtime.targets.target import Target
 from engines.artifact import Manifest
 from wire.errors import ListenError, UnsupportedError
 from wire.transport import Listener
@@ -30,6 +31,7 @@ class Sight(NamedTuple):
     tally: Tally
     listener: Listener
     service: Service
+    target: Target
 
 
 class MetricsServer:
@@ -80,7 +82,7 @@ class MetricsServer:
 def _families(sight: Sight) -> Iterable["Metric"]:
     from prometheus_client.core import GaugeMetricFamily
 
-    manifest, tally, listener, service = sight
+    manifest, tally, listener, service, target = sight
     connections, gate = listener.connections, listener.gate
     sessions = service.sessions_by_device()
     build = GaugeMetricFamily(
@@ -116,6 +118,12 @@ def _families(sight: Sight) -> Iterable["Metric"]:
     yield _counters(
         "forgiven_tokens", "Of these, by the decision head's mercy.", "protocol", tally.forgiven
     )
+    yield _counters(
+        "deviation",
+        "Total variation from the target's law, summed over the positions looked at.",
+        "protocol",
+        tally.deviation,
+    )
     yield _counter("streamed_tokens", "Tokens of protocol stream.", tally.streamed)
     yield _counters("refusals", "Requests refused.", "code", tally.refusals)
     ended = {
@@ -127,6 +135,35 @@ def _families(sight: Sight) -> Iterable["Metric"]:
     yield _counters("handshakes_refused", "Strangers turned away.", "reason", refused)
     yield _counters("connections_cut", "Connections ended by the edge.", "reason", connections.cuts)
     yield _counters("reloads", "Configuration and keys read again.", "result", tally.reloads)
+    if nodes := target.nodes:
+        yield from _of_nodes(nodes, tally)
+
+
+def _of_nodes(nodes: Mapping[str, bool], tally: Tally) -> Iterable["Metric"]:
+    """Of a target's nodes by name, and whether each takes part."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    up = GaugeMetricFamily(
+        f"{PREFIX}node_up", "Whether a node of the target takes part.", labels=["node"]
+    )
+    for node, takes_part in nodes.items():
+        up.add_metric([node], takes_part)
+    yield up
+    events = CounterMetricFamily(
+        f"{PREFIX}node_events", "What befell a node of the target.", labels=["node", "event"]
+    )
+    for (node, event), count in sorted(dict(tally.nodes).items()):
+        events.add_metric([node, event], count)
+    yield events
+    moved = CounterMetricFamily(
+        f"{PREFIX}node_bytes", "Bytes to and from it.", labels=["node", "direction"]
+    )
+    for node in nodes:
+        moved.add_metric([node, "to"], tally.node_bytes_out[node])
+        moved.add_metric([node, "from"], tally.node_bytes_in[node])
+    yield moved
+    computed = dict(tally.node_compute_s)
+    yield _counters("node_compute_seconds", "Time that it says it computed.", "node", computed)
 
 
 def _gauge(name: str, what: str, value: float) -> "Metric":
@@ -141,7 +178,7 @@ def _counter(name: str, what: str, value: float) -> "Metric":
     return CounterMetricFamily(PREFIX + name, what, value)
 
 
-def _counters(name: str, what: str, label: str, values: Mapping[str, int]) -> "Metric":
+def _counters(name: str, what: str, label: str, values: Mapping[str, float]) -> "Metric":
     from prometheus_client.core import CounterMetricFamily
 
     family = CounterMetricFamily(PREFIX + name, what, labels=[label])

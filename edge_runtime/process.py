@@ -23,9 +23,10 @@ STOP_S = 5.0
 class EdgeServer:
     """Starts an edge on entry and stops it on exit; ``endpoint`` is where it listens.
 
+    action: "serve", or "worker" for a node of another edge's target (`pilotfish edge worker`).
     target: the target's artifact. listen: port 0 takes a free one. keys: the folder with
     ``edge.key`` and ``allowed/``; None is allowed on loopback only. options: further flags of
-    `pilotfish edge serve`, as ``sessions=4`` for ``--sessions 4``.
+    the command, as ``sessions=4`` for ``--sessions 4``.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class EdgeServer:
         target: str | Path,
         listen: str = "tcp://127.0.0.1:0",
         keys: str | Path | None = None,
+        action: str = "serve",
         **options: object,
     ) -> None:
         self._command = [
@@ -40,7 +42,7 @@ class EdgeServer:
             "-m",
             "pilotfish",
             "edge",
-            "serve",
+            action,
             "--target",
             str(target),
         ]

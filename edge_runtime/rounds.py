@@ -147,6 +147,7 @@ class Rounds:
             token=ruling.token,
             times=times,
             forgiven=ruling.forgiven,
+            deviation=ruling.deviation or None,
         )
         round_.answer = ruling.frames
         self._send(round_.client, round_.verdict, round_.answer)  # the device waits for it
@@ -165,6 +166,7 @@ class Rounds:
                 spent.verify_ns * 1e-9,
             )
             self._tally.forgiven[session.exchange.name] += ruling.forgiven
+            self._tally.deviation[session.exchange.name] += ruling.deviation
 
     def _streamed(self, session: Session, stream: Stream, job: Job, ruling: Ruling) -> None:
         start, token = len(session.committed), ruling.token

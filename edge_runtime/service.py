@@ -229,7 +229,7 @@ class Service:
         law = Law(sampling=begin.sampling, seed=begin.seed)
         if exchange is not None:
             exchange.check(law.sampling)
-            exchange = self._bench.seat(exchange, begin.judging)
+            exchange = self._bench.seat(exchange, begin)
         length = begin.keep + len(new)
         if length == 0:
             raise MalformedError("A generation needs at least one token to go on from.")

@@ -5,7 +5,7 @@ from another thread, and may see one a round older than the next.
 """
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -42,6 +42,8 @@ class Tally:
     drafted: Counter[str] = field(default_factory=Counter)  # tokens of these
     accepted: Counter[str] = field(default_factory=Counter)
     forgiven: Counter[str] = field(default_factory=Counter)  # of these, by a decision head
+    # summed over the positions looked at
+    deviation: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     streamed: int = 0  # tokens of `stream`
     refusals: Counter[str] = field(default_factory=Counter)  # by the error's code
     expired: int = 0  # sessions that idled for too long
@@ -50,6 +52,11 @@ class Tally:
     drops: int = 0  # replies that their device did not take
     failed_passes: int = 0
     reloads: Counter[str] = field(default_factory=Counter)  # "done" or "refused"
+    # of a target's nodes: what happened to each, and the bytes to and from it
+    nodes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    node_bytes_out: Counter[str] = field(default_factory=Counter)
+    node_bytes_in: Counter[str] = field(default_factory=Counter)
+    node_compute_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     work: Counter[str] = field(default_factory=Counter)  # windows, prompts, tokens, by device
     batch: Histogram = field(default_factory=lambda: Histogram(_WIDTHS))
     pass_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))

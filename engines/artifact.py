@@ -1,7 +1,8 @@
 """An artifact: a directory with a graph, its weights, a tokenizer and `manifest.json`.
 
 The manifest says where the model came from and what a program must know before it loads the
-graph. `Artifact.open` reads and checks it; `Manifest.encode` gives the bytes to write.
+graph. `Artifact.open` reads and checks it; `Manifest.encode` gives the bytes to write. A stage of a
+model (`engines.cut`) is an artifact too, but only to those who ask for one.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from engines.cut import Cut, check_chain
 from engines.errors import ArtifactError
 
 MANIFEST_NAME = "manifest.json"
 GRAPH_NAME = "model.onnx"
+HEAD_NAME = "head.onnx"  # of a first stage: hidden states to logits
 TOKENIZER_NAME = "tokenizer.json"
 FORMAT = 1
 
@@ -32,13 +35,15 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Where the weights came from.
 
     `location` is a hub id, a file name or a directory name (not its path: that would say more
-    about the machine than about the model). `sha256` covers the files that were read.
+    about the machine than about the model). `sha256` covers the files that were read. Of a model
+    that was cut short, `first_layers` is how many of its layers were kept, the first ones.
     """
 
     kind: Literal["default", "gguf", "directory", "hub", "random"]
     location: str
     revision: str | None = None
     sha256: dict[str, Sha256] = {}
+    first_layers: Positive | None = None
 
 
 class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +63,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `vocab_size` counts the tokens that the tokenizer knows; `padded_vocab_size` is the width of
     the graph's logits. `tokenizer_fingerprint` hashes the id-ordered token strings, so two
-    artifacts with equal vocabularies agree whatever files they came from.
+    artifacts with equal vocabularies agree whatever files they came from. `stage` is None for a
+    whole model; all else but `files` describes that model, also where this is a stage of it.
     """
 
     format: int = FORMAT
@@ -77,6 +83,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     chat_template: str | None
     tokenizer_fingerprint: Sha256
     files: dict[str, Sha256]
+    stage: Cut | None = None
+
+    @property
+    def layers(self) -> int:
+        """Layers that the graph has, and a cache keeps keys and values of."""
+        return self.dimensions.layers if self.stage is None else self.stage.layers
 
     @property
     def digest(self) -> str:
@@ -89,16 +101,24 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Which weights these are, in 16 hex digits, whatever precision or dialect they are in.
 
         A hash of the SHA-256s of the files that were read, in the order of the files' names, which
-        do not count; where there are none (random weights), of the source and the dimensions.
+        do not count; where there are none (random weights), of the source and the dimensions. A
+        model that was cut short is another one.
         """
         source = self.source
         hashes = [value for _, value in sorted(source.sha256.items())]
+        if hashes and source.first_layers is not None:
+            hashes.append(f"first {source.first_layers} layers")
         made = (source.kind, source.location, source.revision, self.dimensions)
         return hashlib.sha256(msgspec.json.encode(hashes or made)).hexdigest()[:16]
 
     def encode(self) -> bytes:
         """Indented JSON, ready to be written to `manifest.json`."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+        fields = msgspec.to_builtins(self)
+        if self.stage is None:
+            del fields["stage"]  # whole models are written as they were before there were stages
+        if self.source.first_layers is None:
+            del fields["source"]["first_layers"]  # likewise
+        return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
 
 
 class Artifact:
@@ -109,16 +129,22 @@ class Artifact:
         self.manifest = manifest
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Artifact:
+    def open(cls, path: str | os.PathLike[str], *, stage: bool = False) -> Artifact:
         """Read and check the manifest, and see that every file it names is there.
 
         Hashes are not computed here, for weights can be many gigabytes: see `verify`.
 
+        Args:
+            stage: take a stage of a model as well as a whole one.
+
         Raises:
-            ArtifactError: if this is no artifact, is from a newer version, or lacks a file.
+            ArtifactError: if this is no artifact, is from a newer version, or lacks a file; or is a
+                stage, and none was asked for.
         """
         directory = Path(path)
         manifest = _read_manifest(directory)
+        if not stage:
+            check_whole(directory, manifest)
         for name in manifest.files:
             if not (directory / name).is_file():
                 raise ArtifactError(
@@ -136,6 +162,11 @@ class Artifact:
         """The `tokenizer.json` of the model."""
         return self.path / TOKENIZER_NAME
 
+    @property
+    def head_path(self) -> Path:
+        """The graph of the head, which a first stage has beside its own."""
+        return self.path / HEAD_NAME
+
     def verify(self) -> None:
         """Compare every file with its SHA-256 in the manifest.
 
@@ -148,6 +179,32 @@ class Artifact:
                     f"{self.path / name} is not the file that was exported (its SHA-256 differs): "
                     "export the model again"
                 )
+
+
+def open_stages(folder: str | os.PathLike[str]) -> list[Artifact]:
+    """What `pilotfish export split` made in `folder`: the stages of one model, from the first on.
+
+    Raises:
+        ArtifactError: if it holds none, or one is missing, damaged, or of another cut.
+    """
+    found = [Artifact.open(path, stage=True) for path in Path(folder).glob("stage-*")]
+    places = {artifact.manifest.stage: artifact for artifact in found}
+    cuts = sorted((cut for cut in places if cut is not None), key=lambda cut: cut.index)
+    if not found or None in places or len(cuts) < len(found):
+        raise ArtifactError(
+            f"{folder} holds no stages of a model: make them with `pilotfish export split`"
+        )
+    check_chain(cuts)
+    return [places[cut] for cut in cuts]
+
+
+def check_whole(path: Path, manifest: Manifest) -> None:
+    """Raise `ArtifactError` for a stage of a model."""
+    if manifest.stage is not None:
+        raise ArtifactError(
+            f"{path} is {manifest.stage} of {manifest.model}, which cannot run alone: name the "
+            "artifact that it was cut from"
+        )
 
 
 def file_sha256(path: Path, on_chunk: Callable[[int], None] | None = None) -> str:
@@ -203,7 +260,27 @@ def _check(directory: Path, manifest: Manifest) -> None:
         problem = "bos_id is outside the vocabulary"
     elif any(Path(name).name != name for name in manifest.files):
         problem = "files must be plain names, without a path"
-    elif missing := {GRAPH_NAME, TOKENIZER_NAME} - manifest.files.keys():
+    elif missing := _needed(manifest.stage) - manifest.files.keys():
         problem = f"files does not name {', '.join(sorted(missing))}"
+    elif manifest.stage is not None and not _fits(manifest.stage, manifest.dimensions.layers):
+        problem = f"{manifest.stage} is no part of {manifest.dimensions.layers} layers"
     if problem:
         raise ArtifactError(f"{directory / MANIFEST_NAME} is not valid: {problem}")
+
+
+def _needed(stage: Cut | None) -> set[str]:
+    """Files that an artifact cannot be without."""
+    if stage is None:
+        return {GRAPH_NAME, TOKENIZER_NAME}
+    return {GRAPH_NAME, TOKENIZER_NAME, HEAD_NAME} if stage.first else {GRAPH_NAME}
+
+
+def _fits(stage: Cut, layers: int) -> bool:
+    """Whether a model of so many layers can have this stage."""
+    before, after = stage.index - 1, stage.count - stage.index  # stages, of a layer at least
+    return (
+        before <= stage.first_layer
+        and 0 <= after <= layers - stage.end
+        and stage.first == (stage.first_layer == 0)
+        and stage.last == (stage.end == layers)
+    )

@@ -32,7 +32,7 @@ class DeviceCache(KVCache):
         self._apart = apart
         self._cuda = cuda
         self._capacities = capacities
-        self._planes, self._heads = 2 * sizes.layers, sizes.kv_heads
+        self._planes, self._heads = 2 * manifest.layers, sizes.kv_heads
         self._cell = sizes.head_dim * self.dtype.itemsize  # bytes
         self._allocate()
 

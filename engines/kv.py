@@ -66,7 +66,7 @@ class HostCache(KVCache):
         sizes = manifest.dimensions
         self._limit = limit
         self._cells: NDArray[np.floating] = np.zeros(
-            (2 * sizes.layers, slots, sizes.kv_heads, self.capacity, sizes.head_dim), self.dtype
+            (2 * manifest.layers, slots, sizes.kv_heads, self.capacity, sizes.head_dim), self.dtype
         )
 
     def reserve(self, cells: int) -> bool:

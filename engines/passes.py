@@ -1,4 +1,4 @@
-"""What a forward pass is given, and how several become the inputs of one run of the graph.
+"""What a forward pass is given, and how several become the inputs of one run of a graph.
 
 Tokens of all passes stand packed in one row of T. Standard dialects attend over [B, S]: B
 neighbouring slots, S the longest pass among them (see export.dialects.padded). The contrib
@@ -99,16 +99,20 @@ def _line(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
     return line
 
 
-def check(item: Pass, lengths: Sequence[int], vocabulary: int) -> None:
-    """Raise ValueError for a pass that no model could run; `lengths` are those of all slots."""
+def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
+    """Raise ValueError for a pass that no model could run.
+
+    `lengths` are those of all slots. Without a vocabulary any ids will do.
+    """
     size, slots = len(item.tokens), len(lengths)
     if not 0 <= item.slot < slots:
         raise ValueError(f"slot {item.slot} is not among the {slots} of this decoder")
     if item.tokens.ndim != 1 or size == 0:
         raise ValueError("a pass needs a row of at least one token")
-    ids = item.tokens.tolist()  # a few numbers: faster than an array's methods
-    if min(ids) < 0 or max(ids) >= vocabulary:
-        raise ValueError(f"token ids must lie in 0…{vocabulary - 1}")
+    if vocabulary is not None:
+        ids = item.tokens.tolist()  # a few numbers: faster than an array's methods
+        if min(ids) < 0 or max(ids) >= vocabulary:
+            raise ValueError(f"token ids must lie in 0…{vocabulary - 1}")
     if not 0 <= item.wanted <= size:
         raise ValueError(f"{item.wanted} rows are wanted of {size} tokens")
     if item.parents is not None:
@@ -126,22 +130,37 @@ def _check_tree(parents: NDArray[np.int64], size: int, length: int) -> None:
         raise ValueError("parents[i] must be -1 or an earlier node of the tree")
 
 
-def fill_packed(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]) -> int:
-    """The inputs of every dialect; `lengths` are those of all slots. Returns the rows computed."""
+def fill_tokens(binding: Binding, passes: Sequence[Pass]) -> None:
+    """The ids."""
+    tokens = binding.input("input_ids", (sum(len(item.tokens) for item in passes),))
+    end = 0
+    for item in passes:
+        start, end = end, end + len(item.tokens)
+        tokens[start:end] = item.tokens
+
+
+def fill_positions(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]) -> int:
+    """Where each token stands; `lengths` are those of all slots. Returns the number of tokens."""
     total = sum(len(item.tokens) for item in passes)
-    # A graph that computes nothing is not worth the risk: where no row is wanted, take one.
-    wanted = max(sum(item.wanted for item in passes), 1)
-    tokens = binding.input("input_ids", (total,))
     positions = binding.input("position_ids", (total,))
-    rows = binding.input("logit_rows", (wanted,))
-    end = row = 0
+    end = 0
     for item in passes:
         start, end, length = end, end + len(item.tokens), lengths[item.slot]
-        tokens[start:end] = item.tokens
         if item.parents is None:
             positions[start:end] = range(length, length + end - start)
         else:
             positions[start:end] = item.depths() + (length - item.grown)
+    return total
+
+
+def fill_rows(binding: Binding, passes: Sequence[Pass]) -> int:
+    """Which tokens are answered. Returns the number of rows that will be computed."""
+    # A graph that computes nothing is not worth the risk: where no row is wanted, take one.
+    wanted = max(sum(item.wanted for item in passes), 1)
+    rows = binding.input("logit_rows", (wanted,))
+    end = row = 0
+    for item in passes:
+        end += len(item.tokens)
         rows[row : row + item.wanted] = range(end - item.wanted, end)
         row += item.wanted
     rows[row:] = 0  # the array is that of an earlier pass, which may have been longer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,25 +12,30 @@ from engines.artifact import MANIFEST_NAME
 from export.errors import ExportError
 
 
+def is_artifact(folder: Path) -> bool:
+    """Whether it looks like one."""
+    return (folder / MANIFEST_NAME).is_file()
+
+
 @contextmanager
-def replacing(out: Path) -> Iterator[Path]:
+def replacing(out: Path, ours: Callable[[Path], bool] = is_artifact) -> Iterator[Path]:
     """Yield an empty hidden directory beside `out`; at the end it takes `out`'s place.
 
-    An artifact that was there is replaced. After an exception nothing is left; what a kill left
-    is removed by the next export to the same place.
+    What was there is replaced, if it is `ours`: what such an export writes. After an exception
+    nothing is left; what a kill left is removed by the next export to the same place.
 
     Raises:
         ExportError: if `out` is a file, or a directory that holds something else.
     """
-    if out.exists() and not (out / MANIFEST_NAME).is_file() and not _is_empty_directory(out):
-        raise ExportError(f"{out} holds something that is no artifact: choose another --out")
+    if out.exists() and not (out.is_dir() and (_is_empty(out) or ours(out))):
+        raise ExportError(f"{out} holds something that no export wrote: choose another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(out)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     partial.mkdir()
     try:
         yield partial
-        for file in partial.iterdir():
+        for file in partial.rglob("*"):
             _sync(file)
         _sync(partial)
         _take_place(partial, out)
@@ -55,8 +60,8 @@ def _remove_abandoned(out: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _is_empty_directory(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
+def _is_empty(folder: Path) -> bool:
+    return not any(folder.iterdir())
 
 
 def _sync(path: Path) -> None:

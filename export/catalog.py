@@ -12,13 +12,18 @@ from engines.errors import ArtifactError
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One artifact. `size` is the sum of its files, in bytes."""
+    """One artifact.
+
+    `size` is the sum of its files, in bytes; `stage` says which part of a model it is, unless it is
+    a whole one.
+    """
 
     path: str
     model: str
     precision: str
     dialect: str
     size: int
+    stage: str | None = None
 
 
 def list_artifacts(folder: str | os.PathLike[str]) -> list[Entry]:
@@ -40,7 +45,7 @@ def list_artifacts(folder: str | os.PathLike[str]) -> list[Entry]:
             continue
         children.clear()  # an artifact holds no other
         try:
-            entries.append(_entry(Artifact.open(name)))
+            entries.append(_entry(Artifact.open(name, stage=True)))
         except ArtifactError:
             continue
     return sorted(entries, key=lambda entry: entry.path)
@@ -54,4 +59,5 @@ def _entry(artifact: Artifact) -> Entry:
         precision=manifest.precision,
         dialect=manifest.dialect,
         size=sum((artifact.path / name).stat().st_size for name in manifest.files),
+        stage=None if manifest.stage is None else str(manifest.stage),
     )

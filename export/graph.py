@@ -7,12 +7,13 @@ Out: `model.onnx` (structure and small constants) and its external data file, wh
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from export.data_file import DataFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 # Old enough for the oldest runtime that reads the opset; 4-bit types need 10.
 IR_VERSION = {17: 8, 24: 10}
-PAGE = 4096  # external tensors start on a page, so that a runtime can map them
 
 Dim = int | str
 ELEMENT: dict[str, int] = {
@@ -39,9 +39,7 @@ class GraphWriter:
     """Collects nodes; streams weights into `data`. Values are named by strings, as in ONNX."""
 
     def __init__(self, data: BinaryIO, data_name: str) -> None:
-        self._data = data
-        self._data_name = data_name
-        self._digest = hashlib.sha256()
+        self._data = DataFile(data, data_name)
         self._nodes: list[Any] = []
         self._initializers: dict[str, Any] = {}
         self._inputs: list[Any] = []
@@ -52,7 +50,7 @@ class GraphWriter:
     @property
     def data_sha256(self) -> str:
         """Digest of the external data written so far."""
-        return self._digest.hexdigest()
+        return self._data.sha256
 
     def input(self, name: str, dtype: str, shape: Sequence[Dim]) -> str:
         """Declare an input; a string in ``shape`` names a size that varies."""
@@ -100,20 +98,8 @@ class GraphWriter:
         """
         dtype = dtype or array.dtype.name
         payload = np.ascontiguousarray(pack_nibbles(array) if dtype == "int4" else array)
-        offset = self._pad_to_page()
-        self._write(payload.reshape(-1).view(np.uint8))
-        tensor = TensorProto(
-            name=name,
-            data_type=ELEMENT[dtype],
-            dims=array.shape,
-            data_location=TensorProto.EXTERNAL,
-        )
-        for key, value in (
-            ("location", self._data_name),
-            ("offset", str(offset)),
-            ("length", str(payload.nbytes)),
-        ):
-            tensor.external_data.append(StringStringEntryProto(key=key, value=value))
+        tensor = TensorProto(name=name, data_type=ELEMENT[dtype], dims=array.shape)
+        self._data.put(tensor, payload.reshape(-1).view(np.uint8))
         self._initializers[name] = tensor
         return name
 
@@ -151,15 +137,6 @@ class GraphWriter:
     def _fresh(self, kind: str) -> str:
         self._names += 1
         return f"{kind}.{self._names}"
-
-    def _pad_to_page(self) -> int:
-        offset = self._data.tell()
-        self._write(np.zeros(-offset % PAGE, np.uint8))
-        return offset + -offset % PAGE
-
-    def _write(self, payload: NDArray[np.uint8]) -> None:
-        self._data.write(payload.data)
-        self._digest.update(payload.data)
 
 
 def pack_nibbles(array: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -30,6 +30,7 @@ from export.atomic import replacing
 from export.dialects import Dialect, choose_dialect
 from export.graph import GraphWriter
 from export.sources import Progress, WeightSource, open_source
+from export.sources.first_layers import FirstLayers
 
 DATA_NAME = "model.onnx.data"
 NEWEST_RUNTIME = (1, 31)  # assumed where none is installed
@@ -41,6 +42,7 @@ def export_model(
     *,
     precision: Precision = "fp32",
     dialect: str = "auto",
+    first_layers: int | None = None,
     progress: Progress | None = None,
 ) -> Artifact:
     """Write the artifact of `source` to the directory `out`, replacing an artifact there.
@@ -48,14 +50,17 @@ def export_model(
     Args:
         source: "default", a GGUF file, a Hugging Face directory or hub id, or an open source.
         dialect: "opset24", "opset17", "contrib", or "auto": by precision and installed runtime.
+        first_layers: keep only so many of the layers, and the last norm and the head as they are.
         progress: called as progress(label, done, total).
 
     Raises:
-        ExportError: if the source cannot be read, something in it is not supported, or `out`
-            holds something that is no artifact.
+        ExportError: if the source cannot be read, something in it is not supported, it has not
+            more than `first_layers` layers, or `out` holds something that is no artifact.
     """
     kind = choose_dialect(dialect, precision, _runtime())
     weights = open_source(source, progress) if isinstance(source, str) else source
+    if first_layers is not None:
+        weights = FirstLayers(weights, first_layers)
     with replacing(Path(out)) as directory:
         digests = _write_graph(weights, directory, precision, kind, progress)
         tokenizer = directory / TOKENIZER_NAME

@@ -74,6 +74,7 @@ def check(settings: Settings) -> None:
             temperature=settings.temperature,
             seed=settings.seed,
             threshold=settings.threshold,
+            tau=settings.tau,
         )
 
 
@@ -86,7 +87,8 @@ def check_edge(settings: Settings, edge: Welcome) -> None:
             )
         if window is None or window == AUTO:
             continue
-        nodes = nodes_at_most(plan(protocol=protocol, window=window).expansion)
+        asked = plan(protocol=protocol, window=window, temperature=settings.temperature)
+        nodes = nodes_at_most(asked.expansion)
         if nodes > edge.limits.window:
             raise TooLargeError(
                 f"A window {window} of {protocol} has {nodes} draft tokens, and this edge takes "

@@ -166,6 +166,7 @@ def _options(settings: Settings, answer: Answer) -> Options:
         temperature=settings.temperature,
         seed=answer.seed,
         threshold=settings.threshold,
+        tau=settings.tau,
     )
 
 

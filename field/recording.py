@@ -30,6 +30,7 @@ from wire.errors import RunFileError
 from wire.protocols import STREAM
 
 _FORGIVEN, _INQUIRED = (f"{name} INTEGER NOT NULL DEFAULT 0" for name in ("forgiven", "inquired"))
+_DEVIATION = "deviation REAL NOT NULL DEFAULT 0"
 _SCHEMA = f"""
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
@@ -51,18 +52,16 @@ CREATE TABLE rounds (
     nodes INTEGER NOT NULL, accepted INTEGER NOT NULL, tokens TEXT NOT NULL,
     uplink_bytes INTEGER NOT NULL, downlink_bytes INTEGER NOT NULL,
     {", ".join(f"{stage}_s REAL NOT NULL" for stage in STAGES)},
-    {_FORGIVEN}, {_INQUIRED},
+    {_FORGIVEN}, {_INQUIRED}, {_DEVIATION},
     PRIMARY KEY (answer, number)
 ) WITHOUT ROWID;
 """
-_ROUND = f"INSERT INTO rounds VALUES ({', '.join('?' * (13 + len(STAGES)))})"
-_FROM_FORMAT_1 = f"""
-BEGIN;
-ALTER TABLE rounds ADD COLUMN {_FORGIVEN};
-ALTER TABLE rounds ADD COLUMN {_INQUIRED};
-PRAGMA user_version = 2;
-COMMIT;
-"""
+_ROUND = f"INSERT INTO rounds VALUES ({', '.join('?' * (14 + len(STAGES)))})"
+# by the file's format, what takes it to the next one
+_UPGRADES = {
+    1: f"ALTER TABLE rounds ADD COLUMN {_FORGIVEN}; ALTER TABLE rounds ADD COLUMN {_INQUIRED};",
+    2: f"ALTER TABLE rounds ADD COLUMN {_DEVIATION};",
+}
 
 
 class Recorder:
@@ -108,8 +107,10 @@ class Recorder:
             with damage_told(path):
                 database = _open(path)
                 database.execute("PRAGMA journal_mode = WAL")
-                if format_of(database) == 1:
-                    database.executescript(_FROM_FORMAT_1)
+                for version in range(format_of(database), FORMAT):
+                    database.executescript(
+                        f"BEGIN; {_UPGRADES[version]} PRAGMA user_version = {version + 1}; COMMIT;"
+                    )
         except BaseException:
             os.close(lock)
             raise
@@ -160,6 +161,7 @@ class Recorder:
             *(getattr(round_.timings, stage) for stage in STAGES),
             round_.forgiven,
             round_.inquired,
+            round_.deviation,
         )
         with self._writing(sync=round_.protocol != STREAM) as database:
             database.execute(_ROUND, values)

@@ -47,7 +47,8 @@ class Settings:
 
     warm_up: answers of every configuration before the first that counts. seed: repeat r of every
     configuration draws with seed + r, and the order of the configurations comes from it too.
-    threshold: of the edge's decision head, under `wisv-full` and `wisv-selective`; None: its own.
+    threshold: of the edge's decision head, under `wisv-full` and `wisv-selective`; tau: under
+    `adaptive`; None: the edge's own.
     provider and threads: how the drafter is run.
     """
 
@@ -60,6 +61,7 @@ class Settings:
     temperature: float = 0.0
     seed: int = 0
     threshold: float | None = None
+    tau: float | None = None
     provider: str = "auto"
     threads: int | None = None
 
@@ -172,7 +174,8 @@ _ROUND_COLUMNS = (
     "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
     + ", ".join(f"{stage}_s" for stage in STAGES)
 )
-_JUDGED_COLUMNS = "forgiven, inquired"  # since format 2
+# by the file's format: what of lossy protocols there is, and zeros for what there is not
+_LOSSY_COLUMNS = {1: "0, 0, 0.0", 2: "forgiven, inquired, 0.0", 3: "forgiven, inquired, deviation"}
 
 
 class Run:
@@ -181,8 +184,7 @@ class Run:
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self.path = path
         self._database = database
-        judged = _JUDGED_COLUMNS if format_of(database) > 1 else "0, 0"
-        self._round_columns = f"{_ROUND_COLUMNS}, {judged}"
+        self._round_columns = f"{_ROUND_COLUMNS}, {_LOSSY_COLUMNS[format_of(database)]}"
         self.facts = _facts(path, database)
 
     @classmethod
@@ -257,9 +259,9 @@ def _facts(path: Path, database: sqlite3.Connection) -> Facts:
 
 
 def _round(columns: sqlite3.Row) -> tuple[float, Round]:
-    """at_s and the record, from the columns of `_ROUND_COLUMNS` and `_JUDGED_COLUMNS`."""
+    """at_s and the record, from the columns of `_ROUND_COLUMNS` and `_LOSSY_COLUMNS`."""
     at_s, protocol, start, window, nodes, accepted, tokens, up, down, *rest = columns
-    *stages, forgiven, inquired = rest
+    *stages, forgiven, inquired, deviation = rest
     record = {
         "protocol": protocol,
         "start": start,
@@ -272,5 +274,6 @@ def _round(columns: sqlite3.Row) -> tuple[float, Round]:
         "timings": dict(zip(STAGES, stages, strict=True)),
         "forgiven": forgiven,
         "inquired": inquired,
+        "deviation": deviation,
     }
     return msgspec.convert(at_s, float), msgspec.convert(record, Round)

@@ -10,7 +10,7 @@ import msgspec
 from wire.errors import RunFileError
 
 APPLICATION_ID = 0x504C4652  # "PLFR", what tells our files from other SQLite databases
-FORMAT = 2  # PRAGMA user_version; format 1 knows no decision head
+FORMAT = 3  # PRAGMA user_version; format 1 knows no decision head, 2 no deviation
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:

@@ -60,6 +60,13 @@ class Speaker:
         seen = yield Look(TARGET, ids, rows)
         return seen.logits.argmax(1), seen.hidden.copy()
 
+    def logits(self, answer: Sequence[int]) -> Procedure[Floats]:
+        """The target's after the answer, f32 [V]."""
+        ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
+        seen = yield Look(TARGET, ids)
+        found: Floats = seen.logits[0].copy()
+        return found
+
     def finish(self, answer: Sequence[int]) -> Procedure[list[int]]:
         """The answer as the target alone goes on with it."""
         whole = list(answer)
@@ -97,9 +104,12 @@ class Window:
 
     def choices(self, seen: Sight) -> Ids:
         """The drafter's argmax, in the target's ids, after each token that was looked at."""
-        projected: NDArray[np.float32] = self._bridge.project(seen.logits)
-        found: Ids = projected.argmax(1)
+        found: Ids = self.logits(seen).argmax(1)
         return found
+
+    def logits(self, seen: Sight) -> NDArray[np.floating]:
+        """The drafter's, over the target's ids; f32 [rows, V], until the next call."""
+        return self._bridge.project(seen.logits)
 
 
 class Mismatch(NamedTuple):

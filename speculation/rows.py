@@ -30,12 +30,15 @@ class Row:
 
     def probability(self, token: int) -> float:
         """q(token); 0 for a token that is not in the row."""
+        at = self.index(token)
+        return 0.0 if at is None else float(self.weights[at]) / self.total
+
+    def index(self, token: int) -> int | None:
+        """The number of the weight that the token has; None for one that is not in the row."""
         if self.ids is None:
-            return float(self.weights[token]) / self.total
+            return token
         at = int(np.searchsorted(self.ids, token))
-        if at == len(self.ids) or self.ids[at] != token:
-            return 0.0
-        return float(self.weights[at]) / self.total
+        return None if at == len(self.ids) or self.ids[at] != token else at
 
     def probabilities(self) -> NDArray[np.float64]:
         """The weights [K] divided by their sum."""

@@ -1,6 +1,7 @@
 """Edge daemons as systemd runs them: supervised, configured by a file, told things by signals.
 
-`Systemd` is the notification socket of a service manager; `Daemon` is `pilotfish edge serve`.
+`Systemd` is the notification socket of a service manager; `Daemon` is `pilotfish edge serve`, or
+`edge worker`.
 """
 
 from __future__ import annotations
@@ -72,11 +73,16 @@ class Systemd:
 
 
 class Daemon:
-    """A running `pilotfish edge serve`. ``script`` runs instead of the package, with its flags."""
+    """A running `pilotfish edge serve`, or another ``action`` of `edge`.
+
+    script: runs instead of the package, with its flags. serves: it is waited for until it does.
+    """
 
     def __init__(
         self,
         *flags: object,
+        action: str = "serve",
+        serves: bool = True,
         systemd: Systemd | None = None,
         watchdog_s: float = 1.0,
         script: str | None = None,
@@ -84,7 +90,7 @@ class Daemon:
         descriptors: int | None = None,
     ) -> None:
         words = ["-m", "pilotfish"] if script is None else ["-c", script]
-        command = [*words, "edge", "serve", *map(str, flags)]
+        command = [*words, "edge", action, *map(str, flags)]
         if listening is not None:
             command = ["-c", _WITH_SOCKET, str(listening.fileno()), *command]
         environment = {**os.environ}
@@ -102,10 +108,16 @@ class Daemon:
         self.lines: list[str] = []
         self.endpoint = ""
         threading.Thread(target=self._read, daemon=True).start()
+        if serves:
+            self.await_endpoint()
+
+    def await_endpoint(self) -> str:
+        """Where it serves, once it does."""
         deadline = time.monotonic() + START_S
         while not self.endpoint and time.monotonic() < deadline and self.process.poll() is None:
             time.sleep(0.01)
         assert self.endpoint, self.lines
+        return self.endpoint
 
     @property
     def pid(self) -> int:
@@ -115,7 +127,7 @@ class Daemon:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
-            found = re.search(r"the edge serves on (\S+)", line)
+            found = re.search(r"the (?:edge|node) serves on (\S+)", line)
             if found:
                 self.endpoint = found[1]
 

@@ -8,17 +8,20 @@ from functools import cache
 
 import numpy as np
 
+from speculation.adaptive import Relaxation
 from speculation.confidence import predicted_acceptance
 from speculation.distributions import Sampling
 from speculation.tree import Tree
 from tests.enumeration import Model, law_of, target_law
-from wire.protocols import EXCHANGES, Law, Place
+from wire.protocols import EXCHANGES, Adaptive, Law, Place
 
 LENGTH = 3  # tokens of a generation
 VOCAB = 5
 ONE = Sampling(temperature=1.0)
 PROMPT = (1, 3)
 LOSSLESS = [name for name, one in EXCHANGES.items() if one.lossless]
+STRICT = Relaxation(tau=0.0, lambda1=1e6, lambda2=1.0, lambda3=0.0)  # no token is key, yet
+EXACT = {**{name: EXCHANGES[name] for name in LOSSLESS}, "adaptive": Adaptive(STRICT)}
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def logits(model, tokens):
 
 def generate(setting, seed, *, exchange=None, length=LENGTH):
     """The first tokens after the prompt, by as many rounds as it takes."""
-    exchange = exchange or EXCHANGES[setting.exchange]
+    exchange = exchange or EXACT[setting.exchange]
     committed, at_edge = PROMPT, len(PROMPT)
     while len(committed) < len(PROMPT) + length:
         committed, at_edge = play_round(setting, exchange, seed, committed, at_edge)

@@ -25,6 +25,7 @@ from wire.errors import MalformedError
 FORMS = st.sampled_from(HIDDEN_FORMATS)
 LEVELS = {"int8": 127, "int4": 7}
 BLOCKWISE = sorted(LEVELS)
+LOSSY = [form for form in HIDDEN_FORMATS if form != "fp32"]
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 pytestmark = pytest.mark.filterwarnings("error")  # an overflow that numpy only warns of
@@ -38,7 +39,7 @@ def states(draw: st.DrawFn, largest: float) -> np.ndarray:
         numbers = st.floats(-largest, largest, width=32)
         return draw(hnp.arrays(np.float32, shape, elements=numbers))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    top = int(np.log2(largest))
+    top = int(np.frexp(largest)[1]) - 1
     low = draw(st.integers(-149, top))
     powers = rng.integers(low, draw(st.integers(low, top)), shape, endpoint=True)
     drawn = np.ldexp(rng.uniform(-1.0, 1.0, shape), powers).astype(np.float32)
@@ -53,6 +54,8 @@ def cases() -> st.SearchStrategy[tuple[np.ndarray, str]]:
 def bound(given_states: np.ndarray, form: str) -> np.ndarray:
     """The codec's stated error of each number, f64 [n, d]."""
     sizes = np.abs(given_states).astype(np.float64)
+    if form == "fp32":
+        return np.zeros_like(sizes)
     if form == "fp16":
         return np.maximum(sizes * 2.0**-11, 2.0**-25)
     allowed = np.empty_like(sizes)
@@ -97,7 +100,21 @@ def test_states_come_out_within_the_stated_error(case: tuple[np.ndarray, str]) -
         assert not decoded[given_states == 0.0].any()
 
 
-@pytest.mark.parametrize("form", HIDDEN_FORMATS)
+@given(states(LARGEST["fp32"]))
+def test_fp32_is_the_same_bit_for_bit(given_states: np.ndarray) -> None:
+    frame = encode_hidden(given_states, "fp32")
+    decoded = decode_hidden(frame, *given_states.shape, "fp32")
+    assert decoded.tobytes() == given_states.tobytes()
+    decoded[...] = 0.0  # it is the reader's own
+    assert frame == given_states.tobytes()
+
+
+def test_a_frames_length_tells_its_format() -> None:
+    for width in range(3, 70_000):
+        assert len({hidden_bytes(width, form) for form in HIDDEN_FORMATS}) == len(HIDDEN_FORMATS)
+
+
+@pytest.mark.parametrize("form", LOSSY)
 def test_the_stated_error_is_no_larger_than_it_must_be(form: str) -> None:
     given_states = ordinary(200, 576)
     share = error(given_states, form) / bound(given_states, form)
@@ -151,7 +168,9 @@ def test_the_largest_magnitude_is_encoded_and_a_larger_one_is_refused(
     given_states = np.zeros((3, 45), np.float32)
     given_states[1, 44] = sign * LARGEST[form]
     assert (error(given_states, form) <= bound(given_states, form)).all()
-    for beyond in (np.nextafter(np.float32(LARGEST[form]), np.float32(np.inf)), FLOAT32_MAX):
+    with np.errstate(over="ignore"):  # beyond fp32's range lies infinity alone
+        above = float(np.nextafter(np.float32(LARGEST[form]), np.float32(np.inf)))
+    for beyond in {above, FLOAT32_MAX} - {LARGEST[form]}:
         given_states[1, 44] = sign * beyond
         with pytest.raises(ValueError, match=f"beyond .* {form} cannot hold"):
             encode_hidden(given_states, form)
@@ -211,6 +230,15 @@ def test_halves_that_are_not_finite_are_refused(bits: int, place: int) -> None:
     bad = good[: 2 * place] + struct.pack("<H", bits) + good[2 * place + 2 :]
     with pytest.raises(MalformedError, match="not finite"):
         decode_hidden(bad, 2, WIDTH, "fp16")
+
+
+@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0xFFFFFFFF])
+@pytest.mark.parametrize("place", [0, WIDTH, 2 * WIDTH - 1])
+def test_singles_that_are_not_finite_are_refused(bits: int, place: int) -> None:
+    good = GOOD["fp32"]
+    bad = good[: 4 * place] + struct.pack("<I", bits) + good[4 * place + 4 :]
+    with pytest.raises(MalformedError, match="not finite"):
+        decode_hidden(bad, 2, WIDTH, "fp32")
 
 
 @pytest.mark.parametrize("form", BLOCKWISE)
@@ -295,8 +323,8 @@ def test_decoding_takes_its_result_and_less_than_that_again(form: str) -> None:
 
 def read_hidden(frame: bytes, count: int, width: int, form: str) -> list[list[float]]:
     """States by docs/wire.md alone."""
-    if form == "fp16":
-        numbers = struct.unpack(f"<{count * width}e", frame)
+    if form in {"fp16", "fp32"}:
+        numbers = struct.unpack(f"<{count * width}{'e' if form == 'fp16' else 'f'}", frame)
         return [list(numbers[i * width : (i + 1) * width]) for i in range(count)]
     blocks = (width + 31) // 32
     row = width if form == "int8" else (width + 1) // 2
@@ -328,6 +356,7 @@ def test_frames_are_what_the_specification_says(case: tuple[np.ndarray, str]) ->
     ("form", "numbers", "frame", "out"),
     [
         ("fp16", [1.0, -0.1], "003c66ae", [1.0, -0.0999755859375]),
+        ("fp32", [1.0, -0.15625], "0000803f000020be", [1.0, -0.15625]),
         # the next step above 1 is 1 + 2⁻⁷
         ("int8", [127.0, -64.0, 0.4], "813f7ec000", [126.984375, -64.5, 0.0]),
         ("int4", [7.0, -3.0, 0.4], "813fd700", [7.0546875, -3.0234375, 0.0]),
@@ -347,6 +376,7 @@ def test_vectors(form: str, numbers: list[float], frame: str, out: list[float]) 
     ("form", "width", "size"),
     [
         ("int8", 576, 612), ("int4", 576, 324), ("fp16", 576, 1152),
+        ("fp32", 576, 2304),
         ("int8", 1536, 1632), ("int4", 1536, 864), ("fp16", 1536, 3072),
         ("int8", 1, 3), ("int4", 1, 3), ("int8", 33, 37), ("int4", 33, 21),
     ],
@@ -355,7 +385,9 @@ def test_bytes_of_a_state(form: str, width: int, size: int) -> None:
     assert hidden_bytes(width, form) == size
 
 
-@pytest.mark.parametrize(("form", "limit"), [("int8", 0.014), ("int4", 0.2), ("fp16", 0.0004)])
+@pytest.mark.parametrize(
+    ("form", "limit"), [("int8", 0.014), ("int4", 0.2), ("fp16", 0.0004), ("fp32", 0.0)]
+)
 def test_states_like_a_drafters_lose_little(form: str, limit: float) -> None:
     given_states = ordinary(100, 576)
     norms = np.linalg.norm(given_states, axis=1)

@@ -204,25 +204,33 @@ def test_a_run_is_read_while_it_is_measured(path):
         recorder.end(recorder.begin(asked(repeat=1)), finished=True)
 
 
-def as_format_1(path):
-    """The file as Pilotfish wrote it before it knew decision heads."""
+# what older formats do not have: columns of rounds, and settings
+LATER = {
+    1: (("forgiven", "inquired", "deviation"), ("threshold", "tau")),
+    2: (("deviation",), ("tau",)),
+}
+
+
+def as_format(version, path):
+    """The file as Pilotfish wrote it before it knew decision heads, or relaxations."""
+    columns, absent = LATER[version]
     with sqlite3.connect(path) as database:
-        for column in ("forgiven", "inquired"):
+        for column in columns:
             database.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
         (settings,) = database.execute("SELECT value FROM facts WHERE name = 'settings'").fetchone()
-        fewer = json.loads(settings)
-        del fewer["threshold"]
+        fewer = {name: value for name, value in json.loads(settings).items() if name not in absent}
         database.execute("UPDATE facts SET value = ? WHERE name = 'settings'", (json.dumps(fewer),))
-        database.execute("PRAGMA user_version = 1")
+        database.execute(f"PRAGMA user_version = {version}")
 
 
-def test_a_file_of_format_1_is_read_and_gone_on_with(written):
+@pytest.mark.parametrize("version", LATER)
+def test_a_file_of_an_older_format_is_read_and_gone_on_with(written, version):
     before = read(written, finished=False)
-    as_format_1(written)
+    as_format(version, written)
     assert read(written, finished=False) == before
     with Recorder.resume(written) as recorder:
         number = recorder.begin(asked(repeat=3))
-        wanted = replace(a_round(), forgiven=2, inquired=3)
+        wanted = replace(a_round(), forgiven=2, inquired=3, deviation=0.25)
         recorder.round(number, 0, 0.1, wanted)
         recorder.end(number, finished=True)
     *older, newest = read(written, finished=False)

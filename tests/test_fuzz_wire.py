@@ -33,7 +33,7 @@ from wire import messages as m
 from wire.codecs.ids import decode_ids
 from wire.protocols import EXCHANGES, Draft
 
-MESSAGES = 100_000
+MESSAGES = 150_000
 BY_SOCKET = 5_000
 CLIENTS = 3
 
@@ -49,6 +49,7 @@ DRAFTS = {
     for name, exchange in EXCHANGES.items()
 }
 PROTOCOLS = [*EXCHANGES, "stream"]
+RELAXING = [None, m.Relaxing(), m.Relaxing(tau=1.0, lambdas=(1e6, 1.0, 0.0)), m.Relaxing(tau=0.0)]
 
 
 class Talk:
@@ -105,7 +106,11 @@ class Talk:
         length = rng.choice([1, 2, 5, 30, 150, CONTEXT - 2, CONTEXT])
         prompt = rng.choices(range(VOCAB), k=length)
         return self.session.begin(
-            prompt, self.protocol, seed=rng.getrandbits(60), top_k=rng.choice([0, 1, 5])
+            prompt,
+            self.protocol,
+            seed=rng.getrandbits(60),
+            top_k=rng.choice([0, 1, 5]),
+            relaxing=rng.choice(RELAXING),
         )
 
     def _window(self) -> Frames:
@@ -169,7 +174,7 @@ def service(pair: Pair, head: str) -> Iterator[SocketlessEdge]:
         yield edge
 
 
-def test_a_hundred_thousand_messages(
+def test_many_thousands_of_messages(
     pair: Pair, service: SocketlessEdge, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = random.Random(7)

@@ -75,6 +75,7 @@ CASES = [
     ("dsd", {**SHAPED, "window": 1}),
     ("tslt", {"temperature": 1.0, "window": 3, "draft_top_k": 3}),
     ("tslt", {**SHAPED, "window": 2, "draft_top_p": 0.6, "draft_temperature": 0.7}),
+    ("adaptive", {**SHAPED, "window": 2, "draft_top_p": 0.6, "tau": 0.0, "lambdas": (1e6, 1, 0)}),
     ("tree", {"temperature": 1.0, "expansion": (2, 2), "draft_top_k": 4}),
     ("tree", {**SHAPED, "expansion": (3, 1, 2)}),
     ("dssd", {"temperature": 1.0, "window": 2}),

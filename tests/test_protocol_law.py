@@ -15,6 +15,7 @@ from speculation.distributions import Sampling
 from speculation.randomness import Purpose
 from tests.enumeration import p_value
 from tests.rounds import (
+    EXACT,
     LOSSLESS,
     ONE,
     PROMPT,
@@ -34,6 +35,7 @@ SETTINGS = [
     Setting("dsd", (1, 1), HOT, Sampling(temperature=0.7)),
     Setting("tslt", (1, 1), drafting=Sampling(temperature=1.0, top_k=2)),
     Setting("tslt", (1, 1), HOT, Sampling(temperature=1.0, top_p=0.6), enough=0.75),
+    Setting("adaptive", (1, 1), HOT, Sampling(temperature=1.0, top_p=0.6)),
     Setting("tree", (2, 2), drafting=Sampling(temperature=1.0, top_k=3)),
     Setting("tree", (3, 1), HOT, Sampling(temperature=1.5)),
     Setting("dssd", (1, 1), enough=0.75),
@@ -52,7 +54,17 @@ def test_the_first_tokens_follow_the_targets_law(setting):
 
 
 def test_every_lossless_protocol_is_among_them():
-    assert {setting.exchange for setting in SETTINGS} | {"greedy"} == set(LOSSLESS)
+    assert {setting.exchange for setting in SETTINGS} | {"greedy"} == set(EXACT)
+
+
+@pytest.mark.parametrize("drafting", [Sampling(temperature=1.0, top_k=2), ONE, HOT, Sampling()])
+def test_adaptive_at_tau_0_is_tslt_token_for_token(drafting):
+    for seed in range(40):
+        strict, adaptive = (
+            generate(Setting(name, (1, 1, 1), HOT, drafting), seed, length=12)
+            for name in ("tslt", "adaptive")
+        )
+        assert adaptive == strict
 
 
 @pytest.mark.parametrize("exchange", LOSSLESS)
@@ -92,7 +104,7 @@ CHAINS = [(1,), (1, 1), (1, 1, 1), (1, 1, 1, 1)]
 
 @pytest.mark.parametrize(
     ("exchange", "expansion"),
-    [*((name, chain) for name in LOSSLESS for chain in CHAINS), ("tree", (2, 2))],
+    [*((name, chain) for name in EXACT for chain in CHAINS), ("tree", (2, 2))],
 )
 def test_no_two_draws_of_a_generation_share_a_block(exchange, expansion, monkeypatch):
     """Philox counters: an interval for each draw; only `coupled`'s two ends share theirs."""

@@ -22,7 +22,7 @@ from tests.enumeration import (
     samplings,
     target_law,
 )
-from tests.rounds import PROMPT, Setting, play_round
+from tests.rounds import EXACT, PROMPT, Setting, play_round
 from tests.tiny import tiny_artifact
 from wire.protocols import EXCHANGES, dssd, exchange
 
@@ -82,7 +82,7 @@ def small_settings(draw, name):
     )
 
 
-@pytest.mark.parametrize("name", ["dsd", "tslt", "tree", "dssd"])
+@pytest.mark.parametrize("name", ["dsd", "tslt", "tree", "dssd", "adaptive"])
 @given(st.data(), st.integers(1, 4))
 @settings(max_examples=40)
 def test_a_round_is_exact_over_all_its_outcomes(name, data, bits):
@@ -119,7 +119,7 @@ def assert_exact(setting, bits, drafter=None, start=PROMPT):
     def play(chance):
         with pytest.MonkeyPatch.context() as patch:
             tell(patch, chance, p, setting.vocab, bits)
-            shared = EXCHANGES[setting.exchange]
+            shared = EXACT[setting.exchange]
             committed, _ = play_round(setting, shared, 0, start, len(start), drafter)
         tokens = committed[len(start) :]
         return Ended(tokens, p(tokens))

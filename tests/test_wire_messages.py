@@ -31,6 +31,7 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
         inspect.BytesType: lambda t: st.binary(min_size=t.min_length, max_size=t.max_length),
         inspect.StrType: lambda t: st.text(max_size=t.max_length),
         inspect.ListType: lambda t: st.lists(values(t.item_type), max_size=min(t.max_length, 20)),
+        inspect.TupleType: lambda t: st.tuples(*map(values, t.item_types)),
         inspect.BoolType: lambda t: st.booleans(),
         inspect.NoneType: lambda t: st.none(),
         inspect.UnionType: lambda t: st.one_of(*map(values, t.types)),

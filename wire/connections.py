@@ -102,6 +102,10 @@ class Connections:
         """The different keys (or, without keys, connections) that are connected."""
         return len({connection.owner for connection in list(self._known.values())})
 
+    def has(self, client: bytes) -> bool:
+        """Is ``client``, who has said something, still connected?"""
+        return client in self._known
+
     def heard(self, client: bytes, owner: bytes, frame: zmq.Frame) -> None:
         """A message has come from ``client``; ``frame`` is a part of it."""
         connection = self._known.get(client)

@@ -127,7 +127,7 @@ class EdgeUnreachableError(PilotfishError):
 
 
 class TargetLostError(PilotfishError):
-    """A node that the edge's target needs is gone, late beyond its patience, or answers nonsense."""
+    """A node of the edge's target is gone, late beyond its patience, or answers nonsense."""
 
     code = "target-lost"
     exit_code = 69
@@ -172,6 +172,13 @@ class HeadError(PilotfishError):
     """A decision head that is missing, damaged or too large, or that cannot be written."""
 
     code = "head"
+    exit_code = 65
+
+
+class RelaxationError(PilotfishError):
+    """A file of `judge calibrate` that is missing, damaged or too large, or cannot be written."""
+
+    code = "relaxation"
     exit_code = 65
 
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from speculation.adaptive import HIGHEST_RATIO
 from speculation.channel import Channel
 from speculation.distributions import Sampling
 from wire.errors import MalformedError
@@ -98,6 +99,21 @@ class Judging(Header, frozen=True):
             raise MalformedError(f"The link's state is unusable: {error}") from error
 
 
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=HIGHEST_RATIO)]
+
+
+class Relaxing(Header, frozen=True):
+    """How far the verdicts of a generation may stray from the target (`adaptive`).
+
+    tau: τ. lambdas: λ₁, λ₂ and λ₃, beyond which a token is key (`speculation.adaptive`). What is
+    None is as the edge has it.
+    """
+
+    tau: Share | None = None
+    lambdas: tuple[Ratio, Share, Share] | None = None
+
+
 class Begin(Header, tag="begin", frozen=True):
     """Starts a generation: keep the first ``keep`` tokens, append frame 0 (ids), sample so.
 
@@ -114,6 +130,7 @@ class Begin(Header, tag="begin", frozen=True):
     top_k: U31
     top_p: float
     judging: Judging | None = None  # for protocols that judge; others do not look at it
+    relaxing: Relaxing | None = None  # likewise, for protocols that relax
 
     @property
     def sampling(self) -> Sampling:
@@ -231,6 +248,9 @@ class Verdict(Header, tag="verdict", frozen=True):
     token: U31 | None
     times: Times
     forgiven: U31 = 0  # of the accepted tokens, those that the target would have said otherwise
+    # the total variation from the target's law, summed over the positions that were looked at;
+    # None: there is none
+    deviation: Annotated[float, msgspec.Meta(ge=0.0)] | None = None
 
 
 class Inquiry(Header, tag="inquiry", frozen=True):
@@ -295,24 +315,25 @@ Buffer = bytes | memoryview
 M = TypeVar("M")
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode(message: msgspec.Struct) -> bytes:
     """The header frame of a message."""
     return _encoder.encode(message)
 
 
 def decode_request(header: Buffer) -> Request:
     """A device's header; `MalformedError` says what is wrong with it."""
-    return _checked(_requests, header)
+    return checked(_requests, header)
 
 
 def decode_reply(header: Buffer) -> Reply:
     """An edge's header; `MalformedError` says what is wrong with it."""
-    return _checked(_replies, header)
+    return checked(_replies, header)
 
 
-def _checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer) -> M:
-    if len(header) > HEADER_BYTES:
-        raise MalformedError(f"The header has {len(header)} bytes; the limit is {HEADER_BYTES}.")
+def checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = HEADER_BYTES) -> M:
+    """A header of the types that ``decoder`` knows; `MalformedError` says what is wrong with it."""
+    if len(header) > most:
+        raise MalformedError(f"The header has {len(header)} bytes; the limit is {most}.")
     try:
         return decoder.decode(header)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -9,10 +9,13 @@ import ipaddress
 import math
 import os
 import socket as sockets
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -21,7 +24,7 @@ from wire.connections import Bounds, Connections
 from wire.errors import ListenError, MalformedError, TooLargeError, UnsupportedError
 from wire.keys import DeviceKeys, EdgeKeys
 from wire.link.tcp import Segments, segments
-from wire.messages import MAX_FRAMES, Buffer, Reply, Request, decode_reply, encode
+from wire.messages import MAX_FRAMES, Buffer, Reply, decode_reply, encode
 
 HEARTBEAT_MS = 300
 HEARTBEAT_TIMEOUT_MS = 900  # a black-holed path shows within 1.2 s
@@ -35,6 +38,15 @@ _BACKLOG = 256  # connections that the kernel holds until they are taken in
 _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
 _SHREDS = 1000  # parts too many that are dropped in one turn
 _HARMFUL = 50 * _SHREDS  # so many cost a client its connection, and its key some time
+
+_RETRIED_S = 0.2
+_TRYING = {zmq.Event.CONNECTED, zmq.Event.CONNECT_DELAYED, zmq.Event.CONNECT_RETRIED}
+_FAILED = {
+    zmq.Event.DISCONNECTED,
+    zmq.Event.HANDSHAKE_FAILED_AUTH,
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+}
 
 # Plain numbers: arithmetic on pyzmq's enums costs microseconds a message.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
@@ -179,7 +191,7 @@ class Listener:
         """Has a message arrived? Asking costs less than to receive none."""
         return bool(int(self.socket.get(_EVENTS)) & _POLLIN)
 
-    def send(self, client: bytes, message: Reply, frames: Sequence[Buffer] = ()) -> int:
+    def send(self, client: bytes, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> int:
         """Send without waiting; returns the message's bytes.
 
         `zmq.ZMQError` for a client that has gone or does not read.
@@ -271,6 +283,7 @@ class Channel:
         self.connected = False
         self.connections = 0  # made so far
         self.denied = False  # the edge's allow-list said no
+        self._failed_s = math.inf  # when the connection, or an attempt, ended; ∞: it is tried again
         self.broken_handshakes = 0
         self._descriptor: int | None = None  # ZeroMQ's own, while it is connected
         self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
@@ -287,14 +300,27 @@ class Channel:
         """For those who poll several channels at once."""
         return self._socket
 
-    def send(self, message: Request, frames: Sequence[Buffer] = ()) -> int:
+    @property
+    def sources(self) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
+        """Where messages, and news of the link, arrive."""
+        return self._socket, self._monitor
+
+    def send(self, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> int:
         """Hand a message to ZeroMQ; returns its bytes. `zmq.Again` if there is no connection."""
         header = encode(message)
         _send(self._socket, [header, *frames])
         return len(header) + sum(map(len, frames))
 
     def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
-        """The next message, its frames and bytes; None after ``timeout_s`` or a change of the link.
+        """The next message of an edge, its frames and bytes; otherwise as `take`."""
+        taken = self.take(timeout_s)
+        if taken is None:
+            return None
+        header, frames, size = taken
+        return decode_reply(header), frames, size
+
+    def take(self, timeout_s: float) -> tuple[Buffer, list[Buffer], int] | None:
+        """The next header, its frames and bytes; None after ``timeout_s`` or a change of the link.
 
         Link changes are noted in `connected` and `denied`, so that the caller can react at once.
         """
@@ -305,7 +331,7 @@ class Channel:
                 more = parts[-1].more
                 while more:  # no edge says so much
                     more = self._socket.recv(_NOBLOCK, copy=False).more
-                return decode_reply(buffers[0]), buffers[1:], sum(map(len, buffers))
+                return buffers[0], buffers[1:], sum(map(len, buffers))
             self._hear_of_the_link()
         return None
 
@@ -318,6 +344,21 @@ class Channel:
         told = recv_monitor_message(self._monitor)
         self._note(told["event"], told["value"])
 
+    @property
+    def given_up(self) -> bool:
+        """ZeroMQ does not try to connect any more; else it says so as soon as one attempt ended.
+
+        It gives up an edge that refused the key, or sent a longer message than it may.
+        """
+        return time.monotonic() - self._failed_s > _RETRIED_S
+
+    def try_again(self) -> None:
+        """Connect anew, on the same socket."""
+        with suppress(zmq.ZMQError):  # it has none to end
+            self._socket.disconnect(self.endpoint)
+        self.denied, self._failed_s = False, math.inf
+        self._socket.connect(self.endpoint)
+
     def segments(self) -> Segments | None:
         """What the kernel knows of the connection; None where there is none, or it is not TCP."""
         if self._descriptor is None or not self._port:
@@ -325,6 +366,10 @@ class Channel:
         return segments(self._descriptor, self._port)
 
     def _note(self, event: int, value: int) -> None:
+        if event in _TRYING:
+            self._failed_s = math.inf
+        elif event in _FAILED:
+            self._failed_s = time.monotonic()
         if event == zmq.Event.CONNECTED:
             self._descriptor = value
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:

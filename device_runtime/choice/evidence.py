@@ -11,7 +11,7 @@ is tried again.
 
 What a decision head accepts says two things. Of the protocols that are judged, which commit the
 same, how much is accepted; of all others, what the target would have said itself: that without what
-was forgiven.
+was forgiven. Likewise under `adaptive`, where a position is accepted more often by its deviation.
 
 Computing times are what both ends measured at start, times the factor by which the last rounds took
 longer, whatever their protocol, times a factor of the protocol's own: so what else the machines had
@@ -29,8 +29,9 @@ from device_runtime.plan import Plan
 from device_runtime.record import Round
 from speculation.tree import nodes_at_most
 from wire.messages import MAX_WINDOW
-from wire.protocols import EXCHANGES, LOCAL, STREAM, Judged
+from wire.protocols import EXCHANGES, LOCAL, STREAM, Adaptive, Judged
 from wire.protocols.exchange import Freight, Sizes
+from wire.protocols.tslt import Tslt
 
 _HOPE = 0.8  # α of a pair of which nothing is known
 _HOPE_WEIGHT = 4.0  # positions, or rounds, that this hope counts for
@@ -119,11 +120,11 @@ class _Acceptance:
         self.accepted = np.zeros(MAX_WINDOW)
         self.agreed = np.zeros(MAX_WINDOW)
 
-    def add(self, window: int, accepted: int, forgiven: int) -> None:
+    def add(self, window: int, accepted: int, forgiven: float) -> None:
         self.reached[: min(window, accepted + 1)] += 1
         self.accepted[:accepted] += 1
         if accepted:
-            self.agreed[:accepted] += 1 - forgiven / accepted
+            self.agreed[:accepted] += max(0.0, 1 - forgiven / accepted)
 
     def fade(self) -> None:
         self.reached *= _FADE
@@ -169,7 +170,7 @@ class Evidence:
         if plan.exchange is not None:
             seen = self._acceptance[_kind(plan)]
             for round_ in rounds:
-                seen.add(round_.window, round_.accepted, round_.forgiven)
+                seen.add(round_.window, round_.accepted, round_.forgiven + round_.deviation)
         self._add_times(plan, rounds[1:])  # the first one waits for the prompt to be read
 
     def _add_times(self, plan: Plan, rounds: Sequence[Round]) -> None:
@@ -213,7 +214,8 @@ class Evidence:
     def _expected_acceptance(self, kind: str, greedy: bool) -> NDArray[np.float64]:
         """α at each depth, f64 [`MAX_WINDOW`]: own evidence over all protocols' over hope."""
         scale = {name: 1.0 if greedy else one.agreement for name, one in EXCHANGES.items()}
-        scale[_JUDGED] = 1.0  # only what the target agreed to is pooled
+        # only what the target agreed to is pooled
+        scale |= {_JUDGED: 1.0, Adaptive.name: scale[Tslt.name]}
         reached, agreed = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
         for (name, was_greedy), seen in self._acceptance.items():
             if was_greedy == greedy:
@@ -222,7 +224,8 @@ class Evidence:
         hope = (_HOPE * _HOPE_WEIGHT + agreed.sum()) / (_HOPE_WEIGHT + reached.sum())
         pool = (_POOL_WEIGHT * hope + agreed) / (_POOL_WEIGHT + reached)
         own = self._acceptance[kind, greedy]
-        mercy = Judged.agreement if kind == _JUDGED else scale[kind]
+        lossy = {_JUDGED: Judged.agreement, Adaptive.name: Adaptive.agreement}
+        mercy = lossy.get(kind, scale[kind])
         expected = np.minimum(_MOST, pool * mercy)
         found: NDArray[np.float64] = _POOL_WEIGHT * expected + own.accepted
         return found / (_POOL_WEIGHT + own.reached)

@@ -106,6 +106,7 @@ def summary(generation: Generation) -> Body:
         "rounds": len(rounds),
         "accepted": sum(one.accepted for one in rounds),
         "forgiven": generation.forgiven,
+        "deviation": None if generation.deviation is None else round(generation.deviation, 6),
         "acceptance": round(generation.acceptance, 4),
         "tokens_per_s": round(generation.tokens_per_s, 2),
         "first_token_ms": round(generation.first_token_s * 1e3, 2),

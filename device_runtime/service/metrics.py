@@ -97,6 +97,11 @@ class Metrics:
             "Accepted tokens that the target would have said otherwise, by its decision head.",
             "protocol",
         )
+        self._deviation = self._counter(
+            "spec_decode_deviation",
+            "Total variation from the target's law, summed over the positions verified.",
+            "protocol",
+        )
         self._accepted_at = self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
             f"Accepted tokens by position in the window, from 0; {_POSITIONS} and deeper together.",
@@ -166,6 +171,8 @@ class Metrics:
             self._accepted.labels(protocol).inc(record.accepted)
             if protocol in EXCHANGES and EXCHANGES[protocol].judged:
                 self._forgiven.labels(protocol).inc(record.forgiven)
+            if protocol in EXCHANGES and EXCHANGES[protocol].relaxes:
+                self._deviation.labels(protocol).inc(record.deviation)
             for position in range(min(record.accepted, _POSITIONS)):
                 self._accepted_at.labels(str(position)).inc()
             if record.accepted > _POSITIONS:

@@ -6,9 +6,9 @@ nobody here knows: what is ignored in silence is only what cannot change a text.
 
 Beyond OpenAI's fields there are ``top_k`` and an object ``pilotfish``, for those who measure:
 protocol, among, lossy, policy, rtt_threshold_s, window, expansion, draft_temperature, draft_top_k,
-draft_top_p, threshold, as `device_runtime.plan` has them. Where it names a protocol, the service's
-own window, expansion and drafting do not apply; where it says how ``auto`` is to choose, nothing
-that the service says of that does.
+draft_top_p, threshold, tau, lambdas, as `device_runtime.plan` has them. Where it names a protocol,
+the service's own window, expansion and drafting do not apply; where it says how ``auto`` is to
+choose, nothing that the service says of that does.
 """
 
 import re
@@ -27,6 +27,8 @@ from device_runtime.service.prompts import (
     unknown,
 )
 from device_runtime.service.refusal import RefusalError
+from wire.messages import Ratio, Share
+from wire.protocols import Adaptive
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
 _MESSAGES, _STOPS, _STOP_CHARACTERS = 4096, 16, 1024
@@ -83,7 +85,6 @@ Stop = Annotated[str, msgspec.Meta(max_length=_STOP_CHARACTERS)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
 Mass = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Top = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
@@ -108,6 +109,8 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     draft_top_k: Top | None = None
     draft_top_p: Mass | None = None
     threshold: Share | None = None
+    tau: Share | None = None
+    lambdas: tuple[Ratio, Share, Share] | None = None
 
 
 class _Request(msgspec.Struct):
@@ -238,7 +241,15 @@ def _options(request: _Request, defaults: Options) -> Options:
         for name in _DRAFTING:
             options.pop(name, None)  # type: ignore[misc]  # these are keys of Options
         options["protocol"] = extension.protocol
-    for name in (*_DRAFTING, "threshold"):
+    relaxing = (extension.tau, extension.lambdas) != (None, None)
+    if relaxing and extension.protocol not in (None, AUTO, Adaptive.name):
+        raise RefusalError(
+            400,
+            "tau and lambdas go with protocol adaptive, or auto that may take it.",
+            code="invalid_value",
+            param="pilotfish",
+        )
+    for name in (*_DRAFTING, "threshold", "tau", "lambdas"):
         if (value := getattr(extension, name)) is not None:
             options[name] = value  # type: ignore[literal-required]  # as above
     choosing = (extension.among, extension.lossy, extension.policy, extension.rtt_threshold_s)

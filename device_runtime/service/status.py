@@ -55,6 +55,7 @@ class Status:
         self._lock = threading.Lock()
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
         self._positions: Counter[str] = Counter()  # verified, accepted; of these, forgiven
+        self._deviation = 0.0  # summed over the verified
         self._recoveries: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_RECOVERIES)
         self._recovered = 0
         self._answers = 0
@@ -69,7 +70,8 @@ class Status:
         """A round is over."""
         with self._lock:
             self._rounds.append(record)
-            self._positions["verified"] += min(record.window, record.accepted + 1)
+            self._positions["verified"] += record.verified
+            self._deviation += record.deviation
             self._positions["accepted"] += record.accepted
             self._positions["forgiven"] += record.forgiven
 
@@ -84,6 +86,7 @@ class Status:
                 "first_token_s": generation.first_token_s,
                 "finish_reason": generation.finish_reason,
                 "forgiven": generation.forgiven,
+                "deviation": generation.deviation,
             }
             self._choice = _chosen(generation)
             for recovery in generation.recoveries:
@@ -128,6 +131,9 @@ class Status:
                     else None,
                 },
                 "forgiven": self._positions["forgiven"],
+                "deviation": self._deviation / self._positions["verified"]
+                if self._positions["verified"]
+                else None,
                 "rounds": _recent(rounds),
                 "protocol": self._choice,
                 "answers": self._answers,

@@ -3,27 +3,22 @@
 from collections.abc import Callable
 from importlib import import_module
 
-from edge_runtime.config import EdgeConfig
-from edge_runtime.targets.target import Ask, Landing, Target
-from engines.artifact import Artifact
+from edge_runtime.targets.target import Ask, Landing, Opening, Target
 
-__all__ = ["KINDS", "Ask", "Landing", "Open", "Target", "open_target"]
-
-# Opens a target; may take long, and calls the function that it is given all the while.
-Open = Callable[[EdgeConfig, Artifact, Callable[[], None]], Target]
+__all__ = ["KINDS", "Ask", "Landing", "Opening", "Target", "open_target"]
 
 KINDS = {
     "local": "edge_runtime.targets.local",
+    "federated": "edge_runtime.targets.federated",
+    "pipeline": "edge_runtime.targets.pipeline",
+    "cluster": "edge_runtime.targets.cluster",
 }
 
 
-def open_target(
-    config: EdgeConfig, artifact: Artifact, meanwhile: Callable[[], None] = lambda: None
-) -> Target:
-    """The target that a configuration names, ready to fly.
+def open_target(opening: Opening) -> Target:
+    """The target of the kind that the configuration names, ready to fly.
 
-    artifact: whose vocabulary and end tokens hold. meanwhile: called a few times a second while
-    nodes are waited for. Raises what the kind's ``open_target`` does.
+    May take long. Raises what the kind's own ``open_target`` does.
     """
-    kind: Open = import_module(KINDS[config.kind]).open_target
-    return kind(config, artifact, meanwhile)
+    kind: Callable[[Opening], Target] = import_module(KINDS[opening.config.kind]).open_target
+    return kind(opening)

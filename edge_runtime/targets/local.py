@@ -1,12 +1,10 @@
 """The target in this process: a decoder, which has landed when `start` returns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from edge_runtime.config import EdgeConfig
-from edge_runtime.targets.target import Ask, Landing, Target
-from engines.artifact import Artifact
+from edge_runtime.targets.target import Ask, Landing, Opening, Target
 from engines.decoder import Decoder, Pass
 
 
@@ -43,13 +41,12 @@ class LocalTarget(Target):
         return landed
 
 
-def open_target(
-    config: EdgeConfig, artifact: Artifact, meanwhile: Callable[[], None]
-) -> LocalTarget:
+def open_target(opening: Opening) -> LocalTarget:
     """The artifact's weights, loaded here."""
+    config = opening.config
     return LocalTarget(
         Decoder(
-            artifact,
+            opening.artifact,
             slots=config.limits.sessions,
             context=config.limits.context,
             threads=config.threads,

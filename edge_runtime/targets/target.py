@@ -9,19 +9,30 @@ from its last landed flight and the path that was kept since, whatever the targe
 through in between: a node that lost its keys and values is fed them again, out of the sequence.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from edge_runtime.config import EdgeConfig
+from edge_runtime.tally import Tally
+from engines.artifact import Artifact
 from engines.decoder import Output
 from wire.errors import TargetLostError
+from wire.keys import EdgeKeys
 
+_log = logging.getLogger("pilotfish.edge")
+
+_TRIALS = count(2**62)  # numbers of flights that no scheduler starts
 _LOADED_S = 600.0  # for one pass at the start
+_PAUSE_S = 0.2
+_TELL_S = 5.0  # between two words about nodes that are waited for
 
 
 class Ask(NamedTuple):
@@ -60,6 +71,20 @@ class Landing(NamedTuple):
     number: int
     answers: Sequence[Output] = ()
     error: Exception | None = None
+
+
+class Opening(NamedTuple):
+    """What a target is opened with.
+
+    artifact: the one that the edge was started with: its vocabulary and end tokens hold. meanwhile:
+    to be called a few times a second while nodes are waited for.
+    """
+
+    config: EdgeConfig
+    artifact: Artifact
+    keys: EdgeKeys | None
+    tally: Tally
+    meanwhile: Callable[[str], None] = lambda trouble: None
 
 
 class Target(ABC):
@@ -106,6 +131,16 @@ class Target(ABC):
         """What is wrong with its nodes at the moment, in a few words; "" if nothing is."""
         return ""
 
+    @property
+    def nodes(self) -> Mapping[str, bool]:
+        """Its nodes by name, and whether each takes part at the moment. For any thread."""
+        return {}
+
+    @property
+    def over(self) -> str:
+        """Why it can never fly again in this process; "" as long as it can."""
+        return ""
+
     def close(self) -> None:
         """Let go of nodes and connections."""
         return
@@ -115,13 +150,9 @@ class Target(ABC):
         number: int,
         asks: Sequence[Ask],
         timeout_s: float = _LOADED_S,
-        meanwhile: Callable[[], None] = lambda: None,
     ) -> Sequence[Output]:
         """A flight from start to landing, for whoever has nothing else to do; raises its error."""
         self.start(number, asks)
-        poller = zmq.Poller()
-        for source in self.sources:
-            poller.register(source, zmq.POLLIN)
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             for landing in self.landed():
@@ -129,15 +160,58 @@ class Target(ABC):
                     if landing.error is not None:
                         raise landing.error
                     return landing.answers
-            meanwhile()
-            due_s = self.due_s
-            poller.poll(int(1e3 * min(0.2, 0.2 if due_s is None else due_s)))
+            self.pause()
         raise TargetLostError(f"The target did not answer within {timeout_s:g} s. {self.trouble}")
+
+    def pause(self) -> None:
+        """Wait for news, for a moment."""
+        poller = zmq.Poller()
+        for source in self.sources:
+            poller.register(source, zmq.POLLIN)
+        due_s = self.due_s
+        poller.poll(int(1e3 * min(_PAUSE_S, _PAUSE_S if due_s is None else due_s)))
 
 
 def pass_s(target: Target, width: int) -> float:
     """Seconds of a pass over so many tokens of slot 0, with all their rows, from nothing."""
     tokens = np.zeros(width, np.uint32)
     begun_s = time.perf_counter()
-    target.fly(-1, [Ask(0, tokens, 0, width)])
+    target.fly(next(_TRIALS), [Ask(0, tokens, 0, width)])
     return time.perf_counter() - begun_s
+
+
+def shared_out(
+    asks: Sequence[Ask], logits: NDArray[np.float32], hidden: NDArray[np.float32]
+) -> list[Output]:
+    """Each ask's own of the rows of them all, [Σ rows, …]."""
+    answers, end = [], 0
+    for ask in asks:
+        begin, end = end, end + ask.rows
+        answers.append(Output(logits[begin:end], hidden[begin:end]))
+    return answers
+
+
+def wait_for_nodes(
+    target: Target,
+    complete: Callable[[], bool],
+    meanwhile: Callable[[str], None],
+    patience_s: float | None,
+) -> None:
+    """Wait until the target's nodes are ``complete``, or for so long; None: as long as it takes.
+
+    `TargetLostError` if they never will be.
+    """
+    begun_s = told_s = time.monotonic()
+    target.landed()
+    while not complete():
+        now_s = time.monotonic()
+        if target.over:
+            raise TargetLostError(target.over)
+        if patience_s is not None and now_s - begun_s > patience_s:
+            return
+        if now_s - told_s > _TELL_S:
+            told_s = now_s
+            _log.warning("waiting for nodes: %s", target.trouble)
+        meanwhile(target.trouble)
+        target.pause()
+        target.landed()

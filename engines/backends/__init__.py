@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable
 from importlib import import_module
 
-from engines.backends.backend import Backend, Binding, Load, kv_names
+from engines.backends.backend import Answers, Backend, Binding, Load, kv_names
 from engines.errors import ProviderError
 
-__all__ = ["AUTO", "PROVIDERS", "Backend", "Binding", "Load", "kv_names", "open_backend"]
+__all__ = ["AUTO", "PROVIDERS", "Answers", "Backend", "Binding", "Load", "kv_names", "open_backend"]
 
 log = logging.getLogger("pilotfish.engines")
 

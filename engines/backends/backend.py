@@ -1,4 +1,4 @@
-"""What a decoder asks of whatever computes its passes.
+"""What slots ask of whatever computes their passes.
 
 A backend has loaded one artifact and holds the keys and values of its slots. `bind` gives the
 inputs of a run over neighbouring slots as arrays in the host's memory, for `engines.passes` to
@@ -9,8 +9,9 @@ values lie, and what is copied where, is the backend's own affair. Not thread-sa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from engines.artifact import Artifact
 from engines.kv import KVCache
 
 KEY_VALUE = ("key", "value")
+
+# By the names of a graph's outputs but for the cache, f32 [rows, width] each; equally many rows.
+Answers: TypeAlias = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,8 @@ class Binding(ABC):
         """
 
     @abstractmethod
-    def run(
-        self, logits: NDArray[np.float32], hidden: NDArray[np.float32], row: int, rows: int
-    ) -> None:
-        """Compute; answers [rows, …] go to `logits` and `hidden` from `row` on."""
+    def run(self, answers: Answers, row: int, rows: int) -> None:
+        """Compute; `rows` rows of each answer go to `answers` from `row` on."""
 
 
 class Backend(ABC):
@@ -63,7 +65,7 @@ class Backend(ABC):
         cache: keys and values.
         context: positions of each slot.
         batches: whether a run may hold several slots.
-        hidden_size: width of the hidden states.
+        widths: numbers in a row of each answer, by its name.
         narrow: passes of more tokens have a run of their own; None = none do.
         widest: tokens that a run takes of one pass; None = any number.
         trusted: whether the probe may take it for granted that the cache is read as written.
@@ -72,7 +74,7 @@ class Backend(ABC):
     cache: KVCache
     context: int
     batches: bool
-    hidden_size: int
+    widths: Mapping[str, int]
     narrow: int | None = None
     widest: int | None = None
     trusted: bool = False

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.backends.backend import Backend, Binding, Load, kv_names
+from engines.backends.backend import Answers, Backend, Binding, Load, kv_names
 from engines.kv import HostCache
 from engines.runtime import open_session
 
@@ -25,9 +25,9 @@ class CpuBackend(Backend):
         manifest = load.artifact.manifest
         self._session = open_session(load.artifact.graph_path, load.threads, "CPUExecutionProvider")
         self.context = load.context
-        self.batches, self.hidden_size = form(self._session)
+        self.batches, self.widths = form(self._session)
         self.cache: HostCache = HostCache(manifest, load.slots, load.context)
-        self._names = kv_names(manifest.dimensions.layers)
+        self._names = kv_names(manifest.layers)
 
     def bind(self, first: int, count: int) -> Binding:
         """Bind the slots' pieces of the cache as past and as present."""
@@ -38,11 +38,12 @@ class CpuBackend(Backend):
         return binding
 
 
-def form(session: Any) -> tuple[bool, int]:
-    """Whether the graph takes several slots a run, and the width of its hidden states."""
+def form(session: Any) -> tuple[bool, dict[str, int]]:
+    """Whether the graph takes several slots a run, and the widths of its answers."""
     batches = any(item.name == "unpack" for item in session.get_inputs())
     shapes = {item.name: item.shape for item in session.get_outputs()}
-    return batches, shapes["hidden_states"][1]
+    answers = (name for name in shapes if not name.startswith("present."))
+    return batches, {name: shapes[name][1] for name in answers}
 
 
 class CpuBinding(Binding):
@@ -68,14 +69,13 @@ class CpuBinding(Binding):
         self._binding.bind_input(past, "cpu", 0, array.dtype.type, array.shape, pointer)
         self._binding.bind_output(present, "cpu", 0, array.dtype.type, array.shape, pointer)
 
-    def run(
-        self, logits: NDArray[np.float32], hidden: NDArray[np.float32], row: int, rows: int
-    ) -> None:
+    def run(self, answers: Answers, row: int, rows: int) -> None:
         """One run of the graph."""
-        place = (row, rows, len(logits))  # the arrays are replaced by longer ones only
+        size = len(next(iter(answers.values())))
+        place = (row, rows, size)  # the arrays are replaced by longer ones only
         if self._place != place:
             self._place = place
-            for name, answer in (("logits", logits), ("hidden_states", hidden)):
+            for name, answer in answers.items():
                 part = answer[row : row + rows]
                 self._binding.bind_output(name, "cpu", 0, np.float32, part.shape, part.ctypes.data)
         self._session.run_with_iobinding(self._binding)

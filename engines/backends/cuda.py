@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.backends.backend import Backend, Binding, Load, kv_names
+from engines.backends.backend import Answers, Backend, Binding, Load, kv_names
 from engines.backends.cpu import form
 from engines.cudart import Cuda
 from engines.device_cache import DeviceCache, doubling
@@ -41,12 +41,12 @@ class CudaBackend(Backend):
             load.artifact.graph_path, load.threads, self.provider, self.options(load), self.others
         )
         self.context = load.context
-        self.batches, self.hidden_size = form(self._session)
+        self.batches, self.widths = form(self._session)
         self._cuda = Cuda()  # after the session, which may have brought the library with it
         self.cache: DeviceCache = DeviceCache(
             self._cuda, manifest, load.slots, self.capacities(load), apart=self.apart
         )
-        self._names = kv_names(manifest.dimensions.layers)
+        self._names = kv_names(manifest.layers)
 
     def options(self, load: Load) -> dict[str, str]:
         """The provider's own options."""
@@ -88,13 +88,11 @@ class DeviceBinding(Binding):
             array = self._inputs[name] = np.zeros(shape, dtype)
         return array
 
-    def run(
-        self, logits: NDArray[np.float32], hidden: NDArray[np.float32], row: int, rows: int
-    ) -> None:
+    def run(self, answers: Answers, row: int, rows: int) -> None:
         """One run of the graph."""
         for name, array in self._inputs.items():
             self.io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        for name, answer in (("logits", logits), ("hidden_states", hidden)):
+        for name, answer in answers.items():
             part = answer[row : row + rows]
             self.io.bind_output(name, "cpu", 0, np.float32, part.shape, part.ctypes.data)
         self._cuda.synchronize()  # copies within the cache: ONNX Runtime's stream is its own

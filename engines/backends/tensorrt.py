@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.backends.backend import Backend, Binding, Load, kv_names
+from engines.backends.backend import Answers, Backend, Binding, Load, kv_names
 from engines.cudart import Cuda, Memory
 from engines.device_cache import DeviceCache
 from engines.errors import ProviderError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 256  # of tensors, in bytes: what cudaMalloc gives, too
 MASK = "attention_mask"
-ANSWERS = ("logits", "hidden_states")
 
 Shape = tuple[int, ...]
 
@@ -56,11 +55,11 @@ class TensorRTBackend(Backend):
         self.batches = True
         self.context = built.order.context
         self.narrow, self.widest = profiles.narrow, profiles.widest
-        self.names = kv_names(manifest.dimensions.layers)
+        self.names = kv_names(manifest.layers)
         engine = built.engine
         self._dtypes = _tensors(engine)
-        self.hidden_size = int(engine.get_tensor_shape("hidden_states")[1])
-        self.padded_vocab = manifest.padded_vocab_size
+        answers = ("hidden_states", "logits")
+        self.widths = {name: int(engine.get_tensor_shape(name)[1]) for name in answers}
         self.cache: DeviceCache = DeviceCache(
             self._cuda,
             manifest,
@@ -75,7 +74,7 @@ class TensorRTBackend(Backend):
             if name in profiles.decode.maximum and not name.startswith("past.")
         }
         self._stage(largest)
-        self._answers: dict[str, Memory] = {}
+        self._memory: dict[str, Memory] = {}
         self._rows = 0
 
     def bind(self, first: int, count: int) -> Binding:
@@ -97,7 +96,7 @@ class TensorRTBackend(Backend):
         piece: object,
         shapes: dict[str, Shape],
         cache: dict[str, tuple[int, int]],
-        answers: dict[str, NDArray[np.float32]],
+        answers: Answers,
     ) -> None:
         """One run: inputs up, the engine, answers down.
 
@@ -105,7 +104,7 @@ class TensorRTBackend(Backend):
             piece: stands for `cache`, so that a context need not be told twice.
             shapes: of all inputs.
             cache: where each plane is read and written.
-            answers: where logits and hidden states go.
+            answers: where they go, all of their rows.
         """
         slots, size = shapes["unpack"]
         wide = slots == 1 and size > (self.narrow or size)
@@ -115,8 +114,8 @@ class TensorRTBackend(Backend):
                 self._address(context, f"past.{name}", past)
                 self._address(context, f"present.{name}", present)
             context.piece = piece
-        self._make_room(len(answers["logits"]))
-        for name, memory in self._answers.items():
+        self._make_room(len(next(iter(answers.values()))))
+        for name, memory in self._memory.items():
             self._address(context, name, memory.address)
         self._shape(context, shapes)
         mask = math.prod(shapes[MASK]) * self._dtypes[MASK].itemsize
@@ -124,7 +123,7 @@ class TensorRTBackend(Backend):
         if not context.handle.execute_async_v3(self._cuda.stream):
             raise ProviderError("TensorRT could not run the engine: its log says why (-v)")
         for name, array in answers.items():
-            self._cuda.download(array, self._answers[name].address)
+            self._cuda.download(array, self._memory[name].address)
         self._cuda.synchronize()
 
     def _context(self, profile: int) -> _Context:
@@ -153,9 +152,9 @@ class TensorRTBackend(Backend):
         """Memory for the answers of so many rows."""
         if rows > self._rows:
             self._rows = rows
-            for name, width in zip(ANSWERS, (self.padded_vocab, self.hidden_size), strict=True):
+            for name, width in self.widths.items():
                 size = rows * width * np.dtype(np.float32).itemsize
-                self._answers[name] = self._cuda.allocate(size)
+                self._memory[name] = self._cuda.allocate(size)
 
     def _address(self, context: _Context, name: str, address: int) -> None:
         if context.addresses.get(name) != address:
@@ -200,12 +199,10 @@ class TensorRTBinding(Binding):
             self._shapes[name] = shape
         return array
 
-    def run(
-        self, logits: NDArray[np.float32], hidden: NDArray[np.float32], row: int, rows: int
-    ) -> None:
+    def run(self, answers: Answers, row: int, rows: int) -> None:
         """One run of the engine."""
-        answers = {"logits": logits[row : row + rows], "hidden_states": hidden[row : row + rows]}
-        self._backend.run(self._piece, self._shapes, self._cache, answers)
+        parts = {name: answer[row : row + rows] for name, answer in answers.items()}
+        self._backend.run(self._piece, self._shapes, self._cache, parts)
 
 
 def _tensors(engine: trt.ICudaEngine) -> dict[str, np.dtype[Any]]:

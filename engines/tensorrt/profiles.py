@@ -124,6 +124,6 @@ def input_shapes(
         "attention_mask": (batch, 1, size, capacity),
         **{
             f"past.{name}": (batch, sizes.kv_heads, capacity, sizes.head_dim)
-            for name in kv_names(sizes.layers)
+            for name in kv_names(manifest.layers)
         },
     }

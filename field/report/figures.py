@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from device_runtime.record import STAGES, Round, acceptance
+from device_runtime.record import STAGES, Round, acceptance, deviation
 from field.report.statistics import Position, Spread, positions, spread
 from field.run import Answer, Configuration
 from wire.protocols import EXCHANGES, NAMES, STREAM
@@ -25,7 +25,8 @@ class Figures:
     None is what was not measured: acceptance where nothing was drafted, joules without a sensor,
     steady figures where every answer ended with its first round. forgiven: of the accepted tokens,
     the share that the target would have said otherwise; asked: the share of rounds in which the
-    edge asked for hidden states; both of rounds that a decision head judged.
+    edge asked for hidden states; both of rounds that a decision head judged. deviation: a verified
+    position's total variation from the target's law, of rounds that could relax.
     """
 
     configuration: Configuration
@@ -39,6 +40,7 @@ class Figures:
     acceptance: float | None
     forgiven: float | None
     asked: float | None
+    deviation: float | None
     tokens_per_round: float | None
     up_bytes_per_token: float | None
     down_bytes_per_token: float | None
@@ -97,6 +99,7 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
     rounds = [round_ for answer in answers for round_ in answer.rounds]
     drafted = [round_ for round_ in rounds if round_.window]
     judged = [round_ for round_ in drafted if _judged(round_.protocol)]
+    relaxed = [round_ for round_ in drafted if _relaxes(round_.protocol)]
     after_prompt = [round_ for answer in answers for round_ in steady(answer)]
     tokens = _tokens(rounds)
     return Figures(
@@ -111,6 +114,7 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
         acceptance=acceptance(drafted) if drafted else None,
         forgiven=_share(sum(r.forgiven for r in judged), sum(r.accepted for r in judged)),
         asked=_share(sum(r.inquired > 0 for r in judged), len(judged)),
+        deviation=deviation(relaxed),
         tokens_per_round=tokens / len(rounds) if rounds else None,
         up_bytes_per_token=sum(r.uplink_bytes for r in rounds) / tokens if tokens else None,
         down_bytes_per_token=sum(r.downlink_bytes for r in rounds) / tokens if tokens else None,
@@ -142,6 +146,10 @@ def _over(answers: Sequence[Answer], value: Callable[[Answer], float | None]) ->
 
 def _judged(protocol: str) -> bool:
     return protocol in EXCHANGES and EXCHANGES[protocol].judged
+
+
+def _relaxes(protocol: str) -> bool:
+    return protocol in EXCHANGES and EXCHANGES[protocol].relaxes
 
 
 def _share(part: int, whole: int) -> float | None:

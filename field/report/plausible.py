@@ -57,6 +57,7 @@ def _of_round(round_: Round) -> Iterator[tuple[str, float, float, float]]:
     yield "window of a round", round_.window, 0, 1e4
     yield "accepted tokens of a round", round_.accepted, 0, round_.window
     yield "forgiven tokens of a round", round_.forgiven, 0, round_.accepted
+    yield "deviation of a round", round_.deviation, 0.0, round_.verified
     yield "hidden states of a round", round_.inquired, 0, round_.window
     yield "bytes up of a round", round_.uplink_bytes, 0, _LARGEST
     yield "bytes down of a round", round_.downlink_bytes, 0, _LARGEST

@@ -79,13 +79,17 @@ _JUDGED: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
     ("decision head, %", "of accepted forgiven", lambda f: _percent(f.forgiven)),
     ("decision head, %", "of rounds asked back", lambda f: _percent(f.asked)),
 )
+_RELAXED: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
+    ("", "deviation a position", lambda f: number(f.deviation, 4)),
+)
 
 
 def latencies(run: Measured) -> Table:
     """Medians and tails of every (protocol, window) of a run."""
     best = lowest(run.figures)
     judged = any(figures.asked is not None for figures in run.figures)
-    columns = (*_COLUMNS, *_JUDGED) if judged else _COLUMNS
+    relaxed = any(figures.deviation is not None for figures in run.figures)
+    columns = (*_COLUMNS, *(_JUDGED if judged else ()), *(_RELAXED if relaxed else ()))
     return Table(
         headings=[(group, heading) for group, heading, _ in columns],
         rows=[[cell(figures) for _, _, cell in columns] for figures in run.figures],
@@ -196,6 +200,8 @@ def _conditions(run: Measured) -> Iterator[tuple[str, str]]:
     yield "temperature", f"{settings.temperature:g}"
     if settings.threshold is not None:
         yield "threshold", f"{settings.threshold:g}"
+    if settings.tau is not None:
+        yield "τ", f"{settings.tau:g}"
     yield "seed", str(settings.seed)
     yield "provider, threads", f"{settings.provider}, {settings.threads or 'all'}"
     yield "energy from", facts.energy or "not measured"

@@ -1,17 +1,19 @@
 """``pilotfish edge serve``: the edge daemon."""
 
 import argparse
-import json
 import math
-import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from edge_runtime.config import EdgeConfig, EdgeLimits
+from edge_runtime.config import ClusterPlan, EdgeConfig, EdgeLimits
 from edge_runtime.daemon import serve
-from engines.errors import EngineError
+from engines.artifact import Artifact
+from pilotfish.cli import edge_worker
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
+from pilotfish.cli.edge_parent import for_parent
+from pilotfish.cli.export_split import stages_of
 from pilotfish.cli.options import (
     Commands,
     between,
@@ -20,7 +22,7 @@ from pilotfish.cli.options import (
     positive,
     share,
 )
-from wire.errors import ListenError, PilotfishError
+from wire.errors import ConfigError
 from wire.messages import MAX_WINDOW
 
 _DESCRIPTION = """\
@@ -39,6 +41,7 @@ def add_to(commands: Commands) -> None:
     actions = parser.add_subparsers(
         title="actions", metavar="ACTION", required=True, parser_class=ConfiguredParser
     )
+    edge_worker.add_to(actions)
     serve_parser = actions.add_parser(
         "serve",
         help="verify for devices until told to stop",
@@ -49,6 +52,55 @@ def add_to(commands: Commands) -> None:
     config_option(serve_parser)
     add = serve_parser.add_argument
     add("--target", type=Path, required=True, metavar="DIR", help="the target's artifact")
+    add(
+        "--federate",
+        type=Path,
+        metavar="FILE",
+        help="the target is an ensemble of the workers in this TOML file; of --target only "
+        "vocabulary and chat template are used (docs/scale.md)",
+    )
+    add(
+        "--pipeline",
+        type=Path,
+        metavar="FILE",
+        help="the target is cut into stages (pilotfish export split): --target is the folder of "
+        "stage 1, this TOML file lists the nodes with the others",
+    )
+    add(
+        "--cluster",
+        choices=("ray",),
+        help="the target runs as actors on a Ray cluster (pip install 'pilotfish[ray]')",
+    )
+    add("--replicas", type=between(1, 1024), default=1, metavar="M", help="of the target (1)")
+    add(
+        "--stages",
+        type=between(1, 256),
+        default=1,
+        metavar="N",
+        help="of each replica (1); a --target that is whole is cut first, into the cache",
+    )
+    add(
+        "--cluster-address",
+        default="",
+        metavar="ADDRESS",
+        help='of the Ray cluster, as ray.init takes it; "auto": that of this machine (default: one '
+        "of its own, on this machine only)",
+    )
+    plan = ClusterPlan()
+    add(
+        "--late",
+        type=positive,
+        default=plan.late_s,
+        metavar="S",
+        help="after which actors that do not answer are started again (%(default)s)",
+    )
+    add(
+        "--give-up",
+        type=positive,
+        default=plan.give_up_s,
+        metavar="S",
+        help="after which a pass over actors fails in any case (%(default)s)",
+    )
     add(
         "--listen",
         default=EdgeConfig.listen,
@@ -83,6 +135,13 @@ def add_to(commands: Commands) -> None:
         metavar="ρ",
         help="reject a mismatch that its head finds harmful with more than this probability, where "
         "a request does not say (default: as each head recommends)",
+    )
+    add(
+        "--relaxation",
+        type=Path,
+        metavar="FILE",
+        help="how far protocol adaptive strays where a request does not say, as judge calibrate "
+        "wrote it (default: built in)",
     )
     _add_limits(serve_parser)
     add("--parent-fd", type=int, help=argparse.SUPPRESS)  # see edge_runtime.process
@@ -132,12 +191,12 @@ def _serve(args: argparse.Namespace) -> int:
     config = _config_of(args)
     if args.parent_fd is None:
         return serve(config, announce=_announce, reread=lambda: _config_of(again(args)))
-    return _serve_for_parent(config, args.parent_fd)
+    return for_parent(partial(serve, config), args.parent_fd)
 
 
 def _config_of(args: argparse.Namespace) -> EdgeConfig:
     return EdgeConfig(
-        target=args.target,
+        target=_target_of(args),
         listen=args.listen,
         keys=args.keys,
         provider=args.provider,
@@ -146,6 +205,16 @@ def _config_of(args: argparse.Namespace) -> EdgeConfig:
         metrics=args.metrics,
         heads=_heads(args.head),
         threshold=args.threshold,
+        relaxation=args.relaxation,
+        kind=_kind_of(args),
+        nodes=args.federate or args.pipeline,
+        cluster=ClusterPlan(
+            replicas=args.replicas,
+            stages=args.stages,
+            address=args.cluster_address,
+            late_s=args.late,
+            give_up_s=args.give_up,
+        ),
         limits=EdgeLimits(
             sessions=args.sessions,
             sessions_per_client=args.sessions_per_client,
@@ -161,6 +230,29 @@ def _config_of(args: argparse.Namespace) -> EdgeConfig:
     )
 
 
+def _kind_of(args: argparse.Namespace) -> str:
+    """Which kind of target the flags ask for."""
+    asked = {"federated": args.federate, "pipeline": args.pipeline, "cluster": args.cluster}
+    kinds = [kind for kind, given in asked.items() if given]
+    if len(kinds) > 1:
+        raise ConfigError(
+            "An edge has one kind of target: one of --federate, --pipeline and --cluster."
+        )
+    if not args.cluster and (args.replicas, args.stages, args.cluster_address) != (1, 1, ""):
+        raise ConfigError("--replicas, --stages and --cluster-address go with --cluster ray.")
+    return kinds[0] if kinds else "local"
+
+
+def _target_of(args: argparse.Namespace) -> Path:
+    """The folder to open: of a model in stages, that of the first."""
+    folder: Path = args.target
+    if args.stages == 1:
+        return folder
+    if (folder / "stage-1").is_dir():
+        return folder / "stage-1"
+    return stages_of(Artifact.open(folder), args.stages) / "stage-1"
+
+
 def _heads(names: list[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
@@ -169,19 +261,3 @@ def _heads(names: list[str] | None) -> tuple[str, ...] | None:
 
 def _announce(endpoint: str) -> None:
     print(f"pilotfish: the edge serves on {endpoint}", file=sys.stderr, flush=True)
-
-
-def _serve_for_parent(config: EdgeConfig, descriptor: int) -> int:
-    def tell(report: dict[str, str]) -> None:
-        os.write(descriptor, json.dumps(report).encode() + b"\n")
-
-    try:
-        return serve(
-            config, announce=lambda endpoint: tell({"endpoint": endpoint}), lifeline=descriptor
-        )
-    except PilotfishError as error:
-        tell({"code": error.code, "message": str(error)})
-        return error.exit_code
-    except EngineError as error:
-        tell({"code": ListenError.code, "message": str(error)})
-        return error.exit_code

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from engines.artifact import Artifact, Precision
 from engines.cache import cache_directory
-from engines.errors import ArtifactError, EngineError
-from pilotfish.cli import export_bridge
+from engines.errors import ArtifactError
+from pilotfish.cli import export_bridge, export_split
+from pilotfish.cli.extras import export_tools
 from pilotfish.cli.options import Commands, between, json_option, write_json
 from pilotfish.cli.progress import Bars
 
@@ -30,7 +31,6 @@ example:
 exit codes: 0 all engines are there; 65 TensorRT cannot build one; 66 no artifact; 69 no TensorRT or
 no GPU; 78 a broken configuration.
 """
-_DRAFTER, _TARGET = "smollm2-135m-int4", "smollm2-135m-fp32"
 
 
 def add_to(commands: Commands) -> None:
@@ -63,6 +63,13 @@ def add_to(commands: Commands) -> None:
         default="auto",
         help="which operators the graph uses; auto takes what runs best here (default)",
     )
+    model.add_argument(
+        "--first-layers",
+        type=between(1),
+        metavar="N",
+        help="keep only the first N layers, with the model's own last norm and head: a smaller and "
+        "worse model of the same vocabulary (default: all layers)",
+    )
     model.set_defaults(run=_model)
     engine = actions.add_parser(
         "engine",
@@ -94,6 +101,7 @@ def add_to(commands: Commands) -> None:
     )
     json_option(engine)
     engine.set_defaults(run=_engine, usage=engine.error)
+    export_split.add_to(actions)
     export_bridge.add_to(actions)
     listing = actions.add_parser("list", help="list the artifacts below a folder")
     listing.add_argument(
@@ -110,33 +118,39 @@ def artifacts_directory() -> Path:
 
 def default_pair() -> tuple[Path, Path]:
     """The default model as int4 drafter and as fp32 target, exported where there is none yet."""
-    return _default(_DRAFTER, "int4"), _default(_TARGET, "fp32")
+    return default_artifact("int4"), default_artifact("fp32")
 
 
-def _default(name: str, precision: Precision) -> Path:
-    path = artifacts_directory() / name
+def default_artifact(precision: Precision, first_layers: int | None = None) -> Path:
+    """The default model in this precision, exported if there is none yet; see `export_model`."""
+    layers = "" if first_layers is None else f"-{first_layers}-layers"
+    path = artifacts_directory() / f"smollm2-135m-{precision}{layers}"
     try:
         Artifact.open(path)
     except ArtifactError:
-        export_model("default", path, precision, "auto")
+        export_model("default", path, precision, "auto", first_layers)
     return path
 
 
-def export_model(source: str, out: Path, precision: Precision, dialect: str) -> None:
+def export_model(
+    source: str, out: Path, precision: Precision, dialect: str, first_layers: int | None = None
+) -> None:
     """Export with a progress bar; says which extra to install if the export tools are missing."""
-    try:
+    with export_tools():
         from export.model import export_model as write
-    except ModuleNotFoundError as error:
-        raise EngineError(
-            f"Exporting needs {error.name}, which is not installed: "
-            "pip install 'pilotfish[export]'."
-        ) from error
     with Bars() as bars:
-        write(source, out, precision=precision, dialect=dialect, progress=bars.show)
+        write(
+            source,
+            out,
+            precision=precision,
+            dialect=dialect,
+            first_layers=first_layers,
+            progress=bars.show,
+        )
 
 
 def _model(args: argparse.Namespace) -> int:
-    export_model(args.source, args.out, args.precision, args.dialect)
+    export_model(args.source, args.out, args.precision, args.dialect, args.first_layers)
     print(args.out)
     return 0
 
@@ -185,6 +199,7 @@ def _list(args: argparse.Namespace) -> int:
     table = Table("path", "model", "precision", "dialect", "MiB", title=f"Artifacts in {folder}")
     for entry in entries:
         size = f"{entry.size / 2**20:.0f}"
-        table.add_row(entry.path, entry.model, entry.precision, entry.dialect, size)
+        model = entry.model if entry.stage is None else f"{entry.model}, {entry.stage}"
+        table.add_row(entry.path, model, entry.precision, entry.dialect, size)
     Console().print(table)
     return 0

@@ -13,7 +13,7 @@ from device_runtime.plan import AUTO, Auto, Options
 from wire.codecs.hidden import HIDDEN_FORMATS
 from wire.errors import UnsupportedError
 from wire.keys import default_directory
-from wire.protocols import NAMES
+from wire.protocols import NAMES, Adaptive
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -85,6 +85,11 @@ def window(text: str) -> "int | Literal['auto']":
 def expansion(text: str) -> list[int]:
     """An argparse type: ``2,2,1``."""
     return [int(part) for part in text.split(",")]
+
+
+def lambdas(text: str) -> list[float]:
+    """An argparse type: λ₁, λ₂ and λ₃."""
+    return [float(part) for part in text.split(",")]
 
 
 def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens: int) -> None:
@@ -166,6 +171,20 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
         help="wisv: how hidden states are sent (%(default)s)",
     )
     parser.add_argument(
+        "--tau",
+        type=share,
+        metavar="τ",
+        help="adaptive: how far tokens that are not key may stray; 0: not at all, as under tslt "
+        "(default: as the edge has it)",
+    )
+    parser.add_argument(
+        "--lambdas",
+        type=lambdas,
+        metavar="λ₁,λ₂,λ₃",
+        help="adaptive: a token is key above an entropy ratio λ₁, above a difference λ₂ of its "
+        "probabilities, or below an overlap λ₃ (default: as the edge has them)",
+    )
+    parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
     )
 
@@ -187,11 +206,18 @@ def generation_of(args: argparse.Namespace) -> Options:
         stop=args.stop,
         threshold=args.threshold,
         hidden=args.hidden,
+        tau=args.tau,
+        lambdas=args.lambdas,
     )
 
 
 def protocol_of(args: argparse.Namespace) -> "str | Auto":
-    """The protocol, with what goes with auto; `UnsupportedError` where it goes with nothing."""
+    """The protocol, with what goes with it; `UnsupportedError` for what goes with nothing."""
+    relaxing = (args.tau, args.lambdas) != (None, None)
+    if relaxing and args.protocol not in (AUTO, Adaptive.name):
+        raise UnsupportedError(
+            "--tau and --lambdas go with --protocol adaptive, or auto that may take it (--lossy)."
+        )
     if args.protocol == AUTO:
         return Auto(
             among=args.among,

@@ -109,7 +109,8 @@ BAD: dict[str, Callable[[int], list[bytes]]] = {
     "an empty frame": lambda n: [b""],
     "no frame": lambda n: [],
     "two frames": lambda n: [coded("int8", n), coded("int8", n)],
-    "as 32-bit numbers": lambda n: [np.ones((n, HIDDEN), "<f4").tobytes()],
+    "as 64-bit numbers": lambda n: [np.ones((n, HIDDEN), "<f8").tobytes()],
+    "of fp32 that is not finite": lambda n: [np.full((n, HIDDEN), np.inf, "<f4").tobytes()],
 }
 
 

@@ -1,21 +1,25 @@
-"""Arrays as frames: token ids, truncated distributions, distributions as integer counts, and hidden
-states.
+"""Arrays as frames: token ids, truncated distributions, a worker's top K, distributions as integer
+counts, and hidden states.
 """
 
 from wire.codecs.counts import decode_counts, encode_counts
 from wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden, hidden_bytes
 from wire.codecs.ids import decode_ids, encode_ids
 from wire.codecs.sparse import decode_sparse, encode_sparse
+from wire.codecs.topk import TOPK_FORMATS, decode_topk, encode_topk
 
 __all__ = [
     "HIDDEN_FORMATS",
+    "TOPK_FORMATS",
     "decode_counts",
     "decode_hidden",
     "decode_ids",
     "decode_sparse",
+    "decode_topk",
     "encode_counts",
     "encode_hidden",
     "encode_ids",
     "encode_sparse",
+    "encode_topk",
     "hidden_bytes",
 ]

@@ -1,8 +1,8 @@
 """Hidden states: n vectors of width d in one frame, blockwise quantised (wisv §III-B).
 
-In:  float32 [n, d] and a format: "int8" (default), "int4" or "fp16".
-Out: a frame of n · `hidden_bytes` bytes, and float32 [n, d] near to what went in. A state costs and
-     decodes to the same, whichever others share its frame.
+In:  float32 [n, d] and a format: "int8" (default), "int4", "fp16" or "fp32".
+Out: a frame of n · `hidden_bytes` bytes, and float32 [n, d] near to what went in ("fp32": that
+     itself). A state costs and decodes to the same, whichever others share its frame.
 
 "int8" and "int4" cut a state into blocks of 32, the last one maybe shorter. A block has a step s
 and integers q from −L to L, L = 127 or 7: x̂ = q · s. The step is a bfloat16, the upper half of a
@@ -12,7 +12,7 @@ exact. It is rounded up, so that no q lies beyond L.
 **Error.** With m the largest magnitude of the block,
 
     int8   |x̂ − x| ≤ 0.504 · max(m/127, 2⁻¹²⁶)       int4   |x̂ − x| ≤ 0.504 · max(m/7, 2⁻¹²⁶)
-    fp16   |x̂ − x| ≤ max(2⁻¹¹ · |x|, 2⁻²⁵)
+    fp16   |x̂ − x| ≤ max(2⁻¹¹ · |x|, 2⁻²⁵)                   fp32   none, bit for bit
 
 0.504 is half a step of at most 1 + 2⁻⁷ times its least; the rest, 10⁻⁴, holds the rounding of x/s
 to float32. Steps below 2⁻¹²⁶ would be subnormal, which some processors are told to take for zero.
@@ -27,9 +27,16 @@ from numpy.typing import NDArray
 from wire.errors import MalformedError
 from wire.messages import Buffer
 
-HIDDEN_FORMATS: Final = ("int8", "fp16", "int4")  # the default first
+HIDDEN_FORMATS: Final = ("int8", "fp16", "int4", "fp32")  # the default first
 BLOCK: Final = 32  # 64 would save 3 % of the bytes, and add a third to the error
-LARGEST: Final = {"int8": 2.0**127, "fp16": 65504.0, "int4": 2.0**127}
+LARGEST: Final = {
+    "int8": 2.0**127,
+    "fp16": 65504.0,
+    "int4": 2.0**127,
+    "fp32": float(np.finfo(np.float32).max),
+}
+
+_FLOATS: Final = {"fp16": "<f2", "fp32": "<f4"}
 
 _LEVELS: Final = {"int8": 127, "int4": 7}
 _LEAST_STEP: Final = 2.0**-126
@@ -40,8 +47,8 @@ _GREATEST_STEP: Final = {"int8": 0x7BFF, "int4": 0x7DFF}
 
 def hidden_bytes(width: int, form: str) -> int:
     """Bytes of one state of ``width`` numbers in ``form``, of `HIDDEN_FORMATS`."""
-    if form == "fp16":
-        return 2 * width
+    if form in _FLOATS:
+        return (2 if form == "fp16" else 4) * width
     return 2 * _blocks(width) + (width if form == "int8" else (width + 1) // 2)
 
 
@@ -57,8 +64,8 @@ def encode_hidden(states: NDArray[np.float32], form: str) -> bytes:
             f"A hidden state has a number that is not finite, or beyond ±{LARGEST[form]:g}, "
             f"which {form} cannot hold."
         )
-    if form == "fp16":
-        return states.astype("<f2").tobytes()
+    if form in _FLOATS:
+        return states.astype(_FLOATS[form]).tobytes()
     least = np.maximum(peaks / _LEVELS[form], _LEAST_STEP)
     # [n, blocks], bfloat16: the next one above
     steps = ((least.view(np.uint32) >> 16) + 1).astype(np.uint16)
@@ -77,8 +84,8 @@ def decode_hidden(frame: Buffer, count: int, width: int, form: str) -> NDArray[n
         raise MalformedError(
             f"A frame of hidden states has {len(frame)} bytes; {count * size} are due."
         )
-    if form == "fp16":
-        states = np.frombuffer(frame, "<f2").astype(np.float32).reshape(count, width)
+    if form in _FLOATS:
+        states = np.frombuffer(frame, _FLOATS[form]).astype(np.float32).reshape(count, width)
         if not np.isfinite(states).all():
             raise MalformedError("A hidden state has a number that is not finite.")
         return states

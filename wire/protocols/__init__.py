@@ -3,6 +3,7 @@
 from typing import Any
 
 from wire.errors import UnsupportedError
+from wire.protocols.adaptive import Adaptive
 from wire.protocols.baselines import LOCAL, STREAM, choose
 from wire.protocols.coupled import Coupled
 from wire.protocols.dsd import Dsd
@@ -19,7 +20,7 @@ EXCHANGES: dict[str, Exchange[Any]] = {
     exchange.name: exchange
     for exchange in (
         *(Greedy(), Dsd(), Tslt(), TokenTree(), Dssd(), Coupled()),
-        *(WisvFull(), WisvSelective()),
+        *(WisvFull(), WisvSelective(), Adaptive()),
     )
 }
 NAMES = (*EXCHANGES, STREAM, LOCAL)
@@ -29,6 +30,7 @@ __all__ = [
     "LOCAL",
     "NAMES",
     "STREAM",
+    "Adaptive",
     "Draft",
     "Exchange",
     "Greedy",

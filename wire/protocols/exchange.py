@@ -28,7 +28,7 @@ from wire.messages import MAX_WINDOW, Buffer
 Ids = NDArray[np.uint32]
 
 # typical headers (docs/wire.md)
-WINDOW_BYTES, VERDICT_BYTES, INQUIRY_BYTES = 42, 57, 50
+WINDOW_BYTES, VERDICT_BYTES, INQUIRY_BYTES = 42, 58, 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +91,15 @@ class Ruling:
     """The edge's decision: the path to node ``accepted`` is committed, and then ``token``.
 
     accepted: 0 where nothing was. token: None where the device samples it by the ``frames``.
-    forgiven: of the accepted tokens, those that the target would have said otherwise.
+    forgiven: of the accepted tokens, those that the target would have said otherwise. deviation:
+    the total variation from the target's law, summed over the positions that were looked at.
     """
 
     accepted: int
     token: int | None
     frames: Sequence[Buffer] = ()
     forgiven: int = 0
+    deviation: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +148,7 @@ class Exchange(ABC, Generic[D]):
     agreement: ClassVar[float] = 1.0
     branches: ClassVar[bool] = False  # windows may be trees
     judged: ClassVar[bool] = False  # a decision head forgives mismatches: needs hidden states
+    relaxes: ClassVar[bool] = False  # a position's law may stray from the target's: by how much
     reads_last: ClassVar[bool] = False  # a window's last token, too, is read before it is sent
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:

@@ -58,6 +58,7 @@ function show(status) {
   at("acceptance-meter").value = acceptance.recent ?? 0;
   put(at("acceptance-total"), percent(acceptance.total));
   optional("forgiven", status.forgiven || null, (count) => `${count} drafted tokens`);
+  optional("deviation", status.deviation || null, (mean) => `${percent(mean)} a position`);
   put(at("round-tokens"), rounds ? rounds.tokens.toFixed(2) : "–");
   put(at("speed"), status.last ? `${status.last.tokens_per_s.toFixed(1)} tokens/s` : "–");
   const window = protocol?.window ? `, window ${protocol.window}` : "";

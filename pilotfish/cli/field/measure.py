@@ -115,6 +115,7 @@ def add_to(actions: Commands) -> None:
         help="of the edge's decision head, for wisv-full and wisv-selective (default: as the edge "
         "has it)",
     )
+    add("--tau", type=share, metavar="τ", help="of adaptive (default: as the edge has it)")
     add("--seed", type=between(0), metavar="N", help=f"repeat r draws by N + r ({usual.seed})")
     add("--note", metavar="TEXT", help="kept in the file, shown in the report")
     add(
@@ -268,11 +269,13 @@ def _facts(
 
 
 def _table(found: Sequence[Figures]) -> Table:
-    """A line for each protocol and window; a column more where a decision head judged."""
+    """A line for each protocol and window; columns more where the text may not be the target's."""
     judged = any(one.asked is not None for one in found)
+    relaxed = any(one.deviation is not None for one in found)
     table = Table(caption="medians over n answers, and their 95th percentile")
     table.add_column("", no_wrap=True)
-    for heading in (*_HEADINGS, *(["forgiven"] if judged else [])):
+    lossy = [*(["forgiven"] if judged else []), *(["deviation"] if relaxed else [])]
+    for heading in (*_HEADINGS, *lossy):
         table.add_column(heading, justify="right")
     for one in found:
         table.add_row(
@@ -284,6 +287,7 @@ def _table(found: Sequence[Figures]) -> Table:
             _number(one.acceptance, ".2f"),
             _number(one.tokens_per_round, ".2f"),
             *([_number(one.forgiven, ".1%")] if judged else []),
+            *([_number(one.deviation, ".4f")] if relaxed else []),
         )
     return table
 

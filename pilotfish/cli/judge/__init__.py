@@ -1,18 +1,19 @@
-"""``pilotfish judge``: make decision heads for ``wisv``."""
+"""``pilotfish judge``: make decision heads for ``wisv``, and relaxations for ``adaptive``."""
 
-from pilotfish.cli.judge import mine, relabel, sweep, train
+from pilotfish.cli.judge import calibrate, mine, relabel, sweep, train
 from pilotfish.cli.options import Commands
 
-_ACTIONS = (mine, relabel, train, sweep)
+_ACTIONS = (mine, relabel, train, sweep, calibrate)
 
 
 def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "judge",
-        help="make decision heads for protocol wisv",
+        help="make decision heads for protocol wisv, calibrate protocol adaptive",
         description="From questions to a decision head: mine mismatches of a pair, look at what "
-        "relabelling does to their labels, train.",
+        "relabelling does to their labels, train, sweep. And from prompts to what protocol "
+        "adaptive goes by: calibrate.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for action in _ACTIONS:

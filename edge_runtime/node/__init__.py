@@ -1,0 +1,1 @@
+"""A node of some edge's target: `pilotfish edge worker`."""

@@ -1,0 +1,88 @@
+"""A whole model or a stage of one as an actor of a cluster (`edge_runtime.targets.cluster`).
+
+A plain class; the cluster's runtime makes an actor of it, starts it again when it is lost, and
+hands its methods what the edge or the actor before it gives. Started again it holds nothing, and
+says so to whoever thinks otherwise.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.node.model import ModelSlots
+from edge_runtime.node.stage import StageSlots
+from engines.artifact import Artifact
+from engines.decoder import Decoder
+from engines.stage import Stage
+from wire.errors import TargetLostError
+from wire.nodes import Item
+
+
+class Holds(NamedTuple):
+    """What an actor holds. context: positions of each slot; pid: of its process."""
+
+    digest: str
+    context: int
+    pid: int
+
+
+class Made(NamedTuple):
+    """What has become of a step so far.
+
+    states: f32 [Σ size, width] for the next stage; of the last stage and of a whole model hidden
+    states [Σ rows, d]. logits: of a whole model, f32 [Σ rows, V]. compute_ns: of each actor so far.
+    """
+
+    states: NDArray[np.float32]
+    compute_ns: tuple[int, ...]
+    logits: NDArray[np.float32] | None = None
+
+
+class NodeActor:
+    """One actor. Raises as `Decoder` and `Stage` do for what cannot be loaded."""
+
+    def __init__(
+        self, path: str, *, slots: int, context: int, threads: int | None, provider: str
+    ) -> None:
+        artifact = Artifact.open(Path(path), stage=True)
+        self._digest = artifact.manifest.digest
+        self._incarnation: bytes | None = None
+        kind = Decoder if artifact.manifest.stage is None else Stage
+        held = kind(artifact, slots=slots, context=context, threads=threads, provider=provider)
+        self._context = held.context
+        self._slots = ModelSlots(held) if isinstance(held, Decoder) else StageSlots(held)
+
+    def hold(self, incarnation: bytes) -> Holds:
+        """Begin anew with empty slots."""
+        self._slots.forget()
+        self._incarnation = incarnation
+        return Holds(self._digest, self._context, os.getpid())
+
+    def step(
+        self,
+        incarnation: bytes,
+        items: list[Item],
+        given: "NDArray[np.int64] | Made",
+        parents: bytes,
+    ) -> Made:
+        """Do a step on tokens i64 [Σ size], or on what the stage before has made.
+
+        `TargetLostError` if it was started again since the edge last had it hold something.
+        """
+        if incarnation != self._incarnation:
+            raise TargetLostError("An actor of the target has lost what it held.")
+        begun_ns = time.monotonic_ns()
+        before = given.compute_ns if isinstance(given, Made) else ()
+        if isinstance(self._slots, StageSlots):
+            fed = given.states if isinstance(given, Made) else given
+            states, logits = self._slots.run(items, fed, parents), None
+        else:
+            assert not isinstance(given, Made)
+            answers = self._slots.run(items, given, parents)
+            states = np.concatenate([answer.hidden for answer in answers])
+            logits = np.concatenate([answer.logits for answer in answers])
+        return Made(states, (*before, time.monotonic_ns() - begun_ns), logits)

@@ -1,0 +1,118 @@
+"""What a node does with each message. The node's loop calls it; nothing here waits.
+
+A node works for one edge at a time. Another one with the same key takes over, for it is the same
+edge started again; one with another key may when the first is gone. Whoever knows the incarnation
+may bring steps: the edge, and the stage before this one. What anybody else sends ends in a typed
+refusal for him alone.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from edge_runtime.node.work import Work, timed
+from wire.errors import AccessDeniedError, ConflictError, InternalError, PilotfishError
+from wire.messages import Buffer
+from wire.nodes import Attach, Attached, Greet, Refused, Scored, Step, decode_order
+from wire.transport import Envelope, Listener, check_size
+
+_log = logging.getLogger("pilotfish.edge")
+
+
+class NodeService:
+    """One owner: the node's loop. ``steps`` counts what was done."""
+
+    def __init__(self, listener: Listener, work: Work, message_bytes: int) -> None:
+        self._listener = listener
+        self._work = work
+        self._message_bytes = message_bytes
+        self._edge, self._owner = b"", b""  # whose it is
+        self._incarnation: bytes | None = None
+        self._joining = False  # the edge has not been told yet that it has the node
+        self.steps = 0
+
+    @property
+    def attached(self) -> bool:
+        """It is some edge's, who is there."""
+        return self._incarnation is not None and self._listener.connections.has(self._edge)
+
+    def handle(self, envelope: Envelope) -> None:
+        """Serve one message."""
+        concerns = None
+        try:
+            gate = self._listener.gate
+            if gate is not None and envelope.owner not in gate.allowed:
+                raise AccessDeniedError("This key has been taken off the node's allow-list.")
+            check_size(envelope, self._message_bytes)
+            order = decode_order(envelope.header)
+            match order:
+                case Greet():
+                    self._reply(envelope.client, self._work.ready)
+                case Attach():
+                    self._attach(order, envelope)
+                case Step() if order.incarnation == self._incarnation:
+                    concerns = self._incarnation
+                    self._step(order, envelope.frames)
+                case Step():
+                    over = ConflictError(
+                        "This attachment is over: another edge has this node's key and took it, or "
+                        "the node failed before; see its log."
+                    )
+                    self._refuse(envelope.client, over, order.incarnation)
+        except PilotfishError as error:
+            self._refuse(envelope.client, error, concerns)
+        except Exception as error:
+            _log.exception("a step could not be done")
+            told = InternalError(f"The node failed at this step ({error}); see its log.")
+            self._refuse(envelope.client, told, concerns)
+
+    def attend(self) -> None:
+        """See to the attachment: is it complete, does it still stand?"""
+        if self._incarnation is None:
+            return
+        try:
+            if self._work.joined and self._joining:
+                self._joining = False
+                self._reply(self._edge, Attached(incarnation=self._incarnation))
+        except PilotfishError as error:
+            self._refuse(self._edge, error, self._incarnation)
+
+    def _attach(self, attach: Attach, envelope: Envelope) -> None:
+        self._listener.connections.hear()
+        if self.attached and envelope.owner != self._owner:
+            raise ConflictError(
+                "This node works for another edge already: each edge needs nodes of its own."
+            )
+        self._incarnation = None
+        self._work.attach(attach)
+        self._edge, self._owner = envelope.client, envelope.owner
+        self._incarnation, self._joining = attach.incarnation, True
+        self.attend()
+
+    def _step(self, step: Step, frames: Sequence[Buffer]) -> None:
+        begun_ns = time.monotonic_ns()
+        made = self._work.do(step, frames)
+        self.steps += 1
+        if made is not None:
+            scored = Scored(
+                incarnation=step.incarnation,
+                number=step.number,
+                compute_ns=timed(step, begun_ns).compute_ns,
+            )
+            self._reply(self._edge, scored, made)
+
+    def _refuse(self, client: bytes, error: PilotfishError, concerns: bytes | None) -> None:
+        """Say so; where the node's attachment is concerned, to its edge, and it ends."""
+        if concerns is not None and concerns == self._incarnation:
+            self._incarnation, client = None, self._edge
+        refused = Refused(incarnation=concerns, code=error.code, message=str(error)[:1024])
+        self._reply(client, refused)
+
+    def _reply(self, client: bytes, report: msgspec.Struct, frames: Sequence[Buffer] = ()) -> None:
+        try:
+            self._listener.send(client, report, frames)
+        except zmq.ZMQError as error:  # it went away: it asks again, or never
+            _log.debug("a report was not taken: %s", error)

@@ -1,0 +1,111 @@
+"""The slots of one edge on a node: items of a step in, passes out.
+
+In:  items, the tokens that go with them, and the parents of all trees.
+Out: slots that end where the items go on, and the passes to run there: one for each item, or
+     several, one after the other, where an edge brings a slot up to date.
+
+Nobody asks what a slot holds: the edge says from where it goes on. What the edge says may be
+nonsense, and raises `MalformedError` then.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.passes import Pass
+from engines.slots import Slots
+from speculation.distributions import Sampling
+from wire.errors import MalformedError, TooLargeError
+from wire.messages import Buffer
+from wire.nodes import Item
+
+CHUNK = 128  # tokens that a slot takes in at once
+
+
+class NodeSlots:
+    """What an edge's items mean to a decoder or a stage, which the node then has run."""
+
+    def __init__(self, held: Slots) -> None:
+        self._held = held
+        self.forget()
+
+    def forget(self) -> None:
+        """Empty all slots."""
+        for slot in range(self._held.slots):
+            self._held.rollback(slot, 0)
+        self._chains = [0] * self._held.slots  # tokens of a slot's last pass before its tree
+
+    def passes(
+        self, items: Sequence[Item], tokens: NDArray[np.int64], parents: Buffer
+    ) -> list[list[Pass]]:
+        """Bring the slots to where the items go on; what is to be run there for each item.
+
+        tokens: i64 [Σ size]. Raises `MalformedError` for items and frames that contradict each
+        other or what the slots hold, `TooLargeError` for more tokens than a slot has room for.
+        """
+        trees = numbers(parents, "<i2")
+        check_items(items, len(tokens), trees, self._held.slots, self._held.context)
+        passes = []
+        begin = grown = 0
+        for item in items:
+            end, behind = begin + item.size, grown + item.nodes
+            try:
+                self._go_back(item)
+            except ValueError as error:
+                raise MalformedError(f"A step does not fit: {error}.") from error
+            passes.append(self._of(item, tokens[begin:end], trees[grown:behind]))
+            begin, grown = end, behind
+        return passes
+
+    def _of(self, item: Item, tokens: NDArray[np.int64], tree: NDArray[np.int64]) -> list[Pass]:
+        """An item's passes, of at most `CHUNK` tokens each."""
+        # what a tree hangs on is part of it, at the cost of its square: no more than need be
+        far = item.nodes and item.size > CHUNK
+        head = item.size - max(item.rows, item.nodes + 1) if far else 0
+        chain = item.size - item.nodes - head
+        self._chains[item.slot] = chain
+        parents = np.concatenate([np.arange(-1, chain - 1), tree + chain]) if item.nodes else None
+        passes = [Pass(item.slot, tokens[:head], 0)] if head else []
+        passes.append(Pass(item.slot, tokens[head:], item.rows, parents))
+        return [piece for each in passes for piece in each.pieces(CHUNK)]
+
+    def _go_back(self, item: Item) -> None:
+        if item.kept is not None:
+            chain = self._chains[item.slot]
+            path = [*range(chain), *(chain + node for node in item.kept)]
+            self._held.keep(item.slot, path)
+        self._held.rollback(item.slot, item.start)
+
+
+def numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
+    """The numbers of a frame, i64 [n]."""
+    if len(frame) % np.dtype(dtype).itemsize:
+        raise MalformedError(f"A frame of {len(frame)} bytes does not hold numbers of {dtype}.")
+    return np.frombuffer(frame, dtype).astype(np.int64)
+
+
+def check_items(
+    items: Sequence[Item], total: int, trees: NDArray[np.int64], slots: int, context: int
+) -> None:
+    """Raise unless the items have ``total`` tokens together, a slot each, and room there.
+
+    trees: the parents of all their trees.
+    """
+    if sum(item.size for item in items) != total:
+        raise MalformedError(f"The items of a step do not have the {total} tokens that came.")
+    if sum(item.nodes for item in items) != len(trees) or (trees < -1).any():
+        raise MalformedError("A step has parents for other trees than it says.")
+    if len({item.slot for item in items}) < len(items):
+        raise MalformedError("A step has two items for one slot.")
+    for item in items:
+        if item.slot >= slots:
+            raise MalformedError(f"There is no slot {item.slot}: this node has {slots}.")
+        if item.rows > item.size or item.nodes > item.size:
+            raise MalformedError("An item of a step wants more than its tokens.")
+        if (end := item.start + item.size) > context:
+            raise TooLargeError(f"{end} tokens do not fit into the {context} of this node's slots.")
+        try:
+            Sampling(temperature=item.temperature)
+        except ValueError as error:
+            raise MalformedError(f"A step makes no sense: {error}.") from error

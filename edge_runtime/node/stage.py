@@ -1,0 +1,191 @@
+"""A stage of a pipeline: some layers of a model, between two others (decentralized §2.2).
+
+States in, states out, to the next stage; the last one answers the edge with hidden states.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+import wire
+from edge_runtime.node.slots import NodeSlots
+from edge_runtime.node.work import Work, timed
+from engines.stage import Stage
+from wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
+from wire.errors import MalformedError, TargetLostError, UnsupportedError
+from wire.keys import DeviceKeys, EdgeKeys
+from wire.messages import Buffer
+from wire.nodes import VERSION, Attach, Item, Ready, Refused, Step, decode_report
+from wire.transport import Channel
+
+_log = logging.getLogger("pilotfish.edge")
+
+_JOIN_S = 10.0  # in which the next stage must be reached
+_REPLY_BYTES = 1 << 16  # a stage that is handed steps has nothing to say
+
+States = NDArray[np.float32]
+
+
+class StageSlots:
+    """A stage, run by items; ``breathe`` is called between the passes of a long one."""
+
+    def __init__(self, stage: Stage, breathe: Callable[[], None] = lambda: None) -> None:
+        self.stage = stage
+        self._breathe = breathe
+        self._slots = NodeSlots(stage)
+
+    def forget(self) -> None:
+        """Empty all slots."""
+        self._slots.forget()
+
+    def run(
+        self, items: Sequence[Item], states: "States | NDArray[np.int64]", parents: Buffer
+    ) -> States:
+        """What the stage makes of states f32 [Σ size, width], or the first one of tokens i64.
+
+        Out: f32 [Σ size, width]; of the last stage hidden states f32 [Σ rows, answer_width]. Good
+        until the next call. Raises `MalformedError` for what does not fit, `CapacityError` for more
+        tokens than a slot has room for.
+        """
+        tokens = states if self.stage.first else np.zeros(len(states), np.int64)
+        passes = self._slots.passes(items, tokens.astype(np.int64, copy=False), parents)
+        fed = None if self.stage.first else states.astype(np.float32, copy=False)
+        try:
+            if all(len(each) == 1 for each in passes):
+                return self.stage.forward([one for (one,) in passes], fed)
+            found, end = [], 0
+            for each in passes:
+                for piece in each:
+                    self._breathe()
+                    start, end = end, end + len(piece.tokens)
+                    made = self.stage.forward([piece], None if fed is None else fed[start:end])
+                    found.append(made.copy())
+            return np.concatenate(found)
+        except ValueError as error:
+            raise MalformedError(f"A step does not fit: {error}.") from error
+
+
+class StageWork(Work):
+    """A stage and the way to the next one.
+
+    keys: the node's own, by which the next one knows it. breathe: called within a long step.
+    """
+
+    def __init__(
+        self, stage: Stage, keys: EdgeKeys | None, breathe: Callable[[], None] = lambda: None
+    ) -> None:
+        manifest, cut = stage.artifact.manifest, stage.cut
+        self._slots = StageSlots(stage, breathe)
+        self._cut = cut
+        self._width = stage.width
+        self._keys = keys
+        self._form = HIDDEN_FORMATS[0]
+        self._next: Channel | None = None
+        self._join_by_s = 0.0
+        self._reached = 0  # connections of the channel when the next stage was first reached
+        self.ready = Ready(
+            version=VERSION,
+            software=wire.SOFTWARE,
+            model=manifest.model,
+            digest=manifest.digest,
+            tokenizer=manifest.tokenizer_fingerprint,
+            vocab_size=manifest.vocab_size,
+            hidden_size=stage.answer_width,
+            slots=stage.slots,
+            context=stage.context,
+            stage=cut.index,
+            stages=cut.count,
+            first_layer=cut.first_layer,
+            layers=cut.layers,
+            whole=cut.whole,
+        )
+
+    def attach(self, attach: Attach) -> None:
+        """Note the format of states and connect to the next stage."""
+        if attach.states not in HIDDEN_FORMATS or self._cut.first:
+            raise UnsupportedError(
+                f"This node is {self._cut} of a pipeline: it takes states as "
+                f"{', '.join(HIDDEN_FORMATS)}. (Stage 1 runs in the edge itself.)"
+            )
+        if self._cut.last == bool(attach.next):
+            raise UnsupportedError(
+                f"This node is {self._cut}: only those before the last have a next."
+            )
+        self.close()
+        self._slots.forget()
+        self._form = attach.states
+        if attach.next:
+            self._next = Channel(attach.next, self._keys_for(attach.next_key), _REPLY_BYTES)
+            self._join_by_s, self._reached = time.monotonic() + _JOIN_S, 0
+
+    def do(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
+        """The states after these layers, handed on; of the last stage the hidden states."""
+        begun_ns = time.monotonic_ns()
+        if len(frames) != 2:
+            raise MalformedError(f"A step has 2 frames, not {len(frames)}.")
+        total = sum(item.size for item in step.items)
+        states = decode_hidden(frames[0], total, self._width, self._form)
+        made = self._slots.run(step.items, states, frames[1])
+        try:
+            frame = encode_hidden(made, self._form) if len(made) else b""
+        except ValueError as error:
+            raise UnsupportedError(f"{error} Have states sent in another format.") from error
+        if self._next is None:
+            return [frame]
+        try:
+            self._next.send(timed(step, begun_ns), (frame, frames[1]))
+        except zmq.Again as error:
+            raise TargetLostError(f"{self._cut} does not reach the next stage any more.") from error
+        return None
+
+    @property
+    def joined(self) -> bool:
+        """The next stage is reached; `TargetLostError` if it was, or should have been by now."""
+        if self._next is None:
+            return True
+        self._hear_next(self._next)
+        if self._next.denied:
+            raise TargetLostError(
+                f"{self._cut} is not let in by the next stage at {self._next.endpoint}: put its "
+                "edge.pub on the allow-list there."
+            )
+        if self._reached and self._reached != self._next.connections:
+            raise TargetLostError(f"{self._cut} has lost the next stage.")
+        if not self._next.connected:
+            if self._reached or time.monotonic() > self._join_by_s:
+                raise TargetLostError(
+                    f"{self._cut} does not reach the next stage at {self._next.endpoint}."
+                )
+            return False
+        self._reached = self._next.connections
+        return True
+
+    def _hear_next(self, following: Channel) -> None:
+        """The next stage has nothing to say, but that it will not take what it was handed."""
+        following.catch_up()
+        while (taken := following.take(0.0)) is not None:
+            report = decode_report(taken[0])
+            if isinstance(report, Refused):
+                raise TargetLostError(f"The stage after {self._cut} refuses: {report.message}")
+
+    @property
+    def sources(self) -> "Sequence[zmq.Socket[bytes]]":
+        """The way to the next stage."""
+        return () if self._next is None else self._next.sources
+
+    def close(self) -> None:
+        """Let go of the next stage."""
+        if self._next is not None:
+            self._next.close(0.0)
+            self._next = None
+
+    def _keys_for(self, key: bytes) -> DeviceKeys | None:
+        if not key:
+            return None
+        if self._keys is None:
+            raise UnsupportedError(f"{self._cut} has no keys, and its next stage has: use --keys.")
+        return DeviceKeys(self._keys.secret, zmq.curve_public(self._keys.secret), key)

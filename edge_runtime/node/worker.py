@@ -1,0 +1,70 @@
+"""A worker of a federation: of every row that is wanted it tells the top K (specfed §II-§III)."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+import wire
+from edge_runtime.node.model import ModelSlots
+from edge_runtime.node.slots import numbers
+from edge_runtime.node.work import Work
+from engines.decoder import Decoder
+from speculation.ensemble import TopRows, top_rows
+from wire.codecs.topk import TOPK_FORMATS, encode_topk
+from wire.errors import MalformedError, TokenOutOfRangeError, UnsupportedError
+from wire.messages import Buffer
+from wire.nodes import VERSION, Attach, Ready, Step
+
+
+class Worker(Work):
+    """A whole model. Tokens in, the top K of the rows that are wanted out.
+
+    breathe: called within a long step.
+    """
+
+    def __init__(self, decoder: Decoder, breathe: Callable[[], None] = lambda: None) -> None:
+        manifest = decoder.artifact.manifest
+        self._slots = ModelSlots(decoder, breathe)
+        self._vocab = manifest.vocab_size
+        self._kept, self._values = 0, ""
+        self.ready = Ready(
+            version=VERSION,
+            software=wire.SOFTWARE,
+            model=manifest.model,
+            digest=manifest.digest,
+            tokenizer=manifest.tokenizer_fingerprint,
+            vocab_size=manifest.vocab_size,
+            hidden_size=decoder.hidden_size,
+            slots=decoder.slots,
+            context=decoder.context,
+        )
+
+    def attach(self, attach: Attach) -> None:
+        """Note K and the format of values."""
+        if attach.values not in TOPK_FORMATS or not attach.kept:
+            raise UnsupportedError(
+                "This node is a worker of a federation: it tells the top K of its distributions as "
+                f"{', '.join(TOPK_FORMATS)}, with K of at least 1."
+            )
+        self._slots.forget()
+        self._kept, self._values = attach.kept, attach.values
+
+    def do(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer]:
+        """The top K of each row, in the order of the items."""
+        if len(frames) != 2:
+            raise MalformedError(f"A step has 2 frames, not {len(frames)}.")
+        tokens = numbers(frames[0], "<u4")
+        if len(tokens) and int(tokens.max()) >= self._vocab:
+            raise TokenOutOfRangeError(f"This model has no token {tokens.max()}.")
+        answers = self._slots.run(step.items, tokens, frames[1])
+        found = [
+            top_rows(answer.logits, item.temperature, self._kept)
+            for item, answer in zip(step.items, answers, strict=True)
+            if item.rows
+        ]
+        if not found:
+            return [b""]
+        # [Σ rows, K]
+        ids = np.concatenate([rows.ids for rows in found])
+        values = np.concatenate([rows.values for rows in found])
+        return [encode_topk(TopRows(ids, values), self._vocab, self._values)]

@@ -1,0 +1,122 @@
+"""What `pilotfish judge calibrate` found for a pair: a relaxation, and what it did (NAME.json).
+
+In:  the file. Out: a `RelaxationCard`, checked: whatever is damaged or too large is a
+     `RelaxationError`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from edge_runtime.head_file import End, read_bounded
+from engines.artifact import Manifest
+from engines.cache import replace_file
+from speculation.adaptive import Relaxation
+from wire.errors import PairMismatchError, RelaxationError
+from wire.messages import Ratio, Share
+
+FORMAT: Final = 1
+CARD_BYTES = 1 << 16
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Means over the positions of some prompts' answers.
+
+    strict and relaxed: the probability that a draft is accepted, α. deviation: the total variation
+    from the target's law, which is by how much the two differ. key: the probability that a drafted
+    token is key. strict_tokens and relaxed_tokens: expected tokens of a round.
+    """
+
+    prompts: Count
+    positions: Count
+    strict: Share
+    relaxed: Share
+    deviation: Share
+    key: Share
+    strict_tokens: AtLeastOne
+    relaxed_tokens: AtLeastOne
+
+
+class RelaxationCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """NAME.json.
+
+    tau and lambda1 to lambda3: the relaxation. budget: the deviation a position that it was chosen
+    for. temperature: of both ends; draft_top_k: of the drafter, 0 for all; window: γ. chosen: what
+    the relaxation did on the prompts that it was chosen by, kept_out: on others. prompts_sha256: of
+    all of them, each behind its length in bytes as u32.
+    """
+
+    format: Literal[1] = FORMAT
+    tau: Share
+    lambda1: Ratio
+    lambda2: Share
+    lambda3: Share
+    budget: Share
+    temperature: Annotated[float, msgspec.Meta(gt=0, le=100)]
+    draft_top_k: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    window: Annotated[int, msgspec.Meta(ge=1, le=128)]
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    seed: Count
+    drafter: End
+    target: End
+    prompts_sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    chosen: Outcome
+    kept_out: Outcome
+
+    @property
+    def relaxation(self) -> Relaxation:
+        """What the edge goes by."""
+        return Relaxation(
+            tau=self.tau, lambda1=self.lambda1, lambda2=self.lambda2, lambda3=self.lambda3
+        )
+
+    def suits(self, target: Manifest, path: Path) -> None:
+        """Raise `PairMismatchError` unless it was calibrated with this target's weights."""
+        if self.target.origin != target.origin:
+            raise PairMismatchError(
+                f"{path} was calibrated for the target {self.target.model} (weights "
+                f"{self.target.origin}), not for {target.model} (weights {target.origin}): "
+                "calibrate it with this target, or give the edge none."
+            )
+
+
+def read_relaxation(path: Path) -> RelaxationCard:
+    """The card at ``path``.
+
+    Raises:
+        RelaxationError: for a file that is missing, too large, damaged, or of a newer version.
+    """
+    data = read_bounded(path, CARD_BYTES, RelaxationError)
+    # A newer format may have any fields, so its number is looked at first.
+    try:
+        found = msgspec.json.decode(data, type=_Format).format
+        if found != FORMAT:
+            raise RelaxationError(
+                f"{path} has format {found}, and this version reads {FORMAT}: calibrate again, or "
+                "install the version that made it."
+            )
+        return msgspec.json.decode(data, type=RelaxationCard)
+    except (msgspec.DecodeError, RecursionError) as error:  # includes ValidationError
+        raise RelaxationError(
+            f"{path} is not what `pilotfish judge calibrate` writes: {error}."
+        ) from None
+
+
+def write_relaxation(path: Path, card: RelaxationCard) -> None:
+    """Write the card; the file appears whole or not at all.
+
+    Raises:
+        RelaxationError: if it cannot be written.
+    """
+    try:
+        replace_file(path, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
+    except OSError as error:
+        raise RelaxationError(f"{path} cannot be written: {error}.") from error
+
+
+class _Format(msgspec.Struct):
+    format: int

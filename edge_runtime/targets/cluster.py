@@ -1,0 +1,360 @@
+"""The target as replicas on a Ray cluster, each a whole model or a chain of stages.
+
+In:  flights. A slot belongs to one replica, so its session sticks to that.
+Out: their logits. What stages make goes from actor to actor; the edge sees the first and the last.
+
+Ray places the actors, and starts again what is lost: an actor, a worker process, a node. It does
+not bring back what they held, and does not notice a process that is stopped. So a replica whose
+actor was lost is joined anew, and its flights are sent again with as much of their sequences as
+they take; and one that is overdue has its actors killed, for Ray to start others.
+
+Within the cluster Ray carries Python objects by pickle, and whoever reaches its ports may run code:
+it is for machines that trust each other, behind a firewall (`docs/scale.md`).
+"""
+
+import logging
+import os
+import queue
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import zmq
+
+from edge_runtime.config import ClusterPlan
+from edge_runtime.node.actor import Holds, Made
+from edge_runtime.node.slots import CHUNK
+from edge_runtime.targets.holding import Holding, parents_of
+from edge_runtime.targets.rays import actors_for, leave, never_again, restart
+from edge_runtime.targets.target import Ask, Landing, Opening, Target, shared_out, wait_for_nodes
+from engines.artifact import open_stages
+from engines.errors import EngineError
+from engines.stage import Head
+from wire.errors import ConfigError, PilotfishError, TargetLostError
+
+_log = logging.getLogger("pilotfish.edge")
+
+_RETRY_S = 0.5  # until a replica whose actors could not be joined is tried again
+_STORE_BYTES = (
+    256 * 2**20
+)  # of a private cluster's object store, which only holds what is in flight
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A flight under way. sent_s: when it was sent, None if it is to be; size: tokens of it."""
+
+    lane: int
+    asks: Sequence[Ask]
+    started_s: float
+    sent_s: float | None = None
+    size: int = 0
+
+
+@dataclass(eq=False)
+class _Replica:
+    """One lane: its actors, first stage first."""
+
+    actors: list[Any]
+    holding: Holding
+    incarnation: bytes = b""  # as which its actors hold, or are being told to
+    joining: int = 0  # actors that have not said yet that they do
+    standing: bool = False
+    retry_s: float | None = 0.0  # when to join them
+    joined_s: float = 0.0  # since when that is tried
+    news_s: float = 0.0  # when the last flight came in
+    held: dict[int, Holds] = field(default_factory=dict)
+
+
+class _News(NamedTuple):
+    """What a call of an actor came to: of ``hold`` by an actor's index, or of a flight's number."""
+
+    lane: int
+    incarnation: bytes
+    actor: int | None
+    number: int | None
+    made: "Holds | Made | None"
+    error: BaseException | None
+
+
+class ClusterTarget(Target):
+    """Replicas on a cluster."""
+
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        chains: Sequence[Sequence[Any]],
+        head: Head | None,
+        opening: Opening,
+        digest: str,
+    ) -> None:
+        self._plan = plan
+        self._head = head
+        self._tally = opening.tally
+        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        self._over = ""
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._flights: dict[int, _Flight] = {}
+        self._landed: list[Landing] = []
+        self.lanes = len(chains)
+        self.depth = len(chains[0])
+        self.context = min(
+            opening.config.limits.context, opening.artifact.manifest.dimensions.context
+        )
+        self.digest = digest
+        slots = -(-opening.config.limits.sessions // self.lanes)
+        self._replicas = [_Replica(list(actors), Holding(slots)) for actors in chains]
+
+    @property
+    def standing(self) -> int:
+        """Replicas that can fly."""
+        return sum(replica.standing for replica in self._replicas)
+
+    # A target's
+
+    def start(self, number: int, asks: Sequence[Ask]) -> None:
+        """Send the flight to its replica, or do so when that stands."""
+        lane = asks[0].slot % self.lanes
+        own = [ask._replace(slot=ask.slot // self.lanes) for ask in asks]
+        self._flights[number] = _Flight(lane, own, time.monotonic())
+        if self._replicas[lane].standing:
+            self._send(number)
+
+    def keep(self, slot: int, path: Sequence[int]) -> None:
+        """The replica is told with the slot's next step."""
+        self._replicas[slot % self.lanes].holding.keep(slot // self.lanes, path)
+
+    def landed(self) -> Sequence[Landing]:
+        """Hear the actors, see to the replicas, and land what has come in."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while not self._news.empty():
+            news = self._news.get()
+            replica = self._replicas[news.lane]
+            if news.incarnation == replica.incarnation:
+                self._hear(replica, news)
+        for lane, replica in enumerate(self._replicas):
+            self._look_after(lane, replica)
+        for number, flight in list(self._flights.items()):
+            self._hurry(number, flight)
+        landed, self._landed = self._landed, []
+        return landed
+
+    @property
+    def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
+        """Rings when a call of an actor has come to an end."""
+        return (self._bell,)
+
+    @property
+    def due_s(self) -> float | None:
+        """Until a replica is to be joined, or a flight is overdue."""
+        now_s = time.monotonic()
+        dues = [replica.retry_s for replica in self._replicas if replica.retry_s is not None]
+        for flight in self._flights.values():
+            dues.append(self._gives_up_at(flight))
+            if flight.sent_s is not None:
+                dues.append(self._overdue_at(flight))
+        dues += [r.joined_s + self._plan.give_up_s for r in self._replicas if r.joining]
+        return max(0.0, min(dues) - now_s) if dues else None
+
+    @property
+    def trouble(self) -> str:
+        """Which replicas do not stand."""
+        away = [str(n) for n, replica in enumerate(self._replicas, 1) if not replica.standing]
+        return f"replica {', '.join(away)} being started" if away else ""
+
+    @property
+    def over(self) -> str:
+        """An actor is gone, and Ray starts no other."""
+        return self._over
+
+    def close(self) -> None:
+        """Leave the cluster; a private one ends."""
+        self._replicas = []
+        leave()
+        os.close(self._bell)
+
+    # Flights
+
+    def _send(self, number: int) -> None:
+        flight = self._flights[number]
+        replica = self._replicas[flight.lane]
+        items, tokens = zip(*map(replica.holding.item, flight.asks), strict=True)
+        fed = np.concatenate(tokens).astype(np.int64)
+        flight.sent_s, flight.size = time.monotonic(), len(fed)
+        parents = parents_of(flight.asks)
+        made: Any = fed
+        for actor in replica.actors:
+            made = actor.step.remote(replica.incarnation, list(items), made, parents)
+        self._await(made, flight.lane, replica, number=number)
+
+    def _await(
+        self,
+        call: Any,
+        lane: int,
+        replica: _Replica,
+        *,
+        actor: int | None = None,
+        number: int | None = None,
+    ) -> None:
+        """Have the end of a call told; Ray tells it in a thread of its own."""
+        tell = partial(self._tell, lane, replica.incarnation, actor, number)
+        call.future().add_done_callback(tell)
+
+    def _tell(
+        self, lane: int, incarnation: bytes, actor: int | None, number: int | None, future: Any
+    ) -> None:
+        error = future.exception()
+        made = None if error is not None else future.result()
+        self._news.put(_News(lane, incarnation, actor, number, made, error))
+        with suppress(OSError):  # closed by now
+            os.eventfd_write(self._bell, 1)
+
+    def _hear(self, replica: _Replica, news: _News) -> None:
+        if isinstance(news.made, Holds) and news.actor is not None:
+            replica.held[news.actor] = news.made
+            replica.joining -= 1
+        elif isinstance(news.made, Made) and news.number in self._flights:
+            replica.news_s = time.monotonic()
+            self._bring_in(news.number, news.made)
+        elif news.error is not None:
+            own = _own_error(news.error)
+            if own is not None and news.number in self._flights:
+                self._fail(news.number, own)
+                return
+            if never_again(news.error):
+                self._over = f"An actor of replica {news.lane + 1} is gone for good: {news.error}"
+            if replica.standing:
+                self._note(news.lane, "gone")
+            _log.warning("replica %d has lost an actor: %s", news.lane + 1, _first_line(news.error))
+            self._break_up(replica)
+
+    def _bring_in(self, number: int, made: Made) -> None:
+        flight = self._flights.pop(number)
+        for index, ns in enumerate(made.compute_ns, 1):
+            self._tally.node_compute_s[f"replica {flight.lane + 1}, stage {index}"] += ns * 1e-9
+        if made.logits is not None:
+            logits = made.logits
+        else:
+            assert self._head is not None
+            logits = self._head.logits(made.states)
+        self._landed.append(Landing(number, shared_out(flight.asks, logits, made.states)))
+
+    def _fail(self, number: int, error: Exception) -> None:
+        flight = self._flights.pop(number)
+        for ask in flight.asks:
+            self._replicas[flight.lane].holding.forget(ask.slot)
+        self._landed.append(Landing(number, error=error))
+
+    def _overdue_at(self, flight: _Flight) -> float:
+        """When a flight should have come in: ``late_s`` for each chunk of tokens that it brings."""
+        assert flight.sent_s is not None
+        since_s = max(flight.sent_s, self._replicas[flight.lane].news_s)
+        return since_s + self._plan.late_s * max(1, -(-flight.size // CHUNK))
+
+    def _gives_up_at(self, flight: _Flight) -> float:
+        since_s = max(flight.started_s, self._replicas[flight.lane].news_s)
+        return since_s + self._plan.give_up_s
+
+    def _hurry(self, number: int, flight: _Flight) -> None:
+        """Have actors started again that take too long; give up a flight that waits for ever."""
+        now_s, replica = time.monotonic(), self._replicas[flight.lane]
+        if now_s > self._gives_up_at(flight):
+            error = TargetLostError(
+                f"Replica {flight.lane + 1} of this edge's target did not answer within "
+                f"{self._plan.give_up_s:g} s."
+            )
+            self._fail(number, error)
+        elif flight.sent_s is not None and now_s > self._overdue_at(flight):
+            self._note(flight.lane, "late")
+            _log.warning("replica %d is overdue: its actors are started again", flight.lane + 1)
+            self._restart(replica)
+
+    # Replicas
+
+    def _break_up(self, replica: _Replica) -> None:
+        """What its actors hold is of no use any more; they are to be joined again."""
+        replica.standing, replica.incarnation, replica.joining = False, b"", 0
+        replica.retry_s = time.monotonic() + _RETRY_S
+        for flight in self._flights.values():
+            if self._replicas[flight.lane] is replica:
+                flight.sent_s = None
+
+    def _restart(self, replica: _Replica) -> None:
+        """Kill the processes of all its actors."""
+        for actor in replica.actors:
+            restart(actor)
+        self._break_up(replica)
+
+    def _look_after(self, lane: int, replica: _Replica) -> None:
+        """Join what is to be joined, and send what waits for it."""
+        now_s = time.monotonic()
+        if replica.retry_s is not None and now_s >= replica.retry_s:
+            replica.retry_s, replica.joined_s = None, now_s
+            replica.incarnation, replica.joining = secrets.token_bytes(16), len(replica.actors)
+            for index, actor in enumerate(replica.actors):
+                call = actor.hold.remote(replica.incarnation)
+                self._await(call, lane, replica, actor=index)
+        elif replica.joining and now_s > replica.joined_s + self._plan.give_up_s:
+            self._restart(replica)
+        elif not replica.standing and replica.incarnation and not replica.joining:
+            replica.standing = True
+            replica.holding.lose()
+            self.context = min(self.context, *(held.context for held in replica.held.values()))
+            _log.info("replica %d stands", lane + 1)
+        if replica.standing:
+            for number, flight in self._flights.items():
+                if flight.lane == lane and flight.sent_s is None:
+                    self._send(number)
+
+    def _note(self, lane: int, what: str) -> None:
+        self._tally.nodes[f"replica {lane + 1}", what] += 1
+
+
+def _own_error(error: BaseException) -> Exception | None:
+    """The typed error of a step that itself is at fault; None where its actor was lost."""
+    cause = getattr(error, "cause", None)  # Ray wraps what a method raised
+    if isinstance(cause, TargetLostError) or not isinstance(cause, PilotfishError | EngineError):
+        return None
+    return cause
+
+
+def _first_line(error: object) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def open_target(opening: Opening) -> ClusterTarget:
+    """Replicas on the cluster that the configuration names, when all of them stand."""
+    config, plan = opening.config, opening.config.cluster
+    artifacts = [opening.artifact]
+    head = None
+    if opening.artifact.manifest.stage is not None:
+        artifacts = open_stages(opening.artifact.path.parent)
+        head = Head(artifacts[0], threads=config.threads, provider=config.provider)
+    if len(artifacts) != plan.stages:
+        raise ConfigError(
+            f"--target holds a model in {len(artifacts)} stages, not {plan.stages}: cut it so with "
+            "`pilotfish export split`."
+        )
+    stage = artifacts[0].manifest.stage
+    digest = artifacts[0].manifest.digest if stage is None else stage.whole
+    chains = actors_for(opening, artifacts)
+    target = ClusterTarget(plan, chains, head, opening, digest)
+    try:
+        wait_for_nodes(
+            target, lambda: target.standing == plan.replicas, opening.meanwhile, plan.give_up_s
+        )
+        if target.standing < plan.replicas:
+            raise TargetLostError(
+                f"The cluster did not start all {plan.replicas} replicas within "
+                f"{plan.give_up_s:g} s: {target.trouble}."
+            )
+    except BaseException:
+        target.close()
+        raise
+    return target

@@ -1,0 +1,118 @@
+"""The files that list a target's nodes: of a federation, and of a pipeline (`docs/scale.md`).
+
+In:  a TOML file. Out: typed settings; `ConfigError` says what is wrong with it. Files of keys that
+     it names are looked for beside it.
+"""
+
+import stat
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from edge_runtime.targets.peer import Place
+from wire.errors import ConfigError
+from wire.keys import read_public
+from wire.nodes import Ready
+
+Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One node.
+
+    address: tcp://HOST:PORT. key: the file of its public key. name: in logs and figures; its
+    address by default. digest: of the artifact that it must hold; by default that which it had when
+    the edge started. weight: of a worker, in proportion to the others'.
+    """
+
+    address: str
+    key: str = ""
+    name: str = ""
+    digest: str = ""
+    weight: Positive = 1.0
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long a pass waits for a node.
+
+    late_s: after which a node counts as late. give_up_s: after which a pass fails in any case.
+    """
+
+    late_s: Positive = 10.0
+    give_up_s: Positive = 60.0
+
+    def __post_init__(self) -> None:
+        if self.late_s > self.give_up_s:
+            raise ValueError(f"late_s is {self.late_s:g}, more than give_up_s, {self.give_up_s:g}")
+
+
+class Federation(Patience, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An ensemble of workers (specfed §II-III).
+
+    late: what becomes of a pass for which a worker is late or gone: ``wait`` for it; ``drop`` it,
+    the other workers' weights renormalised; or ``fail``. kept: K. values: how probabilities travel.
+    reconstruction: of what is not among the top K.
+    """
+
+    worker: Annotated[list[Listed], msgspec.Meta(min_length=1, max_length=64)]
+    late: Literal["wait", "drop", "fail"] = "wait"
+    kept: Annotated[int, msgspec.Meta(ge=1, lt=2**24)] = 64
+    values: Literal["fp16", "fp32", "levels"] = "fp16"
+    reconstruction: Literal["spread", "renormalise"] = "spread"
+
+
+class Pipeline(Patience, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The stages behind the first one, which the edge runs itself (decentralized §2.2).
+
+    states: how hidden states travel from stage to stage; ``fp32`` loses nothing.
+    """
+
+    stage: Annotated[list[Listed], msgspec.Meta(max_length=255)] = []
+    states: Literal["fp32", "fp16", "int8", "int4"] = "fp32"
+
+
+def lacks_room(ready: Ready, slots: int, context: int) -> str:
+    """Whether a node has fewer slots, or less room in them, than the edge needs; what to do."""
+    if ready.slots < slots:
+        return f"it has {ready.slots} slots, this edge {slots}: start it with --sessions {slots}"
+    if ready.context < context:
+        return (
+            f"it has room for {ready.context} tokens a slot, this edge for {context}: start it "
+            f"with --context {context}, or the edge with --context {ready.context}"
+        )
+    return ""
+
+
+L = TypeVar("L", Federation, Pipeline)
+
+
+def read_list(path: Path, kind: type[L]) -> L:
+    """The settings in a file; `ConfigError` if it cannot be read, or says something else."""
+    try:
+        if path.stat().st_mode & stat.S_IWOTH:
+            raise ConfigError(
+                f"{path} can be written by every user of this machine: run `chmod o-w {path}`."
+            )
+        return msgspec.toml.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid: {error}. See docs/scale.md.") from error
+
+
+def places(path: Path, nodes: list[Listed]) -> list[Place]:
+    """Where the nodes of the file ``path`` are; `KeysError` for a key that is none."""
+    found = [
+        Place(
+            node.name or node.address,
+            node.address,
+            read_public(path.parent / node.key) if node.key else b"",
+        )
+        for node in nodes
+    ]
+    if len({place.name for place in found}) < len(found):
+        raise ConfigError(f"{path} names a node twice: give each a name of its own.")
+    if len({place.address for place in found}) < len(found):
+        raise ConfigError(f"{path} names an address twice: a node does one part.")
+    return found

@@ -1,0 +1,317 @@
+"""The target as stages over several nodes (decentralized §2.2; DESIGN §6.7).
+
+In:  flights. The edge itself runs stage 1 and the head; the other stages are nodes.
+Out: their logits, once each flight has crossed all nodes: edge → stage 2 → … → stage N → edge, N
+     hops a round, whatever the window. Nothing but hidden states crosses them.
+
+A flight is a step, after others that bring its slots up to date, if they are far behind. Steps
+follow each other through the stages, so several sessions, or the pieces of a long one, keep these
+busy at once. Law: answers come in the order of the steps. When the stages are attached anew, every
+flight under way is sent again, with as much of its sequence as it takes.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from edge_runtime.node.slots import CHUNK
+from edge_runtime.node.stage import StageSlots
+from edge_runtime.targets.holding import Holding, parents_of
+from edge_runtime.targets.listed import Pipeline, places, read_list
+from edge_runtime.targets.peer import Place, expect_locked
+from edge_runtime.targets.stages import Stages
+from edge_runtime.targets.target import Ask, Landing, Opening, Target, shared_out, wait_for_nodes
+from engines.errors import EngineError
+from engines.stage import Head, Stage
+from wire.codecs.hidden import decode_hidden, encode_hidden
+from wire.errors import ConfigError, MalformedError, PilotfishError, TargetLostError
+from wire.messages import Buffer
+from wire.nodes import Scored
+
+_log = logging.getLogger("pilotfish.edge")
+
+_TRIES = 8  # of a flight: it may be what the stages are lost of
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A flight under way. asks: what is left to send of it. sent: nothing is.
+
+    tries: how often it was begun anew.
+    """
+
+    asks: list[Ask]
+    started_s: float
+    sent: bool = False
+    tries: int = 0
+
+
+class _Aloft(NamedTuple):
+    """A step that is with the stages. flight: that lands with it; None: it only brings tokens."""
+
+    number: int
+    flight: int | None
+    rows: int
+    sent_s: float
+
+
+class PipelineTarget(Target):
+    """Stage 1 and the head here, the others at their places, in their order."""
+
+    def __init__(
+        self, stage: Stage, head: Head, pipeline: Pipeline, spots: Sequence[Place], opening: Opening
+    ) -> None:
+        self._first, self._head = StageSlots(stage), head
+        self._stages = Stages(stage, pipeline, spots, opening)
+        self._incarnation = self._stages.incarnation  # as which they hold what follows
+        self._holding = Holding(stage.slots)
+        self._aloft: deque[_Aloft] = deque()
+        self._pipeline = pipeline
+        self._tally = opening.tally
+        self._flights: dict[int, _Flight] = {}
+        self._landed: list[Landing] = []
+        self._numbers = count()  # of steps
+        self._news_s = 0.0  # when the last answer came
+        self._patience_s = pipeline.late_s
+        self.context = stage.context
+        self.digest = stage.cut.whole
+        self.depth = max(1, stage.cut.count)
+
+    @property
+    def standing(self) -> bool:
+        """All stages are attached."""
+        return self._stages.incarnation is not None
+
+    # A target's
+
+    def start(self, number: int, asks: Sequence[Ask]) -> None:
+        """Run stage 1 and send what it makes on its way, or do so when the stages are there."""
+        self._flights[number] = _Flight(list(asks), time.monotonic())
+        if self._incarnation is not None:
+            self._send(number)
+
+    def keep(self, slot: int, path: Sequence[int]) -> None:
+        """The stages are told with the slot's next step."""
+        self._holding.keep(slot, path)
+
+    def landed(self) -> Sequence[Landing]:
+        """Hear the stages, see to them, and land what has come in."""
+        for scored, frames in self._stages.hear():
+            self._take(scored, frames)
+        self._hurry()
+        if self._stages.incarnation != self._incarnation:
+            self._begin_anew()
+        self._give_up()
+        if (waiting := self._next_to_send()) is not None:
+            self._send(waiting)
+        landed, self._landed = self._landed, []
+        return landed
+
+    @property
+    def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
+        """The stages' connections."""
+        return self._stages.sources
+
+    @property
+    def due_s(self) -> float | None:
+        """Until a step can be sent or is overdue, a flight given up, or a stage asked again."""
+        if self._next_to_send() is not None:
+            return 0.0
+        ends_s = [self._given_up_at(flight) for flight in self._flights.values()]
+        ends_s += [self._overdue_at(self._aloft[0])] if self._aloft else []
+        now_s, due_s = time.monotonic(), self._stages.due_s
+        dues = [max(0.0, end_s - now_s) for end_s in ends_s]
+        return min([*dues, *([] if due_s is None else [due_s])], default=None)
+
+    @property
+    def trouble(self) -> str:
+        """Which stages are not attached, and why."""
+        return self._stages.trouble
+
+    @property
+    def nodes(self) -> Mapping[str, bool]:
+        """The stages but the first."""
+        return self._stages.nodes
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._stages.close()
+
+    # Steps out
+
+    def _next_to_send(self) -> int | None:
+        """A flight that has steps to send; one at a time, for each costs stage 1 a pass.
+
+        No more than keeps the stages busy: what comes next is not to wait behind all of a prompt.
+        """
+        if self._incarnation is None or len(self._aloft) > self.depth:
+            return None
+        return next((n for n, flight in self._flights.items() if not flight.sent), None)
+
+    def _send(self, number: int) -> None:
+        """Run stage 1 for the next step of a flight; it goes on from there."""
+        flight = self._flights[number]
+        asks = self._next_step(flight)
+        last = asks is flight.asks
+        items, tokens = zip(*map(self._holding.item, asks), strict=True)
+        parents = parents_of(asks)
+        begun_ns = time.monotonic_ns()
+        try:
+            states = self._first.run(items, np.concatenate(tokens).astype(np.int64), parents)
+            spent_ns = time.monotonic_ns() - begun_ns
+            frame = encode_hidden(states, self._pipeline.states) if len(self._stages) else b""
+        except (PilotfishError, EngineError, ValueError) as error:
+            self._fail(number, error)
+            return
+        flight.sent = last
+        if not len(self._stages):
+            self._count([spent_ns])
+            if last:
+                self._bring_in(number, states)
+            return
+        rows = sum(ask.rows for ask in asks)
+        step = _Aloft(next(self._numbers), number if last else None, rows, time.monotonic())
+        self._aloft.append(step)
+        self._stages.send(step.number, items, (frame, parents), spent_ns)
+
+    def _next_step(self, flight: _Flight) -> Sequence[Ask]:
+        """What is left, all together; if a slot is too far behind for that, a piece of its own."""
+        for at, ask in enumerate(flight.asks):
+            start = self._holding.start(ask)
+            end = min(start + CHUNK, len(ask.tokens) - max(ask.rows, ask.nodes))
+            if start < end and len(ask.tokens) - start > CHUNK:
+                flight.asks[at] = ask._replace(base=end)
+                return [Ask(ask.slot, ask.tokens[:end], start, 0)]
+        return flight.asks
+
+    # Answers in
+
+    def _take(self, scored: Scored, frames: Sequence[Buffer]) -> None:
+        """What the last stage has made; nonsense ends the attachment of all."""
+        if self._stages.incarnation is None:
+            return  # an answer before it was nonsense
+        self._tally.node_bytes_in[self._stages.names[-1]] += sum(map(len, frames))
+        try:
+            if not self._aloft or scored.number != self._aloft[0].number:
+                raise MalformedError(f"It answers step {scored.number} out of turn.")
+            if len(frames) != 1:
+                raise MalformedError(f"An answer has 1 frame, not {len(frames)}.")
+            hidden = decode_hidden(
+                frames[0], self._aloft[0].rows, self._head.width, self._pipeline.states
+            )
+        except MalformedError as error:
+            self._stages.lied(f"its answer makes no sense: {error}")
+            return
+        self._stages.proved()
+        self._count(scored.compute_ns)
+        step = self._aloft.popleft()
+        now_s = time.monotonic()
+        # stages that are slower than one is patient for are not to be hurried with every step
+        taken_s = now_s - max(step.sent_s, self._news_s)
+        self._patience_s = max(self._pipeline.late_s, min(self._patience_s, 2.0 * taken_s))
+        self._news_s = now_s
+        if step.flight in self._flights:
+            self._bring_in(step.flight, hidden)
+
+    def _count(self, compute_ns: Sequence[int]) -> None:
+        for name, ns in zip(["edge", *self._stages.names], compute_ns, strict=False):
+            self._tally.node_compute_s[name] += ns * 1e-9
+
+    def _bring_in(self, number: int, hidden: NDArray[np.float32]) -> None:
+        """Land a flight with its hidden states f32 [Σ rows, d]."""
+        flight = self._flights.pop(number)
+        begun_ns = time.monotonic_ns()
+        logits = self._head.logits(hidden)
+        self._count([time.monotonic_ns() - begun_ns])
+        self._landed.append(Landing(number, shared_out(flight.asks, logits, hidden)))
+
+    # What goes wrong
+
+    def _begin_anew(self) -> None:
+        """The stages were lost, or are back: they hold nothing, and all is to be sent again."""
+        self._incarnation = self._stages.incarnation
+        self._aloft.clear()
+        self._first.forget()
+        self._holding.lose()
+        for number, flight in list(self._flights.items()):
+            flight.sent = False
+            flight.tries += self._incarnation is not None
+            if flight.tries > _TRIES:
+                self._fail(
+                    number,
+                    TargetLostError(
+                        f"The stages of this edge's target were lost {_TRIES} times during this "
+                        "pass: it may be what breaks them; see their logs."
+                    ),
+                )
+
+    def _overdue_at(self, step: _Aloft) -> float:
+        """When the step that is due next should have been answered."""
+        return max(step.sent_s, self._news_s) + self._patience_s
+
+    def _hurry(self) -> None:
+        """Attach all stages anew if an answer is overdue; be more patient then."""
+        if self._aloft and time.monotonic() > self._overdue_at(self._aloft[0]):
+            _log.warning(
+                "a step over the stages has taken %.1f s: they are attached anew", self._patience_s
+            )
+            self._patience_s = min(2.0 * self._patience_s, self._pipeline.give_up_s)
+            self._stages.late()
+
+    def _given_up_at(self, flight: _Flight) -> float:
+        return max(flight.started_s, self._news_s) + self._pipeline.give_up_s
+
+    def _give_up(self) -> None:
+        """Fail the flights that take too long."""
+        now_s = time.monotonic()
+        for number, flight in list(self._flights.items()):
+            if now_s >= self._given_up_at(flight):
+                error = TargetLostError(
+                    "The stages of this edge's target did not answer within "
+                    f"{self._pipeline.give_up_s:g} s. {self.trouble}"
+                )
+                self._fail(number, error)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        flight = self._flights.pop(number)
+        for ask in flight.asks:
+            self._holding.forget(ask.slot)
+        self._landed.append(Landing(number, error=error))
+
+
+def open_target(opening: Opening) -> PipelineTarget:
+    """The pipeline that the list names, when all its stages are attached."""
+    config = opening.config
+    if config.nodes is None:
+        raise ConfigError("A pipeline needs a list of its stages (--pipeline FILE).")
+    pipeline = read_list(config.nodes, Pipeline)
+    spots = places(config.nodes, pipeline.stage)
+    expect_locked(config.nodes, spots, opening.keys)
+    stage = Stage(
+        opening.artifact,
+        slots=config.limits.sessions,
+        context=config.limits.context,
+        threads=config.threads,
+        provider=config.provider,
+    )
+    if not stage.first or stage.cut.count != len(spots) + 1:
+        raise ConfigError(
+            f"--target is {stage.cut}, and {config.nodes} lists {len(spots)} stages: the edge runs "
+            f"stage 1 itself, and the list has the {stage.cut.count - 1} others in their order."
+        )
+    head = Head(opening.artifact, threads=config.threads, provider=config.provider)
+    target = PipelineTarget(stage, head, pipeline, spots, opening)
+    try:
+        wait_for_nodes(target, lambda: target.standing, opening.meanwhile, None)
+    except BaseException:
+        target.close()
+        raise
+    return target

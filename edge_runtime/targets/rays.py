@@ -1,0 +1,155 @@
+"""What the edge wants of Ray: a cluster, actors on it, and that they are started again.
+
+Nothing else here knows Ray, and nothing imports it until a cluster is asked for. A private cluster
+ends with the thread that made it, and is for this process only: it listens on loopback, and wants a
+token that nobody else has. Most of what makes it so is told to Ray by the environment, before it is
+imported (measured with 2.60: docs/scale.md).
+"""
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_runtime.node.actor import NodeActor
+from edge_runtime.targets.target import Opening
+from engines.artifact import Artifact
+from wire.errors import ConfigError, TargetLostError
+
+_STORE_BYTES = 80 * 2**20  # of a private cluster's object store, about Ray's least: little is there
+_PROBE_S = 3.0  # Ray waits for minutes for a cluster that is not there
+
+_ENVIRONMENT = {
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # SIGTERM is the daemon's
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # what a call came to is told by its future
+    # a lost actor shows after 0.2 s instead of 1.5
+    "RAY_timeout_ms_task_wait_for_death_info": "100",
+    "RAY_core_worker_internal_heartbeat_ms": "100",
+}
+_OF_ITS_OWN = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # so that it binds to loopback: one node will do
+    "RAY_worker_niceness": "0",
+    "RAY_worker_oom_score_adjustment": "0",
+    "RAY_kill_worker_timeout_milliseconds": "500",  # of one that is stopped; 5 s by default
+}
+
+
+def actors_for(opening: Opening, artifacts: Sequence[Artifact]) -> list[list[Any]]:
+    """The actors of each replica, one for each of its artifacts, as Ray's handles of `NodeActor`.
+
+    On the cluster that the configuration names, or on one of their own. Raises `ConfigError`
+    without Ray, or for more actors than the cluster has room for; `TargetLostError` where there is
+    no cluster.
+    """
+    config, plan = opening.config, opening.config.cluster
+    total = plan.replicas * plan.stages
+    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // total)
+    gpus = 0 if config.provider in {"auto", "cpu"} else 1
+    if plan.address:
+        _join(plan.address)
+    else:
+        _start(total * threads)
+    import ray
+
+    _expect_room({"CPU": total * threads, "GPU": total * gpus})
+    remote = ray.remote(NodeActor).options(
+        num_cpus=threads,
+        num_gpus=gpus,
+        max_restarts=-1,
+        max_task_retries=0,  # a lost call is told of at once: done again, it would find empty slots
+        scheduling_strategy="SPREAD",
+    )
+    slots = -(-config.limits.sessions // plan.replicas)
+    return [
+        [
+            remote.remote(
+                str(artifact.path.resolve()),
+                slots=slots,
+                context=config.limits.context,
+                threads=threads,
+                provider=config.provider,
+            )
+            for artifact in artifacts
+        ]
+        for _ in range(plan.replicas)
+    ]
+
+
+def restart(actor: Any) -> None:
+    """Kill an actor's process, also one that is stopped; Ray starts another."""
+    import ray
+
+    ray.kill(actor, no_restart=False)
+
+
+def leave() -> None:
+    """Leave the cluster; a private one ends, with all its processes."""
+    import ray
+
+    ray.shutdown()
+
+
+def never_again(error: BaseException) -> bool:
+    """Whether a call's error says that its actor is gone, and Ray will start no other."""
+    from ray.exceptions import ActorDiedError
+
+    return isinstance(error, ActorDiedError)
+
+
+def _start(cpus: int) -> None:
+    own = {**_OF_ITS_OWN, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    _init(own, num_cpus=cpus, object_store_memory=_STORE_BYTES, include_dashboard=False)
+
+
+def _join(address: str) -> None:
+    """Join the cluster at HOST:PORT, or "auto": that of this machine."""
+    if "://" in address:
+        raise ConfigError(f"--cluster-address is HOST:PORT or auto, not {address}.")
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+        except (OSError, ValueError, OverflowError) as error:
+            raise TargetLostError(f"There is no Ray cluster at {address}: {error}.") from error
+    try:
+        _init({}, address=address)
+    except ConnectionError as error:
+        raise TargetLostError(
+            f"The Ray cluster at {address} cannot be joined: {error} (Is it running? Does it want "
+            "a token, in RAY_AUTH_TOKEN with RAY_AUTH_MODE=token?)"
+        ) from error
+
+
+def _init(environment: Mapping[str, str], address: str = "local", **options: Any) -> None:
+    for name, value in {**_ENVIRONMENT, **environment}.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "--cluster ray needs Ray, which is not installed: pip install 'pilotfish[ray]'."
+        ) from error
+    ray.init(
+        address=address,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+        **options,
+    )
+
+
+def _expect_room(wanted: Mapping[str, int]) -> None:
+    """Raise `ConfigError` where the cluster could never run all actors at once."""
+    import ray
+
+    found = ray.cluster_resources()
+    for name, count in wanted.items():
+        if found.get(name, 0) < count:
+            leave()
+            raise ConfigError(
+                f"The cluster has {found.get(name, 0):g} {name}s, and these actors need {count}: "
+                "fewer --replicas, --stages or --threads, or more nodes."
+            )

@@ -1,0 +1,67 @@
+"""The first layers of a model, as a model of their own.
+
+In:  a `WeightSource` and how many layers to keep. Out: a `WeightSource` of the same embedding,
+those layers, and the same last norm and head. It was not trained to be cut, so it predicts worse;
+its name, its description and so its origin say that it is another model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.artifact import Source
+from export.config import ModelConfig
+from export.errors import ExportError
+from export.sources.source import WeightSource
+
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+class FirstLayers:
+    """A `WeightSource` over another one.
+
+    Raises:
+        ExportError: unless the other has more than `layers` ≥ 1 layers.
+    """
+
+    def __init__(self, whole: WeightSource, layers: int) -> None:
+        config = whole.config
+        if not 1 <= layers < config.layers:
+            raise ExportError(
+                f"{config.name} has {config.layers} layers: from 1 to {config.layers - 1} of them "
+                f"can be kept, not {layers}"
+            )
+        self._whole = whole
+        self._layers = layers
+        self.config: ModelConfig = msgspec.structs.replace(
+            config, layers=layers, name=f"{config.name}-{layers}-of-{config.layers}-layers"
+        )
+        self.tokenizer_json = whole.tokenizer_json
+        self.vocab_size = whole.vocab_size
+        self.chat_template = whole.chat_template
+        self.bos_id = whole.bos_id
+        self.eos_ids = whole.eos_ids
+
+    @property
+    def description(self) -> Source:
+        """Where the whole model came from, and how much of it this is."""
+        return msgspec.structs.replace(self._whole.description, first_layers=self._layers)
+
+    def names(self) -> Collection[str]:
+        """Names of the weights that are left."""
+        return [name for name in self._whole.names() if self._keeps(name)]
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """One of the weights that are left, as the whole model has it."""
+        if not self._keeps(name):
+            raise ExportError(f"{self.config.name} has no weight {name}")
+        return self._whole.tensor(name)
+
+    def _keeps(self, name: str) -> bool:
+        layer = _LAYER.search(name)
+        return layer is None or int(layer[1]) < self._layers

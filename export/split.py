@@ -1,0 +1,212 @@
+"""Cut an artifact into the stages of a pipeline: an artifact in, a folder of artifacts out.
+
+`out`/stage-1, `out`/stage-2, … each have a graph (`export.stage_graphs`), the weights that it reads
+and a manifest whose `stage` says which layers these are, of which artifact. The head, hidden states
+to logits, goes with the first stage: whoever runs that one turns the hidden states that come back
+into logits. Weights stream from file to file; no two stages have the same one, but tables that are
+computed (of rotary angles) are in each that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import onnx
+from onnx import ModelProto, TensorProto
+
+from engines.artifact import (
+    GRAPH_NAME,
+    HEAD_NAME,
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    Artifact,
+    file_sha256,
+    open_stages,
+)
+from engines.cut import Cut
+from export.atomic import replacing
+from export.data_file import DataFile
+from export.errors import ExportError
+from export.sources import Progress
+from export.sources.mapped_file import MappedFile
+from export.stage_graphs import StageGraphs
+
+Graphs = Mapping[str, ModelProto]  # by the name of their file
+
+
+def split_artifact(
+    path: str | Path,
+    out: str | Path,
+    *,
+    stages: int | None = None,
+    layers: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> list[Artifact]:
+    """Write the stages of the artifact at `path` to `out`/stage-1, `out`/stage-2, …
+
+    The artifact's files are compared with their hashes first. `out` appears whole or not at all;
+    stages that were there are replaced.
+
+    Args:
+        stages: how many, each of about as many layers; the first ones have one more.
+        layers: how many layers each stage has.
+        progress: called as progress(label, done, total) with bytes.
+
+    Raises:
+        ArtifactError: if there is no artifact, or its files are not those that were exported.
+        ExportError: if it cannot be cut so, or `out` holds something else than stages.
+    """
+    artifact = Artifact.open(path)
+    tell = progress or _silent
+    cuts = plan_cuts(artifact, stages, layers)
+    if artifact.manifest.dialect == "contrib":
+        raise ExportError(
+            f"{path} has dialect contrib, whose norms are fused with the residual sums across the "
+            "borders of layers: export the model again with --dialect opset24 (or opset17)"
+        )
+    with replacing(Path(out), _are_stages) as folder:
+        tell("checking the artifact", 0, None)
+        artifact.verify()
+        graphs = _cut(artifact, cuts)
+        weights = _Weights(artifact, sum(map(_bytes, graphs)), tell)
+        for cut, own in zip(cuts, graphs, strict=True):
+            directory = folder / f"stage-{cut.index}"
+            directory.mkdir()
+            files = _write_graphs(directory, own, weights)
+            if cut.first:
+                tokenizer = artifact.tokenizer_path.read_bytes()
+                (directory / TOKENIZER_NAME).write_bytes(tokenizer)
+                files[TOKENIZER_NAME] = artifact.manifest.files[TOKENIZER_NAME]
+            manifest = msgspec.structs.replace(artifact.manifest, files=files, stage=cut)
+            (directory / MANIFEST_NAME).write_bytes(manifest.encode())
+    return open_stages(out)
+
+
+def plan_cuts(
+    artifact: Artifact, stages: int | None = None, layers: Sequence[int] | None = None
+) -> list[Cut]:
+    """Which layers each stage gets; arguments as `split_artifact` has them.
+
+    Raises:
+        ExportError: if they contradict each other, or the model.
+    """
+    total = artifact.manifest.dimensions.layers
+    sizes = _even(total, stages) if layers is None else list(layers)
+    if stages not in {None, len(sizes)}:
+        raise ExportError(f"layers are named for {len(sizes)} stages, but there are to be {stages}")
+    if sum(sizes) != total or min(sizes) < 1:
+        listed = ",".join(map(str, sizes))
+        raise ExportError(
+            f"stages of {listed} layers do not make the {total} of this model: each needs 1 or more"
+        )
+    return [
+        Cut(
+            index=index + 1,
+            count=len(sizes),
+            first_layer=sum(sizes[:index]),
+            layers=size,
+            whole=artifact.manifest.digest,
+        )
+        for index, size in enumerate(sizes)
+    ]
+
+
+def _even(total: int, stages: int | None) -> list[int]:
+    count = stages or 0
+    if not 1 <= count <= total:
+        raise ExportError(f"a model of {total} layers makes 1 to {total} stages, not {count}")
+    least, more = divmod(total, count)
+    return [least + 1] * more + [least] * (count - more)
+
+
+def _are_stages(folder: Path) -> bool:
+    """Whether everything in `folder` looks like a stage that was written here."""
+    return all(
+        child.name.startswith("stage-") and (child / MANIFEST_NAME).is_file()
+        for child in folder.iterdir()
+    )
+
+
+def _silent(label: str, done: int, total: int | None) -> None:
+    """Nobody is told."""
+
+
+# --- graphs and their weights --------------------------------------------------------------------
+
+
+def _cut(artifact: Artifact, cuts: Sequence[Cut]) -> list[dict[str, ModelProto]]:
+    """The graphs of each stage, whose weights are still where the whole one's are."""
+    try:
+        whole = onnx.load(artifact.graph_path, load_external_data=False)
+        made = StageGraphs(whole, artifact.manifest.dimensions.layers)
+        stages = [{GRAPH_NAME: made.stage(cut.first_layer, cut.layers)} for cut in cuts]
+        stages[0][HEAD_NAME] = made.head()
+    except ExportError:
+        raise
+    except Exception as error:  # onnx raises classes of others; a name that is missing, KeyError
+        raise ExportError(
+            f"{artifact.graph_path} is no graph as `pilotfish export model` writes it: {error}"
+        ) from error
+    return stages
+
+
+def _write_graphs(directory: Path, graphs: Graphs, weights: _Weights) -> dict[str, str]:
+    """Write the graphs of a stage, and once what they read; file name → SHA-256."""
+    digests: dict[str, str] = {}
+    written: dict[str, TensorProto] = {}
+    for name, model in graphs.items():
+        own = []
+        for weight in _external(model):
+            if weight.name in written:
+                weight.CopyFrom(written[weight.name])
+            else:
+                own.append(weight)
+        if own:
+            with (directory / f"{name}.data").open("wb") as file:
+                data = DataFile(file, f"{name}.data")
+                for weight in own:
+                    weights.copy(weight, data)
+                    written[weight.name] = weight
+            digests[f"{name}.data"] = data.sha256
+        (directory / name).write_bytes(model.SerializeToString())
+        digests[name] = file_sha256(directory / name)
+    return digests
+
+
+def _external(model: ModelProto) -> list[TensorProto]:
+    return [weight for weight in model.graph.initializer if weight.external_data]
+
+
+def _place(weight: TensorProto) -> tuple[str, int, int]:
+    """File, offset and length of an external weight."""
+    entries = {entry.key: entry.value for entry in weight.external_data}
+    return entries["location"], int(entries["offset"]), int(entries["length"])
+
+
+def _bytes(graphs: Graphs) -> int:
+    """What the weights of a stage take."""
+    sizes = {w.name: _place(w)[2] for model in graphs.values() for w in _external(model)}
+    return sum(sizes.values())
+
+
+class _Weights:
+    """The weights of the whole artifact, which are copied one by one."""
+
+    def __init__(self, artifact: Artifact, total: int, progress: Progress) -> None:
+        self._artifact = artifact
+        self._files: dict[str, MappedFile] = {}
+        self._done, self._total = 0, total
+        self._progress = progress
+
+    def copy(self, weight: TensorProto, data: DataFile) -> None:
+        """Append a weight to `data`, where it then lies."""
+        name, offset, length = _place(weight)
+        if name not in self._artifact.manifest.files:
+            raise ExportError(f"{self._artifact.graph_path} reads {name}, which is not its own")
+        if name not in self._files:
+            self._files[name] = MappedFile(self._artifact.path / name)
+        data.put(weight, self._files[name].view(offset, length))
+        self._done += length
+        self._progress("weights", self._done, self._total)

@@ -1,0 +1,113 @@
+"""The graphs of the stages of a pipeline, as parts of a whole decoder's.
+
+    first      input_ids → next_states [T, width] f32      head      hidden_states → logits
+    others     states [T, width] f32 → next_states
+    last       states → hidden_states [N, width] f32, for the rows that `logit_rows` names
+
+States are the residual stream behind a stage's last layer, of all T packed tokens; where a graph
+computes in float16 they are cast on both sides, which loses nothing. All other inputs are those of
+the whole graph (see `export.dialects.dialect`), and each stage numbers its caches from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnx import ModelProto, NodeProto, TensorProto, helper, shape_inference
+
+from engines.backends.backend import kv_names
+from export.borders import HIDDEN, LOGITS, ROWS, TOKENS, Flow, Part
+from export.errors import ExportError
+
+STATES, NEXT_STATES = "states", "next_states"
+FLOAT = TensorProto.FLOAT
+
+
+class StageGraphs:
+    """Makes them of a whole graph of so many layers; weights stay where they are.
+
+    Raises:
+        ExportError: if it cannot be cut at every border.
+    """
+
+    def __init__(self, whole: ModelProto, layers: int) -> None:
+        self._whole = whole
+        self._flow = Flow(whole.graph)
+        # What passes before each layer and behind the last one; "" where nothing is cut.
+        self._borders = ["", *self._flow.borders(layers), ""]
+        inferred = shape_inference.infer_shapes(whole).graph
+        known = (*inferred.value_info, *inferred.input, *inferred.output)
+        self._infos = {item.name: item for item in known}
+
+    def stage(self, first: int, layers: int) -> ModelProto:
+        """Layers first … first + layers − 1, the embedding before 0, the norm behind the last."""
+        end = first + layers
+        before, behind = self._borders[first], self._borders[end]
+        own = {  # the whole graph's name of each cache: this stage's
+            f"{when}.{name}": f"{when}.{renumbered}"
+            for name, renumbered in zip(kv_names(end)[2 * first :], kv_names(layers), strict=True)
+            for when in ("past", "present")
+        }
+        caches = [name for name in own if name.startswith("present.")]
+        part = self._flow.part([behind or HIDDEN, *caches], [before] if before else [])
+        foreign = {name for name in self._infos if name.startswith("past.")} - own.keys()
+        foreign |= ({TOKENS} if before else set()) | ({ROWS} if behind else set())
+        if part.inputs & foreign:
+            read = ", ".join(sorted(part.inputs & foreign))
+            raise ExportError(f"layers {first}–{end - 1} of this graph read {read} as well")
+        # Declared alike in all stages, whether they are read or not.
+        inputs = [item for item in self._whole.graph.input if item.name not in foreign]
+        outputs = [self._infos[name] for name in caches]
+        nodes = part.nodes
+        if before:
+            inputs = [self._states(STATES, before), *inputs]
+            nodes = [self._hand_over(before, STATES, before, self._type(before)), *nodes]
+        if behind:
+            outputs = [*outputs, self._states(NEXT_STATES, behind)]
+            nodes = [*nodes, self._hand_over(behind, behind, NEXT_STATES, FLOAT)]
+        else:
+            outputs = [*outputs, self._infos[HIDDEN]]
+        return self._model(f"layers {first}–{end - 1}", nodes, inputs, outputs, part, own)
+
+    def head(self) -> ModelProto:
+        """Logits of hidden states."""
+        border = self._flow.head_border()
+        part = self._flow.part([LOGITS], [border])
+        nodes = [self._hand_over(border, HIDDEN, border, self._type(border)), *part.nodes]
+        return self._model("head", nodes, [self._infos[HIDDEN]], [self._infos[LOGITS]], part, {})
+
+    def _model(
+        self,
+        name: str,
+        nodes: Sequence[NodeProto],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        part: Part,
+        names: Mapping[str, str],
+    ) -> ModelProto:
+        """A graph of copies, in which the values in `names` are called otherwise."""
+        weights = [item for item in self._whole.graph.initializer if item.name in part.weights]
+        graph = helper.make_graph(nodes, name, inputs, outputs, weights)
+        for node in graph.node:
+            for values in (node.input, node.output):
+                values[:] = [names.get(value, value) for value in values]
+        for info in (*graph.input, *graph.output):
+            info.name = names.get(info.name, info.name)
+        model: ModelProto = helper.make_model(graph, opset_imports=self._whole.opset_import)
+        model.ir_version = self._whole.ir_version
+        model.producer_name = self._whole.producer_name
+        return model
+
+    def _hand_over(self, border: str, source: str, target: str, kind: int) -> NodeProto:
+        """Gives `source` as `target` of this type; one of them is float32, one has `border`'s."""
+        if self._type(border) == FLOAT:
+            return helper.make_node("Identity", [source], [target], name=target)
+        return helper.make_node("Cast", [source], [target], name=target, to=kind)
+
+    def _states(self, name: str, border: str) -> Any:
+        width = self._infos[border].type.tensor_type.shape.dim[1].dim_value
+        return helper.make_tensor_value_info(name, FLOAT, ["T", width])
+
+    def _type(self, name: str) -> int:
+        return int(self._infos[name].type.tensor_type.elem_type)

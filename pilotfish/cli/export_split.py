@@ -1,0 +1,116 @@
+"""``pilotfish export split``: cut an artifact into the stages of a pipeline."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from engines.artifact import Artifact, open_stages
+from engines.cache import cache_directory
+from engines.errors import ArtifactError
+from pilotfish.cli.extras import export_tools
+from pilotfish.cli.options import Commands, between, json_option, write_json
+from pilotfish.cli.progress import Bars
+
+_DESCRIPTION = """\
+Cuts an artifact at the borders of its layers into stages, each a folder of its own: stage-1 with
+the embedding, the tokenizer and the head, the last one with the final norm. Each stage keeps keys
+and values of its own layers, and passes hidden states on to the next. `edge serve --pipeline` runs
+them over several machines: the edge stage 1, the others a node each. Takes dialects opset24 and
+opset17. Needs the extra 'export' (pip install 'pilotfish[export]')."""
+_EXAMPLE = """\
+example:
+  pilotfish export model default --out target --precision fp32
+  pilotfish export split target --stages 4
+  pilotfish export split target --layers 9,7,7,7 --out stages
+
+exit codes: 0 all stages are there; 2 wrong usage; 65 a model that cannot be cut so, or a folder
+that holds something else; 66 no artifact, or a damaged one; 74 a file that cannot be written.
+"""
+
+
+def add_to(actions: Commands) -> None:
+    """Register the action."""
+    parser = actions.add_parser(
+        "split",
+        help="cut an artifact into the stages of a pipeline",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
+    )
+    parser.add_argument("artifact", type=Path, metavar="DIR", help="the artifact, which stays")
+    parser.add_argument(
+        "--stages",
+        type=between(1),
+        metavar="N",
+        help="how many, of about as many layers each; the first ones have one more",
+    )
+    parser.add_argument(
+        "--layers",
+        type=_layers,
+        metavar="N,N,…",
+        help="how many layers each stage has: give fewer to a slower machine",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for stage-1, stage-2, …; stages that it holds are replaced (default: "
+        "DIR-N-stages beside the artifact)",
+    )
+    json_option(parser)
+    parser.set_defaults(run=_run, usage=parser.error)
+
+
+def stages_of(artifact: Artifact, count: int) -> Path:
+    """The folder of an artifact's stages in the cache; they are made if they are not there."""
+    folder = cache_directory() / "stages" / f"{artifact.manifest.digest}-{count}"
+    try:
+        open_stages(folder)
+    except ArtifactError:
+        with export_tools():
+            from export.split import split_artifact
+        with Bars() as bars:
+            split_artifact(artifact.path, folder, stages=count, progress=bars.show)
+    return folder
+
+
+def _layers(text: str) -> list[int]:
+    """An argparse type: whole numbers above 0, with commas between."""
+    try:
+        return [between(1)(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not like 8,8,7,7") from None
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.stages is None and args.layers is None:
+        args.usage("say how many --stages, or which --layers")
+    with export_tools():
+        from export.split import split_artifact
+    whole = args.artifact.resolve()
+    count = args.stages or len(args.layers)
+    out = args.out or whole.with_name(f"{whole.name}-{count}-stages")
+    with Bars() as bars:
+        stages = split_artifact(
+            args.artifact, out, stages=args.stages, layers=args.layers, progress=bars.show
+        )
+    if args.json:
+        write_json(args.json, [_figures(stage) for stage in stages])
+    if args.json != "-":
+        for stage in stages:
+            print(stage.path)
+    return 0
+
+
+def _figures(stage: Artifact) -> dict[str, Any]:
+    cut = stage.manifest.stage
+    assert cut is not None
+    return {
+        "folder": str(stage.path),
+        "stage": cut.index,
+        "stages": cut.count,
+        "first_layer": cut.first_layer,
+        "layers": cut.layers,
+        "bytes": sum((stage.path / name).stat().st_size for name in stage.manifest.files),
+        "digest": stage.manifest.digest,
+    }

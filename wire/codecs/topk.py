@@ -1,0 +1,196 @@
+"""What a worker tells of its distributions, in one frame: ids and probabilities of its top K.
+
+In:  `TopRows`, n rows of K tokens each, the vocabulary's size V, and a format of the values: "fp16"
+     (default), "fp32" or "levels".
+Out: a frame, and `TopRows` again: ids as they were, values float32. n, K and V are the receiver's,
+     which asked for them; a frame of another K says so and is refused.
+
+Ids travel as gaps (`wire.codecs.gaps`); "fp32" and "fp16" need none where K = V. "fp32" has the
+probabilities as they are. The others have weights, and beside them each row's ρ, the sum of its
+probabilities, in float32: decoded, a row is its weights, divided by their sum, times ρ. So the
+retained mass, on which both reconstructions rest, does not suffer. With m the row's greatest
+probability, a weight is
+
+    fp16     p · 2¹⁵/m as IEEE half, so that tokens down to m · 2⁻²⁹ have all 11 bits
+    levels   half octaves below m, 0 to 62, as in `sparse` (`speculation.truncation`)
+
+**Error.** `MOST_OFF`: so far at most are a row's shares of ρ from what they were, in total
+variation; so its probabilities are so far off times ρ. It holds for K ≤ 2¹⁸. Weights that are off
+by factors from 1/r to r give shares that are off by (r − 1)/(r + 1): r = 1 + 2⁻¹¹ and 2^(1/4). The
+little above that is for the lightest tokens, whose weights are coarser.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculation.distributions import Floats
+from speculation.ensemble import TopRows
+from speculation.theory import Values
+from speculation.truncation import LEVEL_WEIGHTS, MAX_LEVEL, STEPS_PER_OCTAVE
+from wire.codecs.bits import Ints, Reader, write
+from wire.codecs.gaps import good_tilt, layout, rice_parameter
+from wire.errors import MalformedError
+from wire.messages import Buffer
+
+TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # the default first; their places are their codes
+MOST_OFF: Final = {"fp16": 2.45e-4, "fp32": 0.0, "levels": 0.0867}
+
+_HEAD: Final = 4  # form, tilt and the heights' parameter in one byte, K in three
+_PEAK: Final = 2.0**15  # of halves: what m becomes
+_MAX_HEIGHT_PARAMETER: Final = 5
+_SUM_TOLERANCE: Final = 1e-3  # as in `dsd`: float32's rounding stays far below it
+
+
+def encode_topk(rows: TopRows, vocab_size: int, form: str) -> bytes:
+    """The frame of ``rows`` over ``vocab_size`` < 2²⁴ tokens in ``form``; empty for no rows.
+
+    `ValueError` for what no softmax gives: NaN, a negative number, a row whose sum is 0 or above 1.
+    """
+    count, kept = len(rows), rows.kept
+    if not count:
+        return b""
+    # a NaN is not at least 0
+    masses = rows.retained if float(rows.values.min()) >= 0.0 else np.zeros(count)
+    if not _are_masses(masses, whole=False):
+        raise ValueError("A row of probabilities has a NaN, a negative number or a false sum.")
+    plain = kept.to_bytes(_HEAD - 1, "little") + _plain(rows.values, masses, form)
+    code = TOPK_FORMATS.index(form)
+    if not _has_bits(form, kept, vocab_size):
+        return bytes((code,)) + plain
+    ids = rows.ids.astype(np.int64).reshape(-1)
+    tilt = good_tilt(ids, vocab_size)
+    laid = layout(_ends(count, kept), vocab_size, tilt)
+    # [N], what goes into the fixed section; `write` drops what is above its bits
+    fixed = laid.raised(ids)
+    lengths, c = fixed >> laid.parameters, 0
+    if form == "levels":
+        heights = _heights(rows.values)
+        c = min(rice_parameter(float(heights.mean())), _MAX_HEIGHT_PARAMETER)
+        heights += 1 << c
+        lengths = np.concatenate((lengths, heights >> c))
+        fixed = fixed << c | heights & (1 << c) - 1
+    return write(bytes((code | tilt << 2 | c << 4,)) + plain, lengths, fixed, laid.slots(c))
+
+
+def decode_topk(frame: Buffer, count: int, kept: int, vocab_size: int) -> TopRows:
+    """The ``count`` rows of ``frame``, each of min(``kept``, ``vocab_size``) tokens.
+
+    `MalformedError` for what is no frame of such rows. Time and memory are bounded by its length.
+    """
+    kept = min(kept, vocab_size)
+    if not count:
+        if len(frame):
+            raise MalformedError("There is a frame of top-K rows where none are due.")
+        return TopRows(np.empty((0, kept), np.uint32), np.empty((0, kept), np.float32))
+    form, tilt, c = _read_head(frame, kept, vocab_size)
+    total, whole = count * kept, kept == vocab_size
+    weights_from = _HEAD + (0 if form == "fp32" else 4 * count)
+    plain_to = weights_from + {"fp16": 2, "fp32": 4, "levels": 0}[form] * total
+    bits = _has_bits(form, kept, vocab_size)
+    if len(frame) < plain_to or (len(frame) > plain_to and not bits):
+        raise MalformedError(f"A frame of top-K rows has {len(frame)} bytes; {plain_to} are due.")
+    if bits:
+        ids, heights = _read_bits(frame, plain_to, form, (count, kept), vocab_size, tilt, c)
+    else:
+        ids, heights = np.broadcast_to(np.arange(vocab_size, dtype=np.uint32), (count, kept)), None
+    if form == "fp32":
+        values = np.frombuffer(frame, "<f4", total, _HEAD).reshape(count, kept)
+        _check(values, None, whole)
+        return TopRows(ids, values)
+    if heights is not None:
+        weights = LEVEL_WEIGHTS[heights.max(axis=1, keepdims=True) - heights]
+    else:
+        halves = np.frombuffer(frame, "<f2", total, weights_from)
+        weights = halves.astype(np.float64).reshape(count, kept)
+    masses = np.frombuffer(frame, "<f4", count, _HEAD).astype(np.float64)
+    _check(weights, masses, whole)
+    # f64 [n, 1]
+    factors = (masses / weights.sum(axis=1))[:, None]
+    return TopRows(ids, (weights * factors).astype(np.float32))
+
+
+def _has_bits(form: str, kept: int, vocab_size: int) -> bool:
+    """Whether there are bit sections: not where all tokens are kept, and no levels are sent."""
+    return kept < vocab_size or form == "levels"
+
+
+def _ends(count: int, kept: int) -> tuple[int, ...]:
+    return tuple(range(kept, count * kept + 1, kept))
+
+
+def _are_masses(masses: NDArray[np.floating], *, whole: bool) -> bool:
+    """Whether ρ [n] can be: above 0 and at most 1; 1 where the ``whole`` vocabulary is kept."""
+    least, most = float(masses.min()), float(masses.max())
+    return least > 0.0 and (1.0 - _SUM_TOLERANCE) * whole <= least and most <= 1.0 + _SUM_TOLERANCE
+
+
+def _plain(values: Floats, masses: Values, form: str) -> bytes:
+    """What comes in whole bytes: probabilities as they are, or each row's ρ, and then halves."""
+    if form == "fp32":
+        return values.astype("<f4").tobytes()
+    plain = masses.astype("<f4").tobytes()
+    if form == "fp16":
+        peaks = values.max(axis=1, keepdims=True).astype(np.float64)
+        plain += (values * (_PEAK / peaks)).astype("<f2").tobytes()
+    return plain
+
+
+def _heights(values: Floats) -> Ints:
+    """How many levels each token is above its row's lightest, i64 [N]."""
+    peaks = values.max(axis=1, keepdims=True).astype(np.float64)
+    with np.errstate(divide="ignore"):
+        levels = STEPS_PER_OCTAVE * np.log2(peaks / values)
+    levels = np.rint(np.minimum(levels, MAX_LEVEL)).astype(np.int64)
+    heights: Ints = levels.max(axis=1, keepdims=True) - levels
+    return heights.reshape(-1)
+
+
+def _read_head(frame: Buffer, kept: int, vocab_size: int) -> tuple[str, int, int]:
+    """The format, the tilt, the parameter of the heights."""
+    if len(frame) < _HEAD:
+        raise MalformedError("A frame of top-K rows ends within its head.")
+    code, tilt, c = frame[0] & 3, frame[0] >> 2 & 3, frame[0] >> 4
+    form = TOPK_FORMATS[code] if code < len(TOPK_FORMATS) else ""
+    coded = _has_bits(form, kept, vocab_size)
+    if not form or c > (form == "levels") * _MAX_HEIGHT_PARAMETER or (tilt and not coded):
+        raise MalformedError("The first byte of a frame of top-K rows means nothing.")
+    sent = int.from_bytes(frame[1:_HEAD], "little")
+    if sent != kept:
+        raise MalformedError(f"A worker keeps {sent} tokens of each row, where {kept} are due.")
+    return form, tilt, c
+
+
+def _read_bits(
+    frame: Buffer, begin: int, form: str, shape: tuple[int, int], vocab_size: int, tilt: int, c: int
+) -> tuple[NDArray[np.uint32], Ints | None]:
+    """Ids and, of levels, heights from the bit sections, both [n, K]."""
+    total = shape[0] * shape[1]
+    # first, so that a small frame cannot ask for large arrays
+    reader = Reader(frame, begin, total * (2 if form == "levels" else 1))
+    laid = layout(_ends(*shape), vocab_size, tilt)
+    fixed = reader.fixed(laid.slots(c))
+    ids = laid.ids(reader.lengths[:total], fixed >> c)
+    if int(ids[laid.lasts].max()) >= vocab_size:
+        raise MalformedError(f"A row has a token beyond the vocabulary of {vocab_size}.")
+    heights: Ints | None = None
+    if form == "levels":
+        # a length is one more than its quotient
+        heights = (reader.lengths[total:] - 1 << c) + (fixed & (1 << c) - 1)
+        if int(heights.max()) > MAX_LEVEL:
+            raise MalformedError(f"A row has a token more than {MAX_LEVEL} levels down.")
+        heights = heights.reshape(shape)
+    return ids.astype(np.uint32).reshape(shape), heights
+
+
+def _check(weights: Floats, masses: Values | None, whole: bool) -> None:
+    """Raise `MalformedError` unless weights [n, K] and ρ [n] make probabilities.
+
+    Without ρ the weights are the probabilities themselves.
+    """
+    # a NaN is not at least 0; infinities are the largest
+    fine = float(weights.min()) >= 0.0 and float(weights.max()) < np.inf
+    sums = weights.sum(axis=1, dtype=np.float64) if fine else np.zeros(len(weights))
+    if not (sums.min() > 0.0 and _are_masses(sums if masses is None else masses, whole=whole)):
+        raise MalformedError("A row has a NaN, a negative number, or a sum that cannot be.")
