@@ -105,10 +105,18 @@ class Steps:
 
 
 def conclude(
-    args: argparse.Namespace, title: str, columns: Sequence[str], rows: Rows, goals: list[Goal]
+    args: argparse.Namespace,
+    title: str,
+    columns: Sequence[str],
+    rows: Rows,
+    goals: list[Goal],
+    shown: Rows | None = None,
 ) -> int:
-    """Show the columns of the rows, and the goals; write JSON if asked. Returns the exit code."""
-    show(args, title, columns, rows)
+    """Show the columns of the rows, and the goals; write JSON if asked. Returns the exit code.
+
+    shown: of the rows, where others were shown before.
+    """
+    show(args, title, columns, rows if shown is None else shown)
     console = _console(args)
     for goal in goals:
         mark = "[green]met   [/]" if goal["met"] else "[red]MISSED[/]"

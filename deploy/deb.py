@@ -32,6 +32,7 @@ HOME = f"usr/lib/{NAME}"
 ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
 _FLASHED = "/opt/pilotfish/current/"  # where the units expect the program when it was flashed
 _SCRIPTS = ("postinst", "prerm", "postrm")
+_SETTINGS = ("etc/pilotfish/edge.toml", "etc/pilotfish/worker.toml")
 
 
 def build(
@@ -79,13 +80,14 @@ def _program(home: Path, wheels: Path, python: str, machine: str) -> None:
 def _system(tree: Path, epoch_s: int) -> None:
     """Units, user, folders, configuration, the command and documents."""
     units = resources.files("deploy") / "systemd"
-    for name in (f"{NAME}.service", f"{NAME}.socket"):
+    for name in (f"{NAME}.service", f"{NAME}.socket", "pilotfish-worker.service"):
         text = (units / name).read_text().replace(_FLASHED, f"/{HOME}/")
         _put(tree / "usr/lib/systemd/system" / name, text)
     for kind in ("sysusers", "tmpfiles"):
         text = (units / f"pilotfish.{kind}").read_text()
         _put(tree / f"usr/lib/{kind}.d/{NAME}.conf", text)
-    _put(tree / "etc/pilotfish/edge.toml", (units / "edge.toml").read_text())
+    for path in _SETTINGS:
+        _put(tree / path, (units / Path(path).name).read_text())
     (tree / "usr/bin").mkdir()
     (tree / "usr/bin/pilotfish").symlink_to(f"../lib/{NAME}/bin/pilotfish")
     documents = tree / "usr/share/doc" / NAME
@@ -114,7 +116,7 @@ def _control(tree: Path, version: str, python: str, architecture: str) -> None:
         text = re.sub("|".join(words), lambda match: words[match[0]], text)
         _put(tree / "DEBIAN" / name, text, 0o755 if name in _SCRIPTS else 0o644)
     _put(tree / "DEBIAN" / "md5sums", "".join(sums))
-    _put(tree / "DEBIAN" / "conffiles", "/etc/pilotfish/edge.toml\n")
+    _put(tree / "DEBIAN" / "conffiles", "".join(f"/{path}\n" for path in _SETTINGS))
 
 
 def _pack(tree: Path, package: Path, epoch_s: int) -> None:

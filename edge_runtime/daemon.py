@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import select
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -64,12 +65,15 @@ def serve(
         stack.callback(context.destroy, linger=0)
         listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())
         stack.callback(listener.close)
-        with _handshakes(listener):
-            waiting = partial(_tell_of_waiting, supervisor)
-            target = open_target(Opening(config, artifact, keys, tally, waiting))
-            stack.callback(target.close)
-            bench = bench if target.states else bench.headless()
-            passes = _pass_times(target)
+        try:
+            with _handshakes(listener):
+                waiting = partial(_tell_of_waiting, supervisor, lifeline)
+                target = open_target(Opening(config, artifact, keys, tally, waiting))
+                stack.callback(target.close)
+                bench = bench if target.states else bench.headless()
+                passes = _pass_times(target)
+        except _OrphanedError:
+            return 0
         # a pass may be a piece of a prompt, or a window of every session, and a busy machine slower
         # than it was now
         most = max(CHUNK, NARROW * config.limits.sessions, config.limits.window)
@@ -109,8 +113,14 @@ def serve(
         return code
 
 
-def _tell_of_waiting(supervisor: Supervisor, trouble: str) -> None:
+class _OrphanedError(Exception):
+    """The parent went while nodes were waited for."""
+
+
+def _tell_of_waiting(supervisor: Supervisor, lifeline: int | None, trouble: str) -> None:
     """While nodes are waited for: the supervisor is to wait too, and to see for what."""
+    if lifeline is not None and select.select([lifeline], [], [], 0)[0]:
+        raise _OrphanedError
     supervisor.extend(_LOADING_S)
     supervisor.status(f"waiting for nodes: {trouble}")
 

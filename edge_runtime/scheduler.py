@@ -8,7 +8,8 @@ windows of several devices share a pass, and a long prompt advances in chunks be
 it holds nobody up for longer than one chunk. Jobs of one slot never overtake each other.
 
 A target in this process makes one pass at a time. Others have lanes, and stages that work on
-different passes at once: there a pass leaves as soon as its lane has room for a flight.
+different passes at once: there a pass leaves as soon as its lane has room for a flight, and the
+jobs that wait are spread over several passes rather than made to share one.
 
 A pass that leaves without a device that was about to arrive costs it a whole pass. So the scheduler
 remembers how soon each device came back after its last verdict, and waits for those that are due
@@ -153,16 +154,23 @@ class Scheduler:
                 queue.popleft()
             if not queue:
                 del self._waiting[slot]
-        lanes, depth = self._target.lanes, self._target.depth
-        under_way = Counter(flight.batch[0][0].slot % lanes for flight in self._flights.values())
+        lanes, depth, under_way = self._target.lanes, self._target.depth, self._under_way()
         return [
             queue[0]
             for slot, queue in self._waiting.items()
             if slot not in self._aloft and under_way[slot % lanes] < depth
         ]
 
+    def _under_way(self) -> Counter[int]:
+        """Flights by their lane."""
+        lanes = self._target.lanes
+        return Counter(flight.batch[0][0].slot % lanes for flight in self._flights.values())
+
     def _next_batch(self) -> list[tuple[Job, Ask]]:
-        """The jobs of the next pass: the one whose turn it is and all that fit beside it."""
+        """The jobs of the next pass: the one whose turn it is and all that fit beside it.
+
+        Where several flights are computed at once, those that can leave now share the jobs evenly.
+        """
         heads = sorted(self._heads(), key=self._turn)
         if not heads:
             return []
@@ -170,7 +178,9 @@ class Scheduler:
         batch = [(job, self._ask(job)) for job in heads if job.slot % self._target.lanes == lane]
         if not _is_narrow(batch[0][1]):
             return batch[:1]
-        return [(job, ask) for job, ask in batch if _is_narrow(ask)]
+        windows = [(job, ask) for job, ask in batch if _is_narrow(ask)]
+        flights = max(1, self._target.abreast - self._under_way()[lane])
+        return windows[: -(-len(windows) // flights)]
 
     def _turn(self, job: Job) -> tuple[int, int]:
         """Jobs go in this order: by when their owner was in a pass last, then by their age."""
@@ -188,8 +198,8 @@ class Scheduler:
             shared = min(len(held), len(job.tokens) - max(job.rows, 1))
             differing = (held[:shared] != job.tokens[:shared]).nonzero()[0]
             base = int(differing[0]) if len(differing) else shared
-        left = len(job.tokens) - base
-        size = left if left <= max(CHUNK, job.rows) else min(CHUNK, left - job.rows)
+        left, most = len(job.tokens) - base, CHUNK * self._target.pieces
+        size = left if left <= max(most, job.rows) else min(most, left - job.rows)
         last = size == left
         return Ask(
             job.slot,

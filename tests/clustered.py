@@ -17,7 +17,7 @@ from pathlib import Path
 START_S = 120.0
 _ALONE = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 # what is left of the edge's processes a while after it can be seen
-_INSIDE = 'ip link set lo up; "$@"; code=$?; sleep 3; exit $code'
+_INSIDE = 'ip link set lo up; "$@"; echo $? > "$CODE"; sleep 60'
 # an address that others could reach, were there others: Ray would take it for its own
 _OUTSIDE = (
     "ip link add v0 type veth peer name v1; ip addr add 192.0.2.9/24 dev v0; "
@@ -40,13 +40,14 @@ class ClusterEdge:
     def __init__(self, target: Path, folder: Path, cache: Path, *flags: object) -> None:
         self.endpoint = f"ipc://{folder / 'edge'}"
         self._log = (folder / "log").open("w+")
+        self._code = folder / "code"
         command = [sys.executable, "-m", "pilotfish", "-v", "edge", "serve", "--cluster", "ray"]
         command += ["--target", str(target), "--listen", self.endpoint, *map(str, flags)]
         self._process = subprocess.Popen(
             [*_ALONE, "sh", "-c", _OUTSIDE + _INSIDE, "sh", *command],
             stderr=self._log,
             stdout=self._log,
-            env={**os.environ, "PILOTFISH_CACHE": str(cache)},
+            env={**os.environ, "PILOTFISH_CACHE": str(cache), "CODE": str(self._code)},
             start_new_session=True,
         )
         self.await_line("the edge serves on", START_S)
@@ -98,7 +99,11 @@ class ClusterEdge:
 
     def ends(self) -> int:
         """Wait for the end; its exit code."""
-        return self._process.wait(30)
+        deadline = time.monotonic() + 30
+        while not (self._code.exists() and self._code.read_text().strip()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return int(self._code.read_text())
 
     def close(self) -> None:
         """Kill all of it."""

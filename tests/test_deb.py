@@ -68,9 +68,11 @@ def test_files_are_where_a_package_may_put_them(package: Path) -> None:
         "usr/lib/pilotfish-edge/site/pilotfish/cli/__init__.py",
         "usr/lib/systemd/system/pilotfish-edge.service",
         "usr/lib/systemd/system/pilotfish-edge.socket",
+        "usr/lib/systemd/system/pilotfish-worker.service",
         "usr/lib/sysusers.d/pilotfish-edge.conf",
         "usr/lib/tmpfiles.d/pilotfish-edge.conf",
         "etc/pilotfish/edge.toml",
+        "etc/pilotfish/worker.toml",
     ):
         assert f"./{name}" in files
     assert not any("device" in name for name in files if "/site/" not in name)
@@ -82,9 +84,10 @@ def test_files_are_where_a_package_may_put_them(package: Path) -> None:
 
 def test_unit_starts_the_packages_own_program(package: Path, tmp_path: Path) -> None:
     dpkg_deb("--extract", package, tmp_path / "root")
-    unit = (tmp_path / "root/usr/lib/systemd/system/pilotfish-edge.service").read_text()
-    assert "ExecStart=/usr/lib/pilotfish-edge/bin/pilotfish edge serve" in unit
-    assert "/opt/" not in unit
+    for name, action in (("edge", "serve"), ("worker", "worker")):
+        unit = (tmp_path / f"root/usr/lib/systemd/system/pilotfish-{name}.service").read_text()
+        assert f"ExecStart=/usr/lib/pilotfish-edge/bin/pilotfish edge {action}" in unit
+        assert "/opt/" not in unit
     launcher = tmp_path / "root/usr/bin/pilotfish"
     assert launcher.resolve().read_text().startswith(f"#!/usr/bin/python{PYTHON} -s\n")
 
@@ -92,7 +95,8 @@ def test_unit_starts_the_packages_own_program(package: Path, tmp_path: Path) -> 
 def test_scripts_are_whole_and_checksums_fit(package: Path, tmp_path: Path) -> None:
     dpkg_deb("--raw-extract", package, tmp_path / "root")
     control = tmp_path / "root/DEBIAN"
-    assert (control / "conffiles").read_text() == "/etc/pilotfish/edge.toml\n"
+    conffiles = "/etc/pilotfish/edge.toml\n/etc/pilotfish/worker.toml\n"
+    assert (control / "conffiles").read_text() == conffiles
     for name in ("postinst", "prerm", "postrm"):
         assert "@" not in (control / name).read_text()
         subprocess.run(["sh", "-n", str(control / name)], check=True)

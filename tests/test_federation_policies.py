@@ -284,3 +284,26 @@ def test_one_device_s_error_is_not_anothers(failing: Play, cast: Cast) -> None:
         failing.restart(0)
         failing.await_all()
         assert other.generate(PROMPT, **OPTIONS).tokens == failing.wanted
+
+
+@pytest.mark.parametrize("policy", ["wait", "local"])
+def test_a_device_need_not_mind(failing: Play, cast: Cast, policy: str) -> None:
+    """It waits until the edge has its target again, or its drafter goes on alone."""
+    with Device(
+        cast.draft, failing.running.endpoint, threads=1, on_link_loss=policy, patience_s=60.0
+    ) as device:
+        pieces = device.stream(PROMPT, **OPTIONS)
+        got = take(pieces, 1)
+        failing.end(1)
+        restarting = threading.Timer(LATE_S + 1.0, failing.restart, [1])
+        restarting.start()
+        rest = list(pieces)
+        restarting.join()
+        assert device.last is not None
+        assert len(device.last.tokens) == LENGTH
+        if policy == "wait":
+            assert [*got, *(token for piece in rest for token in piece.tokens)] == failing.wanted
+        else:
+            assert "local" in {piece.origin for piece in rest}
+        assert device.last.recoveries
+    failing.await_all()

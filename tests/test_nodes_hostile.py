@@ -6,12 +6,14 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import zmq
 from numpy.typing import NDArray
 
 from edge_runtime.targets.target import Ask
@@ -24,11 +26,13 @@ from tests.federating import (
     WorkerThread,
     await_,
     cast_in,
+    kill,
     opened,
     worker,
     write_list,
 )
 from tests.hostile import await_idle, packed, resident_mib
+from tests.pipelines import cut, made_pair
 from tests.raw_edge import CODES, KEPT, RawEdge, Tenant, expected_of, ids, item, parents
 from tests.spoiling import ODD_VALUES, Frames, spoil
 from tests.test_federation import tokens_of
@@ -126,7 +130,8 @@ def test_a_rival_is_told_that_the_node_is_taken(fort: Fort) -> None:
 def test_who_has_no_listed_key_is_not_heard(fort: Fort) -> None:
     strangers = [fort.stranger(), RawEdge(fort.worker.endpoint)]
     for stranger in strangers:
-        stranger.send(encode(Greet(version=1)))
+        with suppress(zmq.Again):  # it may have been shown out already
+            stranger.socket.send(encode(Greet(version=1)), zmq.NOBLOCK)
         assert not stranger.socket.poll(500)
         stranger.close()
 
@@ -197,6 +202,25 @@ def landed(held: Opened, wanted: NDArray[np.float32]) -> bool:
         np.testing.assert_array_equal(landing.answers[0].logits, wanted)
         return True
     return False
+
+
+def test_a_node_rests_when_its_attachment_is_over(tmp_path: Path) -> None:
+    """A stage does not go on listening to the next one, which has died since."""
+    stages = cut(made_pair(tmp_path, 256).target, tmp_path / "stages", 3)
+    with (
+        worker(stages / "stage-2") as second,
+        worker(stages / "stage-3") as third,
+        RawEdge(third.endpoint) as to_third,
+        RawEdge(second.endpoint) as to_second,
+    ):
+        attach = Attach(incarnation=secrets.token_bytes(16), states="fp32")
+        to_third.order(attach)
+        to_second.order(msgspec.structs.replace(attach, next=third.endpoint))
+        step = Step(incarnation=attach.incarnation, number=1, items=[item()])
+        said, _ = to_second.order(step, b"no states", b"")
+        assert isinstance(said, Refused)
+        kill(third)
+        await_idle(second.pid, limit_s=10.0)
 
 
 # Noise

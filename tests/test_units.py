@@ -22,7 +22,9 @@ from wire.keys import DeviceKeys, EdgeKeys
 
 FOLDER = Path(str(resources.files("deploy"))) / "systemd"
 UNITS = sorted(path.name for path in FOLDER.glob("pilotfish-*"))
-MAIN = ["pilotfish-device.service", "pilotfish-edge.service"]
+# What each service runs; its settings are in the file of its name.
+ROLES = {"device": "device serve", "edge": "edge serve", "worker": "edge worker"}
+MAIN = [f"pilotfish-{role}.service" for role in ROLES]
 PROGRAM = "/opt/pilotfish/current/bin/pilotfish"
 MOST_EXPOSED = 2.0
 
@@ -96,26 +98,27 @@ def test_service_is_never_given_up(name: str) -> None:
     assert int(service["TimeoutAbortSec"][0]) <= 5
 
 
-@pytest.mark.parametrize("role", ["device", "edge"])
+@pytest.mark.parametrize("role", ROLES)
 def test_example_configuration_is_understood(role: str, tmp_path: Path) -> None:
     """Each flag in the example exists, those in comments as well."""
     example = text(f"{role}.toml")
     for commented in (False, True):
         path = tmp_path / f"{commented}.toml"
         path.write_text(re.sub(r"(?m)^#(?=[a-z-]+ = )", "", example) if commented else example)
-        args = parser().parse_args([role, "serve", "--config", str(path)])
+        args = parser().parse_args([*ROLES[role].split(), "--config", str(path)])
         assert args.keys == Path("/etc/pilotfish/keys")
     started = " ".join(section(f"pilotfish-{role}.service", "Service")["ExecStart"])
-    assert started == f"{PROGRAM} {role} serve --config /etc/pilotfish/{role}.toml"
+    assert started == f"{PROGRAM} {ROLES[role]} --config /etc/pilotfish/{role}.toml"
 
 
-@pytest.mark.parametrize("role", ["device", "edge"])
+@pytest.mark.parametrize("role", ROLES)
 def test_broken_configuration_ends_with_the_code_that_is_not_tried_again(
     role: str, tmp_path: Path
 ) -> None:
     path = tmp_path / f"{role}.toml"
     path.write_text("sessions = [[\n")
-    command = [sys.executable, "-m", "pilotfish", role, "serve", "--config", str(path)]
+    words = ROLES[role].split()
+    command = [sys.executable, "-m", "pilotfish", *words, "--config", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr.startswith(f"pilotfish: {path} is not valid TOML")
     assert len(done.stderr.splitlines()) == 1

@@ -28,9 +28,11 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
     found: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
         inspect.IntType: lambda t: st.integers(t.ge, t.le if t.le is not None else t.lt - 1),
         inspect.FloatType: lambda t: st.floats(t.ge, t.le, allow_nan=False),
-        inspect.BytesType: lambda t: st.binary(min_size=t.min_length, max_size=t.max_length),
+        inspect.BytesType: lambda t: st.binary(min_size=t.min_length or 0, max_size=t.max_length),
         inspect.StrType: lambda t: st.text(max_size=t.max_length),
-        inspect.ListType: lambda t: st.lists(values(t.item_type), max_size=min(t.max_length, 20)),
+        inspect.ListType: lambda t: st.lists(
+            values(t.item_type), min_size=t.min_length or 0, max_size=min(t.max_length, 20)
+        ),
         inspect.TupleType: lambda t: st.tuples(*map(values, t.item_types)),
         inspect.BoolType: lambda t: st.booleans(),
         inspect.NoneType: lambda t: st.none(),

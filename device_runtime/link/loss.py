@@ -4,8 +4,8 @@
 as long as the caller says. ``local``: after a second the drafter goes on alone, and its tokens are
 marked as nobody's but its own, until the edge is back.
 
-An edge that answers, but takes nothing new (it drains, it is full, it is asked too often), is away
-like one that does not answer.
+An edge that answers, but takes nothing new (it drains, it is full, it is asked too often, it lacks
+a part of its target), is away like one that does not answer.
 """
 
 import threading
@@ -23,6 +23,7 @@ from wire.errors import (
     PairMismatchError,
     PilotfishError,
     RateLimitedError,
+    TargetLostError,
     TooManySessionsError,
     UnsupportedError,
     VersionMismatchError,
@@ -36,7 +37,7 @@ GRACE_S = 1.0  # and under `local`, where another can go on at once
 RESEND_S = 10.0  # a reply that is overdue for so long may have been lost
 SILENT_S = 120.0  # and after so long nobody waits for it any more
 
-BUSY = (DrainingError, TooManySessionsError, RateLimitedError)
+BUSY = (DrainingError, TooManySessionsError, RateLimitedError, TargetLostError)
 # What leaves the drafter alone under `local`: nobody there, nobody who works, nobody who suits.
 AWAY: tuple[type[PilotfishError], ...] = (
     EdgeLostError,

@@ -19,6 +19,7 @@ from wire.errors import (
     PilotfishError,
     PromptTooLongError,
     RateLimitedError,
+    TargetLostError,
     TokenOutOfRangeError,
     TooLargeError,
     TooManySessionsError,
@@ -47,6 +48,7 @@ _ABSENT = (
     EdgeUnreachableError,
     InterruptedGenerationError,
     RateLimitedError,
+    TargetLostError,
     TooManySessionsError,
 )
 

@@ -108,6 +108,7 @@ class NodeService:
         """Say so; where the node's attachment is concerned, to its edge, and it ends."""
         if concerns is not None and concerns == self._incarnation:
             self._incarnation, client = None, self._edge
+            self._work.close()  # nobody would listen to the next stage any more
         refused = Refused(incarnation=concerns, code=error.code, message=str(error)[:1024])
         self._reply(client, refused)
 

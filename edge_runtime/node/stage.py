@@ -3,7 +3,6 @@
 States in, states out, to the next stage; the last one answers the edge with hidden states.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,9 +19,7 @@ from wire.errors import MalformedError, TargetLostError, UnsupportedError
 from wire.keys import DeviceKeys, EdgeKeys
 from wire.messages import Buffer
 from wire.nodes import VERSION, Attach, Item, Ready, Refused, Step, decode_report
-from wire.transport import Channel
-
-_log = logging.getLogger("pilotfish.edge")
+from wire.transport import Channel, is_loopback
 
 _JOIN_S = 10.0  # in which the next stage must be reached
 _REPLY_BYTES = 1 << 16  # a stage that is handed steps has nothing to say
@@ -115,6 +112,7 @@ class StageWork(Work):
             raise UnsupportedError(
                 f"This node is {self._cut}: only those before the last have a next."
             )
+        self._expect_safe(attach)
         self.close()
         self._slots.forget()
         self._form = attach.states
@@ -182,6 +180,19 @@ class StageWork(Work):
         if self._next is not None:
             self._next.close(0.0)
             self._next = None
+
+    def _expect_safe(self, attach: Attach) -> None:
+        """Raise unless what this stage makes stays on the machine, or is encrypted."""
+        if attach.next and not attach.next.startswith("tcp://"):
+            raise UnsupportedError(
+                f"{attach.next!r} is no address of a node; write tcp://HOST:PORT."
+            )
+        bare = attach.next and not attach.next_key
+        if bare and (self._keys is not None or not is_loopback(attach.next)):
+            raise UnsupportedError(
+                f"{self._cut} hands nothing on to {attach.next} without its key: name it in the "
+                "list of stages."
+            )
 
     def _keys_for(self, key: bytes) -> DeviceKeys | None:
         if not key:

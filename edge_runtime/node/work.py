@@ -45,7 +45,7 @@ class Work(ABC):
         return ()
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Let go of connections; an attachment is over, or the node ends."""
         return
 
 

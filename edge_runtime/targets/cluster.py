@@ -30,19 +30,15 @@ from edge_runtime.config import ClusterPlan
 from edge_runtime.node.actor import Holds, Made
 from edge_runtime.node.slots import CHUNK
 from edge_runtime.targets.holding import Holding, parents_of
-from edge_runtime.targets.rays import actors_for, leave, never_again, restart
+from edge_runtime.targets.rays import actors_for, fault_of, leave, never_again, restart
 from edge_runtime.targets.target import Ask, Landing, Opening, Target, shared_out, wait_for_nodes
 from engines.artifact import open_stages
-from engines.errors import EngineError
 from engines.stage import Head
-from wire.errors import ConfigError, PilotfishError, TargetLostError
+from wire.errors import ConfigError, TargetLostError
 
 _log = logging.getLogger("pilotfish.edge")
 
 _RETRY_S = 0.5  # until a replica whose actors could not be joined is tried again
-_STORE_BYTES = (
-    256 * 2**20
-)  # of a private cluster's object store, which only holds what is in flight
 
 
 @dataclass(eq=False)
@@ -223,10 +219,13 @@ class ClusterTarget(Target):
             replica.news_s = time.monotonic()
             self._bring_in(news.number, news.made)
         elif news.error is not None:
-            own = _own_error(news.error)
-            if own is not None and news.number in self._flights:
-                self._fail(news.number, own)
-                return
+            own = fault_of(news.error)
+            if own is not None and not isinstance(own, TargetLostError):
+                if news.number in self._flights:
+                    self._fail(news.number, own)
+                    return
+                if news.number is not None:
+                    return  # it was given up
             if never_again(news.error):
                 self._over = f"An actor of replica {news.lane + 1} is gone for good: {news.error}"
             if replica.standing:
@@ -314,14 +313,6 @@ class ClusterTarget(Target):
 
     def _note(self, lane: int, what: str) -> None:
         self._tally.nodes[f"replica {lane + 1}", what] += 1
-
-
-def _own_error(error: BaseException) -> Exception | None:
-    """The typed error of a step that itself is at fault; None where its actor was lost."""
-    cause = getattr(error, "cause", None)  # Ray wraps what a method raised
-    if isinstance(cause, TargetLostError) or not isinstance(cause, PilotfishError | EngineError):
-        return None
-    return cause
 
 
 def _first_line(error: object) -> str:

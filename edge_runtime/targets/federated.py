@@ -15,7 +15,6 @@ The ensemble has no hidden states. Its logits are meant for the temperature that
 """
 
 import hashlib
-import logging
 import math
 import secrets
 import time
@@ -37,8 +36,6 @@ from wire.codecs.topk import decode_topk
 from wire.errors import ConfigError, MalformedError, TargetLostError
 from wire.messages import Buffer
 from wire.nodes import Attach, Ready, Scored, Step
-
-_log = logging.getLogger("pilotfish.edge")
 
 _DEPTH = 2  # one flight with the workers, and one on its way to them
 _BEHIND = 2 * _DEPTH  # steps that a worker has not answered: it is sent no more
@@ -147,6 +144,7 @@ class FederatedTarget(Target):
         for index, member in enumerate(self._members):
             for scored, frames in member.peer.hear():
                 self._take(index, scored, frames)
+            self._tally.node_bytes_in[member.peer.place.name] = member.peer.received_bytes
             self._look_after(index)
         for number, flight in list(self._flights.items()):
             if flight.missing:
@@ -216,7 +214,6 @@ class FederatedTarget(Target):
     def _take(self, index: int, scored: Scored, frames: Sequence[Buffer]) -> None:
         """A worker's answer; one that makes no sense ends its attachment."""
         member = self._members[index]
-        self._tally.node_bytes_in[member.peer.place.name] += sum(map(len, frames))
         if scored.incarnation != member.peer.incarnation:
             return  # it came behind nonsense
         flight = self._flights.get(scored.number)

@@ -79,6 +79,7 @@ class Peer:
         self._greeted = False
         self._doubtful = False  # it was sent a step since it was attached, and not one good answer
         self._reason = "not there yet"
+        self.received_bytes = 0  # of all that it said, headers included
         self.ready: Ready | None = None  # what it holds, if that will do
         self._asked: bytes | None = None  # the incarnation that it was asked to be attached as
         self.incarnation: bytes | None = None  # as which it is attached
@@ -114,6 +115,7 @@ class Peer:
             self._watch()
             if taken is None:
                 break
+            self.received_bytes += taken[2]
             if not self._greeted:
                 continue
             try:

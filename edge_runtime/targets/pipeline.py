@@ -55,12 +55,40 @@ class _Flight:
 
 
 class _Aloft(NamedTuple):
-    """A step that is with the stages. flight: that lands with it; None: it only brings tokens."""
+    """A step that is with the stages.
+
+    flight: that lands with it; None: it only brings tokens. alone: there was no other one.
+    """
 
     number: int
     flight: int | None
     rows: int
     sent_s: float
+    alone: bool
+
+
+class Pace:
+    """How many flights the stages can work on at once: as many as the slowest stage can compute
+    while one goes all the way, but not fewer than there are stages, nor more than there are slots.
+    """
+
+    def __init__(self, stages: int, slots: int) -> None:
+        self._least, self._most = min(stages, slots), slots
+        self._hops_s = 0.0  # of a step's way, all but computing
+        self.flights = self._least
+
+    def learn(self, taken_s: float, compute_ns: Sequence[int], *, alone: bool) -> None:
+        """A step took so long from stage 1 to its answer, with so much computing in each stage.
+
+        One that was not alone may have waited for others: then it took no less than the way takes.
+        """
+        computed_s = sum(compute_ns) * 1e-9
+        hops_s = max(0.0, taken_s - sum(compute_ns[1:]) * 1e-9)
+        self._hops_s = hops_s if alone else min(hops_s, self._hops_s)
+        slowest_s = max(compute_ns, default=0) * 1e-9
+        if slowest_s > 0.0:
+            fitting = round((self._hops_s + computed_s) / slowest_s)
+            self.flights = min(max(self._least, fitting), self._most)
 
 
 class PipelineTarget(Target):
@@ -83,7 +111,9 @@ class PipelineTarget(Target):
         self._patience_s = pipeline.late_s
         self.context = stage.context
         self.digest = stage.cut.whole
-        self.depth = max(1, stage.cut.count)
+        self._pace = Pace(stage.cut.count, stage.slots)
+        self.pieces = 2 * stage.cut.count
+        self._set_depth()
 
     @property
     def standing(self) -> bool:
@@ -152,7 +182,7 @@ class PipelineTarget(Target):
 
         No more than keeps the stages busy: what comes next is not to wait behind all of a prompt.
         """
-        if self._incarnation is None or len(self._aloft) > self.depth:
+        if self._incarnation is None or len(self._aloft) > self.abreast:
             return None
         return next((n for n, flight in self._flights.items() if not flight.sent), None)
 
@@ -178,7 +208,9 @@ class PipelineTarget(Target):
                 self._bring_in(number, states)
             return
         rows = sum(ask.rows for ask in asks)
-        step = _Aloft(next(self._numbers), number if last else None, rows, time.monotonic())
+        flight_number = number if last else None
+        alone = not self._aloft
+        step = _Aloft(next(self._numbers), flight_number, rows, time.monotonic(), alone)
         self._aloft.append(step)
         self._stages.send(step.number, items, (frame, parents), spent_ns)
 
@@ -215,11 +247,19 @@ class PipelineTarget(Target):
         step = self._aloft.popleft()
         now_s = time.monotonic()
         # stages that are slower than one is patient for are not to be hurried with every step
-        taken_s = now_s - max(step.sent_s, self._news_s)
-        self._patience_s = max(self._pipeline.late_s, min(self._patience_s, 2.0 * taken_s))
+        waited_s = now_s - max(step.sent_s, self._news_s)
+        self._patience_s = max(self._pipeline.late_s, min(self._patience_s, 2.0 * waited_s))
         self._news_s = now_s
+        if step.flight is not None:
+            self._pace.learn(now_s - step.sent_s, scored.compute_ns, alone=step.alone)
+            self._set_depth()
         if step.flight in self._flights:
             self._bring_in(step.flight, hidden)
+
+    def _set_depth(self) -> None:
+        """As many flights as keep the stages busy; all may wait together for stages to come."""
+        self.abreast = self._pace.flights
+        self.depth = self.abreast if self.standing else self._first.stage.slots
 
     def _count(self, compute_ns: Sequence[int]) -> None:
         for name, ns in zip(["edge", *self._stages.names], compute_ns, strict=False):
@@ -238,6 +278,7 @@ class PipelineTarget(Target):
     def _begin_anew(self) -> None:
         """The stages were lost, or are back: they hold nothing, and all is to be sent again."""
         self._incarnation = self._stages.incarnation
+        self._set_depth()
         self._aloft.clear()
         self._first.forget()
         self._holding.lose()

@@ -92,6 +92,15 @@ def leave() -> None:
     ray.shutdown()
 
 
+def fault_of(error: BaseException) -> Exception | None:
+    """What a method itself has raised; None where it could not be called, or its actor was lost."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    # a stage whose argument never came says so with the error of the stage before it
+    return None if isinstance(cause, RayActorError) else cause
+
+
 def never_again(error: BaseException) -> bool:
     """Whether a call's error says that its actor is gone, and Ray will start no other."""
     from ray.exceptions import ActorDiedError
@@ -124,8 +133,9 @@ def _join(address: str) -> None:
 
 
 def _init(environment: Mapping[str, str], address: str = "local", **options: Any) -> None:
-    for name, value in {**_ENVIRONMENT, **environment}.items():
+    for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ.update(environment)  # whatever the caller has there for other clusters
     try:
         import ray
     except ModuleNotFoundError as error:

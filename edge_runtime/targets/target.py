@@ -96,6 +96,9 @@ class Target(ABC):
         states: whether answers have hidden states.
         lanes: parts that compute side by side; slot s is in lane s mod lanes.
         depth: flights that may be under way in one lane.
+        abreast: of these, so many are computed at the same time, by different nodes: the jobs that
+            wait are shared out over them.
+        pieces: chunks of a prompt that a flight takes: more than one where they follow each other.
     """
 
     context: int
@@ -103,6 +106,8 @@ class Target(ABC):
     states: bool = True
     lanes: int = 1
     depth: int = 1
+    abreast: int = 1
+    pieces: int = 1
 
     @abstractmethod
     def start(self, number: int, asks: Sequence[Ask]) -> None:

@@ -190,13 +190,22 @@ def _host_and_port(text: str) -> tuple[str, int]:
 def _serve(args: argparse.Namespace) -> int:
     config = _config_of(args)
     if args.parent_fd is None:
-        return serve(config, announce=_announce, reread=lambda: _config_of(again(args)))
+        return serve(config, announce=_announce, reread=lambda: _reread(args, config))
     return for_parent(partial(serve, config), args.parent_fd)
 
 
-def _config_of(args: argparse.Namespace) -> EdgeConfig:
+def _reread(args: argparse.Namespace, config: EdgeConfig) -> EdgeConfig:
+    """The configuration as the flags have it now; the target's folder is not looked for again."""
+    now = again(args)
+    same = (now.target, now.stages) == (args.target, args.stages)
+    return _config_of(now, config.target if same else now.target)
+
+
+def _config_of(args: argparse.Namespace, target: Path | None = None) -> EdgeConfig:
+    """What the flags say. target: the folder to open, where that is known."""
+    kind = _kind_of(args)
     return EdgeConfig(
-        target=_target_of(args),
+        target=target or _target_of(args),
         listen=args.listen,
         keys=args.keys,
         provider=args.provider,
@@ -206,7 +215,7 @@ def _config_of(args: argparse.Namespace) -> EdgeConfig:
         heads=_heads(args.head),
         threshold=args.threshold,
         relaxation=args.relaxation,
-        kind=_kind_of(args),
+        kind=kind,
         nodes=args.federate or args.pipeline,
         cluster=ClusterPlan(
             replicas=args.replicas,

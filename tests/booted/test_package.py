@@ -48,7 +48,9 @@ def test_package_installs_upgrades_and_purges(bare: Machine, prepared: Prepared)
     assert bare.show(EDGE, "ActiveState") == "inactive"
     assert bare.show(EDGE, "UnitFileState") == "enabled"
     assert bare.run("pilotfish", "--version")
-    assert bare.run("systemd-analyze", "verify", EDGE, "pilotfish-edge.socket") == ""
+    units = (EDGE, "pilotfish-edge.socket", "pilotfish-worker.service")
+    assert bare.run("systemd-analyze", "verify", *units) == ""
+    assert bare.show("pilotfish-worker.service", "UnitFileState") == "disabled"
 
     public = bare.root / ETC / "keys/edge.pub"
     assert public.exists()
