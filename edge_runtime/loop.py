@@ -16,7 +16,7 @@ import zmq
 
 from edge_runtime.doorkeeper import Doorkeeper
 from edge_runtime.reload import Settings
-from edge_runtime.scheduler import Scheduler
+from edge_runtime.scheduler import Job, Scheduler
 from edge_runtime.service import Service
 from edge_runtime.signals import Signals
 from edge_runtime.targets.target import Target
@@ -128,15 +128,18 @@ class Loop:
                 if self._target.over:
                     _log.error("the target is lost for good: %s", self._target.over)
                     return TargetLostError.exit_code
-            for job in self._scheduler.collect():
-                self._service.finish(job)
+            if self._scheduler.flying:
+                self._finish(self._scheduler.collect)
+            else:
+                self._target.landed()  # none has: it sees to its nodes
             wait_s = self._scheduler.wait_s()
             if wait_s == 0.0:
-                self._pass()
+                self._finish(self._scheduler.run)
 
-    def _pass(self) -> None:
+    def _finish(self, work: Callable[[], list[Job]]) -> None:
+        """Have the target do ``work``, and answer for the jobs that it has done."""
         self._doorkeeper.begin()
-        done = self._scheduler.run()
+        done = work()
         with self._doorkeeper.turn:
             for job in done:
                 self._service.finish(job)

@@ -90,7 +90,7 @@ def _families(sight: Sight) -> Iterable["Metric"]:
         "Always 1; what runs here.",
         labels=["software", "model", "digest"],
     )
-    build.add_metric([wire.SOFTWARE, manifest.model, manifest.digest], 1)
+    build.add_metric([wire.SOFTWARE, manifest.model, target.digest], 1)
     yield build
     yield _gauge("sessions", "Open sessions.", sum(sessions.values()))
     yield _gauge("devices", "Devices (keys) that are connected.", connections.devices)
@@ -158,7 +158,7 @@ def _of_nodes(nodes: Mapping[str, bool], tally: Tally) -> Iterable["Metric"]:
     moved = CounterMetricFamily(
         f"{PREFIX}node_bytes", "Bytes to and from it.", labels=["node", "direction"]
     )
-    for node in nodes:
+    for node in nodes.keys() & tally.node_bytes_out.keys():
         moved.add_metric([node, "to"], tally.node_bytes_out[node])
         moved.add_metric([node, "from"], tally.node_bytes_in[node])
     yield moved

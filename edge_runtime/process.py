@@ -78,6 +78,12 @@ class EdgeServer:
             ours.settimeout(START_S)
             with ours.makefile("r", encoding="utf-8") as lines:
                 report = lines.readline()
+        except TimeoutError as error:
+            self.stop()
+            raise EdgeLostError(
+                f"The edge did not serve within {START_S:g} s: see its log. One whose target has "
+                "nodes waits for them."
+            ) from error
         except BaseException:
             self.stop()
             raise

@@ -4,6 +4,7 @@ In:  the file. Out: a `RelaxationCard`, checked: whatever is damaged or too larg
      `RelaxationError`.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -104,6 +105,12 @@ def read_relaxation(path: Path) -> RelaxationCard:
         raise RelaxationError(
             f"{path} is not what `pilotfish judge calibrate` writes: {error}."
         ) from None
+
+
+def expect_writable(path: Path) -> None:
+    """Raise `RelaxationError` if a card could not be written there; for before the long work."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise RelaxationError(f"{path} cannot be written: name a file in a folder that is yours.")
 
 
 def write_relaxation(path: Path, card: RelaxationCard) -> None:

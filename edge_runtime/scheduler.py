@@ -97,9 +97,10 @@ class Scheduler:
         self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}  # whose tokens a slot holds
         self._answered_ns: dict[int, int] = {}  # when a slot's last window was decided on
         self._turnaround_ns: dict[int, int] = {}  # from there to the slot's next job, last time
-        self._pass_ns = 0  # how long the last pass over windows took
-        self._free_ns = 0  # when the last pass ended
-        self._served_ns: dict[bytes, int] = {}  # when an owner was last in a pass, oldest first
+        # by lane: how long the last pass over windows took, and when the last pass ended
+        self._pass_ns: dict[int, int] = {}
+        self._free_ns: dict[int, int] = {}
+        self._served_ns: dict[bytes, int] = {}  # when an owner's last pass began, oldest first
         self.passes = 0
 
     def submit(self, job: Job) -> None:
@@ -109,20 +110,37 @@ class Scheduler:
     def wait_s(self) -> float | None:
         """Seconds for which it pays to wait for more jobs before the next pass; None: no pass."""
         self._take_in()
-        first = min(self._heads(), key=self._turn, default=None)
-        if first is None:
-            return None
-        now_ns = self._clock()
+        return min(map(self._lane_wait_s, self._firsts()), default=None)
+
+    def _firsts(self) -> list[Job]:
+        """Of each lane the job whose turn it is, if it can leave now."""
+        firsts: dict[int, Job] = {}
+        for job in sorted(self._heads(), key=self._turn):
+            firsts.setdefault(self._lane(job.slot), job)
+        return list(firsts.values())
+
+    def _lane_wait_s(self, first: Job) -> float:
+        """How long the first job of a lane had better wait for the devices that are due there."""
+        if self._target.depth > 1:
+            return 0.0
+        now_ns, lane = self._clock(), self._lane(first.slot)
         due = [
             at
             for slot, answered_ns in self._answered_ns.items()
-            if (at := answered_ns + int(_LATE * self._turnaround_ns.get(slot, 0))) > now_ns
+            if self._lane(slot) == lane
+            and (at := answered_ns + int(_LATE * self._turnaround_ns.get(slot, 0))) > now_ns
         ]
-        if not due or self._target.depth > 1:
+        if not due:
             return 0.0
-        limit_ns = max(first.queued_ns, self._free_ns) + int(_PATIENCE * self._pass_ns)
+        since_ns = max(first.queued_ns, self._free_ns.get(lane, 0))
+        limit_ns = since_ns + int(_PATIENCE * self._pass_ns.get(lane, 0))
         latest_ns = max((at for at in due if at <= limit_ns), default=now_ns)
         return (latest_ns - now_ns) * 1e-9 if _is_narrow(self._ask(first)) else 0.0
+
+    @property
+    def flying(self) -> bool:
+        """Passes are under way."""
+        return bool(self._flights)
 
     def run(self) -> list[Job]:
         """Start a pass, if one can be, and return the jobs that are done by now."""
@@ -154,28 +172,31 @@ class Scheduler:
                 queue.popleft()
             if not queue:
                 del self._waiting[slot]
-        lanes, depth, under_way = self._target.lanes, self._target.depth, self._under_way()
+        depth, under_way = self._target.depth, self._under_way()
         return [
             queue[0]
             for slot, queue in self._waiting.items()
-            if slot not in self._aloft and under_way[slot % lanes] < depth
+            if slot not in self._aloft and under_way[self._lane(slot)] < depth
         ]
+
+    def _lane(self, slot: int) -> int:
+        return slot % self._target.lanes
 
     def _under_way(self) -> Counter[int]:
         """Flights by their lane."""
-        lanes = self._target.lanes
-        return Counter(flight.batch[0][0].slot % lanes for flight in self._flights.values())
+        return Counter(self._lane(flight.batch[0][0].slot) for flight in self._flights.values())
 
     def _next_batch(self) -> list[tuple[Job, Ask]]:
         """The jobs of the next pass: the one whose turn it is and all that fit beside it.
 
         Where several flights are computed at once, those that can leave now share the jobs evenly.
         """
-        heads = sorted(self._heads(), key=self._turn)
-        if not heads:
+        first = min(self._firsts(), key=self._lane_wait_s, default=None)
+        if first is None:
             return []
-        lane = heads[0].slot % self._target.lanes
-        batch = [(job, self._ask(job)) for job in heads if job.slot % self._target.lanes == lane]
+        lane = self._lane(first.slot)
+        heads = sorted((j for j in self._heads() if self._lane(j.slot) == lane), key=self._turn)
+        batch = [(job, self._ask(job)) for job in heads]
         if not _is_narrow(batch[0][1]):
             return batch[:1]
         windows = [(job, ask) for job, ask in batch if _is_narrow(ask)]
@@ -183,7 +204,7 @@ class Scheduler:
         return windows[: -(-len(windows) // flights)]
 
     def _turn(self, job: Job) -> tuple[int, int]:
-        """Jobs go in this order: by when their owner was in a pass last, then by their age."""
+        """Jobs go in this order: by when their owner's last pass began, then by their age."""
         return self._served_ns.get(job.owner, 0), job.queued_ns
 
     def _ask(self, job: Job) -> Ask:
@@ -216,6 +237,7 @@ class Scheduler:
             self._held[job.slot] = (job.session, job.tokens[: ask.base])
             self._aloft.add(job.slot)
             job.started_ns = job.started_ns or started_ns
+        self._remember({job.owner for job, _ in batch}, started_ns)
         number = next(self._numbers)
         self._flights[number] = Flight(batch, started_ns)
         self._target.start(number, [ask for _, ask in batch])
@@ -240,22 +262,22 @@ class Scheduler:
                 else:
                     job.queued_ns = self._clock()  # behind the windows that wait
         self.passes += 1
-        self._free_ns = self._clock()
+        now_ns, lane = self._clock(), self._lane(batch[0][0].slot)
+        self._free_ns[lane] = now_ns
         self._tally.batch.add(len(batch))
         self._tally.pass_tokens.add(sum(ask.size for _, ask in batch))
         if _is_narrow(batch[0][1]):
-            self._pass_ns = self._free_ns - started_ns
+            self._pass_ns[lane] = now_ns - started_ns
         self._aloft -= {job.slot for job, _ in batch}
         for job in done:
-            self._hand_back(job)
-        self._remember({job.owner for job, _ in batch})
+            self._hand_back(job, now_ns)
         return done
 
-    def _remember(self, owners: set[bytes]) -> None:
-        """Note who was in the pass."""
+    def _remember(self, owners: set[bytes], now_ns: int) -> None:
+        """Note who is in the pass."""
         for owner in owners:
             self._served_ns.pop(owner, None)
-            self._served_ns[owner] = self._free_ns
+            self._served_ns[owner] = now_ns
         while len(self._served_ns) > _OWNERS:
             del self._served_ns[next(iter(self._served_ns))]
 
@@ -279,13 +301,13 @@ class Scheduler:
         chain, nodes = np.split(ask.tokens, [len(ask.tokens) - ask.nodes])
         self._held[job.slot] = (job.session, np.concatenate([chain, nodes[path]]))
 
-    def _hand_back(self, job: Job) -> None:
+    def _hand_back(self, job: Job, now_ns: int) -> None:
         queue = self._waiting[job.slot]
         queue.popleft()
         if not queue:
             del self._waiting[job.slot]
-            self._answered_ns[job.slot] = self._free_ns
-        job.done_ns = self._free_ns
+            self._answered_ns[job.slot] = now_ns
+        job.done_ns = now_ns
 
 
 def _is_narrow(ask: Ask) -> bool:

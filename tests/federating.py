@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from edge_runtime.config import EdgeConfig, EdgeLimits
 from edge_runtime.node.daemon import NodeConfig, NodeLoop
 from edge_runtime.node.service import NodeService
+from edge_runtime.node.work import Work
 from edge_runtime.node.worker import Worker
 from edge_runtime.signals import Signals
 from edge_runtime.tally import Tally
@@ -166,16 +167,22 @@ class Ensemble:
         self._decoders = [Decoder(model, threads=1) for model in models]
         self._weights = list(weights) or [1.0] * len(models)
         self._kept, self._values, self._scheme = kept, values, reconstruction
+        self._held: list[int] = []  # what the decoders have read
         manifest = self._decoders[0].artifact.manifest
         self.vocab = manifest.vocab_size
         self.ends = manifest.eos_ids
 
     def models_logits(self, tokens: Sequence[int]) -> list[NDArray[np.float32]]:
         """Each model's own logits f32 [1, V] after these tokens."""
-        found = []
+        shared = 0
+        while shared < min(len(tokens) - 1, len(self._held)) and (
+            tokens[shared] == self._held[shared]
+        ):
+            shared += 1
+        self._held, found = list(tokens), []
         for decoder in self._decoders:
-            decoder.rollback(0, 0)
-            made = decoder.prefill(0, np.array(tokens, np.int64), rows=1)
+            decoder.rollback(0, shared)
+            made = decoder.prefill(0, np.array(tokens[shared:], np.int64), rows=1)
             found.append(made.logits.copy())
         return found
 
@@ -278,12 +285,16 @@ def _as_it_is(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
 
 
 class WorkerThread:
-    """The real loop, service and work of a worker, in a thread; ``held_s``: before each answer."""
+    """The real loop, service and work of a worker, or of another node, in a thread."""
 
     def __init__(
-        self, target: Path, endpoint: str = "tcp://127.0.0.1:0", keys: EdgeKeys | None = None
+        self,
+        target: Path,
+        endpoint: str = "tcp://127.0.0.1:0",
+        keys: EdgeKeys | None = None,
+        work: Work | None = None,
     ) -> None:
-        self.work = Worker(Decoder(target, slots=SESSIONS, context=CONTEXT, threads=1))
+        self.work = work or Worker(Decoder(target, slots=SESSIONS, context=CONTEXT, threads=1))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         bounds = Bounds(32, 32, MESSAGE_BYTES)
         self.listener = SpoilingListener(self._context, endpoint, keys, bounds)
@@ -305,6 +316,16 @@ class WorkerThread:
     def lies(self, spoil: Callable[[msgspec.Struct, Frames], Iterable[Said]]) -> None:
         """From now on its reports are spoilt so."""
         self.listener.spoil = spoil
+
+    def hold(self, seconds: float) -> None:
+        """It takes so much longer over its next answer."""
+
+        def late(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
+            self.is_honest()
+            time.sleep(seconds)
+            return [(message, frames)]
+
+        self.lies(late)
 
     def is_honest(self) -> None:
         """From now on its reports are as they are."""

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from edge_runtime.targets.target import Ask
 from speculation.ensemble import TopRows
+from tests.averaging import Averaged, tokens_of
 from tests.conftest import VOCAB
 from tests.federating import Cast, Frames, Opened, Said, WorkerThread, opened, write_list
-from tests.test_federation import Averaged, tokens_of
 from wire import messages as m
 from wire.codecs.topk import decode_topk, encode_topk
 from wire.messages import encode

@@ -1,41 +1,23 @@
-"""A federation says what the average of its workers says, token for token and bit by bit."""
+"""A federation says what the average of its workers says, token for token, or as its law has it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from edge_runtime.targets.local import LocalTarget
-from edge_runtime.targets.target import Ask, Target
-from engines.decoder import Decoder, Output
 from pilotfish import Device
 from speculation.distributions import Sampling
-from speculation.ensemble import Scheme, aggregate, as_logits, top_rows
-from tests.conftest import CONTEXT, VOCAB
+from tests.averaging import tokens_of
+from tests.conftest import VOCAB
 from tests.enumeration import p_value
-from tests.federating import (
-    SESSIONS,
-    Cast,
-    Ensemble,
-    Running,
-    WorkerThread,
-    cast_in,
-    federation,
-    opened,
-    write_list,
-)
-from tests.relay import Relay
+from tests.federating import SESSIONS, Cast, Ensemble, Running, cast_in, federation
 from tests.test_lossless import ANSWERS, THRESHOLD, frequencies, law_after
 from tests.test_lossless import PROMPT as SHORT
-from wire.codecs.topk import decode_topk, encode_topk
 from wire.protocols import Law
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -44,141 +26,6 @@ PROMPT = [3, 1, 4, 1, 5]
 @pytest.fixture(scope="module")
 def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
     return cast_in(tmp_path_factory.mktemp("cast"))
-
-
-# What the target lands with
-
-
-@dataclass
-class Averaged:
-    """What a federation of these models should land with, each being a local target.
-
-    kept: None is all, as they are, which needs no codec.
-    """
-
-    models: Sequence[Path]
-    weights: Sequence[float]
-    kept: int | None = None
-    values: str = "fp16"
-    scheme: Scheme = "spread"
-    targets: list[LocalTarget] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.targets = [
-            LocalTarget(Decoder(model, slots=SESSIONS, context=CONTEXT, threads=1))
-            for model in self.models
-        ]
-
-    def fly(self, number: int, asks: Sequence[Ask]) -> list[NDArray[np.float32]]:
-        """The logits of each ask."""
-        flown = [target.fly(number, asks) for target in self.targets]
-        return [self.merged([outputs[i] for outputs in flown], ask) for i, ask in enumerate(asks)]
-
-    def merged(self, outputs: Sequence[Output], ask: Ask) -> NDArray[np.float32]:
-        if not ask.rows:
-            return np.empty((0, 0), np.float32)
-        told = [top_rows(each.logits, ask.temperature, self.kept or VOCAB) for each in outputs]
-        if self.kept is None:
-            shares = np.array(self.weights) / sum(self.weights)
-            total = sum(
-                rows.values * np.float32(share) for rows, share in zip(told, shares, strict=True)
-            )
-            return as_logits(np.asarray(total), ask.temperature)
-        frames = [encode_topk(rows, VOCAB, self.values) for rows in told]
-        heard = [decode_topk(frame, ask.rows, self.kept, VOCAB) for frame in frames]
-        return as_logits(aggregate(self.weights, heard, VOCAB, self.scheme), ask.temperature)
-
-    def keep(self, slot: int, path: Sequence[int]) -> None:
-        for target in self.targets:
-            target.keep(slot, path)
-
-
-def tokens_of(seed: int, count: int) -> NDArray[np.uint32]:
-    return np.random.default_rng(seed).integers(0, VOCAB - 1, count).astype(np.uint32)
-
-
-def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:
-    """Chains, several slots at once, trees of which a path is kept, a prompt of several chunks."""
-
-    def fly(number: int, *asks: Ask) -> list[NDArray[np.float32]]:
-        answers = target.fly(number, asks)
-        return [each.logits if isinstance(each, Output) else each for each in answers]
-
-    one, two, three = tokens_of(1, 40), tokens_of(2, 40), tokens_of(3, 230)
-    yield from fly(1, Ask(0, one[:20], 0, 0))
-    yield from fly(2, Ask(0, one[:25], 20, 5))
-    yield from fly(3, Ask(0, one[:30], 23, 6, temperature=0.5), Ask(1, two[:9], 0, 3))
-    yield from fly(4, Ask(5, three[:128], 0, 0))
-    yield from fly(5, Ask(5, three[:200], 128, 0))
-    parents = np.array([-1, -1, 0, 0, 1, 2], np.int64)
-    yield from fly(6, Ask(1, two[:16], 9, 7, parents, 1.5), Ask(0, one[:31], 30, 1))
-    target.keep(1, [0, 2])  # the slot holds 10 tokens before the tree, and these two nodes
-    two = np.concatenate([two[:10], two[[10, 12]], two[20:]])
-    yield from fly(7, Ask(1, two[:15], 12, 3), Ask(5, three[:205], 200, 5, temperature=1.0))
-    yield from fly(8, Ask(1, two[:15], 13, 1), Ask(2, two[:3], 0, 3), Ask(0, one[:33], 31, 2))
-    yield from fly(9, Ask(2, two[:12], 3, 7, parents))
-    target.keep(2, [])  # and of this tree nothing
-    yield from fly(10, Ask(2, two[:14], 6, 2, temperature=0.7))
-    yield from fly(11, Ask(5, three[:212], 205, 7, parents))
-    target.keep(5, [1, 4])
-    three = np.concatenate([three[:206], three[[207, 210]], three[220:]])
-    yield from fly(12, Ask(5, three[:212], 208, 4))
-
-
-@pytest.mark.parametrize(
-    ("names", "weights", "settings"),
-    [
-        ("ab", (1.0, 1.0), {"kept": VOCAB, "values": "fp32"}),
-        ("abc", (0.5, 3.0, 0.2), {"kept": 999, "values": "fp32", "reconstruction": "renormalise"}),
-        ("ab", (2.0, 1.0), {"kept": 16}),
-        ("abc", (1.0, 1.0, 1.0), {"kept": 5, "values": "levels", "reconstruction": "renormalise"}),
-        ("ba", (0.1, 0.9), {"kept": 1, "values": "fp32"}),
-        ("ab", (1.0, 1.0), {"kept": VOCAB, "values": "levels"}),
-        ("a", (7.0,), {"kept": VOCAB, "values": "fp16"}),
-    ],
-)  # fmt: skip
-def test_what_lands_is_the_average_bit_by_bit(
-    cast: Cast, tmp_path: Path, names: str, weights: tuple[float, ...], settings: dict[str, Any]
-) -> None:
-    """With K = V in fp32 that is Σ w p of the models as they are."""
-    models = [getattr(cast, name) for name in names]
-    whole = settings["kept"] >= VOCAB and settings["values"] == "fp32"
-    wanted = Averaged(
-        models,
-        weights,
-        None if whole else settings["kept"],
-        settings.get("values", "fp16"),
-        settings.get("reconstruction", "spread"),
-    )
-    with ExitStack() as stack:
-        workers = [stack.enter_context(WorkerThread(model)) for model in models]
-        listed = [(name, each.endpoint) for name, each in zip(names, workers, strict=True)]
-        path = write_list(tmp_path / "w.toml", listed, weights, **settings)
-        held = stack.enter_context(opened(path, cast.a))
-        legs = list(zip(journey(held.target), journey(wanted), strict=True))
-        assert sum(len(got) for got, _ in legs) > 40
-        for got, expected in legs:
-            np.testing.assert_array_equal(got, expected)
-        assert held.tally.nodes.total() == 0
-
-
-def test_a_worker_that_forgot_everything_is_told_again(cast: Cast, tmp_path: Path) -> None:
-    """Its connection is cut between any two flights; what lands is the same, but for rounding."""
-    whole = {"kept": VOCAB, "values": "fp32"}
-    wanted = [*journey(Averaged([cast.a, cast.b], (1.0, 1.0)))]
-    with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
-        relay = Relay(two.endpoint)
-        path = write_list(
-            tmp_path / "w.toml", [("a", one.endpoint), ("b", relay.endpoint)], **whole
-        )
-        with opened(path, cast.a) as held:
-            for got, expected in zip(journey(held.target), wanted, strict=True):
-                np.testing.assert_allclose(got, expected, atol=2e-5)
-                relay.cut()
-            assert held.events("b")["gone"] >= 8
-            assert set(held.events("b")) == {"gone"}
-            assert held.events("a") == {}
-        relay.close()
 
 
 # Texts
@@ -334,7 +181,6 @@ def lawful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Device, C
 @pytest.mark.parametrize(
     ("protocol", "options"),
     [
-        ("dsd", {"temperature": 1.0, "window": 2}),
         ("tslt", {"temperature": 1.3, "top_k": 4, "window": 3, "draft_top_k": 3}),
         ("tree", {"temperature": 1.0, "expansion": (2, 2), "draft_top_k": 4}),
         ("dssd", {"temperature": 0.7, "top_p": 0.9, "window": 2}),
@@ -361,16 +207,3 @@ def test_sampled_answers_follow_the_ensembles_law(
         others = law(other)
         wrong = np.array([others.get(ids, 0.0) for ids in outcomes]) * ANSWERS
         assert p_value(counts, np.maximum(wrong, 1e-9)) < 1e-6
-
-
-def test_what_was_sent_and_heard_is_counted(cast: Cast, tmp_path: Path) -> None:
-    with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
-        path = write_list(tmp_path / "w.toml", [("a", one.endpoint), ("b", two.endpoint)], kept=8)
-        with opened(path, cast.a) as held:
-            held.target.fly(1, [Ask(0, tokens_of(1, 20), 0, 5)])
-            assert held.tally.node_bytes_in["a"] > 4 + 5 * (4 + 2 * 8)
-            assert held.tally.node_bytes_out["a"] > 4 * 20
-            assert held.tally.node_compute_s["a"] > 0.0
-            assert held.tally.nodes.total() == 0
-            assert held.target.nodes == {"a": True, "b": True}
-            assert held.target.trouble == ""

@@ -14,6 +14,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from speculation.distributions import Sampling
+from tests.averaging import tokens_of
 from tests.conftest import CONTEXT
 from tests.federating import (
     SESSIONS,
@@ -28,7 +29,6 @@ from tests.federating import (
     worker,
     write_list,
 )
-from tests.test_federation import tokens_of
 from wire.errors import UnsupportedError
 from wire.protocols import Law
 

@@ -24,7 +24,7 @@ LENGTH = 60
 OPTIONS = {"protocol": "coupled", "temperature": 1.0, "seed": 2, "window": 3, "max_tokens": LENGTH}
 LAW = Law(sampling=Sampling(temperature=1.0), seed=2)
 KEPT = 16
-LATE_S, GIVE_UP_S = 2.0, 6.0  # more than anything takes on a busy machine
+LATE_S, GIVE_UP_S = 1.5, 4.5  # more than anything takes on a busy machine
 SLACK_S = 4.0
 
 

@@ -179,6 +179,14 @@ def test_lists_that_cannot_be_served(
     assert says in line
 
 
+def test_more_sessions_than_a_step_has_room_for(
+    cast: Cast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_list(tmp_path / "w.toml", [("a", away())])
+    arguments = ("--target", cast.a, "--federate", path, "--sessions", 1025)
+    assert "1024" in refusal(capsys, 64, "edge", "serve", *arguments)
+
+
 def test_a_federation_has_no_hidden_states_for_a_head(
     cast: Cast, tmp_path: Path, head: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

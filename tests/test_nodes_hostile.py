@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.targets.target import Ask
 from pilotfish import EdgeServer
+from tests.averaging import tokens_of
 from tests.conftest import VOCAB
 from tests.federating import (
     SESSIONS,
@@ -35,7 +36,6 @@ from tests.hostile import await_idle, packed, resident_mib
 from tests.pipelines import cut, made_pair
 from tests.raw_edge import CODES, KEPT, RawEdge, Tenant, expected_of, ids, item, parents
 from tests.spoiling import ODD_VALUES, Frames, spoil
-from tests.test_federation import tokens_of
 from wire import keys
 from wire.messages import encode
 from wire.nodes import Attach, Greet, Item, Ready, Refused, Step

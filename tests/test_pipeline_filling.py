@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.scheduler import CHUNK, Job, Scheduler
-from edge_runtime.targets.pipeline import Pace, PipelineTarget
+from edge_runtime.targets.pace import Pace
+from edge_runtime.targets.pipeline import PipelineTarget
 from edge_runtime.targets.target import Ask
 from tests.pipelines import cut, made_pair, opened, row
 from wire.emulation.emulator import Emulator
@@ -127,16 +128,29 @@ def test_pieces_of_a_long_prompt_follow_each_other(stages: Path, tmp_path: Path)
         assert took_s < 3.5 * 0.1 * STAGES, "eight rounds would take 3.2 s"
 
 
-def test_a_window_does_not_wait_for_all_of_a_long_prompt(stages: Path, tmp_path: Path) -> None:
+def test_a_window_does_not_wait_for_all_of_a_long_session(stages: Path, tmp_path: Path) -> None:
+    """That is fed again, in pieces: no more of these are under way than keep the stages busy."""
+    long, short = np.full(16 * CHUNK - 40, 1, np.uint32), np.full(25, 2, np.uint32)
     with pipeline(stages, tmp_path, stage_s=0.05) as target:
-        scheduler = Scheduler(target)
-        read(scheduler, target, 2)
-        scheduler.submit(job(0, 16 * CHUNK - 40, rows=0))
-        scheduler.run()
-        time.sleep(0.1)
-        scheduler.submit(job(1, 25))
-        ends = done(scheduler, target, 2)
-        assert ends[1] < 0.5 * ends[0]
+        target.fly(0, [Ask(1, short[:20], 0, 5)])
+        begun_s = time.monotonic()
+        target.start(1, [Ask(0, long, 0, 5)])
+        ends = landings(target, begun_s + 0.1)
+        target.start(2, [Ask(1, short, 20, 5)])
+        ends |= landings(target, begun_s + 2.0)
+        assert ends[2] - begun_s < 0.1 + (STAGES + 1 + STAGES) * 0.05 + 0.1
+        assert ends[1] - begun_s > 16 * 0.05
+
+
+def landings(target: PipelineTarget, until_s: float) -> dict[int, float]:
+    """When flights came in until then, by number."""
+    found: dict[int, float] = {}
+    while (now_s := time.monotonic()) < until_s:
+        for landing in target.landed():
+            assert landing.error is None
+            found[landing.number] = now_s
+        target.pause()
+    return found
 
 
 # The pace

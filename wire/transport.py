@@ -229,9 +229,17 @@ def _endpoint_of(descriptor: int) -> str:
 
 def _send(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
     """One message, without waiting. NOTE long parts are views: they must not change for a while."""
-    for part in parts[:-1]:
-        socket.send(part, _NOBLOCK | _MORE, copy=False)
-    socket.send(parts[-1], _NOBLOCK, copy=False)
+    last = len(parts) - 1
+    for at, part in enumerate(parts):
+        more = _MORE if at < last else 0
+        try:
+            socket.send(part, _NOBLOCK | more, copy=False)
+        except zmq.Again:
+            if at and more:
+                # the connection ended within this message, and ZeroMQ is going to drop all up to a
+                # last part: let that be this message's, not the next one's
+                socket.send(b"", _NOBLOCK)
+            raise
 
 
 def _receive(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:

@@ -141,7 +141,9 @@ class NodeLoop:
     def run(self) -> int:
         """Serve; returns the exit code."""
         while True:
-            if self._lifeline in self._poll():
+            news = self._poll()
+            self._receive()  # first of all: somebody waits for it
+            if self._lifeline in news:
                 return 0
             if (code := self._heed()) is not None:
                 return code
@@ -149,7 +151,6 @@ class NodeLoop:
             if gate is not None:
                 gate.answer()
             self._listener.connections.hear()
-            self._receive()
             self._service.attend()
             if time.monotonic() >= self._tick_s:
                 self._tick()
@@ -168,12 +169,15 @@ class NodeLoop:
         return [source for source, _ in poller.poll(math.ceil(1e3 * self._idle_s))]
 
     def _receive(self) -> None:
+        """Do what has come, but look after signals and watchdog as often as ever."""
         for _ in range(_BURST):
             if not self._listener.waiting:
                 return
             envelope = self._listener.receive()
             if envelope is not None:
                 self._service.handle(envelope)
+            if time.monotonic() >= self._tick_s:
+                return
 
     def _tick(self) -> None:
         self._tick_s = time.monotonic() + self._idle_s

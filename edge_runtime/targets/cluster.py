@@ -16,8 +16,9 @@ import logging
 import os
 import queue
 import secrets
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +39,8 @@ from wire.errors import ConfigError, TargetLostError
 
 _log = logging.getLogger("pilotfish.edge")
 
+_LOADING_S = 600.0  # an actor may take so long over its weights
+_LOADED = 10.0  # times what joining took at first, and it is given up
 _RETRY_S = 0.5  # until a replica whose actors could not be joined is tried again
 
 
@@ -94,7 +97,10 @@ class ClusterTarget(Target):
         self._tally = opening.tally
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         self._over = ""
+        self._joining_s = _LOADING_S  # how long actors are waited for before others are started
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ringing = threading.Lock()  # held by who rings, and who takes the bell away
+        self._closed = False
         self._flights: dict[int, _Flight] = {}
         self._landed: list[Landing] = []
         self.lanes = len(chains)
@@ -155,7 +161,7 @@ class ClusterTarget(Target):
             dues.append(self._gives_up_at(flight))
             if flight.sent_s is not None:
                 dues.append(self._overdue_at(flight))
-        dues += [r.joined_s + self._plan.give_up_s for r in self._replicas if r.joining]
+        dues += [r.joined_s + self._joining_s for r in self._replicas if r.joining]
         return max(0.0, min(dues) - now_s) if dues else None
 
     @property
@@ -163,6 +169,11 @@ class ClusterTarget(Target):
         """Which replicas do not stand."""
         away = [str(n) for n, replica in enumerate(self._replicas, 1) if not replica.standing]
         return f"replica {', '.join(away)} being started" if away else ""
+
+    @property
+    def nodes(self) -> Mapping[str, bool]:
+        """The replicas."""
+        return {_named(lane): replica.standing for lane, replica in enumerate(self._replicas)}
 
     @property
     def over(self) -> str:
@@ -173,7 +184,9 @@ class ClusterTarget(Target):
         """Leave the cluster; a private one ends."""
         self._replicas = []
         leave()
-        os.close(self._bell)
+        with self._ringing:
+            self._closed = True
+            os.close(self._bell)
 
     # Flights
 
@@ -185,9 +198,13 @@ class ClusterTarget(Target):
         flight.sent_s, flight.size = time.monotonic(), len(fed)
         parents = parents_of(flight.asks)
         made: Any = fed
-        for actor in replica.actors:
-            made = actor.step.remote(replica.incarnation, list(items), made, parents)
-        self._await(made, flight.lane, replica, number=number)
+        try:
+            for actor in replica.actors:
+                made = actor.step.remote(replica.incarnation, list(items), made, parents)
+            self._await(made, flight.lane, replica, number=number)
+        except Exception as error:  # Ray could not take the call
+            self._fail(number, error)
+            self._lost(flight.lane, error)
 
     def _await(
         self,
@@ -208,8 +225,9 @@ class ClusterTarget(Target):
         error = future.exception()
         made = None if error is not None else future.result()
         self._news.put(_News(lane, incarnation, actor, number, made, error))
-        with suppress(OSError):  # closed by now
-            os.eventfd_write(self._bell, 1)
+        with self._ringing:
+            if not self._closed:
+                os.eventfd_write(self._bell, 1)
 
     def _hear(self, replica: _Replica, news: _News) -> None:
         if isinstance(news.made, Holds) and news.actor is not None:
@@ -227,21 +245,30 @@ class ClusterTarget(Target):
                 if news.number is not None:
                     return  # it was given up
             if never_again(news.error):
-                self._over = f"An actor of replica {news.lane + 1} is gone for good: {news.error}"
-            if replica.standing:
-                self._note(news.lane, "gone")
-            _log.warning("replica %d has lost an actor: %s", news.lane + 1, _first_line(news.error))
-            self._break_up(replica)
+                self._over = f"An actor of {_named(news.lane)} is gone for good: {news.error}"
+            self._lost(news.lane, news.error)
+
+    def _lost(self, lane: int, error: BaseException) -> None:
+        """An actor of a replica cannot be called any more."""
+        replica = self._replicas[lane]
+        if replica.standing:
+            self._note(lane, "gone")
+        _log.warning("%s has lost an actor: %s", _named(lane), _first_line(error))
+        self._break_up(replica)
 
     def _bring_in(self, number: int, made: Made) -> None:
-        flight = self._flights.pop(number)
+        flight = self._flights[number]
         for index, ns in enumerate(made.compute_ns, 1):
-            self._tally.node_compute_s[f"replica {flight.lane + 1}, stage {index}"] += ns * 1e-9
-        if made.logits is not None:
-            logits = made.logits
-        else:
+            self._tally.node_compute_s[f"{_named(flight.lane)}, stage {index}"] += ns * 1e-9
+        logits = made.logits
+        if logits is None:
             assert self._head is not None
-            logits = self._head.logits(made.states)
+            try:
+                logits = self._head.logits(made.states)
+            except Exception as error:
+                self._fail(number, error)
+                return
+        del self._flights[number]
         self._landed.append(Landing(number, shared_out(flight.asks, logits, made.states)))
 
     def _fail(self, number: int, error: Exception) -> None:
@@ -265,13 +292,13 @@ class ClusterTarget(Target):
         now_s, replica = time.monotonic(), self._replicas[flight.lane]
         if now_s > self._gives_up_at(flight):
             error = TargetLostError(
-                f"Replica {flight.lane + 1} of this edge's target did not answer within "
+                f"Of this edge's target {_named(flight.lane)} did not answer within "
                 f"{self._plan.give_up_s:g} s."
             )
             self._fail(number, error)
         elif flight.sent_s is not None and now_s > self._overdue_at(flight):
             self._note(flight.lane, "late")
-            _log.warning("replica %d is overdue: its actors are started again", flight.lane + 1)
+            _log.warning("%s is overdue: its actors are started again", _named(flight.lane))
             self._restart(replica)
 
     # Replicas
@@ -296,23 +323,31 @@ class ClusterTarget(Target):
         if replica.retry_s is not None and now_s >= replica.retry_s:
             replica.retry_s, replica.joined_s = None, now_s
             replica.incarnation, replica.joining = secrets.token_bytes(16), len(replica.actors)
-            for index, actor in enumerate(replica.actors):
-                call = actor.hold.remote(replica.incarnation)
-                self._await(call, lane, replica, actor=index)
-        elif replica.joining and now_s > replica.joined_s + self._plan.give_up_s:
+            try:
+                for index, actor in enumerate(replica.actors):
+                    call = actor.hold.remote(replica.incarnation)
+                    self._await(call, lane, replica, actor=index)
+            except Exception as error:  # Ray could not take the call
+                self._lost(lane, error)
+        elif replica.joining and now_s > replica.joined_s + self._joining_s:
             self._restart(replica)
         elif not replica.standing and replica.incarnation and not replica.joining:
+            took_s = max(_LOADED * (now_s - replica.joined_s), self._plan.give_up_s)
+            self._joining_s = min(self._joining_s, took_s)
             replica.standing = True
             replica.holding.lose()
             self.context = min(self.context, *(held.context for held in replica.held.values()))
-            _log.info("replica %d stands", lane + 1)
-        if replica.standing:
-            for number, flight in self._flights.items():
-                if flight.lane == lane and flight.sent_s is None:
-                    self._send(number)
+            _log.info("%s stands", _named(lane))
+        for number, flight in list(self._flights.items()):
+            if replica.standing and flight.lane == lane and flight.sent_s is None:
+                self._send(number)
 
     def _note(self, lane: int, what: str) -> None:
-        self._tally.nodes[f"replica {lane + 1}", what] += 1
+        self._tally.nodes[_named(lane), what] += 1
+
+
+def _named(lane: int) -> str:
+    return f"replica {lane + 1}"
 
 
 def _first_line(error: object) -> str:
@@ -337,14 +372,7 @@ def open_target(opening: Opening) -> ClusterTarget:
     chains = actors_for(opening, artifacts)
     target = ClusterTarget(plan, chains, head, opening, digest)
     try:
-        wait_for_nodes(
-            target, lambda: target.standing == plan.replicas, opening.meanwhile, plan.give_up_s
-        )
-        if target.standing < plan.replicas:
-            raise TargetLostError(
-                f"The cluster did not start all {plan.replicas} replicas within "
-                f"{plan.give_up_s:g} s: {target.trouble}."
-            )
+        wait_for_nodes(target, lambda: target.standing == plan.replicas, opening.meanwhile, None)
     except BaseException:
         target.close()
         raise

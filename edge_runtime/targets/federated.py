@@ -15,45 +15,27 @@ The ensemble has no hidden states. Its logits are meant for the temperature that
 """
 
 import hashlib
-import math
-import secrets
+import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import zmq
 
-from edge_runtime.config import MEBIBYTE, EdgeLimits
-from edge_runtime.targets.holding import Holding, parents_of
-from edge_runtime.targets.listed import Federation, lacks_room, places, read_list
-from edge_runtime.targets.peer import Peer, Place, expect_locked
+from edge_runtime.targets.listed import Federation, places, read_list
+from edge_runtime.targets.member import DEPTH, Member
+from edge_runtime.targets.peer import Place, expect_locked
 from edge_runtime.targets.target import Ask, Landing, Opening, Target, wait_for_nodes
 from engines.decoder import Output
 from speculation.ensemble import TopRows, aggregate, as_logits
-from wire.codecs.topk import decode_topk
-from wire.errors import ConfigError, MalformedError, TargetLostError
-from wire.messages import Buffer
-from wire.nodes import Attach, Ready, Scored, Step
+from wire.errors import ConfigError, TargetLostError, UnsupportedError
+from wire.nodes import MAX_ITEMS
 
-_DEPTH = 2  # one flight with the workers, and one on its way to them
-_BEHIND = 2 * _DEPTH  # steps that a worker has not answered: it is sent no more
-_ROUNDING = 1.0 - 1e-3  # of a row's mass
-_TRIED = 32  # rows of a pass whose time the start measures
-_TOKEN_BYTES = 16  # of one of the top K in an answer, at most; and of a row besides
+_log = logging.getLogger("pilotfish.edge")
 
-
-@dataclass(eq=False)
-class _Member:
-    """One worker of the ensemble. digest: of what it must hold, once that is known."""
-
-    peer: Peer
-    weight: float
-    digest: str
-    holding: Holding
-    incarnation: bytes | None = None  # as which it was attached when last looked at
-    sent: dict[int, float] = field(default_factory=dict)  # flights it has not answered, since when
+_NOTHING = np.empty((0, 0), np.float32)
 
 
 @dataclass(eq=False)
@@ -76,41 +58,34 @@ class FederatedTarget(Target):
     """Workers with their weights, and one policy for all."""
 
     states = False
-    depth = _DEPTH
+    depth = DEPTH
 
     def __init__(self, federation: Federation, spots: Sequence[Place], opening: Opening) -> None:
-        config = opening.config
+        manifest = opening.artifact.manifest
         self._federation = federation
-        self._manifest = opening.artifact.manifest
-        self._slots = config.limits.sessions
-        self._tally = opening.tally
+        self._vocab = manifest.vocab_size
         self._flights: dict[int, _Flight] = {}
         self._landed: list[Landing] = []
-        self._opened = False
-        self.context = min(config.limits.context, self._manifest.dimensions.context)
+        self.context = min(opening.config.limits.context, manifest.dimensions.context)
         self.digest = ""
-        most = _answer_bytes(config.limits, federation.kept)
-        self._members = [
-            _Member(
-                Peer(
-                    spot,
-                    opening.keys,
-                    most,
-                    expect=partial(self._unfit, index),
-                    happened=partial(self._note, index),
-                ),
-                listed.weight,
-                listed.digest,
-                Holding(self._slots),
-            )
-            for index, (listed, spot) in enumerate(zip(federation.worker, spots, strict=True))
-        ]
+        self._members: list[Member] = []
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            for listed, spot in zip(federation.worker, spots, strict=True):
+                self._members.append(Member(listed, spot, federation, opening))
+            stack.pop_all()
 
     def settle_in(self) -> None:
         """All that can be known of the workers is; from now on it must stay so."""
-        self._opened = True
-        held = [member.peer.ready for member in self._members]
-        self.context = min([self.context, *(ready.context for ready in held if ready)])
+        for member in self._members:
+            if member.ready is not None and member.ready.context < self.context:
+                _log.warning(
+                    "%s has room for %d tokens a slot: so has this federation, instead of %d",
+                    *(member.name, member.ready.context, self.context),
+                )
+                self.context = member.ready.context
+        for member in self._members:
+            member.context = self.context
         told = [(member.digest, member.weight) for member in self._members]
         of = self._federation
         what = repr((told, of.kept, of.values, of.reconstruction))
@@ -119,33 +94,35 @@ class FederatedTarget(Target):
     @property
     def attached(self) -> int:
         """Workers that can take part."""
-        return sum(member.incarnation is not None for member in self._members)
+        return sum(member.attached for member in self._members)
 
     # A target's
 
     def start(self, number: int, asks: Sequence[Ask]) -> None:
         """Send the flight to every worker that can take part."""
-        everyone = set(range(len(self._members)))
-        flight = self._flights[number] = _Flight(asks, time.monotonic(), set(everyone))
-        for index in everyone:
-            if self._able(self._members[index]):
-                self._send(index, number, flight)
-                continue
-            for ask in asks:
-                self._members[index].holding.pass_over(ask)
+        now_s = time.monotonic()
+        self._flights[number] = _Flight(asks, now_s, set(range(len(self._members))))
+        for member in self._members:
+            if not member.take_part(number, asks, now_s):
+                member.pass_over(asks)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         """Every worker that was in the slot's last flight is told with its next step."""
         for member in self._members:
-            member.holding.keep(slot, path)
+            member.keep(slot, path)
 
     def landed(self) -> Sequence[Landing]:
         """Hear the workers, see who is late, and land what is complete."""
         for index, member in enumerate(self._members):
-            for scored, frames in member.peer.hear():
-                self._take(index, scored, frames)
-            self._tally.node_bytes_in[member.peer.place.name] = member.peer.received_bytes
-            self._look_after(index)
+            for number, rows in member.hear():
+                flight = self._flights.get(number)
+                if flight is not None and index in flight.missing:
+                    flight.missing.discard(index)
+                    flight.answers[index] = rows
+            member.look_after()
+            for number, flight in self._flights.items():
+                if index in flight.missing and not member.owes(number):
+                    member.take_part(number, flight.asks, time.monotonic())
         for number, flight in list(self._flights.items()):
             if flight.missing:
                 self._hurry(number, flight)
@@ -157,13 +134,13 @@ class FederatedTarget(Target):
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
         """The workers' connections."""
-        return [source for member in self._members for source in member.peer.sources]
+        return [source for member in self._members for source in member.sources]
 
     @property
     def due_s(self) -> float | None:
         """Until somebody is late, or is to be asked again."""
         now_s = time.monotonic()
-        dues = [member.peer.due_s for member in self._members]
+        dues = [member.due_s for member in self._members]
         for flight in self._flights.values():
             patience_s = self._federation.give_up_s if flight.late else self._federation.late_s
             dues.append(max(0.0, flight.started_s + patience_s - now_s))
@@ -172,116 +149,17 @@ class FederatedTarget(Target):
     @property
     def trouble(self) -> str:
         """Which workers cannot take part, or are late, and why."""
-        found = []
-        for member in self._members:
-            late = self._waited_s(member) > self._federation.late_s
-            found.append(member.peer.trouble or (f"{member.peer.place.name}: late" if late else ""))
-        return ", ".join(filter(None, found))
+        return ", ".join(filter(None, (member.trouble for member in self._members)))
 
     @property
     def nodes(self) -> Mapping[str, bool]:
         """The workers."""
-        members = self._members
-        return {member.peer.place.name: member.peer.incarnation is not None for member in members}
+        return {member.name: member.attached for member in self._members}
 
     def close(self) -> None:
         """Close the connections."""
         for member in self._members:
-            member.peer.close()
-
-    # Each worker
-
-    def _able(self, member: _Member) -> bool:
-        """Whether a worker can be sent a step now."""
-        if member.incarnation is None or len(member.sent) >= _BEHIND:
-            return False
-        return self._federation.late != "drop" or self._waited_s(member) <= self._federation.late_s
-
-    @staticmethod
-    def _waited_s(member: _Member) -> float:
-        """How long a worker has owed the oldest answer that it owes."""
-        return time.monotonic() - min(member.sent.values(), default=math.inf)
-
-    def _send(self, index: int, number: int, flight: _Flight) -> None:
-        member = self._members[index]
-        assert member.incarnation is not None
-        items, tokens = zip(*map(member.holding.item, flight.asks), strict=True)
-        step = Step(incarnation=member.incarnation, number=number, items=list(items))
-        frames = (np.concatenate(tokens).astype("<u4").tobytes(), parents_of(flight.asks))
-        member.sent[number] = time.monotonic()
-        self._tally.node_bytes_out[member.peer.place.name] += member.peer.send(step, frames)
-
-    def _take(self, index: int, scored: Scored, frames: Sequence[Buffer]) -> None:
-        """A worker's answer; one that makes no sense ends its attachment."""
-        member = self._members[index]
-        if scored.incarnation != member.peer.incarnation:
-            return  # it came behind nonsense
-        flight = self._flights.get(scored.number)
-        try:
-            if scored.number != next(iter(member.sent), None):
-                raise MalformedError(f"It is to step {scored.number}, whose turn it is not.")
-            del member.sent[scored.number]
-            if flight is None:
-                return  # it comes too late
-            if len(frames) != 1:
-                raise MalformedError(f"An answer has 1 frame, not {len(frames)}.")
-            rows = self._rows(frames[0], flight.rows)
-        except MalformedError as error:
-            self._note(index, "lied")
-            member.peer.leave(f"its answer makes no sense: {error}")
-            return
-        member.peer.proved()
-        self._tally.node_compute_s[member.peer.place.name] += sum(scored.compute_ns) * 1e-9
-        if index in flight.missing:
-            flight.missing.discard(index)
-            flight.answers[index] = rows
-
-    def _rows(self, frame: Buffer, count: int) -> TopRows:
-        """What a frame says of ``count`` rows; `MalformedError` if no model can have said it."""
-        kept, vocab = self._federation.kept, self._manifest.vocab_size
-        rows = decode_topk(frame, count, kept, vocab)
-        # the K most probable of V tokens have at least K/V together
-        if count and rows.retained.min() < _ROUNDING * rows.kept / vocab:
-            raise MalformedError("A row has less mass than its most probable tokens can have.")
-        return rows
-
-    def _look_after(self, index: int) -> None:
-        """Attach a worker that is here; send one that is attached what it has not been sent."""
-        member = self._members[index]
-        if member.incarnation != member.peer.incarnation:
-            member.incarnation = member.peer.incarnation
-            member.holding.lose()
-            member.sent.clear()
-        if (ready := member.peer.unattached) is not None:
-            member.digest = member.digest or ready.digest
-            of = self._federation
-            member.peer.attach(
-                Attach(incarnation=secrets.token_bytes(16), kept=of.kept, values=of.values)
-            )
-        for number, flight in self._flights.items():
-            if index in flight.missing and number not in member.sent and self._able(member):
-                self._send(index, number, flight)
-
-    def _unfit(self, index: int, ready: Ready) -> str:
-        """What is wrong with what a worker holds."""
-        wanted = self._members[index].digest
-        if ready.stages:
-            return "it holds one stage of a model: a federation wants whole models"
-        known = (self._manifest.tokenizer_fingerprint, self._manifest.vocab_size)
-        if (ready.tokenizer, ready.vocab_size) != known:
-            return (
-                f"the vocabulary of {ready.model} ({ready.vocab_size} tokens) is not that of "
-                f"{self._manifest.model} ({known[1]} tokens): an ensemble needs one vocabulary"
-            )
-        if wanted and ready.digest != wanted:
-            return (
-                f"it holds {ready.model} with digest {ready.digest}, not {wanted}: if that is "
-                "meant, change the list of workers or start this edge again"
-            )
-        return lacks_room(ready, self._slots, self.context if self._opened else 0)
-
-    def _note(self, index: int, what: str) -> None:
-        self._tally.nodes[self._members[index].peer.place.name, what] += 1
+            member.close()
 
     # Each flight
 
@@ -291,15 +169,15 @@ class FederatedTarget(Target):
         if age_s > of.late_s and not flight.late:
             flight.late = True
             for index in flight.missing:
-                self._note(index, "late")
+                self._members[index].note("late")
         if of.late == "drop" and flight.answers:
             for index in list(flight.missing):
-                if flight.late or number not in self._members[index].sent:
+                if flight.late or not self._members[index].owes(number):
                     flight.missing.discard(index)
-                    self._note(index, "dropped")
+                    self._members[index].note("dropped")
         elif age_s > of.give_up_s or (of.late == "fail" and flight.late):
             del self._flights[number]
-            names = ", ".join(self._members[index].peer.place.name for index in flight.missing)
+            names = ", ".join(self._members[index].name for index in flight.missing)
             error = TargetLostError(
                 f"Of this edge's federation {names} did not answer within {age_s:.1f} s."
             )
@@ -307,6 +185,7 @@ class FederatedTarget(Target):
 
     def _land(self, number: int, flight: _Flight) -> None:
         del self._flights[number]
+        self._tell_of_changes(flight)
         present = sorted(flight.answers)
         answers = []
         if flight.rows:
@@ -314,7 +193,7 @@ class FederatedTarget(Target):
             p = aggregate(
                 [self._members[index].weight for index in present],
                 [flight.answers[index] for index in present],
-                self._manifest.vocab_size,
+                self._vocab,
                 self._federation.reconstruction,
             )
         end = 0
@@ -324,14 +203,16 @@ class FederatedTarget(Target):
             answers.append(Output(logits, _NOTHING))
         self._landed.append(Landing(number, answers))
 
-
-_NOTHING = np.empty((0, 0), np.float32)
-
-
-def _answer_bytes(limits: EdgeLimits, kept: int) -> int:
-    """What an answer has at most: to a window of every session, or to what the start measures."""
-    rows = max(limits.sessions * (limits.window + 1), _TRIED)
-    return MEBIBYTE + rows * (kept + 1) * _TOKEN_BYTES
+    def _tell_of_changes(self, flight: _Flight) -> None:
+        """Log who is left out of the ensemble from this flight on, and who is back."""
+        for index, member in enumerate(self._members):
+            left_out = index not in flight.answers
+            if left_out and not member.left_out:
+                why = member.trouble or f"{member.name}: catching up"
+                _log.warning("%s; passes go on by the other weights", why)
+            elif member.left_out and not left_out:
+                _log.info("%s takes part again", member.name)
+            member.left_out = left_out
 
 
 def open_target(opening: Opening) -> FederatedTarget:
@@ -342,6 +223,8 @@ def open_target(opening: Opening) -> FederatedTarget:
     path = opening.config.nodes
     if path is None:
         raise ConfigError("A federation needs a list of its workers (--federate FILE).")
+    if (sessions := opening.config.limits.sessions) > MAX_ITEMS:
+        raise UnsupportedError(f"--sessions {sessions}: a step to a worker has {MAX_ITEMS} slots.")
     federation = read_list(path, Federation)
     spots = places(path, federation.worker)
     expect_locked(path, spots, opening.keys)

@@ -5,6 +5,7 @@ In:  a TOML file. Out: typed settings; `ConfigError` says what is wrong with it.
 """
 
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -23,13 +24,18 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     address: tcp://HOST:PORT. key: the file of its public key. name: in logs and figures; its
     address by default. digest: of the artifact that it must hold; by default that which it had when
-    the edge started. weight: of a worker, in proportion to the others'.
+    the edge started.
     """
 
     address: str
     key: str = ""
     name: str = ""
     digest: str = ""
+
+
+class ListedWorker(Listed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker of a federation. weight: in proportion to the others'."""
+
     weight: Positive = 1.0
 
 
@@ -55,7 +61,7 @@ class Federation(Patience, frozen=True, kw_only=True, forbid_unknown_fields=True
     reconstruction: of what is not among the top K.
     """
 
-    worker: Annotated[list[Listed], msgspec.Meta(min_length=1, max_length=64)]
+    worker: Annotated[list[ListedWorker], msgspec.Meta(min_length=1, max_length=64)]
     late: Literal["wait", "drop", "fail"] = "wait"
     kept: Annotated[int, msgspec.Meta(ge=1, lt=2**24)] = 64
     values: Literal["fp16", "fp32", "levels"] = "fp16"
@@ -101,7 +107,7 @@ def read_list(path: Path, kind: type[L]) -> L:
         raise ConfigError(f"{path} is not valid: {error}. See docs/scale.md.") from error
 
 
-def places(path: Path, nodes: list[Listed]) -> list[Place]:
+def places(path: Path, nodes: Sequence[Listed]) -> list[Place]:
     """Where the nodes of the file ``path`` are; `KeysError` for a key that is none."""
     found = [
         Place(

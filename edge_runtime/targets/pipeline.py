@@ -26,13 +26,13 @@ from edge_runtime.node.slots import CHUNK
 from edge_runtime.node.stage import StageSlots
 from edge_runtime.targets.holding import Holding, parents_of
 from edge_runtime.targets.listed import Pipeline, places, read_list
+from edge_runtime.targets.pace import Pace
 from edge_runtime.targets.peer import Place, expect_locked
 from edge_runtime.targets.stages import Stages
 from edge_runtime.targets.target import Ask, Landing, Opening, Target, shared_out, wait_for_nodes
-from engines.errors import EngineError
 from engines.stage import Head, Stage
 from wire.codecs.hidden import decode_hidden, encode_hidden
-from wire.errors import ConfigError, MalformedError, PilotfishError, TargetLostError
+from wire.errors import ConfigError, MalformedError, TargetLostError
 from wire.messages import Buffer
 from wire.nodes import Scored
 
@@ -65,30 +65,6 @@ class _Aloft(NamedTuple):
     rows: int
     sent_s: float
     alone: bool
-
-
-class Pace:
-    """How many flights the stages can work on at once: as many as the slowest stage can compute
-    while one goes all the way, but not fewer than there are stages, nor more than there are slots.
-    """
-
-    def __init__(self, stages: int, slots: int) -> None:
-        self._least, self._most = min(stages, slots), slots
-        self._hops_s = 0.0  # of a step's way, all but computing
-        self.flights = self._least
-
-    def learn(self, taken_s: float, compute_ns: Sequence[int], *, alone: bool) -> None:
-        """A step took so long from stage 1 to its answer, with so much computing in each stage.
-
-        One that was not alone may have waited for others: then it took no less than the way takes.
-        """
-        computed_s = sum(compute_ns) * 1e-9
-        hops_s = max(0.0, taken_s - sum(compute_ns[1:]) * 1e-9)
-        self._hops_s = hops_s if alone else min(hops_s, self._hops_s)
-        slowest_s = max(compute_ns, default=0) * 1e-9
-        if slowest_s > 0.0:
-            fitting = round((self._hops_s + computed_s) / slowest_s)
-            self.flights = min(max(self._least, fitting), self._most)
 
 
 class PipelineTarget(Target):
@@ -136,6 +112,8 @@ class PipelineTarget(Target):
         """Hear the stages, see to them, and land what has come in."""
         for scored, frames in self._stages.hear():
             self._take(scored, frames)
+        for name, size in self._stages.received_bytes.items():
+            self._tally.node_bytes_in[name] = size
         self._hurry()
         if self._stages.incarnation != self._incarnation:
             self._begin_anew()
@@ -198,7 +176,7 @@ class PipelineTarget(Target):
             states = self._first.run(items, np.concatenate(tokens).astype(np.int64), parents)
             spent_ns = time.monotonic_ns() - begun_ns
             frame = encode_hidden(states, self._pipeline.states) if len(self._stages) else b""
-        except (PilotfishError, EngineError, ValueError) as error:
+        except Exception as error:  # whatever ails this pass, the edge goes on
             self._fail(number, error)
             return
         flight.sent = last
@@ -230,7 +208,6 @@ class PipelineTarget(Target):
         """What the last stage has made; nonsense ends the attachment of all."""
         if self._stages.incarnation is None:
             return  # an answer before it was nonsense
-        self._tally.node_bytes_in[self._stages.names[-1]] += sum(map(len, frames))
         try:
             if not self._aloft or scored.number != self._aloft[0].number:
                 raise MalformedError(f"It answers step {scored.number} out of turn.")
@@ -267,10 +244,14 @@ class PipelineTarget(Target):
 
     def _bring_in(self, number: int, hidden: NDArray[np.float32]) -> None:
         """Land a flight with its hidden states f32 [Σ rows, d]."""
-        flight = self._flights.pop(number)
         begun_ns = time.monotonic_ns()
-        logits = self._head.logits(hidden)
+        try:
+            logits = self._head.logits(hidden)
+        except Exception as error:
+            self._fail(number, error)
+            return
         self._count([time.monotonic_ns() - begun_ns])
+        flight = self._flights.pop(number)
         self._landed.append(Landing(number, shared_out(flight.asks, logits, hidden)))
 
     # What goes wrong
@@ -280,7 +261,6 @@ class PipelineTarget(Target):
         self._incarnation = self._stages.incarnation
         self._set_depth()
         self._aloft.clear()
-        self._first.forget()
         self._holding.lose()
         for number, flight in list(self._flights.items()):
             flight.sent = False

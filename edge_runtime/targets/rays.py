@@ -47,13 +47,15 @@ def actors_for(opening: Opening, artifacts: Sequence[Artifact]) -> list[list[Any
     config, plan = opening.config, opening.config.cluster
     total = plan.replicas * plan.stages
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // total)
-    gpus = 0 if config.provider in {"auto", "cpu"} else 1
     if plan.address:
         _join(plan.address)
     else:
         _start(total * threads)
     import ray
 
+    gpus = int(config.provider != "cpu")
+    if config.provider == "auto" and ray.cluster_resources().get("GPU", 0) < total:
+        gpus = 0
     _expect_room({"CPU": total * threads, "GPU": total * gpus})
     remote = ray.remote(NodeActor).options(
         num_cpus=threads,

@@ -9,6 +9,7 @@ are attached anew, as another incarnation, and hold nothing.
 
 import secrets
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import zmq
@@ -36,16 +37,17 @@ class Stages:
         self._states = pipeline.states
         self._digests = [listed.digest for listed in pipeline.stage]
         limit = opening.config.limits.message_mib * MEBIBYTE
-        self._peers = [
-            Peer(
-                spot,
-                opening.keys,
-                limit,
-                expect=partial(self._unfit, index),
-                happened=partial(self._note, index),
-            )
-            for index, spot in enumerate(spots)
-        ]
+        self._peers: list[Peer] = []
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            for index, spot in enumerate(spots):
+                unfit, note = partial(self._unfit, index), partial(self._note, index)
+                self._peers.append(Peer(spot, opening.keys, limit, expect=unfit, happened=note))
+            stack.pop_all()
+        self._poller = zmq.Poller()
+        self._heard_at = {source: peer for peer in self._peers for source in peer.sources}
+        for source in self._heard_at:
+            self._poller.register(source, zmq.POLLIN)
         self._asked: bytes | None = None  # as which all were asked to be attached
         # as which all of them are attached; None if they are not
         self.incarnation: bytes | None = None if spots else b""
@@ -62,6 +64,11 @@ class Stages:
     def nodes(self) -> dict[str, bool]:
         """The nodes by name, and whether each is attached. For any thread."""
         return {peer.place.name: peer.incarnation is not None for peer in self._peers}
+
+    @property
+    def received_bytes(self) -> dict[str, int]:
+        """What each has said so far, by name."""
+        return {peer.place.name: peer.received_bytes for peer in self._peers}
 
     @property
     def sources(self) -> "list[zmq.Socket[bytes] | int]":
@@ -81,8 +88,12 @@ class Stages:
     def hear(self) -> list[tuple[Scored, list[Buffer]]]:
         """The answers that have come; and see to it that all are attached."""
         answers: list[tuple[Scored, list[Buffer]]] = []
+        news = {self._heard_at[source] for source, _ in self._poller.poll(0)}
         for peer in self._peers:
-            answers = peer.hear()  # only the last one has any
+            if peer in news or peer.due_s == 0.0:
+                heard = peer.hear()
+                if peer is self._peers[-1]:
+                    answers = heard
         if self.incarnation is None:
             answers = []  # to what was sent before all were lost
         self._look_after()

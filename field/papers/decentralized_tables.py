@@ -1,8 +1,12 @@
-"""decentralized's node scaling to 16 and its claims, from `field.papers.decentralized`."""
+"""decentralized's node scaling to 16 and its claims, from `field.papers.decentralized`.
+
+And rounds of a real pipeline beside the model, from `field.papers.decentralized_measured`.
+"""
 
 import math
 from pathlib import Path
 
+from field.papers import decentralized_measured
 from field.papers.decentralized import (
     eq_3_standard_s,
     eq_4_speculative_s,
@@ -116,7 +120,7 @@ def claims() -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Speed-up against nodes: by (9), and by the pipeline model."""
+    """Speed-up against nodes by (9) and by the pipeline model; rounds and gains as measured."""
     from field.drawing import PALETTE, plot
 
     paths = []
@@ -135,13 +139,13 @@ def draw(folder: Path) -> list[Path]:
             axes.set_ylim(bottom=0)
             axes.legend()
         paths.append(path)
-    return paths
+    return [*paths, *decentralized_measured.draw(decentralized_measured.ROWS, folder)]
 
 
 PAPER = Paper(
     title="Decentralized speculative decoding (DSD): communication latency into throughput",
     constants=_CONSTANTS,
-    sheets=lambda: [node_scaling(), claims()],
+    sheets=lambda: [node_scaling(), claims(), decentralized_measured.measured()],
     remarks=_REMARKS,
     draw=draw,
 )

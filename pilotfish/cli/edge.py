@@ -83,8 +83,8 @@ def add_to(commands: Commands) -> None:
         "--cluster-address",
         default="",
         metavar="ADDRESS",
-        help='of the Ray cluster, as ray.init takes it; "auto": that of this machine (default: one '
-        "of its own, on this machine only)",
+        help='HOST:PORT of a Ray cluster to join; "auto": the one that this machine is part of '
+        "(default: one of its own, on this machine only)",
     )
     plan = ClusterPlan()
     add(
@@ -247,8 +247,15 @@ def _kind_of(args: argparse.Namespace) -> str:
         raise ConfigError(
             "An edge has one kind of target: one of --federate, --pipeline and --cluster."
         )
-    if not args.cluster and (args.replicas, args.stages, args.cluster_address) != (1, 1, ""):
-        raise ConfigError("--replicas, --stages and --cluster-address go with --cluster ray.")
+    plan, asked_for = ClusterPlan(), (args.replicas, args.stages, args.cluster_address)
+    times = (args.late, args.give_up)
+    if not args.cluster and (*asked_for, *times) != (1, 1, "", plan.late_s, plan.give_up_s):
+        raise ConfigError(
+            "--replicas, --stages, --cluster-address, --late and --give-up go with --cluster ray; "
+            "the lists of --federate and --pipeline have late_s and give_up_s of their own."
+        )
+    if args.late > args.give_up:
+        raise ConfigError(f"--late is {args.late:g} s, more than --give-up, {args.give_up:g} s.")
     return kinds[0] if kinds else "local"
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from device_runtime.bridge import Pair
 from edge_runtime.head_file import End
-from edge_runtime.relaxation_file import Outcome, RelaxationCard, write_relaxation
+from edge_runtime.relaxation_file import Outcome, RelaxationCard, expect_writable, write_relaxation
 from engines.artifact import Artifact, Manifest
 from engines.vocabulary import Vocabulary
 from field.prompts import read_prompts
@@ -131,6 +131,7 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    expect_writable(args.out)
     asked = _asked(args)
     drafter, target = (Artifact.open(path) for path in (args.draft, args.target))
     pair = Pair(Vocabulary.of(drafter), Vocabulary.of(target))

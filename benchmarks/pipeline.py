@@ -1,0 +1,300 @@
+"""A target in stages over nodes: what it says, what a round takes, how it fills and recovers.
+
+    python benchmarks/pipeline.py [--json PATH] [--out DIR] [--quick] [--draft DIR] [--target DIR]
+                                  [--only exact | filling | recovery | rounds …]
+
+Every stage is a process of one thread, CURVE between all, an emulated link before each node, so
+that each of the N hops of a round (the one back included) takes t₁ longer.
+
+**exact**: N = 1, 2, 4: the greatest difference of logits from the whole model's, over prompts and
+answers read 5 tokens at a time, and whether answers are the same, token for token.
+
+**rounds**: N = 2, 4, 8; t₁ = 0 and 1, 3, 10 times a stage's compute (of a window of 4 at t₁ = 0,
+over N). A row is the median round of an answer, by `greedy` with windows of 4 and 8, and by
+`stream`, which does not speculate. "model" is T = γ·T_draft + Σ_stages c(γ + 1) + H·t₁: drafting is
+the median of these very rounds, Σ c is what edge and stages say that they computed for them, and
+H = N. Its error is "off". "fixed" is what the model leaves out where t₁ = 0: N encrypted hops
+through emulators, the way between device and edge, the rule. "off_fixed" is the error with that
+added. "eq4" is the paper's T_DSD (4) for the k tokens that a round has, with t₀ = Σ c(1): no
+drafting, verification linear in k, no hop back. "gain" is tokens per second over `stream`'s; "eq9"
+the paper's (9) for it.
+
+**filling**: 4 stages, 1 to 8 sessions, at t₁ = 0 and 10 times a stage's compute. Devices replay the
+same recorded windows of 4, without drafting, each in a session of its own. "batch": windows a pass.
+
+**recovery**: 4 stages; the middle one is killed between two rounds and started again at once.
+Seconds from when it serves again to the end of the next round, against the length of the session;
+and of the very first round, for which the prompt is read at both ends.
+
+Goals: logits to 1e-4, texts identical; the model within 10 % of the measured rounds at t₁ from 1 to
+10 times a stage's compute; 4 sessions over 4 stages at least 2.5 times the tokens per second of
+one where links dominate.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _common import (
+    PROMPTS,
+    Goal,
+    Rows,
+    Steps,
+    at_least,
+    at_most,
+    conclude,
+    options,
+    pair_options,
+    show,
+    throwaway_keys,
+)
+from _replay import Recording, Replay, record, replay
+from _rounds import NODES, PROMPT, RATIOS, rounds
+from _stages import Bench, Edge, Pipeline
+
+from device_runtime.drafter import Drafter
+from edge_runtime.targets.target import Ask
+from engines.artifact import Artifact
+from engines.decoder import Decoder
+from field.papers.decentralized_measured import draw
+from pilotfish import Device, EdgeServer
+from wire.keys import DeviceKeys
+
+EXACT = (1, 2, 4)
+FILLED = 4
+SESSIONS = (1, 2, 4, 8)
+LENGTHS = (100, 500, 1800)
+HOPS_MS = (0, 20)
+PARTS = ("exact", "filling", "recovery", "rounds")
+COLUMNS = {
+    "exact": ("nodes", "logits_off", "answers", "identical"),
+    "rounds": (
+        *("nodes", "window", "t1_over_c", "t1_ms", "rounds", "tokens", "measured_ms", "draft_ms"),
+        *("compute_ms", "hops_ms", "model_ms", "off", "fixed_ms", "off_fixed"),
+        *("eq4_ms", "gain", "eq9"),
+    ),
+    "filling": ("t1_over_c", "t1_ms", "sessions", "tokens_per_s", "over_one", "batch"),
+    "recovery": ("t1_ms", "length", "kills", "ready_s", "first_token_s"),
+}
+
+
+# exact
+
+
+def exact(bench: Bench, steps: Steps) -> Rows:
+    """Logits and answers against the whole model's."""
+    prompts = PROMPTS[:2]
+    wishes = [
+        {"protocol": "greedy"},
+        {"protocol": "coupled", "temperature": 1.0, "seed": 1},
+        {"protocol": "tree", "temperature": 1.0, "seed": 2},
+    ]
+    tokens = 16 if bench.quick else 32
+
+    def answers(device: Device) -> list[list[int]]:
+        return [
+            device.generate(prompt, max_tokens=tokens, **wish).tokens
+            for prompt in prompts
+            for wish in wishes
+        ]
+
+    steps.next("the whole model")
+    with EdgeServer(bench.target, keys=bench.folder) as server, bench.device(server) as device:
+        wanted = answers(device)
+        texts = [device.prompt(prompt).ids for prompt in prompts]
+    texts = [np.concatenate([text, said]) for text, said in zip(texts, wanted[::3], strict=True)]
+    rows: Rows = []
+    for stages in EXACT:
+        steps.next(f"exactness, {stages} stages")
+        with bench.pipeline(stages) as pipeline:
+            off = logits_off(bench, pipeline, texts)
+            with pipeline.edge() as edge, bench.device(edge) as device:
+                got = answers(device)
+        same = sum(one == other for one, other in zip(got, wanted, strict=True))
+        rows.append({"nodes": stages, "logits_off": off, "answers": len(wanted), "identical": same})
+    return rows
+
+
+def logits_off(bench: Bench, pipeline: Pipeline, texts: Sequence[Any]) -> float:
+    """The greatest difference of logits, over prompts and the windows of 5 tokens behind them."""
+    whole, off, number = Decoder(bench.target, slots=1, context=512), 0.0, 0
+    with pipeline.target() as target:
+        for text in texts:
+            whole.rollback(0, 0)
+            for end in range(len(text) % 5 or 5, len(text) + 1, 5):
+                base, number = max(0, end - 5), number + 1
+                (answer,) = target.fly(number, [Ask(0, text[:end].astype(np.uint32), base, 1)])
+                wanted = whole.prefill(0, text[base:end].astype(np.int64), rows=1)
+                off = max(off, float(np.abs(answer.logits - wanted.logits).max()))
+    return off
+
+
+# filling
+
+
+def filling(bench: Bench, steps: Steps) -> Rows:
+    """Tokens per second by the number of sessions."""
+    steps.next("recording windows")
+    recording = recorded(bench)
+    rows: Rows = []
+    with (
+        bench.pipeline(FILLED, sessions=max(SESSIONS)) as pipeline,
+        pipeline.edge() as edge,
+        replaying(edge, recording, bench) as devices,
+    ):
+        for device in devices:  # all prompts are read
+            replay([device], 2)
+        before = edge.spent()
+        replay(devices[:1], 12)
+        stage_s = edge.spent().since(before).pass_s / FILLED
+        for ratio in (0, 10):
+            pipeline.set_latency(ratio * stage_s)
+            one = 0.0
+            for count in SESSIONS:
+                steps.next(f"{count} sessions, t₁ {ratio} times a stage's compute")
+                before = edge.spent()
+                tally = replay(devices[:count], 8 if bench.quick else 16)
+                rate = tally.committed / tally.seconds
+                one = one or rate
+                passes = edge.spent().since(before).passes
+                rows.append(
+                    {
+                        "t1_over_c": ratio,
+                        "t1_ms": 1e3 * ratio * stage_s,
+                        "sessions": count,
+                        "tokens_per_s": rate,
+                        "over_one": rate / one,
+                        # and each device's first and last, which do not count
+                        "batch": (sum(tally.windows) + 2 * count) / passes,
+                    }
+                )
+    return rows
+
+
+def recorded(bench: Bench) -> Recording:
+    """Greedy windows of 4."""
+    with Device(bench.draft) as device:
+        prompt = device.prompt(PROMPT).ids
+    drafter = Drafter(Artifact.open(bench.draft), provider="auto", threads=None, context=None)
+    return record(drafter, Decoder(bench.target, context=512), prompt, 4, 40)
+
+
+@contextmanager
+def replaying(edge: Edge, recording: Recording, bench: Bench) -> Iterator[list[Replay]]:
+    """A device for each session."""
+    own = DeviceKeys.load(bench.folder)
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(closing(Replay(recording, edge.endpoint, own)))
+            for _ in range(max(SESSIONS))
+        ]
+
+
+# recovery
+
+
+def recovery(bench: Bench, steps: Steps) -> Rows:
+    """From when a killed stage serves again to the next token."""
+    rows: Rows = []
+    with (
+        bench.pipeline(FILLED, context=2048) as pipeline,
+        pipeline.edge() as edge,
+        bench.device(edge) as device,
+    ):
+        text = device.prompt(" ".join(PROMPTS) * 20).ids
+        for t1_ms in HOPS_MS:
+            pipeline.set_latency(1e-3 * t1_ms)
+            for length in LENGTHS:
+                steps.next(f"recovery, a session of {length} tokens, t₁ = {t1_ms} ms")
+                tried = (
+                    killed(pipeline, device, [*map(int, text[at : at + length])])
+                    for at in range(20)
+                )
+                found = [*islice(filter(None, tried), 1 if bench.quick else 2)]
+                ready_s, first_s = np.median(found, axis=0)
+                rows.append(
+                    {
+                        "t1_ms": t1_ms,
+                        "length": length,
+                        "kills": len(found),
+                        "ready_s": float(ready_s),
+                        "first_token_s": float(first_s),
+                    }
+                )
+    return rows
+
+
+def killed(pipeline: Pipeline, device: Device, prompt: list[int]) -> tuple[float, float] | None:
+    """Seconds from when a killed stage serves again to the next round's end; and of the first.
+
+    None for an answer that ends too soon.
+    """
+    begun_s = time.monotonic()
+    pieces = device.stream(prompt, protocol="greedy", window=4, max_tokens=64)
+    next(pieces)
+    first_s = time.monotonic() - begun_s
+    if next(pieces, None) is None:
+        return None
+    pipeline.kill(1)
+    pipeline.restart(1)
+    served_s = time.monotonic()
+    ended = next(pieces, None) is None
+    ready_s = time.monotonic() - served_s
+    pieces.close()
+    return None if ended else (ready_s, first_s)
+
+
+def judge(found: dict[str, Rows]) -> list[Goal]:
+    """The goals of the parts that were run."""
+    goals: list[Goal] = []
+    if rows := found.get("exact"):
+        goals.append(at_most("logits off", max(row["logits_off"] for row in rows), 1e-4))
+        parted = sum(row["answers"] - row["identical"] for row in rows)
+        goals.append(at_most("answers that are not the whole model's", parted, 0))
+    for row in found.get("rounds", []):
+        if row["t1_over_c"]:
+            what = f"N = {row['nodes']}, γ = {row['window']}, t₁ = {row['t1_over_c']} c"
+            goals.append(at_most(f"{what}: error of the model", abs(row["off"]), 0.10))
+    goals += [
+        at_least("4 sessions over one, links dominate", row["over_one"], 2.5)
+        for row in found.get("filling", [])
+        if (row["sessions"], row["t1_over_c"]) == (4, 10)
+    ]
+    return goals
+
+
+def main() -> int:
+    parser = options(__doc__)
+    pair_options(parser)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to draw the rounds")
+    args = parser.parse_args()
+    parts: dict[str, tuple[Callable[[Bench, Steps], Rows], int]] = {
+        "exact": (exact, 1 + len(EXACT)),
+        "rounds": (rounds, len(NODES) * len(RATIOS)),
+        "filling": (filling, 1 + 2 * len(SESSIONS)),
+        "recovery": (recovery, len(HOPS_MS) * len(LENGTHS)),
+    }
+    steps = Steps(sum(parts[part][1] for part in args.only))
+    found: dict[str, Rows] = {}
+    with throwaway_keys() as folder:
+        bench = Bench(args, folder)
+        for part in args.only:
+            found[part] = parts[part][0](bench, steps)
+    if args.out and "rounds" in found:
+        args.out.mkdir(parents=True, exist_ok=True)
+        draw(found["rounds"], args.out)
+    rows = [{"part": part, **row} for part in args.only for row in found[part]]
+    *others, last = args.only
+    for part in others:
+        show(args, part, COLUMNS[part], found[part])
+    return conclude(args, last, COLUMNS[last], rows, judge(found), shown=found[last])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""One worker of a federation as the edge knows it: what it holds, what it owes, what it may say.
+
+In:  flights; out: whether the worker takes part in them, and its top K of each row.
+"""
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from edge_runtime.config import MEBIBYTE, EdgeLimits
+from edge_runtime.node.slots import CHUNK
+from edge_runtime.targets.holding import Holding, parents_of
+from edge_runtime.targets.listed import Federation, ListedWorker, lacks_room
+from edge_runtime.targets.peer import Peer, Place
+from edge_runtime.targets.target import Ask, Opening
+from engines.artifact import Manifest
+from speculation.ensemble import TopRows
+from wire.codecs.topk import decode_topk
+from wire.errors import MalformedError
+from wire.messages import Buffer
+from wire.nodes import Attach, Ready, Scored, Step
+
+_log = logging.getLogger("pilotfish.edge")
+
+DEPTH = 2  # one flight with the workers, and one on its way to them
+_BEHIND = 2 * DEPTH  # steps that a worker has not answered: it is sent no more
+_CATCHING_UP = 2**61  # steps from this number on belong to no flight
+_ROUNDING = 1.0 - 1e-3  # of a row's mass
+_TRIED = 32  # rows of a pass whose time the start measures
+_TOKEN_BYTES = 16  # of one of the top K in an answer, at most; and of a row besides
+
+
+class _Owed(NamedTuple):
+    """A step that was not answered yet: since when, and how many rows it wants."""
+
+    since_s: float
+    rows: int
+
+
+class Member:
+    """One worker, its weight, and its part in the federation.
+
+    digest: of what it must hold, once that is known. context: positions that it must have room for
+    in each slot, once that is fixed. left_out: of the last flight that landed.
+    """
+
+    def __init__(
+        self, listed: ListedWorker, place: Place, federation: Federation, opening: Opening
+    ) -> None:
+        limits = opening.config.limits
+        self.weight, self.digest = listed.weight, listed.digest
+        self.context = 0
+        self.left_out = False
+        self._federation = federation
+        self._manifest = opening.artifact.manifest
+        self._slots = limits.sessions
+        self._tally = opening.tally
+        most = _answer_bytes(limits, federation, self._manifest)
+        self._peer = Peer(place, opening.keys, most, expect=self._unfit, happened=self.note)
+        self._incarnation: bytes | None = None  # as which it was attached when last looked at
+        self._holding = Holding(self._slots)
+        self._owed: dict[int, _Owed] = {}
+        self._extra = count(_CATCHING_UP)
+        self._catch_up = -1  # the last step that told it what it had missed
+        self.name = place.name
+        self.sources = self._peer.sources
+        self.close = self._peer.close
+
+    @property
+    def attached(self) -> bool:
+        """It can take part."""
+        return self._peer.incarnation is not None
+
+    @property
+    def ready(self) -> Ready | None:
+        """What it holds, if that will do."""
+        return self._peer.ready
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot be used, or is waited for; "" if neither."""
+        late = self._waited_s > self._federation.late_s
+        return self._peer.trouble or (f"{self.name}: late" if late else "")
+
+    @property
+    def due_s(self) -> float | None:
+        """Seconds until it is to be asked again."""
+        return self._peer.due_s
+
+    def owes(self, number: int) -> bool:
+        """It was sent this step and has not answered."""
+        return number in self._owed
+
+    def take_part(self, number: int, asks: Sequence[Ask], now_s: float) -> bool:
+        """Send it a flight, which it owes from now on; False if it cannot be sent one.
+
+        Under ``drop`` the others do not wait while one reads all that it has missed: it is told
+        that by itself, and takes part when it has caught up.
+        """
+        if not self._able:
+            return False
+        if self._federation.late == "drop":
+            missed = [ask for ask in asks if self._holding.start(ask) < ask.base]
+            if sum(ask.base - self._holding.start(ask) for ask in missed) > CHUNK:
+                self._catch_up = next(self._extra)
+                told = [Ask(ask.slot, ask.tokens[: ask.base], ask.base, 0) for ask in missed]
+                self._send(self._catch_up, told, now_s)
+                return False
+        self._send(number, asks, now_s)
+        return True
+
+    def pass_over(self, asks: Sequence[Ask]) -> None:
+        """It does not take part in this flight, for now."""
+        for ask in asks:
+            self._holding.pass_over(ask)
+
+    def keep(self, slot: int, path: Sequence[int]) -> None:
+        """If it was in the slot's last flight, it is told with its next step."""
+        self._holding.keep(slot, path)
+
+    def hear(self) -> Iterator[tuple[int, TopRows]]:
+        """Its answers, by the numbers of their steps; one without sense ends its attachment."""
+        for scored, frames in self._peer.hear():
+            if scored.incarnation != self._peer.incarnation:
+                continue  # it came behind nonsense
+            try:
+                rows = self._rows(scored, frames)
+            except MalformedError as error:
+                self.note("lied")
+                self._peer.leave(f"its answer makes no sense: {error}")
+                continue
+            del self._owed[scored.number]
+            self._peer.proved()
+            self._tally.node_compute_s[self.name] += sum(scored.compute_ns) * 1e-9
+            yield scored.number, rows
+        self._tally.node_bytes_in[self.name] = self._peer.received_bytes
+
+    def look_after(self) -> None:
+        """Attach it when it is here; note that it holds nothing when that has happened."""
+        if self._incarnation != self._peer.incarnation:
+            self._incarnation = self._peer.incarnation
+            self._holding.lose()
+            self._owed.clear()
+        if (ready := self._peer.unattached) is not None:
+            self.digest = self.digest or ready.digest
+            of = self._federation
+            self._peer.attach(
+                Attach(incarnation=secrets.token_bytes(16), kept=of.kept, values=of.values)
+            )
+
+    def note(self, what: str) -> None:
+        """Count an event."""
+        self._tally.nodes[self.name, what] += 1
+
+    @property
+    def _able(self) -> bool:
+        """Whether it can be sent a step now."""
+        if self._incarnation is None or len(self._owed) >= _BEHIND or self.owes(self._catch_up):
+            return False
+        return self._federation.late != "drop" or self._waited_s <= self._federation.late_s
+
+    @property
+    def _waited_s(self) -> float:
+        """How long it has owed the oldest answer that it owes."""
+        oldest_s = min((owed.since_s for owed in self._owed.values()), default=math.inf)
+        return time.monotonic() - oldest_s
+
+    def _send(self, number: int, asks: Sequence[Ask], now_s: float) -> None:
+        assert self._incarnation is not None
+        items, tokens = zip(*map(self._holding.item, asks), strict=True)
+        step = Step(incarnation=self._incarnation, number=number, items=list(items))
+        frames = (np.concatenate(tokens).astype("<u4").tobytes(), parents_of(asks))
+        self._owed[number] = _Owed(now_s, sum(ask.rows for ask in asks))
+        self._tally.node_bytes_out[self.name] += self._peer.send(step, frames)
+
+    def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:
+        """What an answer says; `MalformedError` if no model can have said it."""
+        if scored.number != next(iter(self._owed), None):
+            raise MalformedError(f"It is to step {scored.number}, whose turn it is not.")
+        if len(frames) != 1:
+            raise MalformedError(f"An answer has 1 frame, not {len(frames)}.")
+        due, vocab = self._owed[scored.number].rows, self._manifest.vocab_size
+        rows = decode_topk(frames[0], due, self._federation.kept, vocab)
+        # the K most probable of V tokens have at least K/V together
+        if due and rows.retained.min() < _ROUNDING * rows.kept / vocab:
+            raise MalformedError("A row has less mass than its most probable tokens can have.")
+        return rows
+
+    def _unfit(self, ready: Ready) -> str:
+        """What is wrong with what it holds."""
+        if ready.stages:
+            return "it holds one stage of a model: a federation wants whole models"
+        known = (self._manifest.tokenizer_fingerprint, self._manifest.vocab_size)
+        if (ready.tokenizer, ready.vocab_size) != known:
+            return (
+                f"the vocabulary of {ready.model} ({ready.vocab_size} tokens) is not that of "
+                f"{self._manifest.model} ({known[1]} tokens): an ensemble needs one vocabulary"
+            )
+        if self.digest and ready.digest != self.digest:
+            return (
+                f"it holds {ready.model} with digest {ready.digest}, not {self.digest}: if that is "
+                "meant, change the list of workers or start this edge again"
+            )
+        return lacks_room(ready, self._slots, self.context)
+
+
+def _answer_bytes(limits: EdgeLimits, federation: Federation, manifest: Manifest) -> int:
+    """What an answer has at most: to a window of every session, or to what the start measures."""
+    rows = max(limits.sessions * (limits.window + 1), _TRIED)
+    return MEBIBYTE + rows * (min(federation.kept, manifest.vocab_size) + 1) * _TOKEN_BYTES

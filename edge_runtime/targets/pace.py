@@ -1,0 +1,32 @@
+"""How many flights a row of stages can work on at once.
+
+In:  how long steps took all the way, and what each stage computed for them. Out: a number of
+     flights: fewer leave stages idle, more only wait before the slowest one.
+"""
+
+from collections.abc import Sequence
+
+
+class Pace:
+    """``flights``: as many as the slowest stage computes while one of them goes all the way.
+
+    But no fewer than there are stages, and no more than slots.
+    """
+
+    def __init__(self, stages: int, slots: int) -> None:
+        self._least, self._most = min(stages, slots), slots
+        self._hops_s = 0.0  # of a step's way, all but computing
+        self.flights = self._least
+
+    def learn(self, taken_s: float, compute_ns: Sequence[int], *, alone: bool) -> None:
+        """A step took so long from stage 1 to its answer, with so much computing in each stage.
+
+        One that was not alone may have waited for others: then it took no less than the way takes.
+        """
+        computed_s = sum(compute_ns) * 1e-9
+        hops_s = max(0.0, taken_s - sum(compute_ns[1:]) * 1e-9)
+        self._hops_s = hops_s if alone else min(hops_s, self._hops_s)
+        slowest_s = max(compute_ns, default=0) * 1e-9
+        if slowest_s > 0.0:
+            fitting = round((self._hops_s + computed_s) / slowest_s)
+            self.flights = min(max(self._least, fitting), self._most)

@@ -1,0 +1,195 @@
+"""decentralized's rounds on stages of our own model, as `benchmarks/pipeline.py` measured them.
+
+Unlike all else here these are measurements, of SmolLM2-135M-Instruct (fp32, 30 layers) in N stages,
+each a process of one thread on one machine of two cores, CURVE between all, t₁ emulated on each of
+the N hops of a round: 0, 1, 3, 10 times what a stage computes for a window of 4. The int4 export
+drafts, by `greedy`; γ = 0 is `stream`. Medians of 12 rounds.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from field.papers.decentralized import eq_4_speculative_s, eq_9_speed_up, hops
+from field.papers.sheet import Sheet, Value
+
+COLUMNS = (
+    *("nodes", "window", "t1_over_c", "t1_ms", "tokens", "measured_ms", "draft_ms", "compute_ms"),
+)
+ROUNDS = 12  # of each row
+TABLE = """
+ 2  0  0    0.000    1.000   31.775    0.000   29.345
+ 2  4  0    0.000    3.000   60.652   22.929   33.895
+ 2  8  0    0.000    3.333  108.598   59.501   47.105
+ 2  0  1   16.948    1.000   68.041    0.000   31.831
+ 2  4  1   16.948    3.000  118.083   32.225   48.415
+ 2  8  1   16.948    3.333  139.414   53.232   47.769
+ 2  0  3   50.843    1.000  134.859    0.000   29.384
+ 2  4  3   50.843    3.000  189.572   35.685   46.682
+ 2  8  3   50.843    3.333  226.778   74.124   51.341
+ 2  0 10  169.476    1.000  376.794    0.000   33.218
+ 2  4 10  169.476    3.000  431.780   45.554   42.857
+ 2  8 10  169.476    3.333  448.990   54.299   46.350
+ 4  0  0    0.000    1.000   32.662    0.000   28.723
+ 4  4  0    0.000    3.000   83.223   29.378   47.019
+ 4  8  0    0.000    3.333  148.738   87.471   51.294
+ 4  0  1   11.755    1.000   84.616    0.000   32.451
+ 4  4  1   11.755    3.000  129.389   28.886   43.597
+ 4  8  1   11.755    3.333  172.885   65.908   52.921
+ 4  0  3   35.264    1.000  183.294    0.000   37.336
+ 4  4  3   35.264    3.000  226.659   34.636   46.714
+ 4  8  3   35.264    3.333  248.960   51.875   51.364
+ 4  0 10  117.547    1.000  509.397    0.000   33.989
+ 4  4 10  117.547    3.000  576.050   51.011   46.874
+ 4  8 10  117.547    3.333  601.498   67.845   53.678
+ 8  0  0    0.000    1.000   31.439    0.000   25.667
+ 8  4  0    0.000    3.000   98.601   42.633   42.014
+ 8  8  0    0.000    3.333  161.068   89.090   56.941
+ 8  0  1    5.252    1.000   86.510    0.000   37.018
+ 8  4  1    5.252    3.000  141.771   41.118   48.013
+ 8  8  1    5.252    3.333  233.655  118.601   66.639
+ 8  0  3   15.755    1.000  170.162    0.000   35.272
+ 8  4  3   15.755    3.000  222.651   36.140   49.922
+ 8  8  3   15.755    3.333  256.565   62.249   59.335
+ 8  0 10   52.518    1.000  463.530    0.000   35.209
+ 8  4 10   52.518    3.000  524.648   39.276   53.205
+ 8  8 10   52.518    3.333  571.252   78.004   61.089
+"""
+
+
+def compared(rows: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
+    """The measurements, each with the model and the paper's (4) and (9) beside it.
+
+    A row has N, γ, t₁ over a stage's compute c and in ms, k, and the median round with its drafting
+    and Σ c, in ms. It gets ``hops_ms`` and T, ``model_ms``; ``off``, T over the round less 1;
+    ``fixed_ms``, what a round takes besides at t₁ = 0, and ``off_fixed``, with that; ``eq4_ms``, of
+    k tokens; ``gain``, tokens a second over those of γ = 0, and ``eq9`` for it. t₀ is Σ c of γ = 0.
+    """
+    found = []
+    for row in rows:
+        nodes, t1_ms, k = int(number(row, "nodes")), number(row, "t1_ms"), number(row, "tokens")
+        window, round_ms = int(number(row, "window")), number(row, "measured_ms")
+        computed_ms = number(row, "draft_ms") + number(row, "compute_ms")
+        near = _like(rows, row, t1_over_c=0)
+        fixed_ms = number(near, "measured_ms") - number(near, "draft_ms")
+        fixed_ms -= number(near, "compute_ms")
+        alone = _like(rows, row, window=0)
+        t0_ms = number(alone, "compute_ms")
+        model_ms = computed_ms + hops(nodes) * t1_ms
+        found.append(
+            {
+                **row,
+                "hops_ms": hops(nodes) * t1_ms,
+                "model_ms": model_ms,
+                "off": model_ms / round_ms - 1.0,
+                "fixed_ms": fixed_ms,
+                "off_fixed": (model_ms + fixed_ms) / round_ms - 1.0,
+                "eq4_ms": eq_4_speculative_s(k, nodes, t0_ms, t1_ms),
+                "gain": k / round_ms * number(alone, "measured_ms") / number(alone, "tokens"),
+                "eq9": eq_9_speed_up(k, window, nodes, t0_ms, t1_ms),
+            }
+        )
+    return found
+
+
+def _like(
+    rows: Sequence[Mapping[str, Value]], row: Mapping[str, Value], **other: Value
+) -> Mapping[str, Value]:
+    """The row for the same case, but for what is ``other``."""
+    wanted = {key: row[key] for key in COLUMNS[:3]} | other
+    return next(one for one in rows if all(one[key] == wanted[key] for key in wanted))
+
+
+def _measurements() -> list[dict[str, Value]]:
+    whole = COLUMNS[:3]
+    return [
+        {"rounds": ROUNDS}
+        | {
+            key: int(cell) if key in whole else float(cell)
+            for key, cell in zip(COLUMNS, line.split(), strict=True)
+        }
+        for line in TABLE.strip().splitlines()
+    ]
+
+
+def measured() -> Sheet:
+    """The measurements."""
+    columns: dict[str, tuple[str, int | None]] = {
+        "nodes": ("N", 0),
+        "window": ("γ", 0),
+        "t1_over_c": ("t₁/c", 0),
+        "t1_ms": ("t₁", 0),
+        "measured_ms": ("round", 0),
+        "model_ms": ("T", 0),
+        "off": ("off", 3),
+        "off_fixed": ("(+)", 3),
+        "eq4_ms": ("(4)", 0),
+        "tokens": ("k", 1),
+        "gain": ("gain", 2),
+        "eq9": ("(9)", 2),
+    }
+    note = (
+        "Times in ms. off: T = γ·T_draft + Σ c + H·t₁ over the measured round, less 1; (+): with "
+        "what a round costs besides where t₁ = 0. gain: tokens a second over those of γ = 0. JSON "
+        "has the parts of T, and t₁ = 0."
+    )
+    title = "Rounds measured on SmolLM2-135M in N stages, and the model"
+    return Sheet("measured", title, columns, ROWS, note, lambda row: bool(row["t1_over_c"]))
+
+
+def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
+    """A round against N, and the gain against t₁; from the rows of the benchmark or of `ROWS`."""
+    return [_draw_rounds(rows, folder), _draw_gain(rows, folder)]
+
+
+def _draw_rounds(rows: Sequence[Mapping[str, Value]], folder: Path) -> Path:
+    from field.drawing import MARKERS, PALETTE, plot
+
+    path, window = folder / "decentralized_rounds.png", 4
+    title = f"A round over N stages, γ = {window}, medians of {rows[0]['rounds']}"
+    title += "\npoints measured; the model solid, (4) dotted"
+    with plot(path, title, "nodes N", "round (ms)") as axes:
+        ratios = sorted({number(row, "t1_over_c") for row in rows})
+        for ratio, colour, marker in zip(ratios, PALETTE, MARKERS, strict=False):
+            chosen = [row for row in rows if (row["window"], row["t1_over_c"]) == (window, ratio)]
+            nodes = [number(row, "nodes") for row in chosen]
+            label = f"t₁ = {ratio:g} c"
+            axes.plot(
+                nodes, [number(r, "measured_ms") for r in chosen], marker, color=colour, label=label
+            )
+            axes.plot(nodes, [number(r, "model_ms") for r in chosen], "-", color=colour)
+            axes.plot(nodes, [number(r, "eq4_ms") for r in chosen], ":", color=colour)
+        axes.set_xticks(sorted({number(row, "nodes") for row in rows}))
+        axes.set_ylim(bottom=0)
+        axes.legend(ncols=2)
+    return path
+
+
+def _draw_gain(rows: Sequence[Mapping[str, Value]], folder: Path) -> Path:
+    from field.drawing import MARKERS, PALETTE, plot
+
+    path, nodes = folder / "decentralized_gain.png", max(number(row, "nodes") for row in rows)
+    title = f"Speculation over {nodes:g} stages, medians of {rows[0]['rounds']} rounds"
+    title += "\nmeasured solid, (9) dotted"
+    with plot(path, title, "t₁ over a stage's compute", "tokens/s over token by token (×)") as axes:
+        windows = sorted({number(row, "window") for row in rows} - {0.0})
+        for window, colour, marker in zip(windows, PALETTE, MARKERS, strict=False):
+            chosen = [row for row in rows if (row["nodes"], row["window"]) == (nodes, window)]
+            ratios = [number(row, "t1_over_c") for row in chosen]
+            k = number(chosen[0], "tokens")
+            gains = [number(row, "gain") for row in chosen]
+            axes.plot(
+                ratios, gains, f"-{marker}", color=colour, label=f"γ = {window:g}, k = {k:.1f}"
+            )
+            axes.plot(ratios, [number(row, "eq9") for row in chosen], ":", color=colour)
+        axes.axhline(1.0, color="#888888", linewidth=0.8)
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    return path
+
+
+def number(row: Mapping[str, Value], key: str) -> float:
+    """A cell that holds a number."""
+    return float(str(row[key]))
+
+
+ROWS = compared(_measurements())
