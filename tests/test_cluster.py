@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,16 +66,21 @@ def edge(
         yield started
 
 
-def answers(models: Path, endpoint: str) -> list[list[int]]:
-    """Those to all prompts, of four devices at once."""
+def answers(
+    models: Path, endpoint: str, amid: Callable[[], None] = lambda: None
+) -> list[list[int]]:
+    """Those to all prompts, of four devices at once; ``amid`` is called when all have begun."""
     found: dict[int, list[int]] = {}
+    begun = threading.Barrier(len(PROMPTS), amid, timeout=60)
 
     def ask(index: int) -> None:
+        wish = {"protocol": "coupled", "temperature": 1.0, "seed": 1, "max_tokens": LENGTH}
         with Device(models / "draft", endpoint, threads=1) as device:
-            answer = device.generate(
-                PROMPTS[index], protocol="coupled", temperature=1.0, seed=1, max_tokens=LENGTH
-            )
-            found[index] = answer.tokens
+            pieces = device.stream(PROMPTS[index], **wish)
+            found[index] = [*next(pieces).tokens]
+            begun.wait()
+            for piece in pieces:
+                found[index] += piece.tokens
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(PROMPTS))]
     for thread in threads:
@@ -111,11 +117,11 @@ def test_sessions_go_on_when_an_actor_is_lost(
 ) -> None:
     """Killed, Ray starts another; stopped, the edge has it killed when it is overdue."""
     victims = edge.actors()
+    told = "has lost an actor" if number == signal.SIGKILL else "is overdue"
     for victim in (victims[0], victims[-1])[: 2 if number == signal.SIGKILL else 1]:
-        timer = threading.Timer(0.2, os.kill, (victim, number))
-        timer.start()
-        assert answers(models, edge.endpoint) == wanted
-        timer.join()
+        before = edge.log.count(told)
+        assert answers(models, edge.endpoint, partial(os.kill, victim, number)) == wanted
+        edge.await_line(told, times=before + 1)
         deadline = time.monotonic() + 60
         while victim in edge.actors() or len(edge.actors()) < len(victims):
             assert time.monotonic() < deadline

@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_runtime.node.stage import StageWork
+from edge_runtime.node.stage import StageSlots, StageWork
 from edge_runtime.tally import Tally
 from edge_runtime.targets.pipeline import PipelineTarget
 from edge_runtime.targets.target import Ask
 from engines.decoder import Decoder
-from engines.stage import Stage
+from engines.stage import Head, Stage
 from tests.conftest import HIDDEN, Pair
 from tests.federating import Frames, Said, WorkerThread
 from tests.pipelines import Node, Row, cut, made_pair, opened, whole_logits
@@ -176,3 +176,19 @@ def test_who_lies_for_ever_is_given_up(told: Told) -> None:
     assert told.tally.nodes["stage 3", "lied"] - before <= 6, "it was asked again and again"
     told.liar.is_honest()
     told.flies(3, 0, 50)
+
+
+@pytest.mark.parametrize(("room", "name"), [(StageSlots, "run"), (Head, "logits")])
+def test_a_pass_that_fails_at_the_edge_itself_costs_that_pass_only(
+    told: Told, monkeypatch: pytest.MonkeyPatch, room: type, name: str
+) -> None:
+    """Memory ran out, say: inference has errors of its own, of any type."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room, name, fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            told.target.fly(900, [Ask(1, TOKENS[:20], 0, 3)], timeout_s=20.0)
+    told.flies(901, 1, 25)

@@ -18,7 +18,8 @@ from edge_runtime.targets.target import Opening
 from engines.artifact import Artifact
 from wire.errors import ConfigError, TargetLostError
 
-_STORE_BYTES = 80 * 2**20  # of a private cluster's object store, about Ray's least: little is there
+_STORE_BYTES = 80 * 2**20  # of a private cluster's object store, about Ray's least
+_ROWS = 2 * 16  # of logits for each session that are there at once: longer windows go by the disk
 _PROBE_S = 3.0  # Ray waits for minutes for a cluster that is not there
 
 _ENVIRONMENT = {
@@ -50,7 +51,9 @@ def actors_for(opening: Opening, artifacts: Sequence[Artifact]) -> list[list[Any
     if plan.address:
         _join(plan.address)
     else:
-        _start(total * threads)
+        _start(
+            total * threads, _ROWS * config.limits.sessions * 4 * artifacts[0].manifest.vocab_size
+        )
     import ray
 
     gpus = int(config.provider != "cpu")
@@ -110,20 +113,21 @@ def never_again(error: BaseException) -> bool:
     return isinstance(error, ActorDiedError)
 
 
-def _start(cpus: int) -> None:
+def _start(cpus: int, store_bytes: int) -> None:
     own = {**_OF_ITS_OWN, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    _init(own, num_cpus=cpus, object_store_memory=_STORE_BYTES, include_dashboard=False)
+    store = max(_STORE_BYTES, store_bytes)
+    _init(own, num_cpus=cpus, object_store_memory=store, include_dashboard=False)
 
 
 def _join(address: str) -> None:
     """Join the cluster at HOST:PORT, or "auto": that of this machine."""
-    if "://" in address:
-        raise ConfigError(f"--cluster-address is HOST:PORT or auto, not {address}.")
     if address != "auto":
         host, _, port = address.rpartition(":")
+        if "://" in address or not host or not port.isdecimal() or int(port) >= 2**16:
+            raise ConfigError(f"--cluster-address is HOST:PORT or auto, not {address}.")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
-        except (OSError, ValueError, OverflowError) as error:
+        except OSError as error:
             raise TargetLostError(f"There is no Ray cluster at {address}: {error}.") from error
     try:
         _init({}, address=address)
