@@ -67,11 +67,6 @@ class Pipeline:
         self._links: list[Emulator] = []
         self._stack = ExitStack()
 
-    @property
-    def hops(self) -> int:
-        """H of a round: N − 1 between the stages and one back; none on a single node."""
-        return self.stages if self.stages > 1 else 0
-
     def __enter__(self) -> "Pipeline":
         with ExitStack() as stack:
             stack.callback(self._stop_nodes)

@@ -1,4 +1,4 @@
-"""Answers at the edge's door while the serving thread is in a target pass.
+"""Answers at the edge's door while the serving thread is in a target pass, or rules on one.
 
 The serving thread makes the target's passes itself: to hand a window to another thread, and the
 verdict back, would cost every round two wake-ups. So that pings, handshakes, refusals and the next

@@ -20,7 +20,7 @@ anybody where the next pass need not wait for the end of this one.
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -78,7 +78,7 @@ class Flight(NamedTuple):
 
 
 class Scheduler:
-    """Owns the target. One owner, except that `submit` may be called while it runs."""
+    """Owns the target. One owner; others may call `submit`, and cancel jobs, meanwhile."""
 
     def __init__(
         self,
@@ -104,18 +104,18 @@ class Scheduler:
         self.passes = 0
 
     def submit(self, job: Job) -> None:
-        """Queue a job; `run` hands it back when it is done, unless it was cancelled before."""
+        """Queue a job; `run` or `collect` hands it back, unless it is cancelled before it flies."""
         self._inbox.append(job)
 
     def wait_s(self) -> float | None:
         """Seconds for which it pays to wait for more jobs before the next pass; None: no pass."""
         self._take_in()
-        return min(map(self._lane_wait_s, self._firsts()), default=None)
+        return min(map(self._lane_wait_s, self._firsts(self._heads())), default=None)
 
-    def _firsts(self) -> list[Job]:
-        """Of each lane the job whose turn it is, if it can leave now."""
+    def _firsts(self, heads: Sequence[Job]) -> list[Job]:
+        """Of each lane the first of these."""
         firsts: dict[int, Job] = {}
-        for job in sorted(self._heads(), key=self._turn):
+        for job in heads:
             firsts.setdefault(self._lane(job.slot), job)
         return list(firsts.values())
 
@@ -165,7 +165,10 @@ class Scheduler:
                 self._turnaround_ns[job.slot] = job.queued_ns - answered_ns
 
     def _heads(self) -> list[Job]:
-        """Of each slot the job that could be in the next pass; cancelled ones are forgotten."""
+        """Of each slot the job that could be in the next pass, by their turn.
+
+        Those that were cancelled are forgotten.
+        """
         for slot in self._waiting.keys() - self._aloft:
             queue = self._waiting[slot]
             while queue and queue[0].cancelled:
@@ -173,11 +176,12 @@ class Scheduler:
             if not queue:
                 del self._waiting[slot]
         depth, under_way = self._target.depth, self._under_way()
-        return [
+        heads = [
             queue[0]
             for slot, queue in self._waiting.items()
             if slot not in self._aloft and under_way[self._lane(slot)] < depth
         ]
+        return sorted(heads, key=self._turn)
 
     def _lane(self, slot: int) -> int:
         return slot % self._target.lanes
@@ -191,12 +195,12 @@ class Scheduler:
 
         Where several flights are computed at once, those that can leave now share the jobs evenly.
         """
-        first = min(self._firsts(), key=self._lane_wait_s, default=None)
+        heads = self._heads()  # once: jobs may be cancelled meanwhile
+        first = min(self._firsts(heads), key=self._lane_wait_s, default=None)
         if first is None:
             return []
         lane = self._lane(first.slot)
-        heads = sorted((j for j in self._heads() if self._lane(j.slot) == lane), key=self._turn)
-        batch = [(job, self._ask(job)) for job in heads]
+        batch = [(job, self._ask(job)) for job in heads if self._lane(job.slot) == lane]
         if not _is_narrow(batch[0][1]):
             return batch[:1]
         windows = [(job, ask) for job, ask in batch if _is_narrow(ask)]

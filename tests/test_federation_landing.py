@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edge_runtime.node.slots import CHUNK
+from edge_runtime.targets import federated
 from edge_runtime.targets.target import Ask, Target
 from engines.decoder import Output
 from tests.averaging import Averaged, tokens_of
 from tests.conftest import VOCAB
 from tests.federating import (
+    SESSIONS,
     Cast,
     Frames,
     Said,
@@ -205,6 +208,48 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
     told = [each.getMessage() for each in caplog.records]
     assert "b: catching up; passes go on by the other weights" in told
     assert told[-1] == "b takes part again"
+
+
+def test_many_short_sessions_do_not_keep_out_who_is_back(cast: Cast, tmp_path: Path) -> None:
+    """Under `drop`: together they go on by more, while it reads, than it may lack of one."""
+    texts = [tokens_of(slot, 60) for slot in range(SESSIONS)]
+    asks = [Ask(slot, text[:55], 50, 5) for slot, text in enumerate(texts)]
+    settings = {"kept": VOCAB, "values": "fp32", "late": "drop", "late_s": 20.0}
+    with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
+        relay = Relay(two.endpoint)
+        listed = [("a", one.endpoint), ("b", relay.endpoint)]
+        with opened(write_list(tmp_path / "w.toml", listed, **settings), cast.a) as held:
+            held.target.fly(
+                0, [ask._replace(tokens=ask.tokens[:50], base=0, rows=0) for ask in asks]
+            )
+            relay.cut()
+            await_(lambda: held.target.trouble != "", turn=held.target.landed)
+            await_(lambda: held.target.trouble == "", turn=held.target.landed)
+            assert sum(ask.base for ask in asks) > CHUNK
+            got = held.target.fly(1, asks)
+            assert "dropped" not in held.events("b")
+        relay.close()
+    wanted = Averaged([cast.a, cast.b], (1.0, 1.0)).fly(1, [ask._replace(base=0) for ask in asks])
+    for each, expected in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(each.logits, expected, atol=2e-5)
+
+
+def test_an_average_that_fails_costs_that_pass_only(
+    cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    ask, landings = Ask(0, tokens_of(1, 20), 0, 5), []
+    with WorkerThread(cast.a) as one, ExitStack() as stack:
+        path = write_list(tmp_path / "w.toml", [("a", one.endpoint)])
+        target = stack.enter_context(opened(path, cast.a)).target
+        with monkeypatch.context() as patch:
+            patch.setattr(federated, "aggregate", fails)
+            target.start(1, [ask])
+            await_(lambda: bool(landings), turn=lambda: landings.extend(target.landed()))
+        assert isinstance(landings[0].error, MemoryError)
+        assert len(target.fly(2, [ask])[0].logits) == 5
 
 
 def test_what_was_sent_and_heard_is_counted(cast: Cast, tmp_path: Path) -> None:

@@ -267,6 +267,8 @@ def test_a_stage_that_never_comes_back(made: Pair, wanted: list[list[int]], tmp_
         assert {seen[f'node_up{{node="stage {index}"}}'] for index in (2, 3, 4)} == {1.0}
         assert seen['node_compute_seconds_total{node="edge"}'] > 0.0
         assert seen['node_compute_seconds_total{node="stage 4"}'] > 0.0
+        assert seen['node_bytes_total{direction="to",node="stage 2"}'] > 10_000.0
+        assert seen['node_bytes_total{direction="from",node="stage 4"}'] > 10_000.0
 
 
 def test_a_stage_that_hangs_but_stays_connected(

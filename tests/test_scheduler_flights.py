@@ -218,6 +218,22 @@ def test_a_job_cancelled_aloft_lands_and_its_slot_serves_the_next_session(clock:
     assert scheduler.collect() == [heir]
 
 
+def test_a_job_may_be_cancelled_while_its_pass_is_put_together(clock: Clock) -> None:
+    """The doorkeeper's thread does that; here the clock does, which is read in between."""
+    target = Steered()
+    only = job(0, [1, 2, 3], clock)
+
+    class Meanwhile(Clock):
+        def __call__(self) -> int:
+            only.cancelled = True
+            return self.now_ns
+
+    scheduler = Scheduler(target, Meanwhile())
+    scheduler.submit(only)
+    scheduler.run()
+    assert target.aloft in ([], [[0]])
+
+
 def test_a_flight_that_fails_costs_its_own_jobs_only(clock: Clock) -> None:
     target = Steered(depth=2, abreast=2)
     scheduler = Scheduler(target, clock)

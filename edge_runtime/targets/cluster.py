@@ -39,8 +39,8 @@ from wire.errors import ConfigError, TargetLostError
 
 _log = logging.getLogger("pilotfish.edge")
 
-_LOADING_S = 600.0  # an actor may take so long over its weights
-_LOADED = 10.0  # times what joining took at first, and it is given up
+_LOADING_S = 600.0  # actors may take so long over their weights, at first
+_LOADED = 10.0  # later, times so long as they took then
 _RETRY_S = 0.5  # until a replica whose actors could not be joined is tried again
 
 
@@ -66,6 +66,7 @@ class _Replica:
     standing: bool = False
     retry_s: float | None = 0.0  # when to join them
     joined_s: float = 0.0  # since when that is tried
+    loading_s: float | None = None  # how long that may take, once that is known
     news_s: float = 0.0  # when the last flight came in
     held: dict[int, Holds] = field(default_factory=dict)
 
@@ -97,7 +98,6 @@ class ClusterTarget(Target):
         self._tally = opening.tally
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         self._over = ""
-        self._joining_s = _LOADING_S  # how long actors are waited for before others are started
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._ringing = threading.Lock()  # held by who rings, and who takes the bell away
         self._closed = False
@@ -161,7 +161,7 @@ class ClusterTarget(Target):
             dues.append(self._gives_up_at(flight))
             if flight.sent_s is not None:
                 dues.append(self._overdue_at(flight))
-        dues += [r.joined_s + self._joining_s for r in self._replicas if r.joining]
+        dues += [r.joined_s + (r.loading_s or _LOADING_S) for r in self._replicas if r.joining]
         return max(0.0, min(dues) - now_s) if dues else None
 
     @property
@@ -329,11 +329,11 @@ class ClusterTarget(Target):
                     self._await(call, lane, replica, actor=index)
             except Exception as error:  # Ray could not take the call
                 self._lost(lane, error)
-        elif replica.joining and now_s > replica.joined_s + self._joining_s:
+        elif replica.joining and now_s > replica.joined_s + (replica.loading_s or _LOADING_S):
             self._restart(replica)
         elif not replica.standing and replica.incarnation and not replica.joining:
-            took_s = max(_LOADED * (now_s - replica.joined_s), self._plan.give_up_s)
-            self._joining_s = min(self._joining_s, took_s)
+            took_s = now_s - replica.joined_s
+            replica.loading_s = replica.loading_s or max(_LOADED * took_s, self._plan.give_up_s)
             replica.standing = True
             replica.holding.lose()
             self.context = min(self.context, *(held.context for held in replica.held.values()))

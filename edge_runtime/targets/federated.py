@@ -8,7 +8,8 @@ Words: a worker is *late* when it has not answered within ``late_s``, and *gone*
 attached. What becomes of a flight then is the federation's policy: ``wait`` for it, up to
 ``give_up_s``; ``drop`` it from this flight, the other weights renormalised; or ``fail`` the flight.
 A worker whose answer makes no sense is treated as gone until it has been attached anew. All of it
-is counted; what a worker has missed it is fed with its next step.
+is counted. What a worker has missed it is fed with its next step; under ``drop``, if that is long,
+by a step of its own, while the others go on.
 
 The ensemble has no hidden states. Its logits are meant for the temperature that was asked for
 (`speculation.ensemble`); top-k and top-p act on the average.
@@ -154,7 +155,7 @@ class FederatedTarget(Target):
     @property
     def nodes(self) -> Mapping[str, bool]:
         """The workers."""
-        return {member.name: member.attached for member in self._members}
+        return {member.name: member.takes_part for member in self._members}
 
     def close(self) -> None:
         """Close the connections."""
@@ -186,6 +187,13 @@ class FederatedTarget(Target):
     def _land(self, number: int, flight: _Flight) -> None:
         del self._flights[number]
         self._tell_of_changes(flight)
+        try:
+            self._landed.append(Landing(number, self._averaged(flight)))
+        except Exception as error:  # no memory, say: whatever ails this flight, the edge goes on
+            self._landed.append(Landing(number, error=error))
+
+    def _averaged(self, flight: _Flight) -> list[Output]:
+        """The logits of each ask."""
         present = sorted(flight.answers)
         answers = []
         if flight.rows:
@@ -201,14 +209,14 @@ class FederatedTarget(Target):
             begin, end = end, end + ask.rows
             logits = as_logits(p[begin:end], ask.temperature) if ask.rows else _NOTHING
             answers.append(Output(logits, _NOTHING))
-        self._landed.append(Landing(number, answers))
+        return answers
 
     def _tell_of_changes(self, flight: _Flight) -> None:
         """Log who is left out of the ensemble from this flight on, and who is back."""
         for index, member in enumerate(self._members):
             left_out = index not in flight.answers
             if left_out and not member.left_out:
-                why = member.trouble or f"{member.name}: catching up"
+                why = member.trouble or f"{member.name}: left out"
                 _log.warning("%s; passes go on by the other weights", why)
             elif member.left_out and not left_out:
                 _log.info("%s takes part again", member.name)

@@ -3,7 +3,6 @@
 In:  flights; out: whether the worker takes part in them, and its top K of each row.
 """
 
-import logging
 import math
 import secrets
 import time
@@ -25,8 +24,6 @@ from wire.codecs.topk import decode_topk
 from wire.errors import MalformedError
 from wire.messages import Buffer
 from wire.nodes import Attach, Ready, Scored, Step
-
-_log = logging.getLogger("pilotfish.edge")
 
 DEPTH = 2  # one flight with the workers, and one on its way to them
 _BEHIND = 2 * DEPTH  # steps that a worker has not answered: it is sent no more
@@ -74,8 +71,13 @@ class Member:
 
     @property
     def attached(self) -> bool:
-        """It can take part."""
+        """It is here, and will do."""
         return self._peer.incarnation is not None
+
+    @property
+    def takes_part(self) -> bool:
+        """It is sent flights."""
+        return self.attached and not self._catching_up
 
     @property
     def ready(self) -> Ready | None:
@@ -84,9 +86,12 @@ class Member:
 
     @property
     def trouble(self) -> str:
-        """Why it cannot be used, or is waited for; "" if neither."""
-        late = self._waited_s > self._federation.late_s
-        return self._peer.trouble or (f"{self.name}: late" if late else "")
+        """Why it takes no part, or is waited for; "" if neither."""
+        if self._peer.trouble:
+            return self._peer.trouble
+        if self._catching_up:
+            return f"{self.name}: catching up"
+        return f"{self.name}: late" if self._waited_s > self._federation.late_s else ""
 
     @property
     def due_s(self) -> float | None:
@@ -107,7 +112,8 @@ class Member:
             return False
         if self._federation.late == "drop":
             missed = [ask for ask in asks if self._holding.start(ask) < ask.base]
-            if sum(ask.base - self._holding.start(ask) for ask in missed) > CHUNK:
+            # by slot: what many sessions go on by meanwhile is not to keep it out for ever
+            if any(ask.base - self._holding.start(ask) > CHUNK for ask in missed):
                 self._catch_up = next(self._extra)
                 told = [Ask(ask.slot, ask.tokens[: ask.base], ask.base, 0) for ask in missed]
                 self._send(self._catch_up, told, now_s)
@@ -159,9 +165,14 @@ class Member:
         self._tally.nodes[self.name, what] += 1
 
     @property
+    def _catching_up(self) -> bool:
+        """It was told what it had missed, and has not read it yet."""
+        return self.owes(self._catch_up)
+
+    @property
     def _able(self) -> bool:
         """Whether it can be sent a step now."""
-        if self._incarnation is None or len(self._owed) >= _BEHIND or self.owes(self._catch_up):
+        if self._incarnation is None or len(self._owed) >= _BEHIND or self._catching_up:
             return False
         return self._federation.late != "drop" or self._waited_s <= self._federation.late_s
 

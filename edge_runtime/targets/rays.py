@@ -20,6 +20,7 @@ from wire.errors import ConfigError, TargetLostError
 
 _STORE_BYTES = 80 * 2**20  # of a private cluster's object store, about Ray's least
 _ROWS = 2 * 16  # of logits for each session that are there at once: longer windows go by the disk
+_STORE_SHARE = 4  # of the machine's memory, at most
 _PROBE_S = 3.0  # Ray waits for minutes for a cluster that is not there
 
 _ENVIRONMENT = {
@@ -51,9 +52,8 @@ def actors_for(opening: Opening, artifacts: Sequence[Artifact]) -> list[list[Any
     if plan.address:
         _join(plan.address)
     else:
-        _start(
-            total * threads, _ROWS * config.limits.sessions * 4 * artifacts[0].manifest.vocab_size
-        )
+        rows = _ROWS * config.limits.sessions if plan.stages == 1 else 0
+        _start(total * threads, 4 * rows * artifacts[0].manifest.vocab_size)
     import ray
 
     gpus = int(config.provider != "cpu")
@@ -115,7 +115,8 @@ def never_again(error: BaseException) -> bool:
 
 def _start(cpus: int, store_bytes: int) -> None:
     own = {**_OF_ITS_OWN, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    store = max(_STORE_BYTES, store_bytes)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    store = max(_STORE_BYTES, min(store_bytes, memory // _STORE_SHARE))
     _init(own, num_cpus=cpus, object_store_memory=store, include_dashboard=False)
 
 
@@ -127,7 +128,7 @@ def _join(address: str) -> None:
             raise ConfigError(f"--cluster-address is HOST:PORT or auto, not {address}.")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for names that can be nobody's
             raise TargetLostError(f"There is no Ray cluster at {address}: {error}.") from error
     try:
         _init({}, address=address)
