@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
+from engines import backends
 from engines.artifact import Artifact, open_stages
+from engines.backends import Backend
 from engines.decoder import Output, Pass
 from engines.stage import Head, Stage
+from export.dialects import DIALECTS
+from export.split import split_artifact
+from tests import cudart_double
+from tests.runnable import runnable
+from tests.tiny import tiny_artifact
+
+TEXT = np.random.default_rng(0).integers(0, 100, 60)
+STANDARD = [name for name in runnable() if not DIALECTS[name].contrib]
 
 
 class Staged:
@@ -51,3 +63,28 @@ class Staged:
     def keep(self, slot: int, path: Sequence[int]) -> None:
         for stage in self.stages:
             stage.keep(slot, path)
+
+
+@contextmanager
+def providers(**kinds: type[Backend]) -> Iterator[None]:
+    """Backends of these names, over a double of CUDA, while a stage is opened."""
+    with pytest.MonkeyPatch.context() as patch:
+        cudart_double.install(patch, cudart_double.Gpu())
+        for name, kind in kinds.items():
+            patch.setitem(backends.PROVIDERS, name, f"{kind.__module__}:{kind.__name__}")
+        patch.setattr("engines.stage.PROVIDERS", dict.fromkeys(kinds, "CPUExecutionProvider"))
+        yield
+
+
+class Both(NamedTuple):
+    """A whole model, and its stages in a folder."""
+
+    whole: Artifact
+    folder: Path
+
+
+def both_in(folder: Path) -> Both:
+    """Three layers in three stages, and a padded vocabulary."""
+    whole = tiny_artifact(folder / "whole", layers=3, vocab=100, padded_vocab=128, context=48)
+    split_artifact(whole.path, folder / "stages", stages=3)
+    return Both(whole, folder / "stages")

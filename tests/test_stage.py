@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from engines import backends
 from engines.artifact import Artifact, open_stages
-from engines.backends import Backend, Load
 from engines.backends.cpu import CpuBackend
 from engines.decoder import Decoder, Pass
-from engines.errors import ArtifactError, CapacityError, ProviderError
-from engines.kv import HostCache
-from engines.stage import LARGEST, Head, Stage
+from engines.errors import CapacityError
+from engines.stage import Head, Stage
 from export.dialects import DIALECTS
 from export.split import split_artifact
 from pilotfish.cli.export import default_pair
-from tests import cudart_double
 from tests.opening import CudaOnHost
-from tests.runnable import runnable
-from tests.staged import Staged
+from tests.staged import STANDARD, TEXT, Both, Staged, both_in, providers
 from tests.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
     SLOTS,
     empty,
@@ -49,8 +42,6 @@ from tests.test_decoder_trees import (  # noqa: F401  # likewise
 )
 from tests.tiny import FAMILIES, tiny_artifact
 
-TEXT = np.random.default_rng(0).integers(0, 100, 60)
-STANDARD = [name for name in runnable() if not DIALECTS[name].contrib]
 KINDS = [(dialect, precision) for dialect in STANDARD for precision in DIALECTS[dialect].precisions]
 # Name: stages, dialect, provider.
 FORMS = {
@@ -66,17 +57,6 @@ class NarrowOnHost(CudaOnHost):
     """Takes few tokens of one pass at once, as a TensorRT engine does."""
 
     narrow, widest = 4, 7
-
-
-@contextmanager
-def providers(**kinds: type[Backend]) -> Iterator[None]:
-    """Backends of these names, over a double of CUDA, while a stage is opened."""
-    with pytest.MonkeyPatch.context() as patch:
-        cudart_double.install(patch, cudart_double.Gpu())
-        for name, kind in kinds.items():
-            patch.setitem(backends.PROVIDERS, name, f"{kind.__module__}:{kind.__name__}")
-        patch.setattr("engines.stage.PROVIDERS", dict.fromkeys(kinds, "CPUExecutionProvider"))
-        yield
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -95,20 +75,9 @@ def decoder(opened: Staged) -> Staged:
     return opened
 
 
-class Both(NamedTuple):
-    """A whole model, and its stages in a folder."""
-
-    whole: Artifact
-    folder: Path
-
-
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    """Three layers in three stages, and a padded vocabulary."""
-    folder = tmp_path_factory.mktemp("cut")
-    whole = tiny_artifact(folder / "whole", layers=3, vocab=100, padded_vocab=128, context=48)
-    split_artifact(whole.path, folder / "stages", stages=3)
-    return Both(whole, folder / "stages")
+    return both_in(tmp_path_factory.mktemp("cut"))
 
 
 # The same as the whole model
@@ -317,123 +286,6 @@ def test_a_stage_keeps_keys_and_values_of_its_own_layers_only(tmp_path: Path) ->
     split_artifact(whole.path, tmp_path / "cut", layers=[1, 2])
     planes = [len(Stage(each)._cache._cells) for each in open_stages(tmp_path / "cut")]
     assert planes == [2, 4]
-
-
-# What a stage refuses
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2 * LARGEST["float32"]])
-def test_states_that_are_no_numbers_are_refused_and_nothing_is_appended(
-    cut: Both, bad: float
-) -> None:
-    second = Stage(open_stages(cut.folder)[1], slots=2)
-    good = np.random.default_rng(0).standard_normal((5, second.width), np.float32)
-    passes = [Pass(0, TEXT[:2]), Pass(1, TEXT[:3])]
-    wanted = second.forward(passes, good).copy()
-    for slot in range(2):
-        second.rollback(slot, 0)
-    for place in ((0, 0), (4, second.width - 1)):
-        states = good.copy()
-        states[place] = bad
-        with pytest.raises(ValueError, match="finite"):
-            second.forward(passes, states)
-    assert [second.length(slot) for slot in range(2)] == [0, 0]
-    np.testing.assert_array_equal(second.forward(passes, good), wanted)
-
-
-@pytest.mark.parametrize("dialect", STANDARD)
-@pytest.mark.parametrize("family", ["llama", "opt"])  # opt-350m alone has no norm in between
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_largest_states_leave_nothing_behind(
-    tmp_path: Path, family: str, dialect: str, precision: Any
-) -> None:
-    """A NaN in the cache would be in all that the slot says from then on."""
-    whole = tiny_artifact(
-        tmp_path / "a", architecture=family, dialect=dialect, precision=precision, layers=3
-    )
-    split_artifact(whole.path, tmp_path / "cut", stages=3)
-    stages = [Stage(each) for each in open_stages(tmp_path / "cut")]
-    random = np.random.default_rng(1)
-    for stage in stages[1:]:
-        most = LARGEST[whole.manifest.kv_dtype]
-        signs = np.where(random.random((6, stage.width)) < 0.5, -1.0, 1.0)
-        states = random.standard_normal((4, stage.width), np.float32)
-        wanted = stage.forward([Pass(0, TEXT[:4])], states).copy()
-        stage.rollback(0, 0)
-        stage.forward([Pass(0, TEXT[:6])], (most * signs).astype(np.float32))
-        stage.rollback(0, 0)
-        np.testing.assert_array_equal(stage.forward([Pass(0, TEXT[:4])], states), wanted)
-
-
-def test_states_must_be_those_of_the_passes(cut: Both) -> None:
-    first, second, _ = (Stage(each) for each in open_stages(cut.folder))
-    states = np.zeros((3, first.width), np.float32)
-    for wrong in (None, states[:2], states[:, :-1], states[0], states[None]):
-        with pytest.raises(ValueError, match="states of the shape"):
-            second.forward([Pass(0, TEXT[:3])], wrong)
-    with pytest.raises(ValueError, match="states of the shape None"):
-        first.forward([Pass(0, TEXT[:3])], states)
-    assert (first.length(0), second.length(0)) == (0, 0)
-
-
-def test_a_stage_is_no_whole_model_and_a_whole_model_no_stage(cut: Both) -> None:
-    one, two, _ = open_stages(cut.folder)
-    for named in (two.path, two):
-        with pytest.raises(ArtifactError, match=r"stage 2 of 3 \(layer 1\).*cut from"):
-            Decoder(named)
-    for kind in (Stage, Head):
-        for named in (cut.whole, cut.whole.path):
-            with pytest.raises(ArtifactError, match=r"whole model.*export split"):
-                kind(named)
-    with pytest.raises(ArtifactError, match="folder of stage 1"):
-        Head(two)
-    assert Head(one).logits(np.zeros((2, 64), np.float32)).shape == (2, 100)
-
-
-@pytest.mark.parametrize("provider", ["tensorrt", "tensorrt-ep", "abacus"])
-def test_providers_that_run_no_stages_are_named(cut: Both, provider: str) -> None:
-    for kind in (Stage, Head):
-        with pytest.raises(ProviderError, match=f"{provider}.*cuda, cpu"):
-            kind(open_stages(cut.folder)[0], provider=provider)
-
-
-def test_damaged_graphs_are_refused_by_name(tmp_path: Path) -> None:
-    whole = tiny_artifact(tmp_path / "a")
-    one, two = split_artifact(whole.path, tmp_path / "cut", stages=2)
-    for path in (one.head_path, two.graph_path):
-        path.write_bytes(b"not a graph")
-    with pytest.raises(ProviderError, match=r"head\.onnx"):
-        Head(one)
-    with pytest.raises(ProviderError, match=r"stage-2/model\.onnx"):
-        Stage(two)
-    one.head_path.unlink()
-    with pytest.raises(ArtifactError, match=r"head\.onnx"):
-        Head(one.path)
-
-
-class Emptied(HostCache):
-    def take_in(self, slot: int, start: int, count: int) -> None:
-        self._cells.fill(0.0)
-
-
-class Forgetful(CpuBackend):
-    """Forgets keys and values between runs, and is not trusted."""
-
-    trusted = False
-
-    def __init__(self, load: Load) -> None:
-        super().__init__(load)
-        self.cache = Emptied(load.artifact.manifest, load.slots, load.context)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_stage_that_forgets_is_found_out(tmp_path: Path, family: str) -> None:
-    whole = tiny_artifact(tmp_path / "a", architecture=family, layers=3)
-    stages = split_artifact(whole.path, tmp_path / "cut", stages=3)
-    with providers(cpu=Forgetful):
-        for stage in stages:
-            with pytest.raises(ProviderError, match="forgets"):
-                Stage(stage, provider="cpu")
 
 
 # Real weights

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -130,21 +130,23 @@ def test_an_answer_that_comes_twice_is_a_lie(cast: Cast, tmp_path: Path) -> None
         assert held.events("b")["lied"] == 1
 
 
+def of_two(tell: Callable[[Said, Said], Iterable[Said]]) -> Spoil:
+    """It keeps an answer back until there are two, and tells these together."""
+    said: list[Said] = []
+
+    def spoil(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
+        if not isinstance(message, Scored):
+            return [(message, frames)]
+        said.append((message, frames))
+        return tell(*said) if len(said) == 2 else []
+
+    return spoil
+
+
 def test_answers_that_are_told_the_wrong_way_round_are_a_lie(cast: Cast, tmp_path: Path) -> None:
     """They have as many rows each: by their number alone they would be believed."""
     with federated(cast, tmp_path, late="drop") as (held, liar):
-        said: list[tuple[Scored, Frames]] = []
-
-        def spoil(message: msgspec.Struct, frames: Frames) -> Iterator[Said]:
-            if not isinstance(message, Scored):
-                yield message, frames
-                return
-            said.append((message, frames))
-            if len(said) == 2:
-                yield said[1]
-                yield said[0]
-
-        liar.lies(spoil)
+        liar.lies(of_two(lambda first, second: [second, first]))
         target = held.target
         target.start(1, [ASK])
         target.start(2, [ASK._replace(slot=2)])
@@ -159,18 +161,7 @@ def test_answers_that_are_told_the_wrong_way_round_are_a_lie(cast: Cast, tmp_pat
 def test_what_comes_behind_nonsense_is_not_believed(cast: Cast, tmp_path: Path) -> None:
     """Two flights are under way; the first answer is nonsense, and the second comes at once."""
     with federated(cast, tmp_path, late="drop") as (held, liar):
-        said: list[tuple[Scored, Frames]] = []
-
-        def spoil(message: msgspec.Struct, frames: Frames) -> Iterator[Said]:
-            if not isinstance(message, Scored):
-                yield message, frames
-                return
-            said.append((message, frames))
-            if len(said) == 2:
-                yield said[0][0], [b"nonsense"]
-                yield said[1]
-
-        liar.lies(spoil)
+        liar.lies(of_two(lambda first, second: [(first[0], [b"nonsense"]), second]))
         target = held.target
         target.start(1, [ASK])
         target.start(2, [ASK._replace(slot=2)])
