@@ -16,8 +16,8 @@ from field.prompts import BUILT_IN, read_prompts
 from field.recording import Recorder, begun
 from field.run import Run, Settings
 from pilotfish.cli import main
+from tests.daemons import free_port
 from tests.measuring import PROMPTS, QUICK, answers, assert_whole, measure
-from tests.test_processes import free_port
 from wire.errors import UnsupportedError
 
 # A run that nothing disturbs

@@ -22,8 +22,9 @@ from field.recording import Recorder, begun
 from field.run import Run
 from pilotfish import EdgeServer
 from pilotfish.cli import main
+from tests.daemons import free_port
 from tests.measuring import PROMPTS, QUICK, answers, assert_whole, measure, wait_for_answers
-from tests.test_processes import command, free_port
+from tests.test_processes import command
 
 # Going on
 

@@ -24,6 +24,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
 from pilotfish.cli.export import default_pair
 from tests.conftest import Pair
+from tests.daemons import free_port
 from wire import keys
 from wire.errors import EdgeLostError, ListenError
 from wire.keys import DeviceKeys
@@ -93,12 +94,6 @@ def alive(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 # Nobody there, or nobody who lets us in
