@@ -118,6 +118,20 @@ def test_damaged_files_never_fail_otherwise(tmp_path: Path, form: str, data: Any
     walk(damaged)
 
 
+@pytest.mark.parametrize(
+    ("heads", "named"), [(0, "head_count is 0"), (3, "not 3 heads"), (2**31, "head_count is")]
+)
+def test_heads_that_cannot_be_are_refused(tmp_path: Path, heads: int, named: str) -> None:
+    """As a damaged byte may have it."""
+    path = write_gguf(tmp_path / "m.gguf")
+    data, key = bytearray(path.read_bytes()), b"llama.attention.head_count"
+    at = data.index(len(key).to_bytes(8, "little") + key) + 8 + len(key) + 4
+    data[at : at + 4] = heads.to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(ExportError, match=named):
+        GgufSource(path, silent).tensor("model.layers.0.self_attn.q_proj.weight")
+
+
 def _write(folder: Path, form: str) -> Path:
     path = folder / f"whole.{form}"
     if form == "gguf":

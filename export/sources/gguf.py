@@ -101,22 +101,27 @@ class GgufSource:
         values = self._file.tensor(self._gguf_names[name])
         if self.config.model_type == "llama":
             if ".q_proj." in name:
-                return _halves_apart(values, self.config.heads)
+                return self._halves_apart(name, values, self.config.heads)
             if ".k_proj." in name:
-                return _halves_apart(values, self.config.kv_heads)
+                return self._halves_apart(name, values, self.config.kv_heads)
         return values
 
+    def _halves_apart(
+        self, name: str, values: NDArray[np.float32], heads: int
+    ) -> NDArray[np.float32]:
+        """Undo GGUF's interleaving of a head's first and second half.
 
-def _halves_apart(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Undo GGUF's interleaving of a head's first and second half.
-
-    values: [heads * head_dim, …], where rows (2i, 2i + 1) of a head rotate together;
-    returns the same shape, where rows (i, i + head_dim / 2) do.
-    """
-    # [heads, head_dim / 2, 2, …]
-    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
-    restored: NDArray[np.float32] = pairs.swapaxes(1, 2).reshape(values.shape)
-    return restored
+        values: [heads * head_dim, …], where rows (2i, 2i + 1) of a head rotate together;
+        returns the same shape, where rows (i, i + head_dim / 2) do.
+        """
+        if len(values) % (2 * heads):
+            raise ExportError(
+                f"{self._file.path}: {name} has {len(values)} rows, which are not {heads} heads"
+            )
+        # [heads, head_dim / 2, 2, …]
+        pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+        restored: NDArray[np.float32] = pairs.swapaxes(1, 2).reshape(values.shape)
+        return restored
 
 
 def _canonical(name: str, path: Path) -> str:
@@ -150,7 +155,10 @@ def _read_config(file: GgufFile) -> ModelConfig:
         return value
 
     def integer(key: str, default: int | None = None) -> int:
-        return int(number(key, default))
+        value = number(key, default)
+        if not 1 <= value < 2**31:
+            raise ExportError(f"{path}: {architecture}.{key} is {value!r}, and must be a count")
+        return int(value)
 
     _refuse_variants(file, str(architecture))
     heads, hidden = integer("attention.head_count"), integer("embedding_length")
