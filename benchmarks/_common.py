@@ -6,6 +6,7 @@ stdout. The JSON is an object with ``rows`` (what was measured) and ``goals`` (w
 
 import argparse
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -143,3 +144,11 @@ def _console(args: argparse.Namespace) -> Console:
 
 def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def free_port() -> int:
+    """A port of this machine where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

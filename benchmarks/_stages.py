@@ -7,7 +7,6 @@ RTT 2·t₁ before each node delays each of the N hops by t₁. All is encrypted
 import argparse
 import os
 import signal
-import socket
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _common import pair
+from _common import free_port, pair
 
 from edge_runtime.config import EdgeConfig, EdgeLimits
 from edge_runtime.tally import Tally
@@ -99,7 +98,7 @@ class Pipeline:
     @contextmanager
     def edge(self) -> Iterator["Edge"]:
         """An edge in a process of its own."""
-        port = _free_port()
+        port = free_port()
         first, listed = self._cut / "stage-1", self._cut / "stages.toml"
         with EdgeServer(
             first, keys=self._folder, pipeline=listed, metrics=port, **self._size
@@ -191,10 +190,3 @@ class Bench:
     def device(self, edge: "Edge | EdgeServer", **options: Any) -> Device:
         """A device of this edge."""
         return Device(self.draft, edge.endpoint, self.folder, **options)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

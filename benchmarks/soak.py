@@ -15,7 +15,6 @@ in as tokens are met for the first time, and which the kernel may drop again.
 import json
 import math
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -36,6 +35,7 @@ from _common import (
     Rows,
     at_most,
     conclude,
+    free_port,
     options,
     pair,
     pair_options,
@@ -72,13 +72,6 @@ class Day:
     @property
     def over(self) -> bool:
         return time.monotonic() >= self.until_s
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -18,7 +18,17 @@ import time
 from pathlib import Path
 from statistics import median
 
-from _common import Rows, Steps, at_most, conclude, options, pair, pair_options, throwaway_keys
+from _common import (
+    Rows,
+    Steps,
+    at_most,
+    conclude,
+    free_port,
+    options,
+    pair,
+    pair_options,
+    throwaway_keys,
+)
 
 from pilotfish import EdgeServer
 
@@ -46,13 +56,6 @@ def started_s(command: list[str], folder: Path) -> float:
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(PATIENCE_S)
             path.unlink()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def main() -> int:

@@ -158,7 +158,7 @@ def _of_nodes(nodes: Mapping[str, bool], tally: Tally) -> Iterable["Metric"]:
     moved = CounterMetricFamily(
         f"{PREFIX}node_bytes", "Bytes to and from it.", labels=["node", "direction"]
     )
-    for node in nodes.keys() & (tally.node_bytes_out.keys() | tally.node_bytes_in.keys()):
+    for node in sorted(nodes.keys() & (tally.node_bytes_out.keys() | tally.node_bytes_in.keys())):
         moved.add_metric([node, "to"], tally.node_bytes_out[node])
         moved.add_metric([node, "from"], tally.node_bytes_in[node])
     yield moved

@@ -110,7 +110,7 @@ def read_relaxation(path: Path) -> RelaxationCard:
 def expect_writable(path: Path) -> None:
     """Raise `RelaxationError` if a card could not be written there; for before the long work."""
     folder = next(each for each in path.absolute().parents if each.exists())
-    if path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise RelaxationError(f"{path} cannot be written: name a file in a folder that is yours.")
 
 

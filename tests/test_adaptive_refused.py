@@ -13,6 +13,7 @@ import pytest
 from edge_runtime.relaxation_file import (
     Outcome,
     RelaxationCard,
+    expect_writable,
     read_relaxation,
     write_relaxation,
 )
@@ -193,3 +194,12 @@ def test_deviations_that_cannot_be(
     device = liar(script)
     with pytest.raises(MalformedError):
         device.generate(PROMPT, protocol=protocol, temperature=1.0, window=4, max_tokens=20)
+
+
+def test_whether_a_card_can_be_written_is_known_before(tmp_path: Path) -> None:
+    expect_writable(tmp_path / "new" / "folders" / "card.json")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "card.json"):
+        with pytest.raises(RelaxationError, match="cannot be written"):
+            expect_writable(path)

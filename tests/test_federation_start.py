@@ -187,6 +187,25 @@ def test_more_sessions_than_a_step_has_room_for(
     assert "1024" in refusal(capsys, 64, "edge", "serve", *arguments)
 
 
+@pytest.mark.parametrize("flags", [("--late", 3), ("--give-up", 5), ("--stages", 2)])
+def test_settings_that_would_not_be_heeded_are_refused(
+    cast: Cast, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[object, ...]
+) -> None:
+    path = write_list(tmp_path / "w.toml", [("a", away())])
+    arguments = ("--target", cast.a, "--federate", path, *flags)
+    assert "go with --cluster ray" in refusal(capsys, 78, "edge", "serve", *arguments)
+
+
+def test_a_stage_has_no_weight(
+    cast: Cast, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "stages.toml"
+    path.write_text('[[stage]]\naddress = "tcp://127.0.0.1:1"\nweight = 0.5\n')
+    path.chmod(0o644)
+    line = refusal(capsys, 78, "edge", "serve", "--target", cast.a, "--pipeline", path)
+    assert "`weight`" in line
+
+
 def test_a_federation_has_no_hidden_states_for_a_head(
     cast: Cast, tmp_path: Path, head: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
