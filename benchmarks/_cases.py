@@ -6,7 +6,7 @@ the prompt.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from _common import PROMPTS, Steps, throwaway_keys
 from device_runtime.plan import Options
 from device_runtime.record import Round, acceptance
 from pilotfish import Device, EdgeServer, Generation
+from pilotfish.cli.cores import halves, kept_to
+from wire.emulation.emulator import Conditions, Emulator
 
 
 @dataclass
@@ -62,23 +64,42 @@ class Case:
 
 
 def take_turns(
-    cases: Sequence[Case], device: Device, *, prompts: int, tokens: int, steps: Steps
+    cases: Sequence[tuple[Case, Device]], *, prompts: int, tokens: int, steps: Steps
 ) -> None:
-    """Run all cases on so many prompts; each prompt is one of the steps."""
-    device.generate(PROMPTS[0], max_tokens=8)  # the first passes of fresh engines are slow ones
+    """Run all cases on so many prompts, each on its device; each prompt is one of the steps."""
+    for device in {id(device): device for _, device in cases}.values():
+        device.generate(PROMPTS[0], max_tokens=8)  # the first passes of fresh engines are slow ones
     for seed in range(prompts):
         steps.next("one prompt, all cases")
         first = seed % len(cases)
-        for case in (*cases[first:], *cases[:first]):
+        for case, device in (*cases[first:], *cases[:first]):
             case.run(device, PROMPTS[seed % len(PROMPTS)], seed, tokens)
 
 
 @contextmanager
 def connected(drafter: Path, target: Path) -> Iterator[Device]:
     """A device with an edge process of its own; between them the encrypted loopback."""
-    with (
-        throwaway_keys() as folder,
-        EdgeServer(target, keys=folder) as edge,
-        Device(drafter, edge.endpoint, folder) as device,
-    ):
+    with connected_all([drafter], target) as [device]:
         yield device
+
+
+@contextmanager
+def connected_all(
+    drafters: Sequence[Path], target: Path, *, rtt_s: float = 0.0, apart: bool = False
+) -> Iterator[list[Device]]:
+    """A device for each drafter, and one edge process.
+
+    rtt_s: of the emulated link between them; 0: plain loopback. apart: the edge has one half of the
+    cores, the devices have the other.
+    """
+    theirs, ours = halves() if apart else (None, None)
+    with ExitStack() as stack:
+        folder = stack.enter_context(throwaway_keys())
+        edge = stack.enter_context(EdgeServer(target, keys=folder, cores=theirs))
+        endpoint = edge.endpoint
+        if rtt_s > 0.0:
+            link = stack.enter_context(Emulator(endpoint, Conditions(rtt_s=rtt_s)))
+            endpoint = link.endpoint
+        if ours is not None:
+            stack.enter_context(kept_to(ours))
+        yield [stack.enter_context(Device(path, endpoint, folder)) for path in drafters]

@@ -1,7 +1,8 @@
 """What the benchmarks share: their options, the default pair, keys for a run, figures and goals.
 
 Every benchmark takes ``--json PATH`` and ``--quick``, shows progress on stderr and its table on
-stdout. The JSON is an object with ``rows`` (what was measured) and ``goals`` (what it should be).
+stdout. The JSON is an object with ``rows`` (what was measured), ``goals`` (what it should be) and
+``machine`` (how busy it was with something else, before and meanwhile; see `_company`).
 """
 
 import argparse
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
+from _company import Company, in_words
 from rich.console import Console
 from rich.table import Table
 
@@ -62,6 +64,7 @@ def options(description: str) -> argparse.ArgumentParser:
     )
     json_option(parser)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, rougher figures")
+    parser.set_defaults(company=Company())
     return parser
 
 
@@ -115,15 +118,20 @@ def conclude(
 ) -> int:
     """Show the columns of the rows, and the goals; write JSON if asked. Returns the exit code.
 
+    Beside other work all of it is marked; what is missed there is missed, but proves less.
     shown: of the rows, where others were shown before.
     """
     show(args, title, columns, rows if shown is None else shown)
     console = _console(args)
+    machine = args.company.told()
+    beside = " [yellow](beside other work)[/]" if machine["beside_other_work"] else ""
     for goal in goals:
         mark = "[green]met   [/]" if goal["met"] else "[red]MISSED[/]"
-        console.print(f"{mark} {goal['name']} {goal['goal']:g}: {goal['value']:g}")
+        console.print(f"{mark} {goal['name']} {goal['goal']:g}: {goal['value']:g}{beside}")
+    if beside:
+        console.print(f"[yellow]{in_words(machine)}[/]")
     if args.json:
-        write_json(args.json, {"rows": rows, "goals": goals})
+        write_json(args.json, {"rows": rows, "goals": goals, "machine": machine})
     return 0
 
 

@@ -18,12 +18,12 @@ from device_runtime.drafter import Drafter
 from engines.decoder import Decoder, Pass
 from pilotfish import PilotfishError
 from speculation.distributions import Sampling
+from wire.channel import Channel
 from wire.codecs.ids import encode_ids
 from wire.committed import Committed
 from wire.keys import DeviceKeys
 from wire.messages import Begin, Buffer, Close, Request, Verdict, Window
 from wire.protocols import EXCHANGES, Law, Ruling
-from wire.transport import Channel
 
 GREEDY = EXCHANGES["greedy"]
 LAW = Law(sampling=Sampling(), seed=0)

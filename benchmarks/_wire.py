@@ -202,7 +202,7 @@ def main(description: str) -> int:
         rows.append(rounded(bits, chats, betas))
     cases = [Case(name, {"protocol": name, "window": WINDOW}) for name in ("coupled", "dssd")]
     with connected(drafter, target) as device:
-        take_turns(cases, device, prompts=prompts, tokens=tokens, steps=steps)
+        take_turns([(case, device) for case in cases], prompts=prompts, tokens=tokens, steps=steps)
     real = [*(rounds(case) for case in cases), noise(cases[0], chats)]
     goals = judge(rows, *real)
     return conclude(args, "distributions on the wire", COLUMNS, [*rows, *real], goals)

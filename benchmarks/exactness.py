@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from _common import PROMPTS, Goal, Rows, Steps, at_most, conclude, options, pair, pair_options
 from _common import throwaway_keys as keys
+from _parting import TIE, scores_at
 
 from device_runtime.plan import Options
 from engines.decoder import Decoder
 from pilotfish import Device, EdgeServer
-from speculation.randomness import Purpose, exponentials, noise
 
 WINDOWS = (1, 4, 8, 16)
-TIE = 1e-3  # in logits
 MORE = (
     "Why do leaves change their colour in autumn?",
     "Write a SQL query that counts the orders of each customer.",
@@ -138,13 +137,8 @@ def _verdict(
     at = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), None)
     if at is None:
         return "differ"
-    reference.rollback(0, 0)
     ids = np.concatenate([prompt, np.array(wanted[:at], dtype=np.int64)])
-    # [V], what the argmax is taken of: the logits, plus the position's Gumbel noise if sampled
-    scores = reference.prefill(0, ids, rows=1).logits[0].astype(np.float64)
-    if seed is not None:
-        words = noise(len(scores), seed, Purpose.TARGET, len(ids))
-        scores -= np.log(exponentials(words))
+    scores = scores_at(reference, ids, seed)
     gap = abs(float(scores[got[at]]) - float(scores[wanted[at]]))
     print(f"parted at token {at}, {gap:.2e} apart in the target's scores", file=sys.stderr)
     return "ties" if gap < TIE else "differ"

@@ -15,32 +15,25 @@ in as tokens are met for the first time, and which the kernel may drop again.
 import json
 import math
 import random
-import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import openai
 from _common import (
     PROMPTS,
     Goal,
-    Rows,
     at_most,
     conclude,
-    free_port,
     options,
     pair,
     pair_options,
     throwaway_keys,
 )
+from _daemons import MEMORY, Seen, growth, memory_mib, services
 
 from pilotfish import EdgeServer
 from wire.emulation.emulator import Conditions, Emulator
@@ -50,11 +43,7 @@ SEEDS = 3
 ABORTED = 0.2
 SECOND_HALF = " Then say it again."
 LANES = 2
-COLUMNS = ("process", "warm_mib", "end_mib", "growth", "peak_mib", "file_mib")
 LENGTHS, REPEATS = (16, 48, 96), (0, 0, 10, 40)  # tokens of an answer; of a prompt's second half
-
-
-Seen = dict[str, list[tuple[float, float]]]
 
 
 @dataclass
@@ -72,37 +61,6 @@ class Day:
     @property
     def over(self) -> bool:
         return time.monotonic() >= self.until_s
-
-
-@contextmanager
-def services(count: int, draft: Path, edge: str, keys: Path) -> Iterator[dict[int, int]]:
-    """So many device services: their process ids by port."""
-    started: dict[int, subprocess.Popen[bytes]] = {}
-    try:
-        for _ in range(count):
-            port = free_port()
-            command = [sys.executable, "-m", "pilotfish", "device", "serve", "--draft", str(draft)]
-            command += ["--edge", edge, "--keys", str(keys), "--listen", f"127.0.0.1:{port}"]
-            command += ["--lanes", str(LANES), "--threads", "1", "--on-link-loss", "wait"]
-            started[port] = subprocess.Popen(command)
-        for port, process in started.items():
-            wait_until_healthy(port, process)
-        yield {port: process.pid for port, process in started.items()}
-    finally:
-        for process in started.values():
-            process.terminate()
-        for process in started.values():
-            process.wait(30)
-
-
-def wait_until_healthy(port: int, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
-            if answer.status == 200:
-                return
-        time.sleep(0.2)
-    raise SystemExit(f"the service on port {port} did not come up")
 
 
 def client(port: int, day: Day, seed: int) -> None:
@@ -177,13 +135,6 @@ def cutter(link: Emulator, day: Day) -> None:
             day.counts["cut"] += 1
 
 
-def memory_mib(pid: int) -> tuple[float, float]:
-    """Resident memory of a process: its own, and pages of files."""
-    told = Path(f"/proc/{pid}/status").read_text().split()
-    own, files = (int(told[told.index(f"{name}:") + 1]) / 1024 for name in ("RssAnon", "RssFile"))
-    return own, files
-
-
 def watch(processes: dict[str, int], day: Day, minutes: float) -> Seen:
     """The memory of each process, second by second, with a word now and then."""
     seen: Seen = {name: [] for name in processes}
@@ -202,21 +153,6 @@ def watch(processes: dict[str, int], day: Day, minutes: float) -> Seen:
     return seen
 
 
-def rows_of(seen: Seen) -> Rows:
-    rows: Rows = []
-    for name, samples in seen.items():
-        own = [sample[0] for sample in samples]
-        sixth = max(1, len(own) // 6)
-        warm, end = median(own[sixth : 2 * sixth]), median(own[-sixth:])
-        rows.append(
-            {
-                "process": name, "warm_mib": warm, "end_mib": end, "growth": end / warm - 1.0,
-                "peak_mib": max(own), "file_mib": samples[-1][1],
-            }
-        )  # fmt: skip
-    return rows
-
-
 def main() -> int:
     parser = options(__doc__)
     pair_options(parser)
@@ -232,9 +168,9 @@ def main() -> int:
             target, keys=folder, sessions=2 * LANES * devices, sessions_per_client=200
         ) as edge,
         Emulator(edge.endpoint, Conditions(rtt_s=0.005)) as link,
-        services(devices, drafter, link.endpoint, folder) as pids,
+        services(devices, drafter, link.endpoint, folder, "--lanes", LANES) as daemons,
     ):
-        clients = [*pids, *pids]  # two a device
+        clients = [*daemons, *daemons]  # two a device
         day = Day(random.Random(1), ready=threading.Barrier(len(clients) + 1))
         work = [
             threading.Thread(target=client, args=(port, day, number))
@@ -247,11 +183,12 @@ def main() -> int:
         day.until_s = time.monotonic() + 60 * minutes
         work.append(threading.Thread(target=cutter, args=(link, day)))
         work[-1].start()
-        processes = {"edge": edge.pid} | {f"device {i}": pid for i, pid in enumerate(pids.values())}
+        devices_too = {f"device {i}": each.pid for i, each in enumerate(daemons.values())}
+        processes = {"edge": edge.pid} | devices_too
         seen = watch(processes, day, minutes)
         for thread in work:
             thread.join()
-    rows = rows_of(seen)
+    rows = growth(seen)
     summary: dict[str, Any] = {**day.counts, "longest_s": round(day.longest_s, 1)}
     print(json.dumps(summary), file=sys.stderr)
     for error, times in Counter(day.errors).most_common(10):
@@ -264,7 +201,7 @@ def main() -> int:
         at_most("answers that differ from the same answer before", day.counts["differing"], 0),
     ]
     title = f"memory over {minutes:g} minutes, {devices} devices"
-    return conclude(args, title, COLUMNS, [*rows, {"process": "answers", **summary}], goals)
+    return conclude(args, title, MEMORY, [*rows, {"process": "answers", **summary}], goals)
 
 
 if __name__ == "__main__":

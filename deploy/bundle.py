@@ -5,7 +5,8 @@ In:  artifacts, an address, keys, a Python version and a machine. Out: a folder
     wheels/      pilotfish and what it needs             systemd/  units and their like
     artifacts/   draft or target, and others             config/   what goes to /etc/pilotfish
     keys/        this machine's pair, and what it needs of the other end
-    manifest.json                                        `deploy.manifest`
+    signers/     public keys of signers that the board shall trust from now on
+    manifest.json, manifest.json.sig                     `deploy.manifest`, `deploy.signatures`
 
 that appears whole or not at all.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import zmq
 
-from deploy import manifest, wheelhouse
+from deploy import manifest, signatures, wheelhouse
 from deploy.errors import BundleError
 from deploy.install import ARTIFACTS
 from deploy.manifest import Manifest, Progress
@@ -44,6 +45,7 @@ class Wanted:
     artifacts: the first is what the machine serves, the others come along under their own names.
     address: device: the edge's; edge: where to listen. Both tcp://HOST:PORT.
     keys: folder with the keys of this machine, or None: a new pair is made.
+    secret: the key to sign with, or None. signers: public keys that the board shall trust as well.
     """
 
     role: str
@@ -53,6 +55,8 @@ class Wanted:
     python: str
     machine: str
     wheels: Sequence[Path] = ()
+    secret: Path | None = None
+    signers: Sequence[Path] = ()
 
 
 def make(wanted: Wanted, out: Path, progress: Progress) -> tuple[Manifest, list[str]]:
@@ -64,10 +68,13 @@ def make(wanted: Wanted, out: Path, progress: Progress) -> tuple[Manifest, list[
     anywhere = match is not None and match[1] == "*"  # an edge's, to listen on
     if match is None or not 0 < int(match[2]) < 1 << 16 or (anywhere and wanted.role == "device"):
         raise UnsupportedError(f"{wanted.address!r} is no address; write tcp://HOST:PORT.")
+    if wanted.secret is not None:
+        signatures.require_secret(wanted.secret)
     artifacts = dict(_named(wanted))
     with _replacing(out) as folder:
         advice = bring_keys(wanted, folder / "keys", out / "keys")
         _bring_settings(wanted, folder)
+        _bring_signers(wanted, folder / "signers")
         for count, (name, artifact) in enumerate(artifacts.items()):
             progress("copying artifacts", count, len(artifacts))
             artifact.verify()
@@ -81,6 +88,9 @@ def make(wanted: Wanted, out: Path, progress: Progress) -> tuple[Manifest, list[
         progress("writing the manifest", 0, 1)
         made = manifest.describe(folder, version, wanted.role, wanted.python, wanted.machine)
         (folder / manifest.NAME).write_bytes(made.encode())
+        if wanted.secret is not None:
+            signature = signatures.sign(made.encode(), wanted.secret)
+            (folder / signatures.NAME).write_bytes(signature)
         progress("writing the manifest", 1, 1)
     return made, advice
 
@@ -125,6 +135,16 @@ def _bring_settings(wanted: Wanted, folder: Path) -> None:
     if not (folder / "keys").is_dir():
         text = re.sub(r"(?m)^keys = ", "#keys = ", text)
     (folder / "config" / name).write_text(text)
+
+
+def _bring_signers(wanted: Wanted, folder: Path) -> None:
+    for path in wanted.signers:
+        key = signatures.read_public(path)
+        target = folder / f"{path.stem}.pub"
+        if target.exists() or not manifest.is_plain(target.name):
+            raise BundleError(f"{path} cannot be called {target.name!r} in the bundle: rename it.")
+        folder.mkdir(exist_ok=True)
+        target.write_bytes(signatures.public_file(key))
 
 
 def bring_keys(wanted: Wanted, folder: Path, former: Path) -> list[str]:

@@ -10,6 +10,12 @@ class BundleError(PilotfishError):
     exit_code = 65
 
 
+class SignatureError(BundleError):
+    """A bundle that is not signed, or not by a trusted signer, or was changed since."""
+
+    code = "signature"
+
+
 class InstallError(PilotfishError):
     """Nothing can be installed there, or what is installed is not as it should be."""
 

@@ -1,7 +1,7 @@
 """Files that change as a whole or not at all, also when the power goes.
 
 Each function does nothing where its result is there already, so that a second run changes nothing.
-A new content is written beside its place, made durable, and takes the place by one rename.
+How one file is written is in `wire.files`.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -12,7 +12,7 @@ import shutil
 import stat
 from pathlib import Path
 
-_PARTIAL = ".pilotfish-partial"
+from wire.files import beside, sync, take_place, write_whole
 
 
 def put(path: Path, content: bytes, mode: int = 0o644) -> bool:
@@ -20,14 +20,7 @@ def put(path: Path, content: bytes, mode: int = 0o644) -> bool:
     if holds(path, content, mode):
         return False
     folder(path.parent)
-    partial = _partial(path)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fchmod(descriptor, mode)
-        os.fsync(descriptor)
-    _take_place(partial, path)
+    write_whole(path, content, mode)
     return True
 
 
@@ -36,9 +29,9 @@ def link(path: Path, target: str) -> bool:
     if path.is_symlink() and os.readlink(path) == target:
         return False
     folder(path.parent)
-    partial = _partial(path)
+    partial = beside(path)
     os.symlink(target, partial)
-    _take_place(partial, path)
+    take_place(partial, path)
     return True
 
 
@@ -91,15 +84,6 @@ def holds(path: Path, content: bytes, mode: int | None = None) -> bool:
     )
 
 
-def sync(path: Path) -> None:
-    """Make a folder's entries survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_all(path: Path) -> None:
     """Make everything written so far to the file system of ``path`` durable, in one call."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -108,15 +92,3 @@ def sync_all(path: Path) -> None:
             raise OSError(ctypes.get_errno(), "the file system cannot be synchronised", str(path))
     finally:
         os.close(descriptor)
-
-
-def _partial(path: Path) -> Path:
-    """Where the next content of ``path`` is made, beside it; what a kill left there is removed."""
-    partial = path.with_name(f".{path.name}{_PARTIAL}")
-    partial.unlink(missing_ok=True)
-    return partial
-
-
-def _take_place(partial: Path, path: Path) -> None:
-    os.replace(partial, path)
-    sync(path.parent)

@@ -2,7 +2,10 @@
 
     PYTHONPATH=bundle/wheels/pilotfish-….whl python3 -m deploy.install --root / bundle/
 
-In:  a bundle (`deploy.manifest`) and a root. Out: a version that is current, its configuration,
+(which is for a bundle that is trusted: its own code is what would verify it. `deploy.ssh` has that
+done by the version that is installed.)
+
+In:  a bundle (`deploy.admission`) and a root. Out: a version that is current, its configuration,
 keys and units, and what was done, a line each.
 Law: the bundle is checked in full before anything is written. Until one rename makes the new
 version current, nothing of the old one was touched; whatever a kill or a power cut interrupts, the
@@ -15,19 +18,21 @@ import argparse
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy import files, manifest, settings, system
+from deploy import admission, files, manifest, precedence, settings, system
+from deploy.admission import Admitted, Demands
 from deploy.bytecode import compile_modules
 from deploy.errors import BundleError, InstallError, PrivilegeError, ServiceError
 from deploy.manifest import Manifest, Progress
 from deploy.rootfs import Rootfs, resolve
 from deploy.versions import HOME, Versions
 from deploy.wheels import Wheel
-from wire.errors import PilotfishError
+from wire.errors import KeysError, PilotfishError
 
 # What each role's artifact is called, whatever the folder's own name: the configuration names it.
 ARTIFACTS = {"device": "draft", "edge": "target"}
@@ -75,23 +80,35 @@ class Installation:
         # a board may have it on another disk, by a link
         self.versions = Versions(resolve(self.root.root, HOME))
 
-    def install(self, bundle: Path, digest: str | None = None) -> None:
-        """Install a bundle and make it current; on the running system, start it as well.
-
-        digest: what the bundle's must begin with, noted when it was made; None: any.
-        """
-        held = manifest.read(bundle)
-        if digest is not None and not held.digest.startswith(digest.lower()):
-            raise BundleError(f"The bundle's digest is {held.digest}, not {digest}.")
+    def verify(self, bundle: Path, demands: Demands) -> Admitted:
+        """Look whether a bundle may be installed here, in full; changes nothing."""
+        own = resolve(self.root.root, settings.SIGNERS)
+        link = self.root.path(settings.SIGNERS)
+        if os.path.lexists(link) and not own.exists() and not demands.unsigned:
+            # not a root without a list: the disk that has it may not be mounted
+            raise KeysError(f"{link} leads nowhere: it is where the signers were, so mend it.")
+        admitted = admission.admit(bundle, demands, self.say, own)
+        held = admitted.held
         self.root.require(held.python, held.machine)
+        if not demands.downgrade:
+            self._require_no_older(held)
         held.verify(bundle, self.progress)
         _require_fitting(bundle, held)
+        return admitted
+
+    def install(self, bundle: Path, demands: Demands) -> None:
+        """Install a bundle and make it current; on the running system, start it as well."""
+        admitted = self.verify(bundle, demands)
+        held = admitted.held
         os.umask(0o022)
         with self.versions.locked():
+            if not demands.downgrade:  # another installation may have come before this one
+                self._require_no_older(held)
             before, earlier = self.versions.current, self.versions.previous
             if held.name not in self.versions.names() or self.versions.faults(held.name):
-                self._stage(bundle, held)
+                self._stage(bundle, admitted)
             self._tell(settings.bring_keys(self.root, bundle, held))
+            self._tell(settings.bring_signers(self.root, bundle, admitted))
             if self.versions.switch(held.name):
                 self.say(f"version {held.name} is current")
             self._settle(held.name)
@@ -165,8 +182,20 @@ class Installation:
                 faults.append(f"{unit} is not enabled.")
         return faults
 
-    def _stage(self, bundle: Path, held: Manifest) -> None:
+    def _require_no_older(self, held: Manifest) -> None:
+        """`InstallError` if a version is current that a bundle's comes before."""
+        if self.versions.current is None:
+            return
+        there = self.versions.current.rpartition("-")[0]
+        if precedence.is_older(held.version, there) is not False:
+            raise InstallError(
+                f"The bundle holds version {held.version}, and {there} is installed in "
+                f"{self.root.root}: say --downgrade to install an older version."
+            )
+
+    def _stage(self, bundle: Path, admitted: Admitted) -> None:
         """Make the version's folder under a hidden name, then give it its own."""
+        held = admitted.held
         made = self.versions.incoming(held.name)
         try:
             self._fill(made, bundle, held)
@@ -178,19 +207,24 @@ class Installation:
             self.progress("writing to disk", 1, 1)
         finally:
             files.remove_tree(made)
-        self.say(f"version {held.name} installed")
+        signed = f"signed by {admitted.signer}" if admitted.signer else "its signature unasked for"
+        self.say(f"version {held.name} installed, {signed}")
 
     def _fill(self, made: Path, bundle: Path, held: Manifest) -> None:
         """Unpack the wheels, copy the rest, write the launcher."""
         python = f"/usr/bin/python{held.python}"
-        wheels = [bundle / path for path in held.files if path.startswith("wheels/")]
-        for count, wheel in enumerate(wheels):
+        wheels = [path for path in held.files if path.startswith("wheels/")]
+        for count, path in enumerate(wheels):
             self.progress("unpacking wheels", count, len(wheels))
-            Wheel.of(wheel).unpack(made, python)
+            # a copy of our own: a file that was hashed may be written to until it is unpacked
+            with tempfile.TemporaryFile(dir=made) as copy:
+                with manifest.reading(bundle, path, held.files[path]) as source:
+                    shutil.copyfileobj(source, copy)
+                Wheel.of(bundle / path).unpack(made, python, copy)
         self.progress("unpacking wheels", len(wheels), len(wheels))
         for path, entry in held.files.items():
             if path.split("/")[0] in ("artifacts", "systemd", "config"):
-                _copy(bundle / path, made / path, entry)
+                _copy(bundle, path, made / path, entry)
         (made / "bin").mkdir(exist_ok=True)
         launcher = made / "bin" / "pilotfish"
         launcher.write_text(LAUNCHER.format(python=python))
@@ -242,12 +276,11 @@ def _require_fitting(bundle: Path, held: Manifest) -> None:
         raise BundleError("The bundle holds no wheel of pilotfish.")
 
 
-def _copy(source: Path, target: Path, entry: manifest.Entry) -> None:
+def _copy(bundle: Path, path: str, target: Path, entry: manifest.Entry) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+    with manifest.reading(bundle, path, entry) as source, target.open("xb") as out:
+        shutil.copyfileobj(source, out)
     target.chmod(entry.mode)
-    if manifest.hash_file(target) != entry.sha256:
-        raise BundleError(f"{source} changed while it was copied.")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -258,8 +291,9 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("bundle", type=Path, nargs="?", help="folder that `pilotfish bundle` made")
     top.add_argument("--root", type=Path, default=Path("/"), help="root file system (default: /)")
-    top.add_argument("--digest", metavar="HEX", help="what the bundle's digest must begin with")
+    admission.add_arguments(top)
     action = top.add_mutually_exclusive_group()
+    action.add_argument("--verify", action="store_true", help="look at the bundle, install nothing")
     action.add_argument("--rollback", action="store_true", help="go back to the previous version")
     action.add_argument("--uninstall", action="store_true", help="remove it; /etc/pilotfish stays")
     action.add_argument("--check", action="store_true", help="compare with what was installed")
@@ -284,8 +318,10 @@ def run(args: argparse.Namespace, progress: Progress = _silent) -> int:
         return 1 if faults else 0
     elif args.bundle is None:
         raise InstallError("Name a bundle, or one of --rollback, --uninstall and --check.")
+    elif args.verify:
+        here.verify(args.bundle, admission.demanded(args))
     else:
-        here.install(args.bundle, args.digest)
+        here.install(args.bundle, admission.demanded(args))
     return 0
 
 

@@ -2,28 +2,33 @@
 
 In:  a folder. Out: a `Manifest` that the folder was compared with, or a `BundleError`.
 Law: a folder that passes `verify` holds exactly the files that the manifest names, byte for byte;
-no links, nothing besides. The digest covers the whole manifest, so it names the bundle. It guards
-against damage; whoever may rewrite the folder may also rewrite the digest, unless it was noted
-elsewhere.
+no links, nothing besides (but the manifest's signature, `deploy.signatures`). What `reading` hands
+out is what the manifest names, whatever became of the folder since. The digest covers the whole
+manifest, so it names the bundle. It guards against damage; a folder that can be rewritten can be
+given another digest, hence signatures.
 
 Standard library only: this runs on the board before anything is installed.
 """
 
+import errno
 import hashlib
 import json
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from deploy import signatures
 from deploy.errors import BundleError
+from wire.prose import one_line
 
 NAME = "manifest.json"
 FORMAT = 1
-ROOMS = ("wheels", "artifacts", "systemd", "config", "keys")
+ROOMS = ("wheels", "artifacts", "systemd", "config", "keys", "signers")
 ROLES = ("device", "edge")
 MACHINES = ("aarch64", "x86_64")
 MODES = (0o644, 0o755, 0o600)
@@ -79,7 +84,8 @@ class Manifest:
     def verify(self, folder: Path, progress: Progress) -> None:
         """Compare every file of a bundle with the manifest; `BundleError` names the first fault."""
         found = dict(_walk(folder))
-        found.pop(NAME, None)
+        for beside in (NAME, signatures.NAME):
+            found.pop(beside, None)
         for path in self.files:
             if path not in found:
                 raise BundleError(f"The bundle is incomplete: {path} is missing.")
@@ -87,7 +93,9 @@ class Manifest:
         for path, size in found.items():
             entry = self.files.get(path)
             if entry is None:
-                raise BundleError(f"The bundle holds {path}, which its manifest does not name.")
+                raise BundleError(
+                    f"The bundle holds {one_line(path)}, which its manifest does not name."
+                )
             if size != entry.size or hash_file(folder / path) != entry.sha256:
                 raise BundleError(f"{path} is not what the bundle's manifest says: copy it again.")
             done += size
@@ -108,16 +116,22 @@ def describe(folder: Path, version: str, role: str, python: str, machine: str) -
 
 def read(folder: Path) -> Manifest:
     """The manifest of a bundle, its own digest and every path in it checked."""
+    return decode(read_bytes(folder))
+
+
+def read_bytes(folder: Path) -> bytes:
+    """The bytes of a bundle's manifest, whatever they say."""
     path = folder / NAME
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise BundleError(f"{path} is too large to be a bundle's manifest.")
-        raw = path.read_bytes()
+        with opened(path) as file:
+            raw = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise BundleError(
             f"{folder} is no bundle: {NAME} cannot be read ({error.strerror})."
         ) from error
-    return decode(raw)
+    if len(raw) > _MAX_BYTES:
+        raise BundleError(f"{path} is too large to be a bundle's manifest.")
+    return raw
 
 
 def decode(raw: bytes) -> Manifest:
@@ -149,6 +163,62 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def opened(path: Path) -> BinaryIO:
+    """A file of a bundle; `BundleError` for anything but a file, which is not waited for either."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # which is what a link makes
+            raise
+        raise BundleError(f"{path} is a link, not a file: copy the bundle again.") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BundleError(f"{path} is not a file: copy the bundle again.")
+    return os.fdopen(descriptor, "rb")
+
+
+class CheckedReader:
+    """A file of a bundle that is hashed as it is read, up to the size that the manifest names."""
+
+    def __init__(self, file: BinaryIO, path: str, entry: Entry) -> None:
+        self._file = file
+        self._path = path
+        self._entry = entry
+        self._left = entry.size
+        self._digest = hashlib.sha256()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next ``size`` bytes, or all that are left."""
+        wanted = self._left if size < 0 else min(size, self._left)
+        data = self._file.read(wanted)
+        if wanted and not data:
+            raise self._changed()
+        self._left -= len(data)
+        self._digest.update(data)
+        return data
+
+    def finish(self) -> None:
+        """`BundleError` unless all was read, and is what the manifest says."""
+        if self._left or self._digest.hexdigest() != self._entry.sha256:
+            raise self._changed()
+
+    def _changed(self) -> BundleError:
+        return BundleError(f"{self._path} of the bundle changed while it was read: copy it again.")
+
+
+@contextmanager
+def reading(folder: Path, path: str, entry: Entry) -> Iterator[CheckedReader]:
+    """Read a file of a bundle once, to its end.
+
+    What was read must not be used before this ends without an error: only then is it what the
+    manifest says.
+    """
+    with opened(folder / path) as file:
+        reader = CheckedReader(file, path, entry)
+        yield reader
+        reader.finish()
+
+
 def is_plain(path: str) -> bool:
     """Whether a path stays below the folder that it is joined to, and no shell trips over it."""
     return all(_PART.fullmatch(part) for part in path.split("/"))
@@ -165,7 +235,12 @@ def _checked(manifest: Manifest) -> Manifest:
     ):
         raise BundleError(f"{NAME} of the bundle is damaged: version, role, Python or machine.")
     for path, entry in manifest.files.items():
-        if not is_plain(path) or path.split("/")[0] not in ROOMS or "/" not in path:
+        room, _, name = path.partition("/")
+        fits = {  # beside the configuration are the folders of the keys and of the signers
+            "config": "/" not in name and name not in ("keys", "signers"),
+            "signers": "/" not in name and name.endswith(".pub"),
+        }
+        if not is_plain(path) or room not in ROOMS or not name or not fits.get(room, True):
             raise BundleError(f"The bundle names a file {path!r}, which no bundle may hold.")
         if not (
             isinstance(entry.sha256, str)
@@ -185,12 +260,16 @@ def _walk(folder: Path, below: str = "") -> Iterator[tuple[str, int]]:
         if stat.S_ISDIR(status.st_mode):
             inside = list(_walk(Path(entry.path), f"{path}/"))
             if not inside:
-                raise BundleError(f"The bundle holds {path}, an empty folder, which none should.")
+                raise BundleError(
+                    f"The bundle holds {one_line(path)}, an empty folder, which none should."
+                )
             yield from inside
         elif stat.S_ISREG(status.st_mode):
             yield path, status.st_size
         else:
-            raise BundleError(f"The bundle holds {path}, which is neither a file nor a folder.")
+            raise BundleError(
+                f"The bundle holds {one_line(path)}, which is neither a file nor a folder."
+            )
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

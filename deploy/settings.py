@@ -1,23 +1,28 @@
-"""Configuration and keys below ``/etc/pilotfish``: what is a person's stays a person's.
+"""Configuration, keys and signers below ``/etc/pilotfish``: what is a person's stays a person's.
 
 Law: a configuration file that someone edited is never overwritten: the new one is laid beside it as
 ``NAME.new``. One that is still as some installed version brought it follows the current version.
-Keys that are there are never replaced.
+Keys that are there are never replaced. Signers are added by bundles whose signature was verified,
+and by no others; none is ever removed, and a revoked one stays so.
 
 Standard library only: this runs on the board before anything is installed.
 """
 
 import hashlib
+import io
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy import files, manifest
-from deploy.errors import BundleError
-from deploy.manifest import Manifest
-from deploy.rootfs import Rootfs
+from deploy import files, manifest, signatures
+from deploy.admission import Admitted
+from deploy.manifest import Entry, Manifest
+from deploy.rootfs import Rootfs, resolve
+from deploy.signatures import Signers
 from deploy.versions import Versions
 
 FOLDER = "etc/pilotfish"
+SIGNERS = f"{FOLDER}/signers"
 
 
 def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
@@ -44,9 +49,7 @@ def bring_keys(root: Rootfs, bundle: Path, held: Manifest) -> Iterator[str]:
         if not path.startswith("keys/"):
             continue
         target = root.path(f"{FOLDER}/{path}")
-        content = (bundle / path).read_bytes()
-        if _sha(content) != entry.sha256:
-            raise BundleError(f"{path} of the bundle changed while it was copied.")
+        content = _read(bundle, path, entry)
         if target.is_symlink():
             yield f"{target} is a link and stays"
         elif not target.exists():
@@ -54,6 +57,44 @@ def bring_keys(root: Rootfs, bundle: Path, held: Manifest) -> Iterator[str]:
             yield f"{target} written"
         elif target.read_bytes().strip() != content.strip():
             yield f"{target} is another key than the bundle's, and stays"
+
+
+def bring_signers(root: Rootfs, bundle: Path, admitted: Admitted) -> Iterator[str]:
+    """Have the root trust those that it shall trust; yields a sentence for each that is new.
+
+    A root without signers of its own takes over those that admitted the bundle. Others take the
+    bundle's, which one of theirs vouches for. A bundle that was not verified brings none.
+    """
+    if admitted.signers is None:
+        return
+    folder = resolve(root.root, SIGNERS)
+    if not folder.exists():
+        _found(folder, admitted.signers)
+        for name in sorted(admitted.signers.trusted.values()):
+            yield f"signer {name} is trusted by {folder}"
+    there = Signers.load(folder)
+    for path, entry in admitted.held.files.items():
+        if not path.startswith("signers/"):
+            continue
+        key = signatures.parse_public(_read(bundle, path, entry), path)
+        target = folder / Path(path).name
+        if key in there.revoked:
+            yield f"{path} is revoked in {folder}, and stays so"
+        elif key not in there.trusted and target.exists():
+            yield f"{target} is another signer than the bundle's, and stays"
+        elif key not in there.trusted:
+            files.put(target, signatures.public_file(key))
+            yield f"signer {target.stem} is trusted by {folder}"
+
+
+def _found(folder: Path, signers: Signers) -> None:
+    """Make a folder of signers; it appears whole, since one that is there decides."""
+    made = folder.with_name(f".{folder.name}.pilotfish-partial")
+    files.remove_tree(made)
+    files.folder(made)
+    for name, content in signers.files().items():
+        files.put(made / name, content)
+    files.move(made, folder)
 
 
 def edited(root: Rootfs, versions: Versions, name: str) -> list[str]:
@@ -75,6 +116,14 @@ def _shipped(versions: Versions) -> dict[str, set[str]]:
         for path in (versions.folder(name) / "config").glob("*"):
             found.setdefault(path.name, set()).add(manifest.hash_file(path))
     return found
+
+
+def _read(bundle: Path, path: str, entry: Entry) -> bytes:
+    """A small file of a bundle."""
+    content = io.BytesIO()
+    with manifest.reading(bundle, path, entry) as source:
+        shutil.copyfileobj(source, content)
+    return content.getvalue()
 
 
 def _sha(content: bytes) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from deploy import files, manifest
 from deploy.errors import InstallError
+from wire.files import sync
 
 HOME = "opt/pilotfish"
 LISTING = "installed.json"
@@ -92,7 +93,7 @@ class Versions:
         target = self.folder(name)
         if not target.exists():
             os.rename(made, target)
-            files.sync(self.all)
+            sync(self.all)
             return
         _mend(made, target)
         files.remove_tree(made)

@@ -94,12 +94,13 @@ class Wheel:
                 with _reading(what), archive.open(info) as source:
                     _copy(source, None, digest, what)
 
-    def unpack(self, folder: Path, interpreter: str) -> None:
+    def unpack(self, folder: Path, interpreter: str, content: IO[bytes] | None = None) -> None:
         """Put the files where they belong below a version's folder.
 
         interpreter: path that scripts are to be run with, for `#!python` lines.
+        content: the wheel's bytes, where they are not to be read from its path.
         """
-        with _opened(self.path) as archive:
+        with _opened(self.path, content) as archive:
             for info, digest in _listed(archive, self.path.name):
                 target = folder / placed(info.filename)
                 what = f"{info.filename} in {self.path.name}"
@@ -167,9 +168,9 @@ def _reading(what: str) -> Iterator[None]:
         raise BundleError(f"{what} is damaged: {error}.") from error
 
 
-def _opened(path: Path) -> zipfile.ZipFile:
+def _opened(path: Path, content: IO[bytes] | None = None) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(path)
+        return zipfile.ZipFile(path if content is None else content)
     except (OSError, *_DAMAGE) as error:
         raise BundleError(f"{path.name} is no wheel, or is damaged: {error}.") from error
 

@@ -246,11 +246,11 @@ class Device:
         """The prompt, in the vocabularies of this pair."""
         pair = self._partner.pair
         if not isinstance(prompt, Prompt):
-            return pair.prompt(prompt)
+            return pair.prompt(prompt, most=self.context - 1)
         if prompt.pair == pair.digests:
             return prompt
         if prompt.in_words or prompt.vocabulary in ("", pair.fingerprint):
-            return pair.prompt(prompt.asked, chat=prompt.chat)
+            return pair.prompt(prompt.asked, chat=prompt.chat, most=self.context - 1)
         raise PairMismatchError(
             f"These token ids are of another vocabulary than that of {pair.target.model}, which "
             "the edge serves now: make the prompt again."
@@ -283,7 +283,7 @@ class Device:
         chat: whether a text is a user message; else it is taken as it is. For any thread. It is
         about the edge that a lane of this device met last.
         """
-        return self._partners.latest.pair.prompt(asked, chat=chat)
+        return self._partners.latest.pair.prompt(asked, chat=chat, most=self.context - 1)
 
     @property
     def acquainted(self) -> bool:

@@ -1,24 +1,60 @@
-"""How many messages a client may send: a token bucket per client, in bounded memory."""
+"""What a client may cost the edge: messages a second, and its share of the loop's time.
+
+In bounded memory, a bucket of each for every client. A client that is alone may take all the time
+that there is; what it took beyond its share counts against it as soon as another one speaks.
+"""
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
-_CLIENTS = 1024  # the longest silent is forgotten beyond these, which fills its bucket again
+from wire.errors import RateLimitedError
+
+_CLIENTS = 1024  # the longest silent is forgotten beyond these, which fills its buckets again
+_SHARE = 0.5  # of the loop's time, for one client, while others want some
+_AT_ONCE_S = 0.1  # so much of it, and so much too much, may come at once
+_WANTED_S = 1.0  # so long after its last message another client is taken to want some
+
+
+@dataclass(slots=True)
+class _Buckets:
+    messages: float
+    seconds: float
+    at_s: float  # when they were looked at
 
 
 class Admission:
-    """Counts the messages of each client against its rate, which may be changed at any time."""
+    """Counts each client's messages and what they cost; the rate may be changed at any time."""
 
     def __init__(self, messages_per_s: float) -> None:
         self.rate = messages_per_s
-        self._buckets: OrderedDict[bytes, tuple[float, float]] = OrderedDict()  # (tokens, at)
+        self._buckets: OrderedDict[bytes, _Buckets] = OrderedDict()
+        self._speaking = b""  # the client that spoke last, and when another one did
+        self._another_s = self._spoke_s = -_WANTED_S
 
-    def admit(self, owner: bytes, now_s: float) -> bool:
-        """Take one message of ``owner`` into account; False when it came too fast."""
+    def admit(self, owner: bytes, now_s: float) -> None:
+        """Take one message of ``owner`` into account; `RateLimitedError` if it came too soon."""
+        if owner != self._speaking:
+            self._speaking, self._another_s = owner, self._spoke_s
+        self._spoke_s = now_s
         most = max(1.0, self.rate)
-        tokens, at = self._buckets.pop(owner, (most, now_s))
-        tokens = min(most, tokens + (now_s - at) * self.rate)
-        admitted = tokens >= 1.0
-        self._buckets[owner] = (tokens - 1.0 if admitted else tokens, now_s)
+        buckets = self._buckets.pop(owner, None) or _Buckets(most, _AT_ONCE_S, now_s)
+        self._buckets[owner] = buckets
         if len(self._buckets) > _CLIENTS:
             self._buckets.popitem(last=False)
-        return admitted
+        gone_s = now_s - buckets.at_s
+        buckets.at_s = now_s
+        buckets.messages = min(most, buckets.messages + gone_s * self.rate)
+        buckets.seconds = min(_AT_ONCE_S, buckets.seconds + gone_s * _SHARE)
+        if buckets.messages < 1.0:
+            raise RateLimitedError("Too many messages in this second; slow down.")
+        if buckets.seconds < 0.0 and now_s - self._another_s < _WANTED_S:
+            raise RateLimitedError(
+                "These messages cost more time than one key may take while others wait; slow down."
+            )
+        buckets.messages -= 1.0
+
+    def charge(self, owner: bytes, spent_s: float) -> None:
+        """A message that was admitted has cost so much."""
+        buckets = self._buckets.get(owner)
+        if buckets is not None:
+            buckets.seconds = max(-_AT_ONCE_S, buckets.seconds - spent_s)

@@ -22,6 +22,7 @@ from edge_runtime.tally import Tally
 from edge_runtime.targets import Opening, Target, open_target
 from edge_runtime.targets.target import pass_s
 from engines.artifact import Artifact
+from engines.inspection import Inspection
 from engines.pace import least_times
 from wire.keys import EdgeKeys
 from wire.messages import Buffer, PassTime, Reply
@@ -58,6 +59,8 @@ def serve(
         if metrics is not None:
             stack.callback(metrics.close)
         artifact = Artifact.open(config.target, stage=True)
+        inspection = Inspection(artifact)
+        stack.callback(inspection.close)
         # a federation's own artifact is there for its vocabulary: no head was made for its target
         heads = config.heads or (() if config.kind == "federated" else None)
         bench = Bench.of(artifact.manifest, heads, config.threshold, config.relaxation)
@@ -98,12 +101,14 @@ def serve(
         loop = Loop(
             *(listener, scheduler, target, service, settings, signals, supervisor),
             model,
+            inspection,
             lifeline,
         )
         if metrics is not None:
-            metrics.show(Sight(artifact.manifest, tally, listener, service, target))
+            metrics.show(Sight(artifact.manifest, tally, listener, service, target, inspection))
         announce(listener.endpoint)
         supervisor.ready(loop.status)
+        inspection.start()
         _log.info("serving %s on %s", model, listener.endpoint)
         for name in bench.names:
             _log.info("decision head: %s", name)

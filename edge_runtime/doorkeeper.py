@@ -41,10 +41,10 @@ class Doorkeeper(threading.Thread):
             self._asleep.release()
 
     def end(self) -> None:
-        """From now on it does not."""
+        """From now on it does not; waits for the turn that it is in, if it is, and for no other."""
+        self._on_duty = False  # first: else the doorkeeper could take the lock again and again
         with self.turn:
-            self._on_duty = False
-        os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._bell, 1)
 
     def run(self) -> None:
         """The thread."""

@@ -208,8 +208,8 @@ def _decoded(data: bytes, told: str) -> HeadCard:
                 "again, or install the version that made it."
             )
         card = msgspec.json.decode(data, type=HeadCard)
-    except (msgspec.DecodeError, RecursionError) as error:  # includes ValidationError
-        raise HeadError(f"{told} is not valid: {error}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HeadError(f"{told} is not valid ({error}): copy or train the head again.") from None
     link = card.link
     if link is not None and link.names != FEATURES:
         raise HeadError(

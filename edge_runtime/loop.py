@@ -20,13 +20,17 @@ from edge_runtime.scheduler import Job, Scheduler
 from edge_runtime.service import Service
 from edge_runtime.signals import Signals
 from edge_runtime.targets.target import Target
+from engines.errors import ArtifactError
+from engines.inspection import Inspection
 from wire.errors import TargetLostError
 from wire.supervisor import Supervisor
 from wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_BURST = 256  # messages taken in one turn, so that a flood does not keep verdicts from leaving
+# Messages taken in one turn, and the time after which it takes no more: a flood, or messages that
+# cost much to read, do not keep verdicts from leaving.
+_BURST, _TURN_S = 256, 0.01
 _TICK_S = 0.25  # how often connections, idle sessions and the status line are looked after
 _LEAVING_S = 5.0  # what stopping takes besides
 _STOPPED_BY = {signal.SIGINT: 130, signal.SIGHUP: 129}  # by SIGTERM: 0
@@ -58,6 +62,7 @@ class Loop:
         signals: Signals,
         supervisor: Supervisor,
         model: str,
+        inspection: Inspection,
         lifeline: int | None = None,
     ) -> None:
         self._listener = listener
@@ -68,6 +73,7 @@ class Loop:
         self._signals = signals
         self._supervisor = supervisor
         self._model = model
+        self._inspection = inspection
         self._lifeline = lifeline
         found = duties(listener, partial(_receive, listener, service))
         self._doorkeeper = Doorkeeper({int(source.fd): duty for source, duty in found.items()})
@@ -97,7 +103,7 @@ class Loop:
             f"{doing} {self._model}: {_count(devices, 'device')}, {_count(sessions, 'session')}, "
             f"{_count(self._scheduler.passes, 'pass', 'passes')}"
             f"{f'; {lacking}' if lacking else ''}"
-            f"{f'; not reloaded: {trouble}' if trouble else ''}"
+            f"{f'; not in force: {trouble}' if trouble else ''}"
         )
 
     @property
@@ -128,6 +134,9 @@ class Loop:
                 if self._target.over:
                     _log.error("the target is lost for good: %s", self._target.over)
                     return TargetLostError.exit_code
+                if self._inspection.damage:  # it has told; no answer is better than a wrong one
+                    self._supervisor.stopping(self._inspection.damage)
+                    return ArtifactError.exit_code
             if self._scheduler.flying:
                 self._finish(self._scheduler.collect)
             else:
@@ -140,10 +149,9 @@ class Loop:
         """Have the target do ``work``, and answer for the jobs that it has done."""
         self._doorkeeper.begin()
         done = work()
-        with self._doorkeeper.turn:
-            for job in done:
-                self._service.finish(job)
         self._doorkeeper.end()
+        for job in done:
+            self._service.finish(job)
 
     def _tick(self) -> None:
         self._tick_s = time.monotonic() + self._idle_s
@@ -161,7 +169,7 @@ class Loop:
             self._signals.reload = False
             self._supervisor.reloading()
             self._settings.reload(self._listener, self._service)
-            self._supervisor.ready(self.status)
+            self._supervisor.reloaded(self.status, self._settings.trouble)
         for number in self._signals.take_stops():
             if number in _STOPPED_BY:
                 return _STOPPED_BY[signal.Signals(number)]
@@ -183,12 +191,15 @@ class Loop:
 
 def _receive(listener: Listener, service: Service) -> bool:
     """Serve the messages that have arrived; True if some of them had to be left."""
+    until_s = time.monotonic() + _TURN_S
     for _ in range(_BURST):
         envelope = listener.receive()
         if envelope is not None:
             service.handle(envelope)
         if not listener.waiting:
             return False
+        if time.monotonic() >= until_s:
+            break
     return True
 
 

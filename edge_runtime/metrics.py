@@ -1,20 +1,21 @@
 """The edge's figures for Prometheus, over a small HTTP server of its own.
 
 In:  the tally that the serving loop keeps, its connections, its gate. Out: the text format, made
-when somebody asks for it, in the thread of whoever asks. Nothing here names a key: devices go by
+when it is asked for, in that server's thread. Nothing here names a key: devices go by
 their file's name on the allow-list.
 """
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import wire
+from edge_runtime.exposition import Exposition
 from edge_runtime.service import Service
 from edge_runtime.tally import Histogram, Tally
 from edge_runtime.targets.target import Target
 from engines.artifact import Manifest
+from engines.inspection import Inspection
 from wire.errors import ListenError, UnsupportedError
 from wire.transport import Listener
 
@@ -32,6 +33,7 @@ class Sight(NamedTuple):
     listener: Listener
     service: Service
     target: Target
+    inspection: Inspection
 
 
 class MetricsServer:
@@ -43,20 +45,19 @@ class MetricsServer:
 
     def __init__(self, host: str, port: int) -> None:
         try:
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError:
             raise UnsupportedError(
                 "--metrics needs the extra `serve`: pip install 'pilotfish[serve]'."
             ) from None
         registry = CollectorRegistry()
         self._sight: Sight | None = None
-        self._turn = threading.Lock()
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = Exposition(make_wsgi_app(registry), host, port)
         except (OSError, OverflowError) as error:
             raise ListenError(f"Metrics cannot be served on {host}:{port}: {error}.") from error
-        self.address = f"{host}:{self._server.server_port}"
+        self.address = f"{host}:{self._server.port}"
 
     def show(self, sight: Sight) -> None:
         """From now on the figures are of this; ``sight`` may be replaced at any time."""
@@ -68,21 +69,19 @@ class MetricsServer:
 
     def collect(self) -> Iterator["Metric"]:
         """All families of metrics, as they stand now."""
-        with self._turn:
-            sight = self._sight
-            if sight is not None:
-                yield from _families(sight)
+        sight = self._sight
+        if sight is not None:
+            yield from _families(sight)
 
     def close(self) -> None:
         """Answer no more."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 def _families(sight: Sight) -> Iterable["Metric"]:
     from prometheus_client.core import GaugeMetricFamily
 
-    manifest, tally, listener, service, target = sight
+    manifest, tally, listener, service, target, inspection = sight
     connections, gate = listener.connections, listener.gate
     sessions = service.sessions_by_device()
     build = GaugeMetricFamily(
@@ -92,6 +91,9 @@ def _families(sight: Sight) -> Iterable["Metric"]:
     )
     build.add_metric([wire.SOFTWARE, manifest.model, target.digest], 1)
     yield build
+    verified = "1 once the model's files were found to be those that were exported."
+    yield _gauge("weights_verified", verified, inspection.passed)
+    yield _gauge("weights_damaged", "1 once one was found to be another.", bool(inspection.damage))
     yield _gauge("sessions", "Open sessions.", sum(sessions.values()))
     yield _gauge("devices", "Devices (keys) that are connected.", connections.devices)
     yield _gauge("connections", "Connections, strangers' included.", len(connections))
@@ -135,6 +137,11 @@ def _families(sight: Sight) -> Iterable["Metric"]:
     yield _counters("handshakes_refused", "Strangers turned away.", "reason", refused)
     yield _counters("connections_cut", "Connections ended by the edge.", "reason", connections.cuts)
     yield _counters("reloads", "Configuration and keys read again.", "result", tally.reloads)
+    sound = "Whether all of configuration and keys could be taken over when they were read last."
+    yield _gauge("config_last_reload_successful", sound, tally.sound)
+    when = "When they last could, in seconds since 1970."
+    yield _gauge("config_last_reload_success_timestamp_seconds", when, tally.sound_s)
+    yield _gauge("broken_key_files", "Files on the allow-list without a key.", tally.broken_keys)
     if nodes := target.nodes:
         yield from _of_nodes(nodes, tally)
 

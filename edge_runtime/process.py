@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
@@ -25,8 +26,8 @@ class EdgeServer:
 
     action: "serve", or "worker" for a node of another edge's target (`pilotfish edge worker`).
     target: the target's artifact. listen: port 0 takes a free one. keys: the folder with
-    ``edge.key`` and ``allowed/``; None is allowed on loopback only. options: further flags of
-    the command, as ``sessions=4`` for ``--sessions 4``.
+    ``edge.key`` and ``allowed/``; None is allowed on loopback only. cores: those that it may use;
+    None: all. options: further flags of the command, as ``sessions=4`` for ``--sessions 4``.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class EdgeServer:
         listen: str = "tcp://127.0.0.1:0",
         keys: str | Path | None = None,
         action: str = "serve",
+        cores: Collection[int] | None = None,
         **options: object,
     ) -> None:
         self._command = [
@@ -51,6 +53,7 @@ class EdgeServer:
             self._command += ["--keys", str(keys)]
         for name, value in options.items():
             self._command += [f"--{name.replace('_', '-')}", str(value)]
+        self._cores = cores
         self._process: subprocess.Popen[bytes] | None = None
         self._tie: socket.socket | None = None
         self.endpoint = ""
@@ -72,6 +75,8 @@ class EdgeServer:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+        if self._cores is not None:  # long before it has threads, which inherit them
+            os.sched_setaffinity(self._process.pid, self._cores)
         theirs.close()
         self._tie = ours
         try:

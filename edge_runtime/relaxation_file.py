@@ -101,9 +101,10 @@ def read_relaxation(path: Path) -> RelaxationCard:
                 "install the version that made it."
             )
         return msgspec.json.decode(data, type=RelaxationCard)
-    except (msgspec.DecodeError, RecursionError) as error:  # includes ValidationError
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RelaxationError(
-            f"{path} is not what `pilotfish judge calibrate` writes: {error}."
+            f"{path} is not what `pilotfish judge calibrate` writes ({error}): calibrate again, or "
+            "restore a copy of it."
         ) from None
 
 

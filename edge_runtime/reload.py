@@ -1,20 +1,24 @@
 """The daemon's settings and allow-list, read again while it serves.
 
-Law: all or nothing. A file that is broken, or half written just now, changes nothing.
+Law: a configuration that is broken, or half written just now, changes nothing; the allow-list is
+looked up all the same. A key is in as long as a sound file on the list says so, whatever is wrong
+elsewhere: a key that was taken off is out, and so is one whose file broke.
 """
 
 import logging
 import resource
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from pathlib import Path
 
 from edge_runtime.config import MEBIBYTE, EdgeConfig, fixed_changes
 from edge_runtime.service import Service
 from edge_runtime.tally import Tally
 from wire.connections import Bounds
-from wire.errors import PilotfishError
-from wire.keys import EdgeKeys
+from wire.errors import KeysError, PilotfishError
+from wire.keys import AllowList, EdgeKeys, edge_secret
+from wire.supervisor import in_brief
 from wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
@@ -40,7 +44,10 @@ def bounds_of(config: EdgeConfig) -> Bounds:
 
 
 class Settings:
-    """The configuration that holds. ``trouble`` says why the last attempt to change it failed."""
+    """What holds of the configuration and of the keys. ``troubles``: what was wrong with the rest.
+
+    allowed: the keys that may come in, and their names; None: the edge has no keys.
+    """
 
     def __init__(
         self,
@@ -50,33 +57,64 @@ class Settings:
         tally: Tally,
     ) -> None:
         self.config = config
-        self.trouble = ""
+        self.allowed = None if keys is None else keys.allowed
         self._started = config
-        self._keys = keys
+        self._folder = config.keys  # where the list is that holds
+        self._secret = b"" if keys is None else keys.secret
         self._reread = reread
         self._tally = tally
+        self.troubles: Sequence[str] = () if keys is None else keys.listed.broken
+        tally.broken_keys = len(self.troubles)
+        self._tell("started")
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong, in a line; "" if nothing is."""
+        return in_brief(self.troubles)
 
     def reload(self, listener: Listener, service: Service) -> None:
-        """Read everything again and apply it; if something is wrong, log it and leave all as is."""
+        """Read everything again and apply what is sound of it."""
+        troubles: list[str] = []
         try:
             config = self._reread()
-            keys = EdgeKeys.load(config.keys) if config.keys is not None else None
         except (PilotfishError, OSError) as error:
-            self.trouble = str(error)
-            self._tally.reloads["refused"] += 1
-            _log.error("nothing was reloaded: %s", error)
-            return
+            troubles.append(str(error))
+        else:
+            self._adopt(config, listener)
+        if self._folder is not None and listener.gate is not None:
+            troubles += self._look_up(self.config.keys or self._folder, self._folder)
+            listener.gate.allowed = self.allowed or {}
+        service.revise(self.config.limits, self.allowed)
+        self.troubles = troubles
+        self._tally.reloads["refused" if troubles else "done"] += 1
+        self._tell("reloaded")
+
+    def _adopt(self, config: EdgeConfig, listener: Listener) -> None:
         for name in fixed_changes(self._started, config):
             _log.warning("%s has changed; that needs a restart", name)
-        self.config, self.trouble = config, ""
+        self.config = config
         held = listener.connections.bounds
         listener.connections.bounds = bounds_of(config)._replace(message_bytes=held.message_bytes)
-        if keys is not None and self._keys is not None and listener.gate is not None:
-            if keys.secret != self._keys.secret:
+
+    def _look_up(self, folder: Path, before: Path) -> list[str]:
+        """Read which keys may come in; returns what is wrong with the list, or the edge's key."""
+        try:
+            listed = AllowList.load(folder)
+        except KeysError as error:  # nothing says that a key was taken off it
+            return [str(error), *(self._look_up(before, before) if folder != before else ())]
+        self._folder, self.allowed = folder, listed.names
+        self._tally.broken_keys = len(listed.broken)
+        try:
+            if edge_secret(folder) != self._secret:
                 _log.warning("edge.key has changed; that needs a restart")
-            self._keys = replace(self._keys, allowed=keys.allowed)
-            listener.gate.allowed = keys.allowed
-        allowed = None if self._keys is None else self._keys.allowed
-        service.revise(config.limits, allowed)
-        self._tally.reloads["done"] += 1
-        _log.info("reloaded; %d keys are allowed", len(allowed or ()))
+        except KeysError as error:
+            return [*listed.broken, str(error)]
+        return [*listed.broken]
+
+    def _tell(self, what: str) -> None:
+        self._tally.sound = not self.troubles
+        if not self.troubles:
+            self._tally.sound_s = time.time()
+        for trouble in self.troubles:
+            _log.error("%s but for this: %s", what, trouble)
+        _log.info("%s; %d keys are allowed", what, len(self.allowed or ()))

@@ -139,7 +139,7 @@ class Rounds:
         self._verified(session, round_, times, ruling)
 
     def _verified(self, session: Session, round_: Round, times: m.Times, ruling: Ruling) -> None:
-        round_.verdict = m.Verdict(
+        verdict = m.Verdict(
             session=session.id,
             generation=session.generation,
             start=round_.start,
@@ -149,9 +149,9 @@ class Rounds:
             forgiven=ruling.forgiven,
             deviation=ruling.deviation or None,
         )
-        round_.answer = ruling.frames
-        self._send(round_.client, round_.verdict, round_.answer)  # the device waits for it
+        self._send(round_.client, verdict, ruling.frames)  # the device waits for it
         draft = round_.draft
+        round_.settle(verdict, ruling.frames)
         accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
         token = [] if ruling.token is None else [ruling.token]
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])

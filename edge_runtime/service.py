@@ -22,7 +22,7 @@ from edge_runtime.tally import Tally
 from edge_runtime.targets.target import Target
 from engines.artifact import Artifact
 from wire import messages as m
-from wire.codecs.ids import decode_ids
+from wire.codecs.ids import count_ids, decode_ids
 from wire.committed import Committed
 from wire.errors import (
     AccessDeniedError,
@@ -34,7 +34,6 @@ from wire.errors import (
     PairMismatchError,
     PilotfishError,
     PromptTooLongError,
-    RateLimitedError,
     TooLargeError,
     UnknownSessionError,
     VersionMismatchError,
@@ -142,8 +141,7 @@ class Service:
         try:
             if self._allowed is not None and envelope.owner not in self._allowed:
                 raise AccessDeniedError("This key has been taken off the edge's allow-list.")
-            if not self._admission.admit(envelope.owner, received_ns * 1e-9):
-                raise RateLimitedError("Too many messages in this second; slow down.")
+            self._admission.admit(envelope.owner, received_ns * 1e-9)
             check_size(envelope, self._message_bytes)
             request = m.decode_request(envelope.header)
             self._dispatch(request, envelope, received_ns)
@@ -154,6 +152,8 @@ class Service:
             self._refuse(
                 envelope.client, request, InternalError("The edge failed at this; see its log.")
             )
+        if request is not None:  # to refuse a message unread costs next to nothing
+            self._admission.charge(envelope.owner, (time.monotonic_ns() - received_ns) * 1e-9)
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
         if self._draining and not isinstance(request, m.States | m.Ping | m.Cancel | m.Close):
@@ -224,20 +224,21 @@ class Service:
 
     def _begin(self, begin: m.Begin, envelope: Envelope) -> None:
         expect_frames(envelope.frames, 1)
-        new = decode_ids(envelope.frames[0], self._vocab)
+        (frame,) = envelope.frames
+        length = begin.keep + count_ids(frame, self._vocab)
+        if length >= self._limits.context:  # before so many ids are decoded
+            raise PromptTooLongError(
+                f"The prompt has {length} tokens; this edge takes at most "
+                f"{self._limits.context - 1}."
+            )
+        new = decode_ids(frame, self._vocab)
         exchange = None if begin.protocol == STREAM else exchange_named(begin.protocol)
         law = Law(sampling=begin.sampling, seed=begin.seed)
         if exchange is not None:
             exchange.check(law.sampling)
             exchange = self._bench.seat(exchange, begin)
-        length = begin.keep + len(new)
         if length == 0:
             raise MalformedError("A generation needs at least one token to go on from.")
-        if length >= self._limits.context:
-            raise PromptTooLongError(
-                f"The prompt has {length} tokens; this edge takes at most "
-                f"{self._limits.context - 1}."
-            )
         session = self._session_for(begin, envelope.owner)
         self._rounds.stop(session)
         session.committed.truncate(begin.keep)
@@ -250,7 +251,7 @@ class Service:
 
     def _session_for(self, begin: m.Begin, owner: bytes) -> Session:
         try:
-            session = self.sessions.find(begin.session, owner)
+            session = self.sessions.use(begin.session, owner)
         except UnknownSessionError:
             if begin.keep:
                 raise
@@ -283,26 +284,25 @@ class Service:
             return
         if last is not None and last.verdict is None:
             raise ConflictError(f"The window at {last.start} is still being verified.")
-        draft: Draft = exchange.admit(envelope.frames, self._vocab)
-        round_ = Round(envelope.client, window.start, envelope.frames, draft, received_ns)
-        if len(draft.pending) != session.due:
+        # all that costs nothing to look at comes before the distributions are decoded
+        pending, drafted = exchange.extent(envelope.frames, self._vocab)
+        if pending != session.due:
             raise DivergedError(
                 "A token that the device samples comes with the next window, and with no other: "
                 "begin again."
             )
-        self._expect_position(session, round_.base, window.hash)
-        if len(draft.ids) > self._limits.window:
-            raise TooLargeError(
-                f"The window has {len(draft.ids)} tokens; this edge takes {self._limits.window}."
-            )
-        self._expect_room(session, len(draft.pending) + len(draft.ids))
+        self._expect_position(session, window.start - pending, window.hash)
+        self._expect_room(session, pending, drafted)
+        draft: Draft = exchange.admit(envelope.frames, self._vocab)
+        self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes
+        round_ = Round(envelope.client, window.start, envelope.frames, draft, received_ns)
         self._rounds.verify(session, round_, exchange, law)
 
     def _retry(self, session: Session, last: Round, window: m.Window, envelope: Envelope) -> None:
         """The same window again: the reply was lost, or is still to come."""
         if window.hash != session.committed.hash_of(last.base):
             raise DivergedError(f"The edge holds other tokens before {last.base}: begin again.")
-        if list(map(bytes, last.frames)) != list(map(bytes, envelope.frames)):
+        if not last.came_as(envelope.frames):
             raise ConflictError(f"Another window at start {last.start} is already decided on.")
         last.client = envelope.client
         reply = last.verdict or last.inquiry
@@ -342,7 +342,7 @@ class Service:
             self._rounds.stream(session)
 
     def _generation(self, request: m.Window | m.States | m.Pull, owner: bytes) -> Session:
-        session = self.sessions.find(request.session, owner)
+        session = self.sessions.use(request.session, owner)
         if request.generation != session.generation:
             raise DivergedError(
                 f"The edge is at generation {session.generation} of this session, the device at "
@@ -359,11 +359,15 @@ class Service:
                 f"{'' if start != held else ' that differ from the device’s'}: begin again."
             )
 
-    def _expect_room(self, session: Session, window: int) -> None:
-        if len(session.committed) + window + 1 > self._limits.context:
+    def _expect_room(self, session: Session, pending: int, drafted: int) -> None:
+        if drafted > self._limits.window:
+            raise TooLargeError(
+                f"The window has {drafted} tokens; this edge takes {self._limits.window}."
+            )
+        if len(session.committed) + pending + drafted + 1 > self._limits.context:
             raise TooLargeError(
                 f"The session has {len(session.committed)} tokens and the edge's context "
-                f"{self._limits.context}: there is no room for a window of {window}."
+                f"{self._limits.context}: there is no room for a window of {pending + drafted}."
             )
 
     # Work that is done

@@ -4,6 +4,7 @@ The serving thread (or the doorkeeper, on its turn) writes; whoever shows the fi
 from another thread, and may see one a round older than the next.
 """
 
+import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -51,7 +52,10 @@ class Tally:
     revoked: int = 0  # sessions of keys that were taken off the list
     drops: int = 0  # replies that their device did not take
     failed_passes: int = 0
-    reloads: Counter[str] = field(default_factory=Counter)  # "done" or "refused"
+    reloads: Counter[str] = field(default_factory=Counter)  # "done"; "refused": not all of it
+    sound: bool = True  # all that was read last, at the start or since, could be taken over
+    sound_s: float = field(default_factory=time.time)  # Unix time when that was so last
+    broken_keys: int = 0  # files on the allow-list that hold no key
     # of a target's nodes: what happened to each, and the bytes to and from it
     nodes: Counter[tuple[str, str]] = field(default_factory=Counter)
     node_bytes_out: Counter[str] = field(default_factory=Counter)

@@ -25,6 +25,12 @@ class TemplateError(EngineError):
     exit_code = 65  # EX_DATAERR
 
 
+class TextTooLongError(EngineError):
+    """A text of clearly more tokens than it may have."""
+
+    exit_code = 65  # EX_DATAERR
+
+
 class CapacityError(EngineError):
     """More tokens than the context of the model or of the decoder holds."""
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.artifact import Artifact
-from engines.backends import Binding
+from engines.backends import Binding, nothing_runs
 from engines.cut import Cut
 from engines.errors import ArtifactError, ProviderError
 from engines.passes import Pass, fill_positions, fill_rows, fill_tokens
@@ -206,7 +206,8 @@ class Head:
     def _load(self, artifact: Artifact, threads: int | None, provider: str) -> tuple[Any, str]:
         """A session on the first provider that runs the head, and its name."""
         reasons = []
-        for name in PROVIDERS if provider == "auto" else (provider,):
+        wanted = tuple(PROVIDERS) if provider == "auto" else (provider,)
+        for name in wanted:
             try:
                 session = open_session(artifact.head_path, threads, PROVIDERS[name])
                 width = session.get_inputs()[0].shape[1]
@@ -216,7 +217,7 @@ class Head:
                 log.info("provider %s cannot run the head: %s", name, reasons[-1])
                 continue
             return session, name
-        raise ProviderError(f"no provider can run {artifact.head_path}: {'; '.join(reasons)}")
+        raise nothing_runs(artifact, artifact.head_path, wanted, reasons)
 
 
 def _open(artifact: Artifact | str | Path) -> tuple[Artifact, Cut]:

@@ -27,8 +27,14 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from engines.artifact import TOKENIZER_NAME, Artifact
-from engines.errors import ArtifactError
+from engines.errors import ArtifactError, TextTooLongError
 
+# Texts are encoded one by one, each by the thread that asks: a pool of threads would take the cores
+# that a drafter computes on. The library reads this when it encodes first.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_CHUNK = 1 << 16  # characters whose tokens are counted at once
+_LONG = 1 << 10  # bytes of a token; Llama 3's longest has 128
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 SPACE_MARK = "▁"
 
@@ -54,10 +60,10 @@ class Tokenizer:
         self._load(text, str(path))
 
     @classmethod
-    def from_json(cls, text: str) -> Tokenizer:
-        """A tokenizer from the content of a `tokenizer.json`."""
+    def from_json(cls, text: str, name: str = TOKENIZER_NAME) -> Tokenizer:
+        """A tokenizer from the content of a `tokenizer.json`; errors call it by this name."""
         tokenizer = cls.__new__(cls)
-        tokenizer._load(text, TOKENIZER_NAME)
+        tokenizer._load(text, name)
         return tokenizer
 
     def _load(self, text: str, name: str) -> None:
@@ -68,8 +74,7 @@ class Tokenizer:
             raise ArtifactError(f"{name} has no tokens")
         self._family = _family(parsed.get("decoder"), name)
         self._bytes: dict[int, bytes] = {}  # of the tokens met so far
-        added = self._tokenizer.get_added_tokens_decoder()
-        self._special = frozenset(id for id, token in added.items() if token.special)
+        self._special = frozenset(self.special_tokens)
         self._tokenizer.no_truncation()  # which some files ask for, as they do for padding
         self._tokenizer.no_padding()
         self._json = text
@@ -82,6 +87,16 @@ class Tokenizer:
         return _literal(self._json)
 
     @cached_property
+    def _later(self) -> tokenizers.Tokenizer:
+        """`_literal` for what is not the first piece: "▁" may be put before that one alone."""
+        parsed = json.loads(self._json)
+        step = parsed.get("pre_tokenizer")
+        later = without_first_space(step, only="first")
+        if later == step:
+            return self._literal
+        return _literal(json.dumps(parsed | {"pre_tokenizer": later}))
+
+    @cached_property
     def _continuing(self) -> tokenizers.Tokenizer:
         """`_literal` that puts no space before a text."""
         parsed = json.loads(self._json)
@@ -91,20 +106,49 @@ class Tokenizer:
             return self._literal
         return _literal(json.dumps(parsed | without))
 
-    def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of `text`. No BOS is added.
+    def encode(self, text: str, *, special: bool = False, most: int | None = None) -> list[int]:
+        """Token ids of `text`. No BOS is added. Other threads run meanwhile.
 
         Args:
             text: any string; lone surrogates become "?".
             special: whether "<|im_start|>" and its like are one token each, as in a rendered
                 chat template, or plain text, as in what a user typed.
+            most: a text of clearly more tokens is refused after about so many were made, which
+                bounds time and memory. One of few more is not: look at what is returned.
 
         Raises `ArtifactError` where the tokenizer breaks at the text, as a bad regular expression
-        can make it; so do all that encode.
+        can make it; so do all that encode. `TextTooLongError`: see `most`.
         """
+        return self._ids(self._tokenizer if special else self._literal, text, most)
+
+    def encode_later(self, text: str, *, most: int | None = None) -> list[int]:
+        """`encode` of what follows a special token, in which special tokens are plain text."""
+        return self._ids(self._later, text, most)
+
+    def _ids(self, tokenizer: tokenizers.Tokenizer, text: str, most: int | None) -> list[int]:
         text = text.encode("utf-8", "replace").decode("utf-8")
-        tokenizer = self._tokenizer if special else self._literal
-        return _encoded(tokenizer, text).ids
+        if most is not None and len(text) > most:
+            self._check_length(tokenizer, text, most)
+        ids: list[int] = _encoded(tokenizer, text, offsets=False).ids
+        return ids
+
+    def _check_length(self, tokenizer: tokenizers.Tokenizer, text: str, most: int) -> None:
+        """Count the tokens of its parts in turn, until there are too many.
+
+        A cut between two parts may add tokens, but hardly more than the longest token has bytes.
+        """
+        found = 0
+        for start in range(0, len(text), _CHUNK):
+            part = _encoded(tokenizer, text[start : start + _CHUNK], offsets=False)
+            found += len(part) - self._longest
+            if found > most:
+                raise TextTooLongError(f"the text has more than {most} tokens")
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token as the vocabulary spells it, as far as that is credible."""
+        pieces = self._tokenizer.get_vocab(with_added_tokens=True)
+        return min(max(len(piece.encode("utf-8")) for piece in pieces), _LONG)
 
     def encode_rest(self, text: str) -> tokenizers.Encoding:
         """The encoding of text that continues another: no space is put before it.
@@ -138,7 +182,7 @@ class Tokenizer:
     @cached_property
     def beginning(self) -> list[int]:
         """What stands before a raw text, such as BOS; [] where the model wants nothing there."""
-        plain: list[int] = _encoded(self._tokenizer, "a").ids
+        plain = self._ids(self._tokenizer, "a", None)
         whole: list[int] = _encoded(self._tokenizer, "a", whole=True).ids
         return whole[: -len(plain)] if plain and whole[-len(plain) :] == plain else []
 
@@ -156,6 +200,19 @@ class Tokenizer:
         found = self._bytes.get(id)
         if found is None:
             found = self._bytes[id] = self._family.token_bytes(self.piece(id))
+        return found
+
+    @cached_property
+    def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
+        """Control tokens by their ids: how they are written, and found in a text."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {id: token for id, token in added.items() if token.special}
+
+    def normalized(self, text: str) -> str:
+        """The text as control tokens are looked for in it that are flagged as `normalized`."""
+        normalizer = self._tokenizer.normalizer
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        found: str = text if normalizer is None else normalizer.normalize_str(text)
         return found
 
     def is_special(self, id: int) -> bool:
@@ -194,10 +251,15 @@ class Tokenizer:
 
 
 def _encoded(
-    tokenizer: tokenizers.Tokenizer, text: str, *, whole: bool = False
+    tokenizer: tokenizers.Tokenizer, text: str, *, whole: bool = False, offsets: bool = True
 ) -> tokenizers.Encoding:
+    """Of a batch of one: for that the library lets go of the interpreter, for a text it does not.
+
+    offsets: whether these are asked for, which takes half as long again.
+    """
+    encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
     with _complaining("the tokenizer broke at a text"):
-        return tokenizer.encode(text, add_special_tokens=whole)
+        return encode([text], add_special_tokens=whole)[0]
 
 
 @contextmanager
@@ -296,14 +358,19 @@ def character_pairs(text: str) -> Iterable[str]:
     return map(add, text, text[1:])
 
 
-def without_first_space(step: Any) -> Any:
-    """A normalizer or pre-tokenizer of a tokenizer.json that puts no space before a text."""
-    if step is None or step["type"] == "Prepend":
+def without_first_space(step: Any, only: str | None = None) -> Any:
+    """A normalizer or pre-tokenizer of a tokenizer.json that puts no space before a text.
+
+    only: the one `prepend_scheme` by which it does not; other ways of putting one stay.
+    """
+    if step is None or (step["type"] == "Prepend" and only is None):
         return None
     if step["type"] == "Sequence":
         [name] = step.keys() - {"type"}
-        kept = [without_first_space(part) for part in step[name]]
+        kept = [without_first_space(part, only) for part in step[name]]
         return {"type": "Sequence", name: [part for part in kept if part is not None]}
+    if only is not None and step.get("prepend_scheme") != only:
+        return step
     if step["type"] == "Metaspace":  # older files have neither `prepend_scheme` nor `split`
         mark, split = step["replacement"], step.get("split", True)
         return {"type": "Metaspace", "replacement": mark, "prepend_scheme": "never", "split": split}

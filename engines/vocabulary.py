@@ -12,8 +12,9 @@ from typing import Annotated
 
 import msgspec
 
-from engines.artifact import Artifact, Positive, TokenId
+from engines.artifact import TOKENIZER_NAME, Artifact, Positive, TokenId
 from engines.chat import ChatTemplate
+from engines.dialogue import Dialogue
 from engines.errors import ArtifactError, TemplateError
 from engines.foreign import MAX_TEMPLATE, MAX_TOKENS, check_foreign
 from engines.tokenizer import Tokenizer
@@ -49,6 +50,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             chat_template=manifest.chat_template,
         )
         vocabulary.__dict__["fingerprint"] = manifest.tokenizer_fingerprint  # known without reading
+        vocabulary.__dict__["_place"] = str(path)
         return vocabulary
 
     @classmethod
@@ -78,9 +80,14 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return hashlib.sha256(self.encode()).hexdigest()
 
     @cached_property
+    def _place(self) -> str:
+        """What its `tokenizer.json` is called in errors."""
+        return TOKENIZER_NAME
+
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
-        return Tokenizer.from_json(self.tokenizer_json)
+        return Tokenizer.from_json(self.tokenizer_json, self._place)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -98,6 +105,11 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             bos_token="" if self.bos_id is None else piece(self.bos_id),
             eos_token=piece(self.eos_ids[0]) if self.eos_ids else "",
         )
+
+    @cached_property
+    def dialogue(self) -> Dialogue | None:
+        """What makes a prompt of messages; None for a model without a chat template."""
+        return None if self.template is None else Dialogue(self.template, self.tokenizer)
 
     @cached_property
     def turn_end(self) -> int | None:

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engines.artifact import MANIFEST_NAME
+from engines.artifact import MANIFEST_NAME, Artifact
+from engines.errors import EngineError
 from export.errors import ExportError
+
+OLD = "-old"  # ends the name of what was there before, while it is replaced
 
 
 def is_artifact(folder: Path) -> bool:
@@ -18,23 +21,31 @@ def is_artifact(folder: Path) -> bool:
 
 
 @contextmanager
-def replacing(out: Path, ours: Callable[[Path], bool] = is_artifact) -> Iterator[Path]:
+def replacing(
+    out: Path,
+    ours: Callable[[Path], bool] = is_artifact,
+    opened: Callable[[Path], object] = Artifact.open,
+) -> Iterator[Path]:
     """Yield an empty hidden directory beside `out`; at the end it takes `out`'s place.
 
-    What was there is replaced, if it is `ours`: what such an export writes. After an exception
-    nothing is left; what a kill left is removed by the next export to the same place.
+    What was there is replaced, if it is `ours`: what such an export writes. It stays until the new
+    one can be `opened`, which raises an EngineError for what is not valid. After an exception
+    nothing is left; what a kill left is removed by the next export to the same place, and what it
+    had moved out of the way is put back.
 
     Raises:
-        ExportError: if `out` is a file, or a directory that holds something else.
+        ExportError: if `out` is a file, or a directory that holds something else; or what was
+            written is not valid.
     """
+    _tidy_up(out)
     if out.exists() and not (out.is_dir() and (_is_empty(out) or ours(out))):
         raise ExportError(f"{out} holds something that no export wrote: choose another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(out)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     partial.mkdir()
     try:
         yield partial
+        _check(partial, out, opened)
         for file in partial.rglob("*"):
             _sync(file)
         _sync(partial)
@@ -43,8 +54,18 @@ def replacing(out: Path, ours: Callable[[Path], bool] = is_artifact) -> Iterator
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _check(partial: Path, out: Path, opened: Callable[[Path], object]) -> None:
+    try:
+        opened(partial)
+    except EngineError as error:
+        problem = str(error).replace(str(partial), str(out))
+        raise ExportError(
+            f"what was written for {out} is not valid, and is thrown away: {problem}"
+        ) from None
+
+
 def _take_place(partial: Path, out: Path) -> None:
-    old = partial.with_name(f"{partial.name}-old")
+    old = partial.with_name(f"{partial.name}{OLD}")
     if out.exists():
         out.rename(old)
     partial.rename(out)
@@ -52,11 +73,18 @@ def _take_place(partial: Path, out: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _remove_abandoned(out: Path) -> None:
-    """Remove what exports to this place left whose process is gone."""
+def _tidy_up(out: Path) -> None:
+    """Clear up after exports to this place whose process is gone.
+
+    One that was killed while it took the place has moved `out` away: that is put back.
+    """
     for left in out.parent.glob(f".{out.name}.partial-*"):
         pid = left.name.rpartition(".partial-")[2].partition("-")[0]
-        if not Path(f"/proc/{pid}").exists():
+        if Path(f"/proc/{pid}").exists():
+            continue
+        if left.name.endswith(OLD) and not out.exists():
+            left.rename(out)
+        else:
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -6,7 +6,8 @@ Weights stream through, one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from engines.artifact import (
     GRAPH_NAME,
+    HEADS,
     MANIFEST_NAME,
     TOKENIZER_NAME,
     Artifact,
@@ -32,6 +34,7 @@ from export.graph import GraphWriter
 from export.sources import Progress, WeightSource, open_source
 from export.sources.first_layers import FirstLayers
 
+log = logging.getLogger("pilotfish.export")
 DATA_NAME = "model.onnx.data"
 NEWEST_RUNTIME = (1, 31)  # assumed where none is installed
 
@@ -43,6 +46,7 @@ def export_model(
     precision: Precision = "fp32",
     dialect: str = "auto",
     first_layers: int | None = None,
+    ignore_keys: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Artifact:
     """Write the artifact of `source` to the directory `out`, replacing an artifact there.
@@ -51,14 +55,21 @@ def export_model(
         source: "default", a GGUF file, a Hugging Face directory or hub id, or an open source.
         dialect: "opset24", "opset17", "contrib", or "auto": by precision and installed runtime.
         first_layers: keep only so many of the layers, and the last norm and the head as they are.
+        ignore_keys: keys of the configuration that may stand there although nothing here knows
+            them; the manifest names them. Without effect on an open source.
         progress: called as progress(label, done, total).
 
     Raises:
-        ExportError: if the source cannot be read, something in it is not supported, it has not
-            more than `first_layers` layers, or `out` holds something that is no artifact.
+        ExportError: if the source cannot be read, something in it is not supported or known, its
+            configuration and weights do not fit each other, it has not more than
+            `first_layers` layers, or `out` holds something that is no artifact.
     """
     kind = choose_dialect(dialect, precision, _runtime())
-    weights = open_source(source, progress) if isinstance(source, str) else source
+    weights = source
+    if isinstance(weights, str):
+        weights = open_source(weights, progress, ignore_keys)
+        for key in ignore_keys:
+            log.warning("%s: the key %s is ignored, as was asked for", weights.config.name, key)
     if first_layers is not None:
         weights = FirstLayers(weights, first_layers)
     with replacing(Path(out)) as directory:
@@ -118,6 +129,7 @@ def _manifest(
         source=source.description,
         architecture=config.model_type,
         precision=precision,
+        head=HEADS.get(precision),
         dialect=kind.name,
         opset=kind.opset,
         dimensions=Dimensions(

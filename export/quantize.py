@@ -3,14 +3,22 @@
 In: w [N, K] float32. Out: codes, and one scale per block of BLOCK columns, so that
 w ≈ (code − 2^(bits−1)) · scale. The same numbers serve MatMulNBits and DequantizeLinear.
 
-Symmetric and rounded to nearest: with zero points a product for one token costs a fifth more, and
-SmolLM2-135M drafting for itself is accepted no more often than the noise (0.730 against 0.721; a
-search for the scales of least squared error: 0.716).
+**What was rounded before is kept.** A GGUF file's blocks of Q4_0 and Q8_0 lie on such a grid; those
+of Q4_1 and Q4_K do with an offset per block, w = (code − 8) · scale + offset. `_grid` finds the
+grid of such a weight, and its numbers stay as they are. To round Q4_1 once more costs a drafter a
+quarter of its acceptance (docs/engines.md).
+
+Other weights are rounded to the nearest code, symmetrically. Zero points were measured and are not
+used: as integers they bring what a better search for scales would, and as floats ONNX Runtime's
+kernel takes 50 times as long. An offset is a product of its own, with the sums of the blocks of x
+(`export.dialects.dialect`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +27,54 @@ from export.errors import ExportError
 
 BLOCK = 32
 CHUNK = 1 << 18  # weights quantised at a time: what is in flight stays in the cache
+SAMPLE = 64  # blocks that tell whether a weight was rounded before
+ROUNDING = 1e-6  # of a block's largest weight: what float32 leaves of code · scale + offset
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """codes: u8 [N, K] in 0 … 2^bits − 1; scales: f32 [N, K/BLOCK]."""
+    """w ≈ (codes − zero_point) · scales + offsets.
+
+    codes: u8 [N, K] in 0 … 2^bits − 1; scales: f32 [N, K/BLOCK]; offsets: likewise, None if all
+    are 0.
+    """
 
     bits: int
     codes: NDArray[np.uint8]
     scales: NDArray[np.float32]
+    offsets: NDArray[np.float32] | None = None
 
     @property
     def zero_point(self) -> int:
         """The code of 0."""
         return int(2 ** (self.bits - 1))
+
+
+class _Blocks(NamedTuple):
+    """Rounded blocks: codes f32 [n, BLOCK], scales and offsets f32 [n]."""
+
+    codes: NDArray[np.float32]
+    scales: NDArray[np.float32]
+    offsets: NDArray[np.float32]
+
+    def equal(self, blocks: NDArray[np.float32], half: int) -> NDArray[np.bool_]:
+        """Which of `blocks` [n, BLOCK] these are, but for float32's rounding."""
+        again = (self.codes - np.float32(half)) * self.scales[:, None] + self.offsets[:, None]
+        allowed = ROUNDING * np.abs(blocks).max(axis=1, keepdims=True)
+        found: NDArray[np.bool_] = (np.abs(again - blocks) <= allowed).all(axis=1)
+        return found
+
+
+# Rounds blocks [n, BLOCK] for codes below 2 · half; the farthest weight is `count` steps away.
+_Way = Callable[[NDArray[np.float32], int, int], _Blocks]
+
+
+class _Grid(NamedTuple):
+    """How a weight is rounded: in `most` steps, or in as many of `others` as make a block exact."""
+
+    way: _Way
+    most: int
+    others: Sequence[int] = ()
 
 
 def quantize(name: str, weight: NDArray[np.float32], bits: int) -> Quantized:
@@ -47,27 +89,63 @@ def quantize(name: str, weight: NDArray[np.float32], bits: int) -> Quantized:
             f"{name} has width {width}, and int{bits} takes multiples of {BLOCK}: use fp32 or fp16"
         )
     codes = np.empty((rows, width), np.uint8)
-    scales = np.empty((rows, width // BLOCK), np.float32)
+    scales, offsets = np.empty((2, rows, width // BLOCK), np.float32)
+    grid = _grid(weight.reshape(-1, BLOCK), bits)
     step = max(CHUNK // width, 1)
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        rounded, scale = _round(weight[part].reshape(-1, BLOCK), bits)
-        codes[part] = rounded.reshape(-1, width)
-        scales[part] = scale.reshape(-1, width // BLOCK)
-    return Quantized(bits=bits, codes=codes, scales=scales)
+        rounded = _round(weight[part].reshape(-1, BLOCK), 2 ** (bits - 1), grid)
+        codes[part] = rounded.codes.reshape(-1, width)
+        scales[part] = rounded.scales.reshape(-1, width // BLOCK)
+        offsets[part] = rounded.offsets.reshape(-1, width // BLOCK)
+    return Quantized(bits, codes, scales, offsets if offsets.any() else None)
 
 
-def _round(
-    blocks: NDArray[np.float32], bits: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Nearest codes [n, BLOCK] and scales [n]."""
+def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:
+    """Round blocks [n, BLOCK]; one that no count of the grid makes exact, to the nearest."""
+    found = grid.way(blocks, half, grid.most)
+    for count in grid.others:
+        off = np.flatnonzero(~found.equal(blocks, half))
+        if not off.size:
+            break
+        again = grid.way(blocks[off], half, count)
+        exact = again.equal(blocks[off], half)
+        for kept, new in zip(found, again, strict=True):
+            kept[off[exact]] = new[exact]
+    return found
+
+
+def _grid(blocks: NDArray[np.float32], bits: int) -> _Grid:
+    """The grid that most of a sample of the blocks lie on; else the one to round to."""
     half = 2 ** (bits - 1)
-    # The largest weight gets the code −half, the one without a mirror image: its sign is in
-    # the scale.
+    sample = blocks[:: max(len(blocks) // SAMPLE, 1)]
+    sample = sample[sample.any(axis=1)]
+    # 8 bits need no offset: they are next to exact without.
+    ways = [(_symmetric, half), (_shifted, 2 * half - 1)] if bits == 4 else [(_symmetric, half)]
+    for way, most in ways:
+        exact = {n: way(sample, half, n).equal(sample, half) for n in range(most, 0, -1)}
+        if np.any(list(exact.values()), axis=0).sum() > len(sample) / 2:
+            return _Grid(way, most, sorted(exact, key=lambda n: -int(exact[n].sum())))
+    return _Grid(_symmetric, half)
+
+
+def _symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
+    """Multiples of a scale; the largest weight is −count of them."""
+    # With count = half it gets the code without a mirror image: its sign is in the scale.
     largest = np.abs(blocks).argmax(axis=1)
-    scales = blocks[np.arange(len(blocks)), largest] / np.float32(-half)
+    scales = blocks[np.arange(len(blocks)), largest] / np.float32(-count)
     scales[scales == 0] = 1.0
-    return np.clip(np.rint(blocks / scales[:, None]) + half, 0, 2 * half - 1), scales
+    codes = np.clip(np.rint(blocks / scales[:, None]) + half, 0, 2 * half - 1)
+    return _Blocks(codes, scales, np.zeros_like(scales))
+
+
+def _shifted(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
+    """Multiples of a scale, added to the smallest weight; the largest is `count` of them."""
+    low = blocks.min(axis=1)
+    scales = (blocks.max(axis=1) - low) / np.float32(count)  # 0 where all weights are equal
+    steps = np.where(scales == 0, np.float32(1), scales)
+    codes = np.rint((blocks - low[:, None]) / steps[:, None])
+    return _Blocks(codes, scales, low + half * scales)
 
 
 def quantize_rows(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

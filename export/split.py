@@ -66,7 +66,7 @@ def split_artifact(
             f"{path} has dialect contrib, whose norms are fused with the residual sums across the "
             "borders of layers: export the model again with --dialect opset24 (or opset17)"
         )
-    with replacing(Path(out), _are_stages) as folder:
+    with replacing(Path(out), _are_stages, open_stages) as folder:
         tell("checking the artifact", 0, None)
         artifact.verify()
         graphs = _cut(artifact, cuts)

@@ -20,6 +20,7 @@ from export.errors import ExportError
 from export.pretokenizers import PRETOKENIZERS
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
+NO_TOKEN = 2**32 - 1  # llama.cpp's LLAMA_TOKEN_NULL
 PADDING = re.compile(r"\[PAD\d+\]")  # names that converters give to rows without a token
 SPACE_MARK = "▁"
 GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
@@ -49,7 +50,7 @@ class GgufVocabulary:
         self._tokens, self._kinds = tokens[: self.size], kinds
         self.tokenizer_json: str = self._build().to_str()
         self.bos_id = self._id("bos_token_id")
-        ends = [self._id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+        ends = [self._end_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
         self.eos_ids = list(dict.fromkeys(id for id in ends if id is not None))
 
     def _build(self) -> tokenizers.Tokenizer:
@@ -136,6 +137,16 @@ class GgufVocabulary:
     def _id(self, key: str) -> int | None:
         value = self._metadata.get(f"tokenizer.ggml.{key}")
         return value if isinstance(value, int) and 0 <= value < self.size else None
+
+    def _end_id(self, key: str) -> int | None:
+        """Like `_id`, but one that is no token is refused: texts would have no end."""
+        value = self._metadata.get(f"tokenizer.ggml.{key}", NO_TOKEN)
+        if value != NO_TOKEN and self._id(key) is None:
+            raise ExportError(
+                f"{self._path}: tokenizer.ggml.{key} {value!r} is not in the vocabulary of "
+                f"{self.size} tokens"
+            )
+        return self._id(key)
 
     def _list(self, key: str, kinds: type | tuple[type, ...]) -> list[Any]:
         values = self._metadata.get(f"tokenizer.ggml.{key}")

@@ -8,7 +8,7 @@ on all configurations alike, and what an answer does to the next one on each of 
 """
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from device_runtime.plan import AUTO, plan
 from field.run import Cell, Configuration, Settings
@@ -96,11 +96,21 @@ def check_edge(settings: Settings, edge: Welcome) -> None:
             )
 
 
-def check_prompts(lengths: Collection[int], context: int) -> None:
-    """`PromptTooLongError` for the first prompt, of these many tokens, that leaves no room."""
-    for number, length in enumerate(lengths, 1):
-        if length >= context:
-            raise PromptTooLongError(
-                f"Prompt {number} has {length} tokens, and drafter and target together take at "
-                f"most {context - 1}: shorten it."
-            )
+def check_prompts(prompts: Sequence[str], count: Callable[[str], int], context: int) -> None:
+    """`PromptTooLongError` for the first prompt that leaves no room, by its number.
+
+    count: a prompt's tokens; it may raise the same error for far too many.
+    """
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            tokens = count(prompt)
+        except PromptTooLongError:
+            found = f"more than {context - 1}"
+        else:
+            if tokens < context:
+                continue
+            found = str(tokens)
+        raise PromptTooLongError(
+            f"Prompt {number} has {found} tokens, and drafter and target together take at "
+            f"most {context - 1}: shorten it."
+        )

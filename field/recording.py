@@ -25,43 +25,11 @@ import msgspec
 
 from device_runtime.record import STAGES, Round
 from field.run import Answer, Cell, Configuration, Facts, Start
-from field.run_file import APPLICATION_ID, FORMAT, damage_told, format_of, open_read_only
+from field.run_file import FORMAT, creation, damage_told, defend, format_of, open_read_only, upgrade
 from wire.errors import RunFileError
 from wire.protocols import STREAM
 
-_FORGIVEN, _INQUIRED = (f"{name} INTEGER NOT NULL DEFAULT 0" for name in ("forgiven", "inquired"))
-_DEVIATION = "deviation REAL NOT NULL DEFAULT 0"
-_SCHEMA = f"""
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT};
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE answers (
-    id INTEGER PRIMARY KEY,
-    protocol TEXT NOT NULL, window, prompt INTEGER NOT NULL, repeat INTEGER NOT NULL,
-    warm_up INTEGER NOT NULL, temperature REAL NOT NULL, seed INTEGER NOT NULL,
-    started_unix_s REAL NOT NULL, finished INTEGER NOT NULL DEFAULT 0, error TEXT,
-    protocol_used TEXT, window_used, prompt_tokens INTEGER, tokens INTEGER, finish_reason TEXT,
-    first_token_s REAL, total_s REAL, recording_s REAL, link TEXT, choice TEXT,
-    probe_uplink_bytes INTEGER, probe_downlink_bytes INTEGER, pings INTEGER, energy_j REAL
-);
-CREATE UNIQUE INDEX measured_once ON answers (protocol, ifnull(window, ''), prompt, repeat)
-    WHERE finished AND NOT warm_up;
-CREATE TABLE rounds (
-    answer INTEGER NOT NULL REFERENCES answers, number INTEGER NOT NULL, at_s REAL NOT NULL,
-    protocol TEXT NOT NULL, start INTEGER NOT NULL, window INTEGER NOT NULL,
-    nodes INTEGER NOT NULL, accepted INTEGER NOT NULL, tokens TEXT NOT NULL,
-    uplink_bytes INTEGER NOT NULL, downlink_bytes INTEGER NOT NULL,
-    {", ".join(f"{stage}_s REAL NOT NULL" for stage in STAGES)},
-    {_FORGIVEN}, {_INQUIRED}, {_DEVIATION},
-    PRIMARY KEY (answer, number)
-) WITHOUT ROWID;
-"""
 _ROUND = f"INSERT INTO rounds VALUES ({', '.join('?' * (14 + len(STAGES)))})"
-# by the file's format, what takes it to the next one
-_UPGRADES = {
-    1: f"ALTER TABLE rounds ADD COLUMN {_FORGIVEN}; ALTER TABLE rounds ADD COLUMN {_INQUIRED};",
-    2: f"ALTER TABLE rounds ADD COLUMN {_DEVIATION};",
-}
 
 
 class Recorder:
@@ -85,7 +53,7 @@ class Recorder:
             database = _open(path)
             # tables and facts appear together, before the log begins: killed in between, the file
             # is empty again, and `begun` says so
-            database.executescript(f"BEGIN; {_SCHEMA}")
+            database.executescript(f"BEGIN; {creation()}")
             with database:
                 database.executemany("INSERT INTO facts VALUES (?, ?)", _encoded(facts).items())
             database.execute("PRAGMA journal_mode = WAL")
@@ -100,6 +68,7 @@ class Recorder:
     @classmethod
     def resume(cls, path: Path) -> "Recorder":
         """A file that is there; `RunFileError` if it is none of ours, or is being written."""
+        begun(path)  # before it is looked at: what a journal puts back may be another schema
         open_read_only(path).close()
         lock = os.open(path, os.O_RDWR)
         try:
@@ -108,9 +77,7 @@ class Recorder:
                 database = _open(path)
                 database.execute("PRAGMA journal_mode = WAL")
                 for version in range(format_of(database), FORMAT):
-                    database.executescript(
-                        f"BEGIN; {_UPGRADES[version]} PRAGMA user_version = {version + 1}; COMMIT;"
-                    )
+                    database.executescript(f"BEGIN; {upgrade(version)} COMMIT;")
         except BaseException:
             os.close(lock)
             raise
@@ -233,6 +200,7 @@ def expect_nothing(path: Path) -> None:
 
 def _open(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path.resolve(), timeout=1.0)
+    defend(database)
     database.execute("SELECT 1 FROM sqlite_master").fetchone()
     database.execute("PRAGMA synchronous = FULL")
     return database

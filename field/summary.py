@@ -59,6 +59,7 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("bytes up a round", lambda f: f"{f['uplink_bytes_per_round']:,.0f}"),
     ("bytes down a round", lambda f: f"{f['downlink_bytes_per_round']:,.0f}"),
     ("tokens/s", lambda f: f"{f['tokens_per_s']:.1f}"),
+    ("speed-up over stream", lambda f: f"{f['speedup']:.2f} ×" if "speedup" in f else ""),
     ("first token, ms", lambda f: f"{f['first_token_ms']:.0f}"),
 )
 

@@ -53,6 +53,16 @@ class SparseRows:
         place = slice(begin, int(self.ends[index]))
         return Row(LEVEL_WEIGHTS[self.levels[place]], self.ids[place])
 
+    def hold(self, rows: NDArray[np.int64], tokens: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which of the tokens u32 [n] are in their row, i64 [n]."""
+        wanted = (rows << 32) + tokens
+        inner = np.arange(len(self.ends)).repeat(np.diff(self.ends, prepend=0))
+        # i64 [N], ascending, for a row's ids are
+        held = (inner << 32) + self.ids
+        at = held.searchsorted(wanted)
+        found: NDArray[np.bool_] = held.take(at, mode="clip") == wanted
+        return found
+
     @staticmethod
     def join(parts: Sequence["SparseRows"]) -> "SparseRows":
         """All the rows of ``parts``, in this order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import hashlib
 import json
@@ -14,12 +15,15 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deploy import manifest
+from deploy import manifest, signatures
+from deploy.admission import Demands
 from deploy.install import Installation
 from deploy.rootfs import Rootfs
 from deploy.wheels import normalized
@@ -159,15 +163,53 @@ def tiny_bundle(
     return seal(folder, version=version, role=role, python=python, machine=machine)
 
 
+@cache
+def release() -> Path:
+    """A signer's folder, whose signatures the bundles of these tests have."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    signatures.create(folder)
+    return folder
+
+
+def demands(**changes: Any) -> Demands:
+    """What these tests demand of a bundle: that it is signed so."""
+    return Demands(**{"signers": release() / "signers", **changes})
+
+
 def seal(folder: Path, **fields: str) -> Path:
-    """Write the manifest of a bundle as it is now; fields that are not given stay."""
+    """Write the manifest of a bundle as it is now, and sign it; fields that are not given stay."""
     path = folder / manifest.NAME
+    (folder / signatures.NAME).unlink(missing_ok=True)
     if path.exists():
         known = json.loads(path.read_text())
         fields = {key: known[key] for key in ("version", "role", "python", "machine")} | fields
         path.unlink()
     path.write_bytes(manifest.describe(folder, **fields).encode())
+    return sign(folder)
+
+
+def sign(folder: Path, by: Path | None = None) -> Path:
+    """Sign a bundle's manifest with the key in a signer's folder."""
+    content = (folder / manifest.NAME).read_bytes()
+    signature = signatures.sign(content, (by or release()) / "signer.key")
+    (folder / signatures.NAME).write_bytes(signature)
     return folder
+
+
+def plant(bundle: Path, mark: Path | str) -> Path:
+    """Have a bundle's own installer leave a mark, and seal it anew: so its code was run."""
+    (wheel,) = (bundle / "wheels").glob("pilotfish-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        modules = {
+            name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name
+        }
+    version = wheel.name.split("-")[1]
+    wheel.unlink()
+    evil = f"open({str(mark)!r}, 'w').write('ran')\n".encode()
+    modules["deploy/__init__.py"] = evil + modules.get("deploy/__init__.py", b"")
+    write_wheel(bundle / "wheels", "pilotfish", modules, version=version)
+    return seal(bundle)
 
 
 def tiny_rootfs(folder: Path, *, python: str = PYTHON, machine: str = MACHINE) -> Path:
@@ -188,10 +230,10 @@ def in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def put(root: Path, bundle: Path) -> list[str]:
-    """Install; returns what was told."""
+def put(root: Path, bundle: Path, **changes: Any) -> list[str]:
+    """Install, under changed `demands`; returns what was told."""
     here, told = installation(root)
-    here.install(bundle)
+    here.install(bundle, demands(**changes))
     return told
 
 

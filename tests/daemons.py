@@ -46,6 +46,7 @@ class Systemd:
     """A service manager's ear: everything that a daemon tells it, with the time when it came."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.address = str(folder / "notify")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.address)
@@ -73,6 +74,13 @@ class Systemd:
         return [at for at, told in list(self.heard) if "WATCHDOG" in told and at >= since_s]
 
 
+def reload_as_systemd(systemd: Systemd, pid: int) -> subprocess.CompletedProcess[str]:
+    """What ``systemctl reload`` runs: ExecReload= of the units."""
+    command = [sys.executable, "-m", "pilotfish", "reload", str(pid), "--within", "30"]
+    environment = os.environ | {"RUNTIME_DIRECTORY": str(systemd.folder)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
 class Daemon:
     """A running `pilotfish edge serve`, or another ``action`` of `edge`.
 
@@ -98,6 +106,7 @@ class Daemon:
         if systemd is not None:
             environment["NOTIFY_SOCKET"] = systemd.address
             environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
+            environment["RUNTIME_DIRECTORY"] = str(systemd.folder)
         prefix = [] if descriptors is None else ["prlimit", f"--nofile={descriptors}"]
         self.process = subprocess.Popen(
             [*prefix, sys.executable, *command],

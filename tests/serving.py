@@ -59,8 +59,8 @@ class Serving:
 
     def wait_until_it_serves(self) -> Serving:
         line = self.until("the device serves on")
-        port = line.strip().rpartition(":")[2]
-        self.url = f"http://127.0.0.1:{port}"
+        address = line.split()[-1]
+        self.url = f"{address.partition(':')[0]}://127.0.0.1:{address.rpartition(':')[2]}"
         return self
 
     @property

@@ -127,26 +127,29 @@ def write_gguf(
     weights: Mapping[str, NDArray[np.float32]] | None = None,
     settings: Mapping[str, Any] | None = None,
     extra: Mapping[str, NDArray[np.float32]] | None = None,
+    say: Mapping[str, Any] | None = None,
     vocabulary: bool = True,
 ) -> Path:
     """A GGUF file, named and permuted as llama.cpp's converter does it.
 
     `settings` are further metadata (with the architecture's prefix written {}), `extra` further
-    tensors by their GGUF names. Matrices are stored as `kind`.
+    tensors by their GGUF names, `say` what the metadata have instead of what is true of the
+    weights. Matrices are stored as `kind`.
     """
     architecture = config["model_type"]
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    if "head_dim" in config:
-        writer.add_key_length(config["head_dim"])
-        writer.add_value_length(config["head_dim"])
+    said = {**config, **(say or {})}
+    writer.add_block_count(said["num_hidden_layers"])
+    writer.add_context_length(said["max_position_embeddings"])
+    writer.add_embedding_length(said["hidden_size"])
+    writer.add_feed_forward_length(said["intermediate_size"])
+    writer.add_head_count(said["num_attention_heads"])
+    writer.add_head_count_kv(said["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(said["rms_norm_eps"])
+    writer.add_rope_freq_base(said["rope_theta"])
+    if "head_dim" in said:
+        writer.add_key_length(said["head_dim"])
+        writer.add_value_length(said["head_dim"])
     for key, value in (settings or {}).items():
         _add_setting(writer, key.format(architecture), value)
     if vocabulary:
@@ -193,6 +196,8 @@ def interleave(value: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 def _add_setting(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, str):
         writer.add_string(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     elif isinstance(value, Sequence):

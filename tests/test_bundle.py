@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import bundle, manifest, wheelhouse
+from deploy import admission, bundle, manifest, wheelhouse
 from deploy.errors import BundleError, FetchError
 from deploy.wheels import Wheel
 from engines.artifact import Artifact
@@ -22,8 +22,10 @@ from tests.bundles import (
     MACHINE,
     PYTHON,
     can_install,
+    demands,
     installation,
     needed,
+    release,
     repack,
     tiny_bundle,
     tiny_rootfs,
@@ -121,7 +123,13 @@ def test_a_bundle_holds_what_the_board_needs(
     index: Path, tmp_path: Path, artifact: Artifact, own_keys: Path
 ) -> None:
     out = tmp_path / "out" / "bundle"
-    made, advice = bundle.make(wanted(artifact, own_keys), out, silent)
+    signer, named = release() / "signers/signer.pub", tmp_path / "next.pub"
+    shutil.copy(signer, named)
+    plan = wanted(artifact, own_keys, secret=release() / "signer.key", signers=[named])
+    made, advice = bundle.make(plan, out, silent)
+    admitted = admission.admit(out, demands(), [].append)
+    assert (admitted.held, admitted.signer) == (made, "signer")
+    assert (out / "signers/next.pub").read_bytes() == signer.read_bytes()
     assert manifest.read(out) == made
     made.verify(out, silent)
     wheels = {wheel.name: wheel for wheel in map(Wheel.of, (out / "wheels").iterdir())}
@@ -358,11 +366,12 @@ def test_a_bundle_of_this_machine_installs_and_runs(
     arguments = [
         *("bundle", "--artifact", str(artifact.path), "--edge", EDGE, "--keys", str(own_keys)),
         *("--python", PYTHON, "--machine", MACHINE, "--out", str(out), "--json", str(root / "j")),
+        *("--sign", str(release() / "signer.key")),
     ]
     assert main(arguments) == 0
     assert json.loads((root / "j").read_text())["digest"] == manifest.read(out).digest
     here, _ = installation(root)
-    here.install(out)
+    here.install(out, demands())
     assert here.check() == []
     current = root / "opt/pilotfish/current"
     python = os.path.realpath(sys.executable)  # not the virtual environment's: no packages there

@@ -217,7 +217,7 @@ def test_providers_and_artifacts_that_are_not_there(tmp_path):
     with pytest.raises(ArtifactError, match="export model"):
         Decoder(tmp_path / "nothing")
     (artifact.path / "model.onnx").write_bytes(b"not a graph")
-    with pytest.raises(ProviderError, match="model"):
+    with pytest.raises(ArtifactError, match=r"model\.onnx is not the file that was exported"):
         Decoder(artifact)
 
 

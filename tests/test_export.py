@@ -2,6 +2,7 @@
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,44 @@ def test_an_interrupted_export_leaves_what_was_there(tmp_path):
     with pytest.raises(OSError, match="disk"):
         export_model(Failing(tiny_config(), seed=2), tmp_path / "b")
     assert Artifact.open(tmp_path / "a").manifest == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.tiny import tiny_artifact
+rename = Path.rename
+def once(path, to):
+    rename(path, to)
+    os.kill(os.getpid(), signal.SIGKILL)
+Path.rename = once
+tiny_artifact(sys.argv[1], seed=2)
+"""
+
+
+def test_a_kill_between_the_renames_loses_nothing(tmp_path):
+    before = tiny_artifact(tmp_path / "a", seed=1).manifest
+    line = [sys.executable, "-c", KILLED, str(tmp_path / "a")]
+    assert subprocess.run(line, check=False).returncode == -signal.SIGKILL
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(OSError, match="disk"):  # the next export, which fails as well
+        export_model(Failing(tiny_config(), seed=3), tmp_path / "a")
+    assert Artifact.open(tmp_path / "a").manifest == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_an_artifact_that_is_not_valid_replaces_nothing(tmp_path):
+    """An end of text in a padding row makes a manifest that no program opens."""
+    before = tiny_artifact(tmp_path / "a", seed=1).manifest
+    source = RandomSource(tiny_config(vocab_size=128), seed=2, vocab=100)
+    source.eos_ids = [110]
+    for out in ("a", "b"):
+        with pytest.raises(ExportError, match=f"{out}.* is not valid.*eos id") as caught:
+            export_model(source, tmp_path / out)
+        assert "partial" not in str(caught.value)
+    assert Artifact.open(tmp_path / "a").manifest == before
+    Artifact.open(tmp_path / "a").verify()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 

@@ -196,7 +196,7 @@ def test_killed_twenty_times_at_random_it_loses_a_round_at_most(pair, edge, out,
     chance = random.Random(int(os.environ.get("PILOTFISH_TEST_SEED", time.time_ns())))
     again = ["field", "measure", "--resume", "--out", str(out)]
     first = [*again, "--draft", str(pair.draft), "--edge", edge.endpoint, "--threads", "1"]
-    first += ["--protocols", "greedy,coupled,stream", "--windows", "2,4", "--repeat", "30"]
+    first += ["--protocols", "greedy,coupled,stream", "--windows", "2,4", "--repeat", "60"]
     first += ["--max-tokens", "16", "--warm-up", "0", "--prompts", str(prompts)]
     with Killable() as killable:
         for life in range(LIVES):

@@ -48,7 +48,8 @@ DRAFTS = {
     ]
     for name, exchange in EXCHANGES.items()
 }
-PROTOCOLS = [*EXCHANGES, "stream"]
+# A verdict of `wisv-selective` takes two exchanges that are not spoilt.
+PROTOCOLS = [*EXCHANGES, "wisv-selective", "stream"]
 RELAXING = [None, m.Relaxing(), m.Relaxing(tau=1.0, lambdas=(1e6, 1.0, 0.0)), m.Relaxing(tau=0.0)]
 
 

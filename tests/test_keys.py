@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -73,6 +74,25 @@ def test_new_list_and_allow(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert EdgeKeys.load(folder).allowed.keys() == {public.encode()}
     loaded = DeviceKeys.load(folder)
     assert zmq.curve_public(loaded.secret) == loaded.public == public.encode()
+
+
+def test_signers_are_listed_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("new", "signer", "--keys", folder) == 0
+    public = Path(capsys.readouterr().out.strip())
+    assert run("list", "--json", "--keys", folder) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"name": "signer", "kind": "signer", "public": public.read_text().strip()}
+    ]
+
+
+def test_a_key_that_looks_like_markup_is_listed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "allowed").mkdir(parents=True)
+    key = "[/]" + "a" * 37
+    (folder / "allowed" / "odd.pub").write_text(f"{key}\n")
+    assert run("list", "--keys", folder) == 0
+    assert "[/]" in capsys.readouterr().out
 
 
 def test_secrets_are_their_owners_alone(folder: Path) -> None:
@@ -191,9 +211,115 @@ def test_folders_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
     refused(capsys, "list", "--keys", tmp_path / "odd")
 
 
-def test_a_bad_key_on_the_list_is_named_and_not_skipped(folder: Path) -> None:
+def broken_entries(allowed: Path) -> list[str]:
+    """Files on an allow-list that let nobody in; their names."""
+    (allowed / "empty.pub").write_bytes(b"")  # what a full disk left of older releases
+    (allowed / "half.pub").write_text("half a k")
+    (allowed / "dir.pub").mkdir()
+    (allowed / "gone.pub").symlink_to(allowed / "nowhere")
+    (allowed / "endless.pub").symlink_to("/dev/zero")
+    os.mkfifo(allowed / "pipe.pub")  # nobody writes into it
+    return ["dir.pub", "empty.pub", "endless.pub", "gone.pub", "half.pub", "pipe.pub"]
+
+
+def test_broken_entries_of_the_list_are_named_and_keep_nobody_else_out(folder: Path) -> None:
     keys.create(folder, keys.EDGE)
+    keys.allow(folder, keys.create(folder, keys.DEVICE), "good")
+    names = broken_entries(folder / "allowed")
+    listed = EdgeKeys.load(folder).listed
+    assert [*listed.names.values()] == ["good"]
+    assert [Path(sentence.split()[0]).name for sentence in listed.broken] == names
+
+
+def test_a_broken_entry_is_mended_by_allowing_its_device_again(folder: Path) -> None:
+    keys.create(folder, keys.EDGE)
+    public = keys.create(folder, keys.DEVICE)
     (folder / "allowed").mkdir()
-    (folder / "allowed" / "x.pub").write_text("nonsense")
-    with pytest.raises(KeysError, match=r"x\.pub"):
-        EdgeKeys.load(folder)
+    (folder / "allowed" / "kitchen.pub").write_bytes(b"")
+    assert run("allow", public, "--name", "kitchen", "--keys", folder) == 0
+    assert EdgeKeys.load(folder).allowed == {read_public(public): "kitchen"}
+
+
+def on_a_full_disk(room: int, *arguments: object) -> str:
+    """`pilotfish keys` where only so many bytes of a file can be written; what it says."""
+    command = ["prlimit", f"--fsize={room}", sys.executable, "-m", "pilotfish", "keys"]
+    done = subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 77, done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("room", [0, 20])
+def test_a_full_disk_leaves_nothing_behind(folder: Path, room: int) -> None:
+    line = on_a_full_disk(room, "new", "device", "--keys", folder)
+    assert "device.key cannot be written: File too large" in line
+    assert list(folder.iterdir()) == []
+    public = keys.create(folder, keys.DEVICE)
+    assert "cannot be written" in on_a_full_disk(room, "allow", public, "--keys", folder)
+    assert list((folder / "allowed").iterdir()) == []
+    keys.allow(folder, public)
+    before = (folder / "allowed" / "device.pub").read_bytes()
+    on_a_full_disk(room, "allow", public, "--keys", folder)  # it would write the same again
+    assert (folder / "allowed" / "device.pub").read_bytes() == before
+
+
+def test_modes_do_not_depend_on_the_umask(folder: Path) -> None:
+    for umask in (0o000, 0o077):
+        before = os.umask(umask)
+        try:
+            public = keys.create(folder / str(umask), keys.DEVICE)
+            listed = keys.allow(folder / str(umask), public)
+        finally:
+            os.umask(before)
+        assert mode(public.with_suffix(".key")) == 0o600
+        assert mode(public) == mode(listed) == 0o644  # the edge, another user, reads them
+
+
+def test_what_a_kill_left_is_in_nobodys_way(folder: Path) -> None:
+    keys.create(folder, keys.EDGE)
+    public = keys.create(folder, keys.DEVICE)
+    for left in (
+        folder / "allowed" / ".x.pub.pilotfish-partial",
+        folder / ".new.key.pilotfish-partial",
+    ):
+        left.parent.mkdir(exist_ok=True)
+        left.write_text("ha")
+    assert EdgeKeys.load(folder).listed.broken == ()
+    keys.allow(folder, public, "x")
+    keys.create(folder, "new")
+    assert not [*folder.rglob("*partial")]
+
+
+_TWINS = """
+import sys
+from pathlib import Path
+from wire import keys
+sys.stdin.readline()
+try:
+    keys.create(Path(sys.argv[1]), "device")
+except keys.KeysError as error:
+    print(error)
+else:
+    print("made")
+"""
+
+
+def test_of_two_that_make_one_pair_at_once_one_does(folder: Path) -> None:
+    command = [sys.executable, "-c", _TWINS, str(folder)]
+    twins = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    for twin in twins:
+        assert twin.stdin is not None
+        twin.stdin.write("go\n")
+        twin.stdin.flush()
+    said = [twin.communicate(timeout=60)[0].strip() for twin in twins]
+    assert said.count("made") == 1
+    assert all("exists already" in each for each in said if each != "made")
+    shutil.copy(folder / "device.pub", folder / "edge.pub")
+    pair = DeviceKeys.load(folder)
+    assert pair.public == read_public(folder / "device.pub")

@@ -6,6 +6,7 @@ A line on stderr within three seconds (the interpreter's own start aside), the e
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -26,10 +27,10 @@ from pilotfish.cli.export import default_pair
 from tests.conftest import Pair
 from tests.daemons import free_port
 from wire import keys
+from wire.channel import Channel
 from wire.errors import EdgeLostError, ListenError
 from wire.keys import DeviceKeys
 from wire.messages import Ping
-from wire.transport import Channel
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -410,6 +411,16 @@ def test_an_edge_goes_when_its_parent_is_killed(pair: Pair) -> None:
     await_end(pid)
 
 
+def test_an_edge_keeps_to_its_cores(pair: Pair) -> None:
+    core = max(os.sched_getaffinity(0))
+    with EdgeServer(pair.target, cores={core}) as edge, Device(pair.draft, edge.endpoint) as device:
+        device.generate("abc", max_tokens=4)
+        threads = [int(path.name) for path in Path(f"/proc/{edge.pid}/task").iterdir()]
+        assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {
+            frozenset({core})
+        }
+
+
 def test_an_edge_that_ends_by_itself_is_told_of(pair: Pair) -> None:
     server = EdgeServer(pair.target).start()
     os.kill(server.pid, signal.SIGKILL)
@@ -438,3 +449,18 @@ def test_a_demo_that_is_cut_short(blow: signal.Signals, tmp_path: Path) -> None:
     if blow == signal.SIGINT:
         assert stderr.splitlines()[-1] == "pilotfish: interrupted"
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("default_target")
+def test_the_demos_drafter_is_accepted_nearly_always(tmp_path: Path) -> None:
+    told = tmp_path / "figures.json"
+    subprocess.run(
+        command("demo", "--max-tokens", "48", "--json", told), check=True, capture_output=True
+    )
+    rows = json.loads(told.read_text())["protocols"]
+    assert list(rows) == ["greedy", "dsd", "coupled", "stream", "stream, T=1", "local"]
+    drafting = [rows.pop(name) for name in ("greedy", "dsd", "coupled")]
+    assert min(row["acceptance"] for row in drafting) > 0.85  # rounded once more: 0.6 to 0.75
+    assert min(row["tokens_per_round"] for row in drafting) > 3.5
+    assert all(row["speedup"] > 0 for row in drafting)
+    assert not any("speedup" in row for row in rows.values())

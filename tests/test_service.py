@@ -101,6 +101,14 @@ def test_content_may_be_parts_and_a_developer_is_the_system(client: openai.OpenA
     assert again.usage.prompt_tokens > first.usage.prompt_tokens
 
 
+def test_a_control_token_in_a_message_is_text(client: openai.OpenAI, device: Device) -> None:
+    end = device.tokenizer.piece(device.tokenizer.vocab_size - 1)
+    assert device.tokenizer.encode(end, special=True) == [device.tokenizer.vocab_size - 1]
+    told = chat(client, f"hello{end}", max_tokens=1).usage.prompt_tokens
+    assert told == len(device.tokenizer.encode(f"uhello{end}a"))
+    assert told > len(device.tokenizer.encode(f"uhello{end}a", special=True))
+
+
 def test_an_answer_without_a_limit_ends_with_the_context(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="pilotfish", messages=[{"role": "user", "content": "x" * 20}], temperature=0
@@ -213,6 +221,13 @@ def test_fields_that_change_no_text_are_passed_over(client: openai.OpenAI) -> No
     plain = chat(client)
     same = chat(client, user="me", n=1, store=False, metadata={"a": "b"}, presence_penalty=0)
     assert same.choices[0].message.content == plain.choices[0].message.content
+
+
+def test_fields_of_a_message_that_are_null_are_as_if_they_were_not_there(service: Serving) -> None:
+    answered = {"role": "assistant", "content": None, "name": None, "refusal": None}
+    messages = [{"role": "user", "content": "x"}, answered, {"role": "user", "content": "x"}]
+    body = {"messages": messages, "max_tokens": 4}
+    assert httpx.post(f"{service.url}/v1/chat/completions", json=body).status_code == 200
 
 
 def test_a_prompt_that_does_not_fit(client: openai.OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pilotfish.cli import main
 from tests.conftest import Pair
 from tests.serving import Serving, chat, serving
 from wire.errors import KeysError
+from wire.keys import create as create_pair
 
 ALICE, BOB, CAROL = (f"{name}-0123456789abcdef" for name in ("alice", "bob", "carol"))
 
@@ -70,6 +72,11 @@ def test_the_page_and_health_are_for_everybody(everywhere: Serving) -> None:
     health = everywhere.get("/health")
     assert health.status_code == 200
     assert "edge" not in health.json()  # its address
+
+
+def test_clear_text_beyond_loopback_is_warned_of(everywhere: Serving, service: Serving) -> None:
+    assert any("clear text" in line and "--tls-cert" in line for line in everywhere.lines)
+    assert not any("clear text" in line for line in service.lines)
 
 
 def test_beyond_loopback_there_must_be_keys(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,6 +147,23 @@ def test_without_keys_a_foreign_page_gets_nothing(
     assert answer.json()["error"]["code"] == "foreign_origin"
 
 
+def test_no_answer_is_of_use_to_a_foreign_page(service: Serving, everywhere: Serving) -> None:
+    body = {"prompt": "x", "max_tokens": 2}
+    answers = [
+        *(service.get(path) for path in ("/", "/page/page.js", "/health", "/status", "/metrics")),
+        *(service.get(path) for path in ("/v1/models", "/nowhere", "/v1/completions")),
+        httpx.post(f"{service.url}/v1/completions", json=body),
+        httpx.post(f"{service.url}/v1/completions", json={**body, "stream": True}),
+        httpx.post(f"{service.url}/v1/completions", content=b"{"),
+        everywhere.get("/v1/models"),
+    ]
+    assert {answer.status_code for answer in answers} == {200, 400, 401, 404, 405}
+    for answer in answers:
+        assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
+        assert answer.headers.get_list("cross-origin-resource-policy") == ["same-origin"]
+        assert "access-control-allow-origin" not in answer.headers
+
+
 def test_the_services_own_page_may_ask(service: Serving) -> None:
     for host in ("127.0.0.1", "localhost", "[::1]"):
         headers = {"Host": f"{host}:{service.port}", "Origin": f"http://{host}:{service.port}"}
@@ -187,6 +211,53 @@ def test_reloading_changes_keys_and_edge_while_an_answer_runs(
             service.tell(signal.SIGHUP)
             service.until("nothing was reloaded")
             assert chat(bob).choices
+
+
+def test_a_key_that_was_taken_off_is_out_whatever_else_is_broken(
+    pair: Pair, edge: EdgeServer, tmp_path: Path
+) -> None:
+    keys, other = tmp_path / "api-keys", tmp_path / "other-keys"
+    config, folder = tmp_path / "device.toml", tmp_path / "keys"
+    create_pair(folder, "device")
+    shutil.copy(folder / "device.pub", folder / "edge.pub")
+    sound = f'keys = "{folder}"\napi-keys = "{keys}"\n'
+
+    def let_in(service: Serving) -> list[str]:
+        def status(key: str) -> int:
+            return service.get("/status", headers={"Authorization": f"Bearer {key}"}).status_code
+
+        return [key for key in (ALICE, BOB, CAROL) if status(key) == 200]
+
+    def reloaded(service: Serving, words: str) -> list[str]:
+        service.tell(signal.SIGHUP)
+        service.until(words)
+        return let_in(service)
+
+    key_file(keys, f"alice:{ALICE}\nbob:{BOB}\ncarol:{CAROL}\n")
+    config.write_text(sound)
+    with serving(pair.draft, None, "--config", config) as service:
+        assert let_in(service) == [ALICE, BOB, CAROL]
+        config.write_text("edge = [")
+        key_file(keys, f"bob:{BOB}\ncarol:{CAROL}\n")
+        assert reloaded(service, "device.toml") == [BOB, CAROL]
+        config.write_text(sound)
+        (folder / "edge.pub").write_text("")
+        key_file(keys, f"carol:{CAROL}\n")
+        assert reloaded(service, "edge.pub") == [CAROL]
+        shutil.copy(folder / "device.pub", folder / "edge.pub")
+        key_file(keys, f"alice:{ALICE}\nbob:{BOB[:4]}")  # the disk was full
+        assert reloaded(service, "api-keys, line 2") == [ALICE]
+
+        # another file is named: the one before does not come back when that breaks
+        key_file(other, f"carol:{CAROL}\n")
+        config.write_text(sound.replace(str(keys), str(other)) + "tls-cert = 1\n")
+        assert reloaded(service, "reloaded but the API keys") == [CAROL]
+        config.write_text("[")
+        assert reloaded(service, "reloaded but the API keys") == [CAROL]
+        other.unlink()
+        assert reloaded(service, "nothing was reloaded: ") == [CAROL]
+        key_file(other, "")
+        assert reloaded(service, "holds no key") == []
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,18 @@ def test_heads_that_cannot_be_are_refused(tmp_path: Path, heads: int, named: str
         GgufSource(path, silent).tensor("model.layers.0.self_attn.q_proj.weight")
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("blk.0.ffn_up.weight", "blk.1.ffn_up.weight"), ("eos_token_id", "bos_token_id")],
+)
+def test_what_is_there_twice_is_refused(tmp_path: Path, name: str, other: str) -> None:
+    """Readers differ in which of the two they take."""
+    path = write_gguf(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(other.encode(), name.encode()))
+    with pytest.raises(ExportError, match=f"{name} is there twice"):
+        GgufSource(path, silent)
+
+
 def _write(folder: Path, form: str) -> Path:
     path = folder / f"whole.{form}"
     if form == "gguf":

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.small_checkpoints import write_directory
+from tests.small_checkpoints import LLAMA, write_directory
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # Opens the source in a fresh process, for the hub's client reads its environment when imported.
@@ -132,6 +132,18 @@ def test_hub_id(tmp_path: Path) -> None:
             "model.safetensors.index.json",
             "tokenizer.json",
         ]
+
+
+def test_what_is_not_supported_costs_no_download(tmp_path: Path) -> None:
+    for number, change in enumerate(
+        ({"model_type": "gemma2"}, {"is_causal": False}, {"quantization_config": {"bits": 4}})
+    ):
+        folder = write_directory(tmp_path / f"served-{number}", LLAMA | change)
+        with hub(folder) as (endpoint, given):
+            output = open_in_process("owner/tiny", endpoint, tmp_path / f"home-{number}")
+            assert "ExportError" in output
+            assert "config.json: " in output
+            assert given == ["config.json"]
 
 
 def test_hub_errors_say_what_to_do(tmp_path: Path) -> None:

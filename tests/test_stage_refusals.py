@@ -105,9 +105,9 @@ def test_damaged_graphs_are_refused_by_name(tmp_path: Path) -> None:
     one, two = split_artifact(whole.path, tmp_path / "cut", stages=2)
     for path in (one.head_path, two.graph_path):
         path.write_bytes(b"not a graph")
-    with pytest.raises(ProviderError, match=r"head\.onnx"):
+    with pytest.raises(ArtifactError, match=r"head\.onnx is not the file that was exported"):
         Head(one)
-    with pytest.raises(ProviderError, match=r"stage-2/model\.onnx"):
+    with pytest.raises(ArtifactError, match=r"stage-2/model\.onnx is not the file"):
         Stage(two)
     one.head_path.unlink()
     with pytest.raises(ArtifactError, match=r"head\.onnx"):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from wire.supervisor import Supervisor
+from wire.errors import NotReloadedError
+from wire.supervisor import Supervisor, reload
 
 
 class Ear:
@@ -66,6 +69,45 @@ def test_what_it_tells(ear: Ear) -> None:
     assert before_us <= int(told["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
     supervisor.stopping("bye")
     assert ear.hear() == {"STOPPING": "1", "STATUS": "bye"}
+
+
+def test_a_status_of_several_lines_is_one_message(ear: Ear) -> None:
+    Supervisor(ear.address).ready("serving a\nSTOPPING=1\x1b[2J")
+    assert ear.hear() == {"READY": "1", "STATUS": "serving a STOPPING=1\\x1b[2J"}
+
+
+@pytest.mark.parametrize("trouble", ["", "edge.toml is not valid TOML."])
+def test_a_reload_waits_for_its_own_outcome(
+    ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """Not for that of a reload which was under way when it was asked for, nor for READY alone."""
+    monkeypatch.setenv("RUNTIME_DIRECTORY", f"{tmp_path}:/elsewhere")
+    monkeypatch.setenv("NOTIFY_SOCKET", ear.address)
+    supervisor = Supervisor.from_environment()
+    monkeypatch.setenv("RUNTIME_DIRECTORY", f"{tmp_path}:/elsewhere")
+    asked = threading.Event()
+    before = signal.signal(signal.SIGHUP, lambda *_: asked.set())
+
+    def serve() -> None:
+        supervisor.reloading()
+        assert asked.wait(10)
+        supervisor.reloaded("serving", "of another reload")
+        time.sleep(0.1)
+        supervisor.reloading()
+        supervisor.reloaded("serving", trouble)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    ear.hear()  # it has begun
+    try:
+        if trouble:
+            with pytest.raises(NotReloadedError, match=trouble):
+                reload(os.getpid(), 10.0)
+        else:
+            reload(os.getpid(), 10.0)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_it_feeds_as_often_as_is_needed(ear: Ear) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engines.errors import ArtifactError
+from engines.errors import ArtifactError, TextTooLongError
 from engines.tokenizer import TextStream, Tokenizer
 from export.errors import ExportError
 from export.sources.gguf_file import GgufFile
@@ -254,3 +255,50 @@ def test_a_text_begins_with_bos_where_the_file_wants_it(stated, beginning):
     tokenizer = Tokenizer.from_json(GgufVocabulary(metadata, Path("x.gguf")).tokenizer_json)
     assert tokenizer.beginning == beginning
     assert tokenizer.encode("a") == [5]
+
+
+@pytest.mark.parametrize("make", [smollm2, sentencepiece])
+def test_ids_are_the_librarys_for_a_single_text(make) -> None:
+    tokenizer = make()
+    theirs = tokenizers.Tokenizer.from_str(tokenizer._json)
+    for text in make_strings():
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, special=True) == expected
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    tokenizer, text = smollm2(), "the quick brown fox " * 100_000
+    tokenizer.encode("a")
+    turns, ended = [time.perf_counter()], threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(0.001):
+            turns.append(time.perf_counter())
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    began = time.perf_counter()
+    tokenizer.encode(text)
+    took = time.perf_counter() - began
+    ended.set()
+    ticking.join()
+    assert max(np.diff(turns)) < took / 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(min_size=1), st.integers(1, 30_000))
+def test_what_fits_is_never_too_long(text: str, times: int) -> None:
+    for tokenizer in (smollm2(), sentencepiece()):
+        whole = text * min(times, 200_000 // len(text))  # of several parts
+        ids = tokenizer.encode(whole)
+        assert tokenizer.encode(whole, most=len(ids)) == ids
+
+
+def test_too_long_a_text_costs_no_more_than_its_first_tokens() -> None:
+    tokenizer, most = smollm2(), 10_000
+    began = time.process_time()
+    with pytest.raises(TextTooLongError, match="more than 10000 tokens"):
+        tokenizer.encode("the quick brown fox " * 1_000_000, most=most)
+    assert time.process_time() - began < 1
+    spaces = " " * (32 * most)  # the vocabulary has tokens of many
+    assert len(tokenizer.encode(spaces, most=most)) <= most

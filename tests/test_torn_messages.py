@@ -11,9 +11,10 @@ import pytest
 import zmq
 
 from tests.relay import Relay
+from wire.channel import Channel
 from wire.connections import Bounds
 from wire.nodes import Greet
-from wire.transport import Channel, Listener
+from wire.transport import Listener
 
 
 @pytest.fixture

@@ -99,6 +99,33 @@ def test_service_is_never_given_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
+def test_reload_tells_how_it_went(role: str) -> None:
+    """By the exit code of a command, under any systemd; it and the service share a folder."""
+    service = section(f"pilotfish-{role}.service", "Service")
+    (command,) = service["ExecReload"]
+    program, *words = command.replace("$MAINPID", "17").split()
+    assert program == PROGRAM
+    assert parser(words).parse_args(words).pid == 17
+    assert service["RuntimeDirectory"] == [f"pilotfish-{role}"]
+    assert service["NotifyAccess"] == ["main"]
+
+
+@pytest.mark.parametrize("name", [*MAIN, "pilotfish-engine-build.service"])
+def test_service_cannot_write_what_it_runs(name: str) -> None:
+    service = section(name, "Service")
+    assert service["ProtectSystem"] == ["strict"]
+    for grant in ("StateDirectory", "ReadWritePaths", "BindPaths", "LogsDirectory"):
+        assert grant not in service
+    assert service["CacheDirectory"] == ["pilotfish"]
+    assert "HOME=/var/cache/pilotfish" in service["Environment"][0].split()
+    assert service["WorkingDirectory"] == ["/var/cache/pilotfish"]
+    owners = dict(
+        line.split()[1:4:2] for line in text("pilotfish.tmpfiles").splitlines() if line[0] == "d"
+    )
+    assert owners["/var/lib/pilotfish"] == "root"
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_example_configuration_is_understood(role: str, tmp_path: Path) -> None:
     """Each flag in the example exists, those in comments as well."""
     example = text(f"{role}.toml")

@@ -18,9 +18,13 @@ from msgspec import inspect
 from wire import messages as m
 from wire.committed import Committed
 from wire.errors import MalformedError
+from wire.nodes import Report, decode_report
+from wire.prose import one_line
 
 REQUESTS = get_args(m.Request)
 REPLIES = get_args(m.Reply)
+NAMED = st.characters(min_codepoint=0x20, max_codepoint=0x7E)
+WORDED = st.characters(exclude_categories=("C", "Z"), include_characters=" ")  # what prints
 
 
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
@@ -29,7 +33,7 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
         inspect.IntType: lambda t: st.integers(t.ge, t.le if t.le is not None else t.lt - 1),
         inspect.FloatType: lambda t: st.floats(t.ge, t.le, allow_nan=False),
         inspect.BytesType: lambda t: st.binary(min_size=t.min_length or 0, max_size=t.max_length),
-        inspect.StrType: lambda t: st.text(max_size=t.max_length),
+        inspect.StrType: lambda t: st.text(NAMED if t.pattern else WORDED, max_size=t.max_length),
         inspect.ListType: lambda t: st.lists(
             values(t.item_type), min_size=t.min_length or 0, max_size=min(t.max_length, 20)
         ),
@@ -69,6 +73,39 @@ def test_a_reply_comes_out_as_it_went_in(kind: type) -> None:
         assert m.decode_reply(m.encode(message)) == message
 
     check()
+
+
+@given(st.text(max_size=1024), st.sampled_from(REPLIES + get_args(Report)), st.data())
+def test_words_come_in_as_one_printable_line(text: str, kind: type, data: st.DataObject) -> None:
+    """Whatever the other end says: it may stand in a log, on a terminal, in a status line."""
+    sent = data.draw(messages(kind))
+    names = [field.name for field in msgspec.structs.fields(kind) if field.type == m.Text]
+    sent = msgspec.structs.replace(sent, **dict.fromkeys(names, text))
+    decode = decode_report if kind in get_args(Report) else m.decode_reply
+    came = decode(m.encode(sent))
+    for name in names:
+        line = getattr(came, name)
+        assert line.isprintable()
+        assert len(line) <= 1024
+        assert line == text or not text.isprintable()
+    assert msgspec.structs.replace(came, **dict.fromkeys(names, text)) == sent
+
+
+@pytest.mark.parametrize("forged", ["dsd\n", "\x1b[2J", "ünit", "\x7f"])
+def test_names_that_do_not_print_are_malformed(forged: str) -> None:
+    failure = m.Failure(code=forged, message="No.")
+    with pytest.raises(MalformedError) as refused:
+        m.decode_reply(m.encode(failure))
+    assert str(refused.value).isprintable()
+
+
+@given(st.text(st.characters(exclude_categories=()), max_size=60), st.integers(1, 50))
+def test_one_line_of_any_text(text: str, most: int) -> None:
+    line = one_line(text, most)
+    assert line.isprintable()
+    assert len(line) <= most
+    assert one_line(line, most) == line
+    assert line == text or not text.isprintable() or len(text) > most
 
 
 @pytest.mark.parametrize("kind", REQUESTS)

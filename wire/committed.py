@@ -44,7 +44,10 @@ class Committed:
 
     def extend(self, ids: Iterable[int] | NDArray[np.integer]) -> None:
         """Commit more tokens."""
-        new = np.fromiter(ids, dtype=np.uint32)
+        if isinstance(ids, np.ndarray):
+            new = ids.astype(np.uint32, copy=False)
+        else:
+            new = np.fromiter(ids, dtype=np.uint32)
         end = self._length + len(new)
         if end > len(self._ids):
             grown = np.empty(max(end, 2 * len(self._ids)), dtype=np.uint32)

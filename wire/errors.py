@@ -147,6 +147,13 @@ class KeysError(PilotfishError):
     exit_code = 77
 
 
+class CertificateError(PilotfishError):
+    """A certificate or its key that is missing, damaged or not for a service to use."""
+
+    code = "certificate"
+    exit_code = 78
+
+
 class TraceError(PilotfishError):
     """A trace of a link that is missing, empty or malformed."""
 
@@ -172,14 +179,14 @@ class HeadError(PilotfishError):
     """A decision head that is missing, damaged or too large, or that cannot be written."""
 
     code = "head"
-    exit_code = 65
+    exit_code = 66
 
 
 class RelaxationError(PilotfishError):
     """A file of `judge calibrate` that is missing, damaged or too large, or cannot be written."""
 
     code = "relaxation"
-    exit_code = 65
+    exit_code = 66
 
 
 class InterruptedGenerationError(PilotfishError):
@@ -203,6 +210,13 @@ class ConfigError(PilotfishError):
     exit_code = 78
 
 
+class NotReloadedError(PilotfishError):
+    """A running daemon did not take over all that its configuration says now."""
+
+    code = "not-reloaded"
+    exit_code = 78
+
+
 def _all(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
     found = {kind.code: kind}
     for child in kind.__subclasses__():
@@ -211,7 +225,10 @@ def _all(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
 
 
 def from_code(code: str, message: str) -> PilotfishError:
-    """The error that ``code`` names; an unknown code (a newer edge's) becomes an InternalError."""
+    """The error that ``code`` names; an unknown code (a newer edge's) becomes an InternalError.
+
+    Both come from a message that was read by `wire.messages.checked`, or from our own child.
+    """
     kind = _all(PilotfishError).get(code)
     if kind is None:
         return InternalError(f"{message} (code {code!r})")

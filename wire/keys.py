@@ -4,13 +4,15 @@
     NAME.pub        public key                                  (device side also: the edge's)
     allowed/*.pub   public keys of the devices that the edge lets in
 
-Each file holds one key in Z85, 40 characters. A device needs ``device.key`` and ``edge.pub``, an
-edge ``edge.key`` and ``allowed/``; one folder may serve both ends, as in the demo and in tests.
+Each file holds one key in Z85, 40 characters, and is written whole or not at all. A device needs
+``device.key`` and ``edge.pub``, an edge ``edge.key`` and ``allowed/``; one folder may serve both
+ends, as in the demo and in tests.
 
 Under systemd's ``LoadCredential=`` a secret key lies in ``$CREDENTIALS_DIRECTORY`` instead, which
 only the service can read; the public ones stay in the folder.
 """
 
+import fcntl
 import os
 import re
 import stat
@@ -24,10 +26,14 @@ import zmq
 from zmq.utils import z85
 
 from wire.errors import KeysError
+from wire.files import write_whole
+from wire.prose import one_line
 
 EDGE = "edge"
 DEVICE = "device"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SECRET, _PUBLIC = 0o600, 0o644  # modes of the files
+_MOST_BYTES = 1024  # that are read of a file
 
 
 def default_directory() -> Path:
@@ -60,52 +66,88 @@ class DeviceKeys:
 
 
 @dataclass(frozen=True)
-class EdgeKeys:
-    """What an edge needs to let devices in, and only those.
+class AllowList:
+    """The devices that may come in.
 
-    allowed: the public keys of its devices, and their names.
+    names: the public keys of an edge's devices, and the names of their files in a printable line,
+    as metrics show them. broken: of each file on the list that holds no key or cannot be read,
+    which one it is and why, in a sentence.
     """
 
+    names: Mapping[bytes, str]
+    broken: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, directory: Path) -> "AllowList":
+        """Read ``allowed/`` of a folder of keys; without it no device may come in.
+
+        A broken file keeps its own device out, and no other. `KeysError`: the list itself cannot
+        be read, so that it is not known which keys are on it.
+        """
+        if not directory.is_dir():
+            raise KeysError(f"{directory} is no folder of keys.")
+        names, broken = {}, []
+        for path in _listed(directory):
+            try:
+                names[read_public(path)] = one_line(path.stem)
+            except KeysError as error:
+                broken.append(str(error))
+        return cls(names, tuple(broken))
+
+
+@dataclass(frozen=True)
+class EdgeKeys:
+    """What an edge needs to let devices in, and only those."""
+
     secret: bytes
-    allowed: Mapping[bytes, str]
+    listed: AllowList
 
     @classmethod
     def load(cls, directory: Path) -> "EdgeKeys":
         """Read ``edge.key`` and the allow-list, which may be empty."""
-        secret = _read_secret(directory, EDGE)
-        return cls(secret, {read_public(path): path.stem for path in _listed(directory)})
+        return cls(edge_secret(directory), AllowList.load(directory))
+
+    @property
+    def allowed(self) -> Mapping[bytes, str]:
+        """The public keys of its devices, and their names."""
+        return self.listed.names
+
+
+def edge_secret(directory: Path) -> bytes:
+    """The edge's secret key; `KeysError` says why there is none."""
+    return _read_secret(directory, EDGE)
 
 
 def create(directory: Path, name: str) -> Path:
     """Make a new pair ``NAME.key`` and ``NAME.pub``; returns the public file. Never overwrites."""
     _check_name(name)
     secret_path, public_path = directory / f"{name}.key", directory / f"{name}.pub"
-    for path in (secret_path, public_path):
-        if path.exists():
-            raise KeysError(f"{path} exists already; remove it first if it is to be replaced.")
-    public, secret = zmq.curve_keypair()
-    with _writing(secret_path):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(secret_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secret + b"\n")
-        public_path.write_bytes(public + b"\n")
+    with _writing(secret_path, 0o700):
+        for path in (secret_path, public_path):
+            if path.exists():
+                raise KeysError(f"{path} exists already; remove it first if it is to be replaced.")
+        public, secret = zmq.curve_keypair()
+        write_whole(secret_path, secret + b"\n", _SECRET)
+        try:
+            write_whole(public_path, public + b"\n", _PUBLIC)
+        except OSError:
+            secret_path.unlink()
+            raise
     return public_path
 
 
 def allow(directory: Path, public: Path, name: str | None = None) -> Path:
-    """Put a device's public key file on the allow-list of ``directory``."""
+    """Put a device's public key file on the allow-list of ``directory``; mends a broken entry."""
     key = read_public(public)
     chosen = name or public.stem
     _check_name(chosen)
     target = directory / "allowed" / f"{chosen}.pub"
-    if target.exists() and read_public(target) != key:
-        raise KeysError(
-            f"{target} holds another key already; give this device another name with --name."
-        )
-    with _writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(key + b"\n")
+    with _writing(target, 0o755):
+        if _holds_another(target, key):
+            raise KeysError(
+                f"{target} holds another key already; give this device another name with --name."
+            )
+        write_whole(target, key + b"\n", _PUBLIC)
     return target
 
 
@@ -129,15 +171,38 @@ def read_public(path: Path) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return _checked(path.read_bytes().strip(), path)
+        return _checked(_content(path), path)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _content(path: Path) -> bytes:
+    """The beginning of a file, without waiting: it may be a pipe, or endless."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        yield
+        return os.read(descriptor, _MOST_BYTES).strip()
+    finally:
+        os.close(descriptor)
+
+
+def _holds_another(path: Path, key: bytes) -> bool:
+    try:
+        return read_public(path) != key
+    except KeysError:  # it is not there, or broken
+        return False
+
+
+@contextmanager
+def _writing(path: Path, mode: int) -> Iterator[None]:
+    """Have the file's folder to ourselves; if need be, it is made with this mode."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise KeysError(f"{path} cannot be written: {error.strerror}.") from error
 
@@ -163,7 +228,7 @@ def _read_secret(directory: Path, name: str) -> bytes:
     path = directory / f"{name}.key"
     try:
         mode = path.stat().st_mode
-        secret = path.read_bytes().strip()
+        secret = _content(path)
     except FileNotFoundError:
         raise KeysError(
             f"{path} is missing: make it with `pilotfish keys new {name} --keys {directory}`."

@@ -5,8 +5,12 @@ A header is a msgpack array: the type's name, then the fields in the order in wh
 (`Hello` and `Welcome` may have more, so that versions can tell each other apart). Unknown types,
 wrong numbers of fields and values outside their bounds are `MalformedError`. Arrays are never
 inside a header, and never copied.
+
+Strings of the other end end up in logs, on terminals and in JSON. So names are printable ASCII or
+malformed, and words become one printable line here, where they come in.
 """
 
+from functools import cache
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -17,6 +21,7 @@ from speculation.adaptive import HIGHEST_RATIO
 from speculation.channel import Channel
 from speculation.distributions import Sampling
 from wire.errors import MalformedError
+from wire.prose import MOST_CHARACTERS, one_line
 
 VERSION: Final = 2
 HEADER_BYTES: Final = 16 * 1024
@@ -32,8 +37,9 @@ U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Seed = U63
 SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
-Name = Annotated[str, msgspec.Meta(max_length=64)]
-Text = Annotated[str, msgspec.Meta(max_length=1024)]
+Name = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[ -~]*\Z")]
+# The other end's own words: `checked` makes one printable line of them.
+Text = Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]
 
 
 class Header(
@@ -312,7 +318,7 @@ _replies: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
 # Anything that holds the bytes of a frame: what arrived is a view of ZeroMQ's own memory.
 Buffer = bytes | memoryview
-M = TypeVar("M")
+M = TypeVar("M", bound=msgspec.Struct)
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -335,9 +341,19 @@ def checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = H
     if len(header) > most:
         raise MalformedError(f"The header has {len(header)} bytes; the limit is {most}.")
     try:
-        return decoder.decode(header)
+        message = decoder.decode(header)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise MalformedError(f"The header is not a known message: {error}.") from error
+        why = one_line(str(error))  # it may quote the header
+        raise MalformedError(f"The header is not a known message: {why}.") from error
+    for name in _worded(type(message)):
+        msgspec.structs.force_setattr(message, name, one_line(getattr(message, name)))
+    return message
+
+
+@cache
+def _worded(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a message that are words."""
+    return tuple(field.name for field in msgspec.structs.fields(kind) if field.type == Text)
 
 
 def frame(array: NDArray[Any]) -> memoryview:

@@ -2,15 +2,30 @@
 
 In:  the environment that systemd gives (sd_notify(3), sd_listen_fds(3)).
 Out: datagrams of ``NAME=value`` lines. Without systemd every call does nothing, so that a daemon
-reads the same on a shell. Nothing here waits: a message that systemd does not take is lost.
+reads the same on a shell. Nothing a daemon calls here waits: what systemd does not take is lost.
+
+How a reload went, no datagram can say: ``Type=notify-reload`` (systemd 253) waits for its end, and
+knows no failure. So the daemon leaves that in its runtime directory, as a file of two lines: when
+it began (µs of the monotonic clock) and what is wrong, if anything. `reload`, which the units run
+as ``ExecReload=``, waits for it; its exit code is that of ``systemctl reload``, under any systemd.
 """
 
 import os
+import signal
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+
+from wire.errors import NotReloadedError
+from wire.files import write_whole
+from wire.prose import one_line
 
 _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
+_RUNTIME = "RUNTIME_DIRECTORY"  # what systemd calls it; may list several
+_OUTCOME = "reload"  # the file's name
+_GLANCE_S = 0.02
 
 
 class Supervisor:
@@ -18,9 +33,15 @@ class Supervisor:
 
     address: of the datagram socket, a path or "@" and an abstract name; None: nobody listens.
     watchdog_s: how long the supervisor waits between two signs of life; None: for ever.
+    runtime: the folder that it gave this process for as long as it runs; None: there is none.
     """
 
-    def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        watchdog_s: float | None = None,
+        runtime: Path | None = None,
+    ) -> None:
         self._socket: socket.socket | None = None
         if address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -30,6 +51,8 @@ class Supervisor:
         self.feed_s = watchdog_s / 2 if self._socket is not None and watchdog_s else None
         self._fed_s = -1e9
         self._told = ""
+        self._runtime = runtime
+        self._reloading_us = 0
 
     @classmethod
     def from_environment(cls) -> "Supervisor":
@@ -41,18 +64,20 @@ class Supervisor:
         watchdog = _number(os.environ.pop("WATCHDOG_USEC", None))
         pid = _number(os.environ.pop("WATCHDOG_PID", None))
         ours = pid is None or pid == os.getpid()
-        return cls(address, watchdog * 1e-6 if watchdog and ours else None)
+        folders = os.environ.pop(_RUNTIME, None)
+        runtime = Path(folders.partition(":")[0]) if folders else None
+        return cls(address, watchdog * 1e-6 if watchdog and ours else None, runtime)
 
     def ready(self, status: str) -> None:
-        """Started, or done with reloading; ``status`` is shown by ``systemctl status``."""
+        """Started; ``status`` is shown by ``systemctl status``."""
         self._told = status
-        self._send(f"READY=1\nSTATUS={status}")
+        self._send(f"READY=1\n{_status(status)}")
 
     def status(self, text: str) -> None:
         """What the daemon is doing, in one line; the same line is not sent twice in a row."""
         if text != self._told:
             self._told = text
-            self._send(f"STATUS={text}")
+            self._send(_status(text))
 
     def feed(self) -> None:
         """A sign of life. Call it as often as you like: it is sent when one is due."""
@@ -69,12 +94,21 @@ class Supervisor:
             self._send(f"WATCHDOG_USEC={int(seconds * 1e6)}")
 
     def reloading(self) -> None:
-        """Reading the configuration again; ends with `ready`."""
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        """Reading the configuration again; ends with `reloaded`."""
+        self._reloading_us = _now_us()
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={self._reloading_us}")
+
+    def reloaded(self, status: str, trouble: str) -> None:
+        """Done with reloading. trouble: what of it could not be done, in a line; "": nothing."""
+        self.ready(status)  # before the outcome: systemd is not to see the waiting command go first
+        if self._runtime is not None:
+            outcome = f"{self._reloading_us}\n{one_line(trouble)}\n"
+            with suppress(OSError):
+                write_whole(self._runtime / _OUTCOME, outcome.encode(), 0o644)
 
     def stopping(self, status: str) -> None:
         """On the way out."""
-        self._send(f"STOPPING=1\nSTATUS={status}")
+        self._send(f"STOPPING=1\n{_status(status)}")
 
     def extend(self, seconds: float) -> None:
         """Starting, reloading or stopping takes so much longer, counted from now."""
@@ -95,6 +129,56 @@ def inherited_socket() -> int | None:
         return None
     os.set_inheritable(_FIRST_DESCRIPTOR, False)
     return _FIRST_DESCRIPTOR
+
+
+def in_brief(troubles: Sequence[str]) -> str:
+    """The first of some sentences, and how many there are besides; "" for none."""
+    more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+    return troubles[0] + more if troubles else ""
+
+
+def reload(pid: int, within_s: float) -> None:
+    """Have a daemon under the same systemd unit reload, and wait until it has.
+
+    Raises `NotReloadedError` with what is wrong, or when it does not say so in time.
+    """
+    folders = os.environ.get(_RUNTIME)
+    if not folders:
+        raise NotReloadedError("This command is for ExecReload= of a unit with RuntimeDirectory=.")
+    outcome = Path(folders.partition(":")[0]) / _OUTCOME
+    asked_us = _now_us()
+    with suppress(OSError):  # the clock of another boot says nothing of which one is new
+        outcome.unlink()
+    _signal(pid, signal.SIGHUP)
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        with suppress(OSError, ValueError):  # not there yet, or not the daemon's
+            began_us, _, trouble = outcome.read_text().partition("\n")
+            if int(began_us) >= asked_us:  # and not one that was under way
+                if trouble.strip():
+                    raise NotReloadedError(trouble.strip())
+                return
+        _signal(pid, 0)
+        time.sleep(_GLANCE_S)
+    raise NotReloadedError(f"Process {pid} has not said within {within_s:g} s that it reloaded.")
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError as error:
+        raise NotReloadedError(
+            f"Process {pid} cannot be told to reload: {error.strerror}."
+        ) from None
+
+
+def _status(text: str) -> str:
+    """It may name files and models: a line break in it would be another message to systemd."""
+    return f"STATUS={one_line(text)}"
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
 
 
 def _number(text: str | None) -> int | None:

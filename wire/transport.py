@@ -1,52 +1,37 @@
 """ZeroMQ sockets with what every Pilotfish end needs: CURVE, limits, heartbeats, no surprises.
 
-`Listener` is the edge's ROUTER, `Channel` the device's DEALER. Both count bytes as the lengths of
-the frames that they hand to ZeroMQ, and hand out frames as views of ZeroMQ's memory. Neither is
-thread-safe: each has one owner.
+`Listener` is the edge's ROUTER, `wire.channel.Channel` the device's DEALER. Both count bytes as the
+lengths of the frames that they hand to ZeroMQ, and hand out frames as views of ZeroMQ's memory.
+Neither is thread-safe: each has one owner.
 """
 
 import ipaddress
-import math
 import os
 import socket as sockets
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from wire.access import DOMAIN, Gate
 from wire.connections import Bounds, Connections
-from wire.errors import ListenError, MalformedError, TooLargeError, UnsupportedError
-from wire.keys import DeviceKeys, EdgeKeys
-from wire.link.tcp import Segments, segments
-from wire.messages import MAX_FRAMES, Buffer, Reply, decode_reply, encode
+from wire.errors import ListenError, MalformedError, TooLargeError
+from wire.keys import EdgeKeys
+from wire.messages import MAX_FRAMES, Buffer, encode
 
 HEARTBEAT_MS = 300
 HEARTBEAT_TIMEOUT_MS = 900  # a black-holed path shows within 1.2 s
-CONNECT_MS = 3000  # an attempt to connect gives way to the next one
 HANDSHAKE_MS = 5000  # a peer that has not come in by then is shown out
 # Messages per peer; a client that does not read loses replies, nobody else does. ZeroMQ learns in
 # batches of half a queue what has left it, so only half of it is sure to be free.
 _SEND_QUEUE = 128
-_RECEIVE_QUEUE = 64
+_RECEIVE_QUEUE = 16  # more wait in the kernel, and at the sender's
 _BACKLOG = 256  # connections that the kernel holds until they are taken in
 _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
 _SHREDS = 1000  # parts too many that are dropped in one turn
 _HARMFUL = 50 * _SHREDS  # so many cost a client its connection, and its key some time
-
-_RETRIED_S = 0.2
-_TRYING = {zmq.Event.CONNECTED, zmq.Event.CONNECT_DELAYED, zmq.Event.CONNECT_RETRIED}
-_FAILED = {
-    zmq.Event.DISCONNECTED,
-    zmq.Event.HANDSHAKE_FAILED_AUTH,
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
-}
 
 # Plain numbers: arithmetic on pyzmq's enums costs microseconds a message.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
@@ -63,7 +48,8 @@ class Envelope(NamedTuple):
     size: int
 
 
-def _common(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
+def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
+    """What the sockets of both ends have in common."""
     socket.linger = 0
     socket.maxmsgsize = message_bytes
     socket.sndhwm, socket.rcvhwm = _SEND_QUEUE, _RECEIVE_QUEUE
@@ -93,7 +79,7 @@ def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _has_port(endpoint: str) -> bool:
+def has_port(endpoint: str) -> bool:
     """False for a TCP address whose port is none; ZeroMQ would take it modulo 65,536."""
     try:
         return not endpoint.startswith("tcp:") or urlsplit(endpoint).port is not None
@@ -123,12 +109,12 @@ class Listener:
                 f"Without keys the edge listens on loopback only, not on {endpoint}. "
                 "Make keys with `pilotfish keys new edge` and name their folder with --keys."
             )
-        if not _has_port(endpoint):
+        if not has_port(endpoint):
             raise ListenError(f"{endpoint!r} is no address to listen on; write tcp://HOST:PORT.")
         self.gate = Gate(context, keys.allowed) if keys else None
         self.socket = context.socket(zmq.ROUTER)
         # one frame may be as long as a whole message; the limit on the sum is answered, not cut off
-        _common(self.socket, endpoint, bounds.message_bytes)
+        set_up(self.socket, endpoint, bounds.message_bytes)
         self.socket.router_mandatory = True  # a reply that is not taken is told of
         self.socket.handshake_ivl = HANDSHAKE_MS
         self.socket.backlog = _BACKLOG
@@ -137,6 +123,7 @@ class Listener:
             self.socket.curve_server = True
             self.socket.curve_secretkey = keys.secret
         self.connections = Connections(self.socket, bounds)
+        self.connections.encrypted = keys is not None
         # who sends a message that has parts without number, and how many of them were dropped
         self._shredding: tuple[bytes, bytes] | None = None
         self._dropped = 0
@@ -157,17 +144,19 @@ class Listener:
             self._drop_parts(self._shredding)
             return None
         try:
-            first, *parts = _receive(self.socket)
+            first, *parts = receive_parts(self.socket)
         except zmq.Again:
+            self.connections.drained = True
             return None
         client = first.bytes
         header: Buffer = parts[0].buffer if parts else b""
         owner = str(first.get("User-Id")).encode() if self.gate else client
-        self.connections.heard(client, owner, first)
+        size = sum(map(len, parts))
+        self.connections.heard(client, owner, first, size, len(parts))
         frames = [part.buffer for part in parts[1:]]
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
             self._shredding, self._dropped = (client, owner), 0
-        return Envelope(client, owner, header, frames, sum(map(len, parts)))
+        return Envelope(client, owner, header, frames, size)
 
     def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
         """Some of the parts that a message has beyond all measure.
@@ -189,7 +178,10 @@ class Listener:
     @property
     def waiting(self) -> bool:
         """Has a message arrived? Asking costs less than to receive none."""
-        return bool(int(self.socket.get(_EVENTS)) & _POLLIN)
+        if int(self.socket.get(_EVENTS)) & _POLLIN:
+            return True
+        self.connections.drained = True
+        return False
 
     def send(self, client: bytes, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> int:
         """Send without waiting; returns the message's bytes.
@@ -197,8 +189,12 @@ class Listener:
         `zmq.ZMQError` for a client that has gone or does not read.
         """
         header = encode(message)
-        _send(self.socket, [client, header, *frames])
-        return len(header) + sum(map(len, frames))
+        size = len(header) + sum(map(len, frames))
+        if not self.connections.has_room(client, size):
+            raise zmq.Again
+        send_parts(self.socket, [client, header, *frames])
+        self.connections.sent(client, size, 1 + len(frames))
+        return size
 
     def stop_accepting(self) -> None:
         """No new connections; those that stand go on. (To unbind would end them all.)"""
@@ -227,7 +223,7 @@ def _endpoint_of(descriptor: int) -> str:
     return f"tcp://[{name[0]}]:{name[1]}" if ":" in name[0] else f"tcp://{name[0]}:{name[1]}"
 
 
-def _send(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
+def send_parts(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
     """One message, without waiting. NOTE long parts are views: they must not change for a while."""
     last = len(parts) - 1
     for at, part in enumerate(parts):
@@ -242,7 +238,7 @@ def _send(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
             raise
 
 
-def _receive(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
+def receive_parts(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
     """The message that is there, or so many of its parts that it can be none of ours.
 
     ZeroMQ bounds how long a part is, not how many there are, and hands out whole messages only.
@@ -262,138 +258,3 @@ def check_size(envelope: Envelope, message_bytes: int) -> None:
             f"The message has {envelope.size} bytes; this edge takes {message_bytes}. "
             "Use a smaller window, or a protocol that sends less."
         )
-
-
-class Channel:
-    """The device's socket: one edge, and what ZeroMQ's monitor tells about the connection."""
-
-    def __init__(self, endpoint: str, keys: DeviceKeys | None, message_bytes: int) -> None:
-        if not _has_port(endpoint):
-            raise UnsupportedError(f"{endpoint!r} is no address of an edge; write tcp://HOST:PORT.")
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        _common(self._socket, endpoint, message_bytes)
-        self._socket.immediate = True  # never queue for an edge that is not there
-        self._socket.reconnect_ivl = 100
-        self._socket.reconnect_ivl_max = 1000
-        # or the kernel would wait for minutes on a path that was dead when the attempt began
-        self._socket.connect_timeout = CONNECT_MS
-        self._socket.handshake_ivl = HANDSHAKE_MS
-        if keys is not None:
-            self._socket.curve_serverkey = keys.edge
-            self._socket.curve_publickey = keys.public
-            self._socket.curve_secretkey = keys.secret
-        self._monitor = self._socket.get_monitor_socket()
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
-        self.endpoint = endpoint
-        self.connected = False
-        self.connections = 0  # made so far
-        self.denied = False  # the edge's allow-list said no
-        self._failed_s = math.inf  # when the connection, or an attempt, ended; ∞: it is tried again
-        self.broken_handshakes = 0
-        self._descriptor: int | None = None  # ZeroMQ's own, while it is connected
-        self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
-        try:
-            self._socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise UnsupportedError(
-                f"{endpoint!r} is no address of an edge ({error}); write tcp://HOST:PORT."
-            ) from error
-
-    @property
-    def socket(self) -> "zmq.Socket[bytes]":
-        """For those who poll several channels at once."""
-        return self._socket
-
-    @property
-    def sources(self) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
-        """Where messages, and news of the link, arrive."""
-        return self._socket, self._monitor
-
-    def send(self, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> int:
-        """Hand a message to ZeroMQ; returns its bytes. `zmq.Again` if there is no connection."""
-        header = encode(message)
-        _send(self._socket, [header, *frames])
-        return len(header) + sum(map(len, frames))
-
-    def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
-        """The next message of an edge, its frames and bytes; otherwise as `take`."""
-        taken = self.take(timeout_s)
-        if taken is None:
-            return None
-        header, frames, size = taken
-        return decode_reply(header), frames, size
-
-    def take(self, timeout_s: float) -> tuple[Buffer, list[Buffer], int] | None:
-        """The next header, its frames and bytes; None after ``timeout_s`` or a change of the link.
-
-        Link changes are noted in `connected` and `denied`, so that the caller can react at once.
-        """
-        for source, _ in self._poller.poll(math.ceil(max(0.0, timeout_s) * 1e3)):
-            if source is self._socket:
-                parts = _receive(self._socket)
-                buffers: list[Buffer] = [part.buffer for part in parts]
-                more = parts[-1].more
-                while more:  # no edge says so much
-                    more = self._socket.recv(_NOBLOCK, copy=False).more
-                return buffers[0], buffers[1:], sum(map(len, buffers))
-            self._hear_of_the_link()
-        return None
-
-    def catch_up(self) -> None:
-        """Take note of what has become of the connection; for whoever has not received lately."""
-        while self._monitor.poll(0):
-            self._hear_of_the_link()
-
-    def _hear_of_the_link(self) -> None:
-        told = recv_monitor_message(self._monitor)
-        self._note(told["event"], told["value"])
-
-    @property
-    def given_up(self) -> bool:
-        """ZeroMQ does not try to connect any more; else it says so as soon as one attempt ended.
-
-        It gives up an edge that refused the key, or sent a longer message than it may.
-        """
-        return time.monotonic() - self._failed_s > _RETRIED_S
-
-    def try_again(self) -> None:
-        """Connect anew, on the same socket."""
-        with suppress(zmq.ZMQError):  # it has none to end
-            self._socket.disconnect(self.endpoint)
-        self.denied, self._failed_s = False, math.inf
-        self._socket.connect(self.endpoint)
-
-    def segments(self) -> Segments | None:
-        """What the kernel knows of the connection; None where there is none, or it is not TCP."""
-        if self._descriptor is None or not self._port:
-            return None
-        return segments(self._descriptor, self._port)
-
-    def _note(self, event: int, value: int) -> None:
-        if event in _TRYING:
-            self._failed_s = math.inf
-        elif event in _FAILED:
-            self._failed_s = time.monotonic()
-        if event == zmq.Event.CONNECTED:
-            self._descriptor = value
-        elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
-            self.connected = True
-            self.connections += 1
-        elif event == zmq.Event.DISCONNECTED:
-            self.connected = False
-            self._descriptor = None
-        elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
-            self.denied = True
-        elif event in (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):
-            self.broken_handshakes += 1
-
-    def close(self, linger_s: float = 0.2) -> None:
-        """Close the socket; what was sent last has ``linger_s`` to leave."""
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(int(linger_s * 1000))
-        self._context.term()

@@ -11,10 +11,9 @@ from device_runtime.bridge.bridge import Bridge, SharedTokensBridge, TrivialBrid
 from device_runtime.bridge.context import Context
 from device_runtime.bridge.prompt import Asked, Prompt, are_messages
 from device_runtime.bridge.shared import SharedTokens
-from engines.chat import ChatTemplate
-from engines.errors import TemplateError
+from engines.errors import TemplateError, TextTooLongError
 from engines.vocabulary import Vocabulary
-from wire.errors import TokenOutOfRangeError, UnsupportedError
+from wire.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
 
 
 class Pair:
@@ -54,39 +53,43 @@ class Pair:
 
     # Prompts
 
-    def prompt(self, asked: Asked, *, chat: bool = True) -> Prompt:
+    def prompt(self, asked: Asked, *, chat: bool = True, most: int | None = None) -> Prompt:
         """A prompt of what was asked.
 
         chat: a text is one user message where the target has a chat template; otherwise it is
         taken as it is, like token ids. Messages need a template: `UnsupportedError` without,
         `TemplateError` if it refuses them. Raises `TokenOutOfRangeError` for ids that the target
-        does not have.
+        does not have. most: what has clearly more tokens is refused early, `PromptTooLongError`.
         """
         ids: Sequence[int]
         own: Sequence[int] | None
-        if isinstance(asked, str) and not (chat and self.target.template):
-            ids, own = _raw(self.target, asked), _raw(self.drafter, asked)
-        elif isinstance(asked, str) or are_messages(asked):
-            messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-            ids, own = self._rendered(messages), self._in_own_template(messages)
-        else:
-            ids, own = self._checked(asked), None
+        try:
+            if isinstance(asked, str) and not (chat and self.target.template):
+                ids = _raw(self.target, asked, most)
+                own = None if self.trivial else _raw(self.drafter, asked)
+            elif isinstance(asked, str) or are_messages(asked):
+                messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+                ids, own = self._rendered(messages, most), self._in_own_template(messages)
+            else:
+                ids, own = self._checked(asked, most), None
+        except TextTooLongError:
+            raise _too_long(most) from None
         told = np.array(ids, dtype=np.uint32)
         read = told if self.trivial else self._read(told, own)
         return Prompt(asked, chat, told, read, self.fingerprint, self.digests)
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        if self.target.template is None:
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], most: int | None) -> list[int]:
+        if self.target.dialogue is None:
             raise UnsupportedError(f"{self.target.model} has no chat template: give it a text.")
-        return _in_template(self.target, self.target.template, messages)
+        return self.target.dialogue.ids(messages, most)
 
     def _in_own_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
         """What the drafter reads for these messages; None if it has no template for them."""
         if self.trivial:
             return None
         try:
-            template = self.drafter.template
-            return None if template is None else _in_template(self.drafter, template, messages)
+            dialogue = self.drafter.dialogue
+            return None if dialogue is None else dialogue.ids(messages)
         except TemplateError:  # such as one that knows no system message
             return None
 
@@ -109,7 +112,9 @@ class Pair:
         known = [id for id in (own.bos_id, own.turn_end, 0) if id is not None]
         return np.array(known[:1], dtype=np.int64)
 
-    def _checked(self, asked: Sequence[Any]) -> list[int]:
+    def _checked(self, asked: Sequence[Any], most: int | None) -> list[int]:
+        if most is not None and len(asked) > most:
+            raise _too_long(most)
         vocab, ids = self.target.vocab_size, list(asked)
         wrong = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < vocab]
         if wrong:
@@ -119,11 +124,12 @@ class Pair:
         return ids
 
 
-def _raw(vocabulary: Vocabulary, text: str) -> list[int]:
-    return [*vocabulary.tokenizer.beginning, *vocabulary.tokenizer.encode(text)]
+def _raw(vocabulary: Vocabulary, text: str, most: int | None = None) -> list[int]:
+    tokenizer = vocabulary.tokenizer
+    return [*tokenizer.beginning, *tokenizer.encode(text, most=most)]
 
 
-def _in_template(
-    vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]
-) -> list[int]:
-    return vocabulary.tokenizer.encode(template.render(messages), special=True)
+def _too_long(most: int | None) -> PromptTooLongError:
+    return PromptTooLongError(
+        f"The prompt has more than {most} tokens; drafter and target together take at most {most}."
+    )

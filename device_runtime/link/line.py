@@ -11,13 +11,13 @@ import zmq
 
 from device_runtime.link.gauge import Connection
 from device_runtime.link.loss import Interrupt
+from wire.channel import Channel
 from wire.keys import DeviceKeys
 from wire.link.tcp import Segments
 from wire.messages import Buffer, Reply, Request
-from wire.transport import Channel
 
 _SLICE_S = 0.1  # after so long a wait looks up: was it interrupted, does the line lead elsewhere?
-_REPLY_BYTES = 256 * 1024 * 1024
+_REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
 
 
 class Line:

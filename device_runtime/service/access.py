@@ -14,7 +14,7 @@ import hmac
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from device_runtime.service.refusal import RefusalError
@@ -30,15 +30,28 @@ CREDENTIAL = "api-keys"
 class ApiKeys:
     """The keys that a service knows.
 
-    digests: name of the client → SHA-256 of its key.
+    digests: name of the client → SHA-256 of its key. broken: what is wrong with their file, in
+    sentences that show no key.
     """
 
-    def __init__(self, digests: Mapping[str, bytes]) -> None:
+    def __init__(self, digests: Mapping[str, bytes], broken: Sequence[str] = ()) -> None:
         self._digests = dict(digests)
+        self.broken = tuple(broken)
 
     @classmethod
     def load(cls, path: Path) -> "ApiKeys":
-        """Read a key file; `KeysError` says what is wrong with it, and never shows a key."""
+        """Read a key file that holds keys and nothing else; otherwise `KeysError` says why."""
+        keys = cls.of_sound_lines(path)
+        if keys.broken:
+            raise KeysError(keys.broken[0])
+        return keys
+
+    @classmethod
+    def of_sound_lines(cls, path: Path) -> "ApiKeys":
+        """The keys in those lines of a file that hold one; there may be none.
+
+        `KeysError`: the file itself cannot be read, which says nothing of what is in it.
+        """
         try:
             with path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
@@ -50,16 +63,21 @@ class ApiKeys:
         if len(text) > _FILE_BYTES:
             raise KeysError(f"{path} is longer than {_FILE_BYTES:,} bytes.")
         digests: dict[str, bytes] = {}
+        broken = []
         for number, line in enumerate(text.decode("utf-8", "replace").splitlines(), 1):
             line = line.strip()
             if line and not line.startswith("#"):
-                name, key = _entry(line, f"{path}, line {number}")
+                try:
+                    name, key = _entry(line, f"{path}, line {number}")
+                except KeysError as error:
+                    broken.append(str(error))
+                    continue
                 if name in digests:
-                    raise KeysError(f"{path}, line {number}: there is a key {name!r} already.")
-                digests[name] = _digest(key)
-        if not digests:
-            raise KeysError(f"{path} holds no key: write one a line, NAME:KEY.")
-        return cls(digests)
+                    broken.append(f"{path}, line {number}: there is a key {name!r} already.")
+                digests.setdefault(name, _digest(key))
+        if not digests and not broken:
+            broken.append(f"{path} holds no key: write one a line, NAME:KEY.")
+        return cls(digests, broken)
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -96,17 +114,20 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
-def api_keys(named: Path | None, listen: str) -> ApiKeys | None:
+def api_keys(
+    named: Path | None, listen: str, read: Callable[[Path], ApiKeys] = ApiKeys.load
+) -> ApiKeys | None:
     """The keys in the file that systemd hands over, else in the one named; None without any.
 
-    Raises `ListenError` where a service that listens there (``HOST:PORT``) must have some.
+    Raises `KeysError` as ``read`` does, and `ListenError` where a service that listens there
+    (``HOST:PORT``) must have some.
     """
     path = named
     handed = os.environ.get("CREDENTIALS_DIRECTORY")
     if handed and (Path(handed) / CREDENTIAL).exists():
         path = Path(handed) / CREDENTIAL
     if path is not None:
-        return ApiKeys.load(path)
+        return read(path)
     if not is_loopback(f"tcp://{listen}"):
         raise ListenError(
             f"Without API keys the service listens on loopback only, not on {listen}. Write a file "

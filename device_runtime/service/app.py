@@ -31,6 +31,7 @@ from device_runtime.service.prompts import prompt_for
 from device_runtime.service.refusal import RefusalError, refusal_of
 from device_runtime.service.status import Status, freshest
 from engines.errors import EngineError
+from engines.inspection import Inspection
 from wire.errors import PilotfishError
 from wire.link.state import LinkState
 from wire.protocols import EXCHANGES, STREAM
@@ -52,12 +53,14 @@ class Service:
         access: Access,
         metrics: Metrics,
         status: Status,
+        inspection: Inspection,
     ) -> None:
         self.config = config
         self.lanes = lanes
         self.access = access
         self.metrics = metrics
         self.status = status
+        self.inspection = inspection
         self.started_s = int(time.time())
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
 
@@ -103,7 +106,9 @@ class Service:
         """Whether an answer can be had now, and why not."""
         alone = self.config.edge is None or self.config.on_link_loss == "local"
         state = "ok"
-        if self.lanes.draining:
+        if self.inspection.damage:
+            state = "damaged"
+        elif self.lanes.draining:
             state = "draining"
         elif self.stuck():
             state = "stuck"
@@ -163,6 +168,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     async def complete(request: Request, parse: Callable[[bytes, Options], Wanted]) -> Completion:
         body = await bounded_body(request, service.body_bytes)
         wanted = parse(body, service.options)
+        _check_sound(service)
         if wanted.model is not None:
             _check_model(service, wanted.model)
         if service.config.edge is None:
@@ -179,6 +185,18 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", response_model=None)
     async def text(request: Request) -> Completion:
         return await complete(request, text_request)
+
+
+def _check_sound(service: Service) -> None:
+    """No answer is better than a wrong one: without the edge it would be the drafter's."""
+    if service.inspection.damage:
+        raise RefusalError(
+            503,
+            "The drafter's files are damaged; its operator finds in the log which, and has to put "
+            "others in their place.",
+            code="damaged",
+            reason="damaged",
+        )
 
 
 def _check_model(service: Service, name: str) -> None:

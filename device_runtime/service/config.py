@@ -13,7 +13,8 @@ LinkLoss: TypeAlias = Literal["wait", "local", "fail"]
 class ServiceConfig:
     """Where what is, and how much of it.
 
-    listen: ``HOST:PORT``; port 0 takes a free one. api_keys: see `access.ApiKeys`. lanes:
+    listen: ``HOST:PORT``; port 0 takes a free one. api_keys: see `access.ApiKeys`. tls_cert,
+    tls_key: see `tls.tls_context`; without them it is HTTP in clear text. lanes:
     conversations held at once. queue: requests that may wait for one. patience_s: how long a lost
     edge is waited for. options: what holds for a request that does not say otherwise. drain_s: how
     long running answers may take when the service is told to stop. model: the name that clients
@@ -25,6 +26,8 @@ class ServiceConfig:
     keys: Path | None = None
     listen: str = "127.0.0.1:8080"
     api_keys: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     lanes: int = 2
     queue: int = 16
     on_link_loss: LinkLoss = "wait"

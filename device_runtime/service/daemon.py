@@ -1,8 +1,9 @@
 """The serving loop's side of the service: signals, reloads, the watchdog, and its end.
 
 SIGTERM and SIGINT drain: nothing new is taken, what runs may end, within limits. SIGHUP reads keys
-and configuration again while answers run; what is broken then leaves everything as it was. The
-watchdog is fed by this loop, and only while every lane that works shows signs of life.
+and configuration again while answers run; what is broken then leaves everything as it was, except
+that an API key that was taken off its file is out. The watchdog is fed by this loop, and only while
+every lane that works shows signs of life.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
@@ -21,25 +23,33 @@ from device_runtime.record import Generation
 from device_runtime.service.access import Access, ApiKeys, api_keys
 from device_runtime.service.app import Service, application
 from device_runtime.service.config import ServiceConfig
-from device_runtime.service.connection import HEAD_S, Connection
+from device_runtime.service.connection import HEAD_S, Config, Doorway
 from device_runtime.service.lanes import Lanes
 from device_runtime.service.metrics import Metrics
 from device_runtime.service.status import Status
+from device_runtime.service.tls import tls_context
 from engines.artifact import Manifest
 from engines.errors import EngineError
-from wire.errors import PilotfishError
+from engines.inspection import Inspection
+from wire.errors import CertificateError, PilotfishError
 from wire.keys import DeviceKeys
-from wire.supervisor import Supervisor
+from wire.supervisor import Supervisor, in_brief
 
 _log = logging.getLogger("pilotfish.service")
 
 _TICK_S = 1.0
 _HEAD_BYTES = 32 * 1024
 _BACKLOG = 128
+# Every answer is of the type that it names, and no page from elsewhere may embed it.
+_HEADERS = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+]
 _SOFTWARE = 70  # sysexits.h
 _END_S = 10.0  # for what was interrupted to end
 # What a reload can change; all else needs a restart.
-_LIVE = {"edge", "keys", "api_keys", "options", "drain_s", "model"}
+_LIVE = {"edge", "keys", "api_keys", "tls_cert", "tls_key", "options", "drain_s", "model"}
+_TROUBLE = (PilotfishError, EngineError, OSError)  # what reading them again can raise
 
 Reread = Callable[[], ServiceConfig]
 
@@ -55,6 +65,8 @@ class Daemon:
         access: Access,
         supervisor: Supervisor,
         reread: Reread | None,
+        inspection: Inspection,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._config = config
         self._devices = devices
@@ -63,6 +75,8 @@ class Daemon:
         self.status = Status(drafter=manifest.model, lanes=len(devices), energy=self.metrics.energy)
         self._supervisor = supervisor
         self._reread = reread
+        self._inspection = inspection
+        self._tls = tls
         self._edge = _edge_of(config)
         self._protocol = "none yet"
         self._code = 0
@@ -73,8 +87,12 @@ class Daemon:
         self._lanes = Lanes(
             self._devices, places=self._config.queue, told=self._told, counted=self._counted
         )
-        self._service = Service(self._config, self._lanes, self._access, self.metrics, self.status)
-        self._server = _Server(_uvicorn(application(self._service), self._config.drain_s))
+        self._service = Service(
+            self._config, self._lanes, self._access, self.metrics, self.status, self._inspection
+        )
+        http = _uvicorn(application(self._service), self._config.drain_s)
+        http.tls = self._tls
+        self._http, self._server = http, _Server(http)
         serving = asyncio.ensure_future(self._server.serve([listener]))
         ticking = asyncio.ensure_future(self._tick())
         ticking.add_done_callback(self._fell_over)
@@ -84,7 +102,9 @@ class Daemon:
             self._obey_signals()
             host, port = listener.getsockname()[:2]
             self._supervisor.ready(self._line())
-            announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            self._inspection.start()
+            scheme = "https" if self._tls else "http"
+            announce(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
             await serving
         finally:
             ticking.cancel()
@@ -119,26 +139,58 @@ class Daemon:
         asyncio.get_running_loop().call_later(drain_s, self._lanes.interrupt)
 
     def _reload(self) -> None:
-        """Read keys and configuration again; what is broken leaves everything as it was."""
-        self._supervisor.reloading()
-        try:
-            config = self._reread() if self._reread is not None else self._config
-            keys = api_keys(config.api_keys, self._config.listen)  # it listens where it did
-            edge = _edge_of(config)
-            if edge != self._edge and config.edge is not None:
-                self._devices[0].redirect(config.edge, config.keys)  # and all beside it
-            self._adopt(config, keys, edge)
-        except (PilotfishError, EngineError, OSError) as error:
-            _log.error("nothing was reloaded: %s", error)
-        self._supervisor.ready(self._line())
+        """Read keys and configuration again.
 
-    def _adopt(
-        self,
-        config: ServiceConfig,
-        keys: ApiKeys | None,
-        edge: "tuple[str | None, DeviceKeys | None]",
-    ) -> None:
+        What is broken leaves everything as it was, but for the API keys: one that was taken off
+        its file is out, whatever is wrong elsewhere.
+        """
+        self._supervisor.reloading()
+        troubles: list[str] = []
+        config = self._config
+        try:
+            config = self._reread() if self._reread is not None else config
+        except _TROUBLE as error:
+            troubles.append(str(error))
+        sound = self._look_up(config, troubles)
+        try:
+            if not troubles:
+                self._adopt(config)
+        except _TROUBLE as error:
+            troubles.append(str(error))
+        for trouble in troubles:
+            besides = " but the API keys" if sound else ""
+            _log.error("nothing was reloaded%s: %s", besides, trouble)
+        self._supervisor.reloaded(self._line(), in_brief(troubles))
+
+    def _look_up(self, config: ServiceConfig, troubles: list[str]) -> bool:
+        """Take the keys that stand in their file by now; whether there is one and it was read."""
+        try:
+            # it listens where it did
+            keys = api_keys(config.api_keys, self._config.listen, ApiKeys.of_sound_lines)
+        except _TROUBLE as error:  # nothing says that a key was taken off
+            troubles.append(str(error))
+            held = self._config
+            return config.api_keys != held.api_keys and self._look_up(held, troubles)
+        self._access.keys = keys
+        # also where the rest is not adopted: the next reload must not go back to the file before
+        self._config = replace(self._config, api_keys=config.api_keys)
+        troubles += () if keys is None else keys.broken
+        return keys is not None
+
+    def _certificate(self, config: ServiceConfig) -> ssl.SSLContext | None:
+        """That of the connections to come; whether they are encrypted at all stays as it was."""
+        tls = tls_context(config.tls_cert, config.tls_key)
+        if (tls is None) != (self._tls is None):
+            raise CertificateError("to begin or to end the use of TLS needs a restart.")
+        return tls
+
+    def _adopt(self, config: ServiceConfig) -> None:
         before = self._config
+        tls = self._certificate(config)
+        edge = _edge_of(config)
+        if edge != self._edge and config.edge is not None:
+            self._devices[0].redirect(config.edge, config.keys)  # and all beside it
+        self._http.tls, self._edge = tls, edge
         changed = {
             one.name
             for one in fields(config)
@@ -148,7 +200,6 @@ class Daemon:
             _log.warning("needs a restart to change: %s", ", ".join(fixed))
         self._config = replace(before, **{name: getattr(config, name) for name in _LIVE})
         self._service.config = self._config
-        self._access.keys, self._edge = keys, edge
         _log.info("reloaded")
 
     # What is told
@@ -161,6 +212,7 @@ class Daemon:
             up, state = self._service.link_up, self._service.link_state
             self.metrics.link(up, state)
             self.status.link(up, state)
+            self.metrics.weights(self._inspection)
             stuck = self._service.stuck()
             if stuck:
                 _log.error("lanes without a sign of life: %s", stuck)
@@ -178,6 +230,8 @@ class Daemon:
             self._server.should_exit = True
 
     def _line(self) -> str:
+        if self._inspection.damage:
+            return f"Nothing is answered: {self._inspection.damage}"
         lanes = self._lanes
         where = "no edge"
         if self._config.edge is not None:
@@ -204,19 +258,25 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End; a client in the middle of its handshake is not waited for."""
+        Doorway.turn_away()
+        await super().shutdown(sockets)
 
-def _uvicorn(app: ASGIApp, drain_s: float) -> uvicorn.Config:
+
+def _uvicorn(app: ASGIApp, drain_s: float) -> Config:
     # it warns of each thing that is no request, so that a stranger could fill the log
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    return uvicorn.Config(
+    return Config(
         app,
-        http=Connection,
+        http=Doorway,
         loop="asyncio",
         lifespan="off",
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
+        headers=_HEADERS,
         proxy_headers=False,
         timeout_keep_alive=int(HEAD_S),
         h11_max_incomplete_event_size=_HEAD_BYTES,

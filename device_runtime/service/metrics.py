@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 import wire
 from device_runtime.energy import Rail, Watch, rails
 from device_runtime.record import STAGES, Generation, Round
+from engines.inspection import Inspection
 from wire.link.state import LinkState, Reading
 from wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM
 
@@ -159,6 +160,9 @@ class Metrics:
             "http_request_duration", "Seconds of a request.", _REQUEST_BUCKETS_S, "route"
         )
         self._refused = self._counter("refusals", "Requests refused, by reason.", "reason")
+        verified = "1 once the drafter's files were found to be those that were exported."
+        self._verified = self._gauge("weights_verified", verified)
+        self._damaged = self._gauge("weights_damaged", "1 once one was found to be another.")
         self._waiting = self._gauge("num_requests_waiting", "Requests that wait for a lane.")
         self._running = self._gauge("num_requests_running", "Requests that are being answered.")
 
@@ -223,6 +227,11 @@ class Metrics:
     def link(self, up: bool, state: LinkState | None) -> None:
         """What is known of the link now; call it every second or so, and before `exposition`."""
         self._link.tell(up, state)
+
+    def weights(self, inspection: Inspection) -> None:
+        """What is known of the drafter's files."""
+        self._verified.set(inspection.passed)
+        self._damaged.set(bool(inspection.damage))
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus' text format; its media type is `CONTENT_TYPE`."""

@@ -14,17 +14,21 @@ choose, nothing that the service says of that does.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Literal, TypeVar, cast
 
 import msgspec
 
 from device_runtime.bridge import Asked
 from device_runtime.plan import AUTO, Auto, Options, plan
 from device_runtime.service.prompts import (
+    MessageFields,
+    fields_of,
+    given,
     message_of,
     prompt_of,
     refuse_unless_neutral,
     unknown,
+    unknown_name,
 )
 from device_runtime.service.refusal import RefusalError
 from wire.messages import Ratio, Share
@@ -99,7 +103,7 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     """The object ``pilotfish``."""
 
     protocol: str | None = None
-    among: list[str] | None = None
+    among: Annotated[list[str], msgspec.Meta(max_length=128)] | None = None
     lossy: bool | None = None
     policy: str | None = None
     rtt_threshold_s: Seconds | None = None
@@ -127,12 +131,17 @@ class _Request(msgspec.Struct):
 
 
 class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
-    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=_MESSAGES)]
+    messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=_MESSAGES)]
     max_completion_tokens: Count | None = None
 
 
 class _TextRequest(_Request, forbid_unknown_fields=True, kw_only=True):
-    prompt: Any
+    prompt: msgspec.Raw
+
+
+# What a body may hold, each read further only when that is known: reading ends at the first other.
+_ChatBody = fields_of("_ChatBody", (*_ChatRequest.__struct_fields__, *_NEUTRAL_CHAT, *_INERT))
+_TextBody = fields_of("_TextBody", (*_TextRequest.__struct_fields__, *_NEUTRAL_TEXT, *_INERT))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +162,7 @@ class Wanted:
 
 def chat_request(body: bytes, defaults: Options) -> Wanted:
     """``POST /v1/chat/completions``. defaults: the service's own options."""
-    request = _read(body, _ChatRequest, _NEUTRAL_CHAT)
+    request = _read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
     messages = [message_of(message, at) for at, message in enumerate(request.messages)]
     most = request.max_completion_tokens or request.max_tokens
     return _wanted(request, chat=True, prompt=messages, most=most, defaults=defaults)
@@ -161,7 +170,7 @@ def chat_request(body: bytes, defaults: Options) -> Wanted:
 
 def text_request(body: bytes, defaults: Options) -> Wanted:
     """``POST /v1/completions``."""
-    request = _read(body, _TextRequest, _NEUTRAL_TEXT)
+    request = _read(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
     return _wanted(
         request,
         chat=False,
@@ -174,25 +183,31 @@ def text_request(body: bytes, defaults: Options) -> Wanted:
 _Kind = TypeVar("_Kind", bound=_Request)
 
 
-def _read(body: bytes, kind: type[_Kind], neutral: Mapping[str, tuple[object, ...]]) -> _Kind:
+def _read(
+    body: bytes,
+    whole: type[msgspec.Struct],
+    kind: type[_Kind],
+    neutral: Mapping[str, tuple[object, ...]],
+) -> _Kind:
     try:
-        fields = msgspec.json.decode(body, type=dict[str, Any])
+        fields = given(msgspec.json.decode(body, type=whole))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if (name := unknown_name(error)) is not None:
+            raise unknown(name) from None
         raise RefusalError(
             400, f"The body is not a JSON object: {error}.", code="malformed"
         ) from None
     except RecursionError:
         raise RefusalError(400, "The body is nested too deeply.", code="malformed") from None
     refuse_unless_neutral(fields, neutral)
-    known = {name for name in fields if name not in neutral and name not in _INERT}
-    for name in known - set(kind.__struct_fields__):
-        raise unknown(name)
     try:
-        return msgspec.convert({name: fields[name] for name in known}, kind)
-    except msgspec.ValidationError as error:
-        raise RefusalError(
-            400, f"{error}.", code="invalid_value", param=_param(str(error))
-        ) from None
+        told = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
+        return msgspec.json.decode(msgspec.json.encode(told), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        param = _param(str(error))
+        if param is not None and (name := unknown_name(error)) is not None:
+            raise unknown(f"{param}.{name}") from None
+        raise RefusalError(400, f"{error}.", code="invalid_value", param=param) from None
 
 
 def _param(message: str) -> str | None:

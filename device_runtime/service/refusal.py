@@ -25,6 +25,7 @@ from wire.errors import (
     TooManySessionsError,
     UnsupportedError,
 )
+from wire.prose import one_line
 
 _log = logging.getLogger("pilotfish.service")
 
@@ -74,7 +75,8 @@ class RefusalError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message[:_MESSAGE_CHARACTERS]  # it may quote what the client sent
+        # it may quote what the client sent, or a chat template that came from the edge
+        self.message = one_line(message, _MESSAGE_CHARACTERS)
         self.code = code
         self.param = param and param[:_PARAM_CHARACTERS]
         self.reason = reason

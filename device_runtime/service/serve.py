@@ -1,4 +1,4 @@
-"""Start the service: read keys, take the address, load the drafter, and serve until told to stop.
+"""Start the service: read keys and certificate, take the address, load the drafter, then serve.
 
 What is wrong with the configuration shows before anything is loaded. The HTTP part is imported
 while the drafter loads: both take about as long.
@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gc
 import ipaddress
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,14 @@ from device_runtime.device import Device
 from device_runtime.record import Round
 from device_runtime.service.access import Access, api_keys
 from device_runtime.service.config import ServiceConfig
+from device_runtime.service.tls import tls_context
 from engines.artifact import Artifact
+from engines.inspection import Inspection
 from wire.errors import ListenError
 from wire.supervisor import Supervisor
+from wire.transport import is_loopback
+
+_log = logging.getLogger("pilotfish.service")
 
 _SEND_BUFFER_BYTES = 64 * 1024  # of the kernel, for a client that does not read
 
@@ -32,12 +38,19 @@ def serve(
     """Serve until SIGTERM or SIGINT; returns the exit code.
 
     reread: gives the configuration as it is now; it is asked at SIGHUP. announce: is called with
-    ``http://HOST:PORT`` when requests are taken.
+    ``http(s)://HOST:PORT`` when requests are taken.
     """
     supervisor = Supervisor.from_environment()
     where = _host_and_port(config.listen)
-    manifest = Artifact.open(config.draft).manifest
+    artifact = Artifact.open(config.draft)
+    inspection = Inspection(artifact)
     access = Access(api_keys(config.api_keys, config.listen))
+    tls = tls_context(config.tls_cert, config.tls_key)
+    if tls is None and not is_loopback(f"tcp://{config.listen}"):
+        _log.warning(
+            "API keys and all that is said go over the network in clear text: name a certificate "
+            "(--tls-cert, --tls-key), or listen on loopback behind a proxy that has one"
+        )
     rounds: list[Callable[[Round], None]] = []
 
     def on_round(record: Round) -> None:
@@ -45,6 +58,7 @@ def serve(
             tell(record)
 
     with (
+        contextlib.closing(inspection),
         _listening(*where, locked=access.keys is not None) as listener,
         ThreadPoolExecutor(1) as loader,
     ):
@@ -52,7 +66,9 @@ def serve(
         from device_runtime.service.daemon import Daemon
 
         devices = loading.result()
-        daemon = Daemon(config, manifest, devices, access, supervisor, reread)
+        daemon = Daemon(
+            config, artifact.manifest, devices, access, supervisor, reread, inspection, tls
+        )
         rounds += [daemon.metrics.round, daemon.status.round]
         gc.collect()
         gc.freeze()  # what was loaded stays; no collection between two rounds looks through it

@@ -5,7 +5,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,13 @@ from edge_runtime.node.worker import Worker
 from edge_runtime.signals import Signals
 from engines.artifact import Artifact
 from engines.decoder import Decoder
+from engines.errors import ArtifactError
+from engines.inspection import Inspection
 from engines.stage import Stage
 from wire.connections import Bounds
-from wire.errors import PilotfishError
-from wire.keys import EdgeKeys
-from wire.supervisor import Supervisor, inherited_socket
+from wire.errors import KeysError
+from wire.keys import AllowList, EdgeKeys
+from wire.supervisor import Supervisor, in_brief, inherited_socket
 from wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
@@ -71,7 +73,10 @@ def serve_node(
     keys = EdgeKeys.load(config.keys) if config.keys is not None else None
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        work = _load(config, keys, supervisor.feed)
+        artifact = Artifact.open(config.target, stage=True)
+        inspection = Inspection(artifact)
+        stack.callback(inspection.close)
+        work = _load(artifact, config, keys, supervisor.feed)
         stack.callback(work.close)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
@@ -85,14 +90,19 @@ def serve_node(
         signals.take_over()
         announce(listener.endpoint)
         _log.info("%s on %s", work.ready.model, listener.endpoint)
-        loop = NodeLoop(listener, service, work, signals, supervisor, config, lifeline)
+        broken = () if keys is None else keys.listed.broken
+        loop = NodeLoop(
+            listener, service, work, signals, supervisor, config, lifeline, inspection, broken
+        )
         supervisor.ready(loop.status)
+        inspection.start()
         return loop.run()
 
 
-def _load(config: NodeConfig, keys: EdgeKeys | None, breathe: Callable[[], None]) -> Work:
+def _load(
+    artifact: Artifact, config: NodeConfig, keys: EdgeKeys | None, breathe: Callable[[], None]
+) -> Work:
     """What the artifact is for, with its weights."""
-    artifact = Artifact.open(config.target, stage=True)
     options: Any = {
         "slots": config.sessions,
         "context": config.context,
@@ -120,6 +130,8 @@ class NodeLoop:
         supervisor: Supervisor,
         config: NodeConfig,
         lifeline: int | None,
+        inspection: Inspection | None = None,
+        broken: Sequence[str] = (),
     ) -> None:
         self._listener = listener
         self._service = service
@@ -128,15 +140,18 @@ class NodeLoop:
         self._supervisor = supervisor
         self._config = config
         self._lifeline = lifeline
+        self._inspection = inspection
         self._tick_s = 0.0
         feed_s = supervisor.feed_s
         self._idle_s = min(_TICK_S, feed_s / 2 if feed_s else _TICK_S)
+        self._note(broken)
 
     @property
     def status(self) -> str:
         """What `systemctl status` shows."""
         doing = "attached" if self._service.attached else "waiting for an edge"
-        return f"{self._work.ready.model}: {doing}, {self._service.steps} steps"
+        trouble = f"; not in force: {self._trouble}" if self._trouble else ""
+        return f"{self._work.ready.model}: {doing}, {self._service.steps} steps{trouble}"
 
     def run(self) -> int:
         """Serve; returns the exit code."""
@@ -154,12 +169,15 @@ class NodeLoop:
             self._service.attend()
             if time.monotonic() >= self._tick_s:
                 self._tick()
+                if self._inspection is not None and self._inspection.damage:  # it has told
+                    self._supervisor.stopping(self._inspection.damage)
+                    return ArtifactError.exit_code
 
     def _poll(self) -> "list[zmq.Socket[bytes] | int | None]":
         """Wait for news; where there are some."""
         poller = zmq.Poller()
         listener = self._listener
-        for socket in (listener.socket, listener.connections.monitor, *self._work.sources):
+        for socket in (listener.socket, int(listener.connections.monitor.fd), *self._work.sources):
             poller.register(socket, zmq.POLLIN)
         if listener.gate is not None:
             poller.register(listener.gate.socket, zmq.POLLIN)
@@ -193,17 +211,25 @@ class NodeLoop:
             self._signals.reload = False
             self._supervisor.reloading()
             self._reload()
-            self._supervisor.ready(self.status)
+            self._supervisor.reloaded(self.status, self._trouble)
         for number in self._signals.take_stops():
             self._supervisor.stopping(self.status)
             return _STOPPED_BY.get(signal.Signals(number), 0)
         return None
 
     def _reload(self) -> None:
-        """Read the allow-list again; if something is wrong, log it and leave it as it is."""
+        """Read the allow-list again; what is sound of it holds from now on."""
         if self._config.keys is None or self._listener.gate is None:
             return
         try:
-            self._listener.gate.allowed = EdgeKeys.load(self._config.keys).allowed
-        except (PilotfishError, OSError) as error:
-            _log.error("nothing was reloaded: %s", error)
+            listed = AllowList.load(self._config.keys)
+        except KeysError as error:  # nothing says that a key was taken off it
+            self._note([str(error)])
+        else:
+            self._listener.gate.allowed = listed.names
+            self._note(listed.broken)
+
+    def _note(self, troubles: Sequence[str]) -> None:
+        for trouble in troubles:
+            _log.error("not in force: %s", trouble)
+        self._trouble = in_brief(troubles)

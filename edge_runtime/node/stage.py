@@ -14,12 +14,13 @@ import wire
 from edge_runtime.node.slots import NodeSlots
 from edge_runtime.node.work import Work, timed
 from engines.stage import Stage
+from wire.channel import Channel
 from wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
 from wire.errors import MalformedError, TargetLostError, UnsupportedError
 from wire.keys import DeviceKeys, EdgeKeys
 from wire.messages import Buffer
 from wire.nodes import VERSION, Attach, Item, Ready, Refused, Step, decode_report
-from wire.transport import Channel, is_loopback
+from wire.transport import is_loopback
 
 _JOIN_S = 10.0  # in which the next stage must be reached
 _REPLY_BYTES = 1 << 16  # a stage that is handed steps has nothing to say
@@ -171,7 +172,7 @@ class StageWork(Work):
                 raise TargetLostError(f"The stage after {self._cut} refuses: {report.message}")
 
     @property
-    def sources(self) -> "Sequence[zmq.Socket[bytes]]":
+    def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
         """The way to the next stage."""
         return () if self._next is None else self._next.sources
 

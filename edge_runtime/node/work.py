@@ -40,7 +40,7 @@ class Work(ABC):
         return True
 
     @property
-    def sources(self) -> "Sequence[zmq.Socket[bytes]]":
+    def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
         """What may be polled to learn of news; after it, ask whether it is ``joined``."""
         return ()
 

@@ -103,7 +103,7 @@ def read_list(path: Path, kind: type[L]) -> L:
         return msgspec.toml.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's, and a number's that is too long
         raise ConfigError(f"{path} is not valid: {error}. See docs/scale.md.") from error
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import zmq
 
+from wire.channel import Channel
 from wire.errors import KeysError, MalformedError, TargetLostError
 from wire.keys import DeviceKeys, EdgeKeys
 from wire.messages import Buffer
@@ -29,7 +30,7 @@ from wire.nodes import (
     Step,
     decode_report,
 )
-from wire.transport import Channel, is_loopback
+from wire.transport import is_loopback
 
 _log = logging.getLogger("pilotfish.edge")
 
@@ -154,7 +155,6 @@ class Peer:
 
     def leave(self, reason: str) -> None:
         """Leave it alone for a while: it cannot be used."""
-        reason = _one_line(reason)
         if self.ready is not None or reason != self._reason:
             _log.warning("%s cannot be used: %s", self.place.name, reason)
             self._happened("refused")
@@ -229,11 +229,6 @@ class Peer:
             return self._channel.send(message, frames)
         except zmq.Again:  # it went away just now, and will be heard of
             return 0
-
-
-def _one_line(text: str) -> str:
-    """What a node said, as it may stand in a log, or in a line to the supervisor."""
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def expect_locked(path: Path, places: Sequence[Place], keys: EdgeKeys | None) -> None:

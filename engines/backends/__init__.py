@@ -7,13 +7,18 @@ the log of `pilotfish.engines`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 
+from engines.artifact import Artifact
 from engines.backends.backend import Answers, Backend, Binding, Load, kv_names
 from engines.errors import ProviderError
 
-__all__ = ["AUTO", "PROVIDERS", "Answers", "Backend", "Binding", "Load", "kv_names", "open_backend"]
+__all__ = [
+    "AUTO", "PROVIDERS", "Answers", "Backend", "Binding", "Load", "kv_names", "nothing_runs",
+    "open_backend",
+]  # fmt: skip
 
 log = logging.getLogger("pilotfish.engines")
 
@@ -38,6 +43,7 @@ def open_backend(
 
     Raises:
         ProviderError: if no runtime is there, or nothing that was asked for works.
+        ArtifactError: if that is because a file is damaged.
     """
     if provider != "auto" and provider not in PROVIDERS:
         raise ProviderError(f"unknown provider {provider!r}: choose auto, {', '.join(PROVIDERS)}")
@@ -54,7 +60,22 @@ def open_backend(
             continue
         log.info("provider %s: it ran the model%s", name, _because(reasons))
         return backend, name
-    raise ProviderError(f"no provider can run {load.artifact.graph_path}: {'; '.join(reasons)}")
+    raise nothing_runs(load.artifact, load.artifact.graph_path, wanted, reasons)
+
+
+def nothing_runs(
+    artifact: Artifact, graph: Path, wanted: Sequence[str], reasons: Sequence[str]
+) -> ProviderError:
+    """The error where none of these providers ran the graph.
+
+    The CPU runs whatever is whole. So where it was tried, the files are looked at.
+
+    Raises:
+        ArtifactError: naming a file that is damaged, instead.
+    """
+    if "cpu" in wanted:
+        artifact.verify()
+    return ProviderError(f"no provider can run {graph}: {'; '.join(reasons)}")
 
 
 def _kind(name: str) -> Callable[[Load], Backend]:

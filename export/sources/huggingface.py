@@ -7,7 +7,7 @@ chat_template.jinja. Out: a `WeightSource`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,14 +19,19 @@ from numpy.typing import NDArray
 from engines.artifact import Source
 from engines.errors import ArtifactError
 from engines.tokenizer import Tokenizer
+from export.config import ModelConfig
 from export.errors import ExportError
+from export.sources.config_keys import keys_of
 from export.sources.hashing import hash_files
 from export.sources.huggingface_config import read_config
 from export.sources.safetensors_file import SafetensorsFile
 from export.sources.source import Progress
 from export.tokenizer import gpt2_tokenizer_json
+from export.weights import HEAD, check_weights, embedding_of
 
 INDEX = "model.safetensors.index.json"
+# What old checkpoints hold although it is computed, or is no weight.
+COMPUTED = (".rotary_emb.inv_freq", "decoder.version")
 
 
 class DirectorySource:
@@ -44,18 +49,20 @@ class DirectorySource:
         kind: Literal["directory", "hub"] = "directory",
         location: str | None = None,
         revision: str | None = None,
+        ignored: Collection[str] = (),
     ) -> None:
         self._path, self._progress = path, progress
         self._kind: Literal["directory", "hub"] = kind
         self._location = location or path.resolve().name
         self._revision = revision
+        self._ignored = list(ignored)
         values = _read_object(path / "config.json", required=True)
-        name = self._location.rpartition("/")[2]
-        self.config = read_config(values, name, str(path / "config.json"))
+        self.config = read_directory_config(path, self._location, ignored)
         self._files = _open_weights(path)
         self._places = self._find_weights()
         self.tokenizer_json = _read_tokenizer(path)
         self.vocab_size = self._checked_vocabulary()
+        self._check_shapes(values)
         self.chat_template = _read_chat_template(path)
         generation = _read_object(path / "generation_config.json")
         self.bos_id = self._begin_id(generation, values)
@@ -71,6 +78,7 @@ class DirectorySource:
             location=self._location,
             revision=self._revision,
             sha256=hash_files([*paths, *(file.path for file in self._files)], self._progress),
+            ignored_keys=self._ignored,
         )
 
     def names(self) -> Collection[str]:
@@ -86,21 +94,40 @@ class DirectorySource:
 
     def _find_weights(self) -> dict[str, tuple[SafetensorsFile, str]]:
         """Canonical name → file and name there."""
-        stored = {
-            name: file
-            for file in self._files
-            for name in file.names()
-            if not name.endswith(".rotary_emb.inv_freq")  # old checkpoints hold what is computed
-        }
+        stored: dict[str, SafetensorsFile] = {}
+        for file in self._files:
+            for name in file.names():
+                if name.endswith(COMPUTED):
+                    continue
+                if name in stored:
+                    raise ExportError(f"{name} is in {stored[name].path} and in {file.path}")
+                stored[name] = file
         # A checkpoint saved without its head leaves out the prefix.
         bare = not any(name.startswith("model.") for name in stored)
         places = {}
         for name, file in stored.items():
-            canonical = f"model.{name}" if bare and name != "lm_head.weight" else name
+            canonical = f"model.{name}" if bare and name != HEAD else name
             places[canonical] = (file, name)
-        if self.config.tied:
-            places.pop("lm_head.weight", None)
+        if self.config.tied and HEAD in places:
+            self._check_head(places)
+            del places[HEAD]
         return places
+
+    def _check_head(self, places: Mapping[str, tuple[SafetensorsFile, str]]) -> None:
+        """See that a stored head is the embedding: some readers take the one, some the other."""
+        file, name = places[HEAD]
+        embedding = places.get(embedding_of(self.config))
+        if embedding is None or not file.holds_same(name, *embedding):
+            raise ExportError(
+                f"{self._path}: tie_word_embeddings says that the head is the embedding, but "
+                f"{file.path.name} holds another {HEAD}: set tie_word_embeddings to false if that "
+                "one is meant, or remove it"
+            )
+
+    def _check_shapes(self, values: Mapping[str, Any]) -> None:
+        """See that the weights are those of the configuration."""
+        found = {name: file.shape(stored) for name, (file, stored) in self._places.items()}
+        check_weights(self.config, found, keys_of(self.config, values), str(self._path))
 
     def _checked_vocabulary(self) -> int:
         """Number of tokens; ExportError if the tokenizer cannot be used with this model."""
@@ -119,7 +146,7 @@ class DirectorySource:
         """Id that begins a text, from the first object that names one."""
         for values in objects:
             id = values.get("bos_token_id")
-            if isinstance(id, int) and 0 <= id < self.config.vocab_size:
+            if isinstance(id, int) and 0 <= id < self.vocab_size:
                 return id
         return None
 
@@ -129,15 +156,30 @@ class DirectorySource:
             stated = values.get("eos_token_id")
             if stated is not None:
                 ids = stated if isinstance(stated, list) else [stated]
-                if all(isinstance(id, int) and 0 <= id < self.config.vocab_size for id in ids):
+                if all(isinstance(id, int) and 0 <= id < self.vocab_size for id in ids):
                     return list(dict.fromkeys(ids))
-                raise ExportError(f"{self._path}: eos_token_id {stated!r} is not in the vocabulary")
+                raise ExportError(
+                    f"{self._path}: eos_token_id {stated!r} is not in the vocabulary of "
+                    f"{self.vocab_size} tokens"
+                )
         return []
 
 
-def open_directory(source: str, progress: Progress) -> DirectorySource:
+def open_directory(
+    source: str, progress: Progress, ignored: Collection[str] = ()
+) -> DirectorySource:
     """A directory with config.json and safetensors."""
-    return DirectorySource(Path(source), progress)
+    return DirectorySource(Path(source), progress, ignored=ignored)
+
+
+def read_directory_config(path: Path, location: str, ignored: Collection[str]) -> ModelConfig:
+    """The model that a directory's config.json describes, for which no weights are needed.
+
+    Raises:
+        ExportError: if it is missing or damaged, or the model is not supported.
+    """
+    values = _read_object(path / "config.json", required=True)
+    return read_config(values, location.rpartition("/")[2], str(path / "config.json"), ignored)
 
 
 def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:

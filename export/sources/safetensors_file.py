@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from export.errors import ExportError
 from export.sources.mapped_file import MappedFile
 
+BYTES_AT_ONCE = 1 << 24
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
@@ -58,12 +59,38 @@ class SafetensorsFile:
         """Names of the tensors, as they stand in the file."""
         return list(self._places)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape; errors are those of `tensor`."""
+        return self._place(name).shape
+
     def tensor(self, name: str) -> NDArray[np.float32]:
         """The tensor as float32.
 
         Raises:
             ExportError: if there is no such tensor, or it is not of floating point.
         """
+        place = self._place(name)
+        stored = self._file.view(place.start, place.size).view(DTYPES[place.dtype])
+        if place.dtype == "BF16":  # the upper half of a float32
+            wide = stored.astype(np.uint32)
+            wide <<= 16
+            return wide.view(np.float32).reshape(place.shape)
+        return stored.astype(np.float32, copy=False).reshape(place.shape)
+
+    def holds_same(self, name: str, other: SafetensorsFile, other_name: str) -> bool:
+        """Whether two tensors have the same type, shape and bytes."""
+        mine, theirs = self._place(name), other._place(other_name)
+        if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+            return False
+        return all(
+            np.array_equal(
+                self._file.view(mine.start + at, size := min(BYTES_AT_ONCE, mine.size - at)),
+                other._file.view(theirs.start + at, size),
+            )
+            for at in range(0, mine.size, BYTES_AT_ONCE)
+        )
+
+    def _place(self, name: str) -> _Place:
         place = self._places.get(name)
         if place is None:
             raise ExportError(f"{self.path} has no tensor {name}")
@@ -72,12 +99,7 @@ class SafetensorsFile:
                 f"{self.path}: {name} is of type {place.dtype}, which is not supported; "
                 f"{', '.join(DTYPES)} are"
             )
-        stored = self._file.view(place.start, place.size).view(DTYPES[place.dtype])
-        if place.dtype == "BF16":  # the upper half of a float32
-            wide = stored.astype(np.uint32)
-            wide <<= 16
-            return wide.view(np.float32).reshape(place.shape)
-        return stored.astype(np.float32, copy=False).reshape(place.shape)
+        return place
 
     def _read_header(self) -> dict[str, _Place]:
         data = self._file.data

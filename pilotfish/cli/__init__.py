@@ -10,11 +10,12 @@ from importlib import import_module
 import wire
 from engines.errors import EngineError
 from wire.errors import PilotfishError
+from wire.prose import one_line
 
 # each is a module of that name here
 _COMMANDS = (
     *("demo", "device", "edge", "probe", "field", "judge", "emulate", "export", "bundle", "flash"),
-    "keys",
+    *("keys", "reload"),
 )
 _IO_ERROR = 74
 _INTERRUPTED = 130
@@ -65,8 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
         return code
-    except (PilotfishError, EngineError) as error:
+    except PilotfishError as error:
         print(f"pilotfish: {error}", file=sys.stderr)
+        return error.exit_code
+    except EngineError as error:  # it may quote a file that came from elsewhere, or a library
+        print(f"pilotfish: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, ImportError) as error:
         # a module in C that is interrupted while it is imported makes an ImportError of it

@@ -13,12 +13,13 @@ from wire.errors import UnsupportedError
 
 _EXAMPLE = """\
 example, on a machine with a network:
-  pilotfish export model default --out drafter --precision int4 --dialect opset17
+  pilotfish export model default --out drafter --precision int4
+  pilotfish keys new signer --keys release           once; the secret key stays here
   pilotfish bundle --jetpack 6.2 --artifact drafter --edge tcp://edge.example:7077 \\
-      --keys keys-of-this-board --out bundle
+      --keys keys-of-this-board --sign release/signer.key --out bundle
 then, into a BSP or onto a running board (docs/jetson.md):
-  sudo pilotfish flash --rootfs Linux_for_Tegra/rootfs bundle
-  pilotfish flash --ssh user@board bundle
+  sudo pilotfish flash --signers release/signers --rootfs Linux_for_Tegra/rootfs bundle
+  pilotfish flash --signers release/signers --ssh user@board bundle
 """
 _LISTEN = "tcp://*:7077"
 
@@ -70,6 +71,15 @@ def add_to(commands: Commands) -> None:
         metavar="FILE",
         help="take this wheel for its package; a vendor's onnxruntime-gpu replaces onnxruntime",
     )
+    add("--sign", type=Path, metavar="FILE", help="a signer's secret key; without it: unsigned")
+    add(
+        "--signer",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="the public key of another signer that the board shall trust from now on",
+    )
     json_option(parser)
     parser.set_defaults(run=_run)
 
@@ -92,11 +102,19 @@ def _run(args: argparse.Namespace) -> int:
         python=args.python or python,
         machine=args.machine or machine,
         wheels=args.wheel,
+        secret=args.sign,
+        signers=args.signer,
     )
     with Bars() as bars:
         made, advice = bundle.make(wanted, args.out, bars.show)
     for line in advice:
         print(f"to do: {line}", file=sys.stderr)
+    if args.sign is None:
+        print(
+            "not signed: `pilotfish flash` will refuse it; make a key with `pilotfish keys new "
+            "signer`, and name it with --sign",
+            file=sys.stderr,
+        )
     print(f"digest: {made.digest}", file=sys.stderr)
     if args.json:
         write_json(args.json, {"name": made.name, "digest": made.digest, "bytes": made.size})

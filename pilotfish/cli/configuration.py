@@ -96,6 +96,8 @@ def _flags(path: Path) -> Iterator[str]:
             if isinstance(each, bool):
                 if each:
                     yield flag
+            elif isinstance(each, str) and "\0" in each:
+                raise ConfigError(f"{path}: {key} holds a NUL, which no path and no name may.")
             elif isinstance(each, str | int | float):
                 yield f"{flag}={each}"
             else:
@@ -121,6 +123,6 @@ def _table(path: Path) -> dict[str, Any]:
         table: dict[str, Any] = tomllib.loads(text.decode())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a number too long is a plain ValueError
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
     return table

@@ -46,7 +46,8 @@ example:
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 
-Beyond loopback clients need a key: a file with a NAME:KEY a line, which only you can read.
+Beyond loopback clients need a key: a file with a NAME:KEY a line, which only you can read; and
+keys need https: --tls-cert and --tls-key, or a proxy on this machine.
 """
 
 
@@ -93,6 +94,8 @@ def _add_serve(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
         metavar="FILE",
         help="who may ask; needed beyond loopback (default: $CREDENTIALS_DIRECTORY/api-keys)",
     )
+    add("--tls-cert", type=Path, metavar="FILE", help="serve https with this certificate (PEM)")
+    add("--tls-key", type=Path, metavar="FILE", help="and its key, not encrypted")
     add("--lanes", type=between(1, 64), default=2, help="answers made at once (%(default)s)")
     add("--queue", type=between(0, 10_000), default=16, help="that may wait (%(default)s)")
     add("--context", type=between(2), metavar="N", help="tokens of a conversation (the model's)")
@@ -185,6 +188,8 @@ def _config_of(args: argparse.Namespace) -> "ServiceConfig":
         keys=args.keys,
         listen=args.listen,
         api_keys=args.api_keys,
+        tls_cert=args.tls_cert,
+        tls_key=args.tls_key,
         lanes=args.lanes,
         queue=args.queue,
         on_link_loss=args.on_link_loss,

@@ -2,16 +2,17 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from engines.artifact import Artifact, Precision
+from engines.artifact import HEADS, Artifact, Precision
 from engines.cache import cache_directory
 from engines.errors import ArtifactError
-from pilotfish.cli import export_bridge, export_split
+from pilotfish.cli import export_auto, export_bridge, export_split
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.options import Commands, between, json_option, write_json
 from pilotfish.cli.progress import Bars
@@ -53,9 +54,11 @@ def add_to(commands: Commands) -> None:
     model.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     model.add_argument(
         "--precision",
-        choices=("fp32", "fp16", "int8", "int4"),
+        choices=("fp32", "fp16", "int8", "int4", export_auto.AUTO),
         default="fp32",
-        help="of the weights: int4 suits a drafter on a CPU (default: %(default)s)",
+        help="of the weights. A target: fp32, or fp16 on a GPU. A drafter on a CPU: int8, or int4 "
+        "where the source has blocks of 4 bits (Q4_0, Q4_1, Q4_K), which are kept; auto: by trial, "
+        "see below (default: %(default)s)",
     )
     model.add_argument(
         "--dialect",
@@ -70,7 +73,16 @@ def add_to(commands: Commands) -> None:
         help="keep only the first N layers, with the model's own last norm and head: a smaller and "
         "worse model of the same vocabulary (default: all layers)",
     )
-    model.set_defaults(run=_model)
+    model.add_argument(
+        "--ignore-key",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="let a key of the model's configuration pass that is not known here, because it has "
+        "no effect on the text; may be given several times, and the manifest says so",
+    )
+    export_auto.add_options(model)
+    model.set_defaults(run=_model, usage=model.error)
     engine = actions.add_parser(
         "engine",
         help="build TensorRT engines of artifacts, for this GPU",
@@ -117,14 +129,19 @@ def artifacts_directory() -> Path:
 
 
 def default_pair() -> tuple[Path, Path]:
-    """The default model as int4 drafter and as fp32 target, exported where there is none yet."""
+    """The default model as int4 drafter and as fp32 target, exported where there is none yet.
+
+    Its file has blocks of 4 bits, which int4 keeps: nothing else drafts as fast (docs/engines.md).
+    """
     return default_artifact("int4"), default_artifact("fp32")
 
 
 def default_artifact(precision: Precision, first_layers: int | None = None) -> Path:
     """The default model in this precision, exported if there is none yet; see `export_model`."""
+    # Earlier versions kept int4 with another head, and rounded once more, without this in the name.
+    head = f"-{HEADS[precision]}-head" if precision in HEADS else ""
     layers = "" if first_layers is None else f"-{first_layers}-layers"
-    path = artifacts_directory() / f"smollm2-135m-{precision}{layers}"
+    path = artifacts_directory() / f"smollm2-135m-{precision}{head}{layers}"
     try:
         Artifact.open(path)
     except ArtifactError:
@@ -133,7 +150,12 @@ def default_artifact(precision: Precision, first_layers: int | None = None) -> P
 
 
 def export_model(
-    source: str, out: Path, precision: Precision, dialect: str, first_layers: int | None = None
+    source: str,
+    out: Path,
+    precision: Precision,
+    dialect: str,
+    first_layers: int | None = None,
+    ignore_keys: Sequence[str] = (),
 ) -> None:
     """Export with a progress bar; says which extra to install if the export tools are missing."""
     with export_tools():
@@ -145,12 +167,23 @@ def export_model(
             precision=precision,
             dialect=dialect,
             first_layers=first_layers,
+            ignore_keys=ignore_keys,
             progress=bars.show,
         )
 
 
 def _model(args: argparse.Namespace) -> int:
-    export_model(args.source, args.out, args.precision, args.dialect, args.first_layers)
+    pair, precision = export_auto.against(args), args.precision
+
+    def export(precision: Precision, out: Path) -> None:
+        export_model(args.source, out, precision, args.dialect, args.first_layers, args.ignore_key)
+
+    if pair is not None:
+        export_auto.export_fastest(args.out, args.dialect, pair, export)
+    else:
+        if precision == export_auto.AUTO:
+            precision = export_auto.untried()
+        export(precision, args.out)
     print(args.out)
     return 0
 
@@ -201,5 +234,5 @@ def _list(args: argparse.Namespace) -> int:
         size = f"{entry.size / 2**20:.0f}"
         model = entry.model if entry.stage is None else f"{entry.model}, {entry.stage}"
         table.add_row(entry.path, model, entry.precision, entry.dialect, size)
-    Console().print(table)
+    Console(markup=False).print(table)  # a name may hold brackets
     return 0

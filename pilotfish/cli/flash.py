@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from deploy import install
+from deploy import admission, install
 from deploy.ssh import Board
 from pilotfish.cli.options import Commands, between
 from pilotfish.cli.progress import Bars
@@ -14,14 +14,18 @@ _EXAMPLE = """\
 examples:
   sudo pilotfish flash --rootfs Linux_for_Tegra/rootfs bundle    before the board is flashed
   pilotfish flash --ssh user@board bundle                        onto a board that runs
+  pilotfish flash --signers release/signers --ssh user@board bundle
   sudo pilotfish flash --rootfs / bundle                         onto this machine
   pilotfish flash --ssh user@board --check
   pilotfish flash --ssh user@board --rollback
 
-Settings and keys that are in /etc/pilotfish stay as they are. A service that does not start with
-the new version is taken back to the one before. Exit codes: 0 done, 1 --check found a fault,
-65 the bundle is damaged or for another board, 73 it cannot be installed there, 75 the service does
-not start, 77 not root.
+A bundle is installed if its signer is trusted here (the keys in --signers) and, where the board has
+a list of its own (/etc/pilotfish/signers), also there.
+Settings and keys that are in /etc/pilotfish stay as they are.
+A service that does not start with the new version is taken back to the one before.
+Exit codes: 0 done, 1 --check found a fault, 65 the bundle is damaged, not signed, or not by a
+trusted signer, 73 it cannot be installed there, or is older than what is, 75 the service does not
+start, 77 not root, or there are no signers.
 """
 
 
@@ -49,13 +53,13 @@ def add_to(commands: Commands) -> None:
         help="--ssh: as `ssh -o`; may be repeated",
     )
     add("--root", metavar="DIR", help="--ssh: a root file system mounted there (default: /)")
-    add("--digest", metavar="HEX", help="what the bundle's digest must begin with")
+    admission.add_arguments(parser)
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check", action="store_true", help="compare with what was installed")
     action.add_argument("--rollback", action="store_true", help="go back to the version before")
     action.add_argument("--uninstall", action="store_true", help="remove it; settings stay")
     add("--purge", action="store_true", help="--uninstall: settings, keys and state as well")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, verify=False)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -64,6 +68,9 @@ def _run(args: argparse.Namespace) -> int:
         raise UnsupportedError("Name a bundle, or one of --check, --rollback and --uninstall.")
     if args.purge and not args.uninstall:
         raise UnsupportedError("--purge goes with --uninstall.")
+    demands = admission.demanded(args)
+    if bare and (args.digest or args.unsigned or args.downgrade):
+        raise UnsupportedError("--digest, --unsigned and --downgrade go with a bundle.")
     if args.rootfs is not None:
         if args.port is not None or args.ssh_option or args.root is not None:
             raise UnsupportedError("--port, --ssh-option and --root go with --ssh.")
@@ -75,11 +82,10 @@ def _run(args: argparse.Namespace) -> int:
     words += [
         f"--{name}" for name in ("check", "rollback", "uninstall", "purge") if vars(args)[name]
     ]
-    words += ["--digest", args.digest] if args.digest else []
     with Bars() as bars:
         if bare:
             return board.do(words, bars.show)
-        code = board.install(args.bundle, words, bars.show)
+        code = board.install(args.bundle, demands, words, install.say, bars.show)
     if code == 0:
         print(f"{args.ssh}: installed", file=sys.stderr)
     return code

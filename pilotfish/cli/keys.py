@@ -1,4 +1,4 @@
-"""``pilotfish keys``: make keys, list them, let devices in."""
+"""``pilotfish keys``: make keys, list them, let devices in; also the keys that sign bundles."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from deploy import signatures
 from pilotfish.cli.options import Commands
 from wire import keys
 
@@ -17,7 +18,8 @@ def add_to(commands: Commands) -> None:
         "keys",
         help="make keys, list them, let devices in",
         description="CURVE keys. The edge needs edge.key and the public keys of its devices in "
-        "allowed/; a device needs device.key and the edge's edge.pub.",
+        "allowed/; a device needs device.key and the edge's edge.pub. A pair of another kind, "
+        "OpenSSH's, signs bundles: signer.key and signers/signer.pub.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     common = argparse.ArgumentParser(add_help=False)
@@ -28,8 +30,18 @@ def add_to(commands: Commands) -> None:
         metavar="DIR",
         help="the key folder (%(default)s)",
     )
-    new = actions.add_parser("new", parents=[common], help="make a pair NAME.key and NAME.pub")
-    new.add_argument("name", help="'edge' on an edge, 'device' on a device")
+    new = actions.add_parser(
+        "new",
+        parents=[common],
+        help="make a pair NAME.key and NAME.pub",
+        description="Makes a CURVE pair, NAME.key and NAME.pub, for one end of the link. Never "
+        "overwrites. `signer` is another kind: signer.key signs bundles (`pilotfish bundle "
+        "--sign`), signers/signer.pub is for machines that shall trust them (`pilotfish flash "
+        "--signers`).",
+    )
+    new.add_argument(
+        "name", help="'edge' on an edge, 'device' on a device, 'signer' where bundles are made"
+    )
     new.set_defaults(run=_new)
     listing = actions.add_parser("list", parents=[common], help="list the keys of the folder")
     listing.add_argument("--json", action="store_true", help="print JSON")
@@ -45,19 +57,22 @@ def add_to(commands: Commands) -> None:
 
 
 def _new(args: argparse.Namespace) -> int:
-    print(keys.create(args.keys, args.name))
+    if args.name == signatures.SIGNER:
+        print(signatures.create(args.keys))
+    else:
+        print(keys.create(args.keys, args.name))
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
-    rows = keys.listing(args.keys)
+    rows = [*keys.listing(args.keys), *signatures.listing(args.keys)]
     if args.json:
         print(json.dumps(rows, indent=2))
         return 0
     table = Table("name", "kind", "public key", title=f"Keys in {args.keys}")
     for row in rows:
         table.add_row(row["name"], row["kind"], row["public"])
-    Console().print(table)
+    Console(markup=False).print(table)  # a key may hold brackets
     return 0
 
 

@@ -129,7 +129,7 @@ def test_a_stream_that_runs_is_not_idle(pair) -> None:
 
 
 def test_thousands_of_sessions_opened_and_abandoned(pair) -> None:
-    with EdgeServer(pair.target, sessions=4, idle=1, threads=1) as edge:
+    with EdgeServer(pair.target, sessions=4, idle=1, threads=1, rate=1e9) as edge:
         with RawClient(edge.endpoint) as client:
             before = resident_mib(edge.pid)
             refused = 0

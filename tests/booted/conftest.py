@@ -15,6 +15,7 @@ import pytest
 from deploy import deb
 from tests.booted import rootfs
 from tests.booted.machine import Machine
+from tests.bundles import release
 from tests.conftest import Pair
 from wire import keys
 
@@ -61,6 +62,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, long_pair: Pair) -> Prepa
     pilotfish(
         "bundle", "--artifact", long_pair.draft, "--edge", "tcp://127.0.0.1:7077",
         "--keys", device_keys, "--python", python, "--machine", machine, "--out", bundle,
+        "--sign", release() / "signer.key",
     )  # fmt: skip
     first, second = (
         deb.build(folder / "dist", python, machine, revision, lambda *_: None, bundle / "wheels")
@@ -74,7 +76,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) -> Ite
     """A machine that runs both services, flashed before its first boot."""
     root = tmp_path_factory.mktemp("machine") / "root"
     rootfs.unpack(prepared.archive, root)
-    pilotfish("flash", "--rootfs", root, prepared.bundle)
+    pilotfish("flash", *signed(), "--rootfs", root, prepared.bundle)
     be_quick(root, DEVICE, EDGE)
     settings = root / ETC / "device.toml"
     settings.write_text(
@@ -86,6 +88,25 @@ def machine(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) -> Ite
     try:
         install_edge(machine, prepared)
         machine.run("systemctl", "start", DEVICE, EDGE)
+        yield machine
+    finally:
+        machine.shut_down()
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine on which nothing is installed."""
+    folder = tmp_path_factory.mktemp("board")
+    kept = os.environ.get("PILOTFISH_CACHE")
+    try:
+        rootfs.tools()
+        archive = rootfs.archive(Path(kept) / "tests" if kept else folder)
+    except rootfs.Impossible as reason:
+        pytest.skip(f"no system can be booted: {reason}")
+    rootfs.unpack(archive, folder / "root")
+    machine = Machine(folder / "root")
+    machine.boot()
+    try:
         yield machine
     finally:
         machine.shut_down()
@@ -138,6 +159,11 @@ def set_api_keys(machine: Machine, *lines: str) -> None:
 def command(*arguments: object) -> list[str]:
     """`pilotfish` of this machine."""
     return [sys.executable, "-m", "pilotfish", *map(str, arguments)]
+
+
+def signed() -> tuple[object, ...]:
+    """The flags by which `pilotfish flash` trusts the signer of these tests."""
+    return "--signers", release() / "signers"
 
 
 def pilotfish(*arguments: object) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-INCLUDED = ("systemd", "systemd-sysv", "dbus", "python3", "procps")
+INCLUDED = ("systemd", "systemd-sysv", "dbus", "python3", "procps", "openssh-client")
 _LEFT_OUT = ("usr/share/doc/*", "usr/share/man/*", "usr/share/locale/*", "var/cache/apt/*",
              "var/lib/apt/lists/*")  # fmt: skip
 _LINE = re.compile(r"^deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)", re.MULTILINE)

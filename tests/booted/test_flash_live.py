@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from deploy.wheelhouse import pack
-from tests.booted import rootfs
 from tests.booted.machine import Machine
-from tests.bundles import seal, tiny_bundle
+from tests.bundles import release, seal, tiny_bundle
 
 DEVICE = "pilotfish-device.service"
 GOOD = "[Service]\nExecStart=/bin/sleep {}\n[Install]\nWantedBy=multi-user.target\n"
@@ -20,25 +14,6 @@ BAD = (
     "[Service]\nExecStart=/bin/sh -c 'echo no such drafter; exit 1'\nRestart=always\n"
     "RestartSec=0.1\n[Install]\nWantedBy=multi-user.target\n"
 )
-
-
-@pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A machine on which nothing is installed."""
-    folder = tmp_path_factory.mktemp("board")
-    kept = os.environ.get("PILOTFISH_CACHE")
-    try:
-        rootfs.tools()
-        archive = rootfs.archive(Path(kept) / "tests" if kept else folder)
-    except rootfs.Impossible as reason:
-        pytest.skip(f"no system can be booted: {reason}")
-    rootfs.unpack(archive, folder / "root")
-    machine = Machine(folder / "root")
-    machine.boot()
-    try:
-        yield machine
-    finally:
-        machine.shut_down()
 
 
 def bring(board: Machine, version: str, unit: str) -> str:
@@ -49,6 +24,7 @@ def bring(board: Machine, version: str, unit: str) -> str:
     (folder / f"wheels/pilotfish-{version}-py3-none-any.whl").unlink()
     pack(folder / "wheels")
     seal(folder)
+    shutil.copytree(release() / "signers", board.root / "root/signers", dirs_exist_ok=True)
     return f"/root/{version}"
 
 
@@ -57,7 +33,7 @@ def install(board: Machine, wheel_of: str, *words: str, code: int = 0) -> str:
     (wheel,) = (board.root / wheel_of.lstrip("/") / "wheels").glob("pilotfish-*.whl")
     script = (
         f"PYTHONPATH={wheel_of}/wheels/{wheel.name} python3 -B -m deploy.install "
-        f"{' '.join(words)}; echo code $?"
+        f"--signers /root/signers {' '.join(words)}; echo code $?"
     )
     said = board.run("sh", "-c", script)
     assert f"code {code}" in said.splitlines(), said

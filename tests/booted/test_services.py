@@ -80,6 +80,9 @@ def test_service_has_nothing_that_it_does_not_need(machine: Machine, unit: str) 
         "/usr/lib/x",
         "/etc/pilotfish/x",
         "/etc/pilotfish/keys/x",
+        "/var/lib/pilotfish/x",
+        "/var/lib/pilotfish/target/x",
+        "/var/lib/pilotfish/target/manifest.json",
     ):
         assert "denied" in (said := machine.run(*inside, "touch", forbidden, check=False)) or (
             "Read-only" in said
@@ -212,15 +215,58 @@ def test_broken_configuration_is_told_and_harms_nothing_at_reload(machine: Machi
     pid = machine.show(EDGE, "MainPID")
     try:
         settings.write_text(good + "sessions = [[\n")
-        machine.run("systemctl", "reload", EDGE, check=False)
-        machine.until(
-            lambda: "edge.toml" in machine.journal(EDGE, lines=5), "the log names the file"
-        )
+        assert "Job for pilotfish-edge.service failed" in reload_fails(machine, EDGE)
+        assert "edge.toml" in machine.journal(EDGE, lines=8)
+        assert "not in force: /etc/pilotfish/edge.toml" in machine.show(EDGE, "StatusText")
     finally:
         settings.write_text(good)
         machine.run("systemctl", "reload", EDGE)
     assert served(machine)
     assert machine.show(EDGE, "MainPID") == pid
+
+
+def test_key_is_out_after_a_reload_that_fails_over_another_file(
+    machine: Machine, prepared: Prepared, tmp_path: Path
+) -> None:
+    public = keys.create(tmp_path, keys.DEVICE)
+    shutil.copy(prepared.keys / "edge.pub", tmp_path)
+    allowed = machine.root / ETC / "keys/allowed"
+    shutil.copy(public, allowed / "goes.pub")
+    machine.run("systemctl", "reload", EDGE)
+    assert _let_in(machine, prepared, tmp_path)
+    try:
+        (allowed / "goes.pub").unlink()
+        (allowed / "empty.pub").touch()
+        reload_fails(machine, EDGE)
+        assert not _let_in(machine, prepared, tmp_path)
+        assert "empty.pub" in machine.show(EDGE, "StatusText")
+        assert served(machine)
+        machine.run("systemctl", "restart", EDGE)
+        assert served(machine)  # an empty key file keeps out its own device only
+    finally:
+        (allowed / "empty.pub").unlink()
+        machine.run("systemctl", "reload", EDGE)
+
+
+def test_broken_api_keys_fail_the_reload_of_the_device(machine: Machine) -> None:
+    try:
+        set_api_keys(machine, f"{API_KEY}\nnot a key")
+        reload_fails(machine, DEVICE)
+        assert machine.on_network(lambda: _knows(API_KEY))
+        set_api_keys(machine, "not a key")
+        reload_fails(machine, DEVICE)
+        assert not machine.on_network(lambda: _knows(API_KEY))  # it was taken off
+    finally:
+        set_api_keys(machine, API_KEY)
+        machine.run("systemctl", "reload", DEVICE)
+    assert machine.show(DEVICE, "ActiveState") == "active"
+
+
+def reload_fails(machine: Machine, unit: str) -> str:
+    """Reload a unit, which says by its exit code that something is broken; what it says."""
+    said = machine.run("sh", "-c", f"systemctl reload {unit} || echo exit code $?")
+    assert "exit code 1" in said.splitlines(), said
+    return said
 
 
 def test_socket_holds_the_port_and_starts_the_edge(machine: Machine) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from deploy import manifest
 from tests.booted.asking import complete
-from tests.booted.conftest import DEVICE, Prepared, command, pilotfish
+from tests.booted.conftest import DEVICE, Prepared, command, pilotfish, signed
 from tests.booted.machine import Machine
+from tests.bundles import seal
 
 pytestmark = pytest.mark.timeout(900)
 MARK = "# the unit of another version\n"
@@ -26,11 +27,7 @@ def newer(prepared: Prepared, tmp_path: Path) -> Path:
     shutil.copytree(prepared.bundle, bundle)
     unit = bundle / "systemd" / DEVICE
     unit.write_text(unit.read_text() + MARK)
-    old = manifest.read(bundle)
-    (bundle / manifest.NAME).unlink()
-    new = manifest.describe(bundle, old.version, old.role, old.python, old.machine)
-    (bundle / manifest.NAME).write_bytes(new.encode())
-    return bundle
+    return seal(bundle)
 
 
 def test_machine_boots_whatever_cut_the_flash(machine: Machine, newer: Path) -> None:
@@ -45,7 +42,7 @@ def test_machine_boots_whatever_cut_the_flash(machine: Machine, newer: Path) -> 
         _boots(machine, text)
 
     machine.shut_down()
-    pilotfish("flash", "--rootfs", machine.root, newer)
+    pilotfish("flash", *signed(), "--rootfs", machine.root, newer)
     pilotfish("flash", "--rootfs", machine.root, "--check")
     _boots(machine, text)
     assert MARK in machine.run("systemctl", "cat", DEVICE)
@@ -65,7 +62,7 @@ def _boots(machine: Machine, text: str) -> None:
 
 def _flash_until(root: Path, bundle: Path, moment: str) -> None:
     """Flash, and cut the power when it says ``moment``."""
-    words = command("flash", "--rootfs", root, bundle)
+    words = command("flash", *signed(), "--rootfs", root, bundle)
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as flashing:
         assert flashing.stderr is not None
         for line in flashing.stderr:

@@ -26,13 +26,14 @@ from tests.bundles import (
     current,
     installation,
     put,
+    release,
     seal,
     snapshot,
     tiny_bundle,
     tiny_rootfs,
     write_wheel,
 )
-from wire.errors import PilotfishError
+from wire.errors import PilotfishError, UnsupportedError
 
 pytestmark = can_install
 
@@ -162,7 +163,7 @@ def test_uninstall_leaves_settings_and_purge_nothing(root: Path, one: Path) -> N
     installation(root)[0].uninstall(purge=False)
     left = {path for path in set(snapshot(root)) - before if not (root / path).is_dir()}
     users = {"etc/passwd", "etc/shadow", "etc/group", "etc/gshadow", "etc/.pwd.lock"}
-    settings = {"device.toml", "keys/device.key", "keys/edge.pub"}
+    settings = {"device.toml", "keys/device.key", "keys/edge.pub", "signers/signer.pub"}
     assert left - users == {f"etc/pilotfish/{name}" for name in settings}
     with pytest.raises(InstallError, match="Nothing is installed"):
         installation(root)[0].uninstall(purge=False)
@@ -258,10 +259,23 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "absolute path": (lambda b: _rename(b, "/etc/passwd"), "which no bundle may hold"),
     "hidden path": (lambda b: _rename(b, "keys/.x"), "which no bundle may hold"),
     "foreign room": (lambda b: _rename(b, "bin/sh"), "which no bundle may hold"),
+    "signers that are no keys": (
+        lambda b: _rename(b, "signers/x.revoked"),
+        "which no bundle may hold",
+    ),
+    "a folder of settings": (lambda b: _rename(b, "config/a/b"), "which no bundle may hold"),
+    "settings in place of signers": (
+        lambda b: _rename(b, "config/signers"),
+        "which no bundle may hold",
+    ),
     "path of a shell": (lambda b: _rename(b, "keys/a;b"), "which no bundle may hold"),
     "wheel for another Python": (
         lambda b: _other_wheel(b, tag="cp39-cp39-manylinux_2_17_x86_64"),
         "is not for Python",
+    ),
+    "a name that a terminal obeys": (
+        lambda b: (b / "systemd/\x1b[31m\nred").write_text(""),
+        r"holds systemd/\\x1b\[31m red,",
     ),
     "wheel upwards": (
         lambda b: _other_wheel(b, files={"../../../../evil.py": b""}),
@@ -292,9 +306,10 @@ def test_a_damaged_bundle_is_refused_and_changes_nothing(
     before = snapshot(root)
     spoil, words = DAMAGES[damage]
     spoil(one)
-    with pytest.raises(BundleError, match=words) as caught:
-        put(root, one)
-    assert "\n" not in str(caught.value)
+    for unsigned in (True, False):
+        with pytest.raises(BundleError, match=words if unsigned else None) as caught:
+            put(root, one, unsigned=unsigned, downgrade=True)
+        assert "\n" not in str(caught.value)
     assert not list(root.parent.rglob("evil*"))
     assert snapshot(root) == before
 
@@ -317,10 +332,12 @@ def test_a_bundle_for_another_board_is_refused(
 
 def test_another_digest_than_was_noted_is_refused(root: Path, one: Path) -> None:
     held = manifest.read(one)
-    here, _ = installation(root)
     with pytest.raises(BundleError, match="digest is"):
-        here.install(one, digest="00000000")
-    here.install(one, digest=held.digest[:12].upper())
+        put(root, one, digest="0" * 64)
+    for text in ("", held.digest[:12], held.digest + "0", held.digest[:-1] + "g"):
+        with pytest.raises(UnsupportedError, match="64 hex digits"):
+            put(root, one, digest=text)
+    put(root, one, digest=held.digest.upper())
 
 
 def test_a_bsp_is_told_from_its_root_file_system(tmp_path: Path) -> None:
@@ -359,7 +376,8 @@ def test_two_installations_at_once_are_one_too_many(root: Path, one: Path) -> No
 
 
 def run(*arguments: object) -> int:
-    return main(["flash", *map(str, arguments)])
+    signers = release() / "signers"
+    return main(["flash", "--signers", str(signers), *map(str, arguments)])
 
 
 def test_the_command_installs_checks_goes_back_and_uninstalls(
@@ -396,7 +414,7 @@ def test_the_installer_runs_from_the_wheel_with_nothing_but_python(
     done = subprocess.run(
         [
             *(os.path.realpath(sys.executable), "-S", "-s", "-B", "-m", "deploy.install"),
-            *("--root", str(root), str(one)),
+            *("--root", str(root), "--signers", str(release() / "signers"), str(one)),
         ],
         env={"PYTHONPATH": str(wheel), "PATH": os.environ["PATH"]},
         cwd=tmp_path,

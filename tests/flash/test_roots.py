@@ -20,6 +20,7 @@ from tests.bundles import (
     current,
     installation,
     put,
+    release,
     snapshot,
     tiny_bundle,
     tiny_rootfs,
@@ -111,7 +112,8 @@ def test_a_file_system_that_cannot_be_written_is_an_error_in_one_line(
     root: Path, one: Path
 ) -> None:
     command = f'mount --bind {root} {root} && mount -o remount,ro,bind {root} && exec "$@"'
-    install = [sys.executable, "-m", "deploy.install", "--root", str(root), str(one)]
+    flags = ["--root", str(root), "--signers", str(release() / "signers")]
+    install = [sys.executable, "-m", "deploy.install", *flags, str(one)]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", command, "sh", *install],
         capture_output=True,
@@ -155,10 +157,11 @@ def test_in_a_chroot_everything_is_installed_and_nothing_started(root: Path, one
         f"mkdir {root}/up {root}/work {root}/all && mount -t tmpfs none {root}/up && "
         f"mkdir {root}/up/up {root}/up/work && mount -t overlay -o "
         f"lowerdir=/,upperdir={root}/up/up,workdir={root}/up/work none {root}/all && "
-        f"mount --rbind /proc {root}/all/proc || exit 99; "
-        f'cp -r {one} {root}/all/bundle; exec chroot {root}/all "$@"'
+        f"mount --rbind /proc {root}/all/proc && mount --rbind /dev {root}/all/dev || exit 99; "
+        f"cp -r {one} {root}/all/bundle; cp -r {release()}/signers {root}/all/signers; "
+        f'exec chroot {root}/all "$@"'
     )
-    install = [sys.executable, "-m", "deploy.install", "/bundle"]
+    install = [sys.executable, "-m", "deploy.install", "--signers", "/signers", "/bundle"]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", *install],
         env=os.environ | {"PYTHONPATH": os.getcwd()},

@@ -5,91 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from deploy import manifest
-from deploy.wheelhouse import pack
 from pilotfish.cli import main
-from tests.bundles import can_install, seal, tiny_bundle, tiny_rootfs
+from tests.bundles import can_install, release, seal, tiny_rootfs
+from tests.flash.sshd import Server, has_sshd, real_bundle
 
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 HOME = "opt/pilotfish"
-STARTUP_S = 60.0
 
-pytestmark = [
-    can_install,
-    pytest.mark.skipif(
-        SSHD is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None,
-        reason="installing over ssh is tested against sshd, which is not here",
-    ),
-]
-
-
-class Server:
-    """An sshd that lets one key in, as root; ``scratch`` is where it has temporary folders.
-
-    allowed: its authorized_keys.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.scratch = folder / "scratch"
-        self.known = folder / "known_hosts"
-        self._key = folder / "id"
-        self.allowed = folder / "id.pub"
-        self.scratch.mkdir()
-        for path in (self._key, folder / "host"):
-            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
-            subprocess.run(command, check=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        host = (folder / "host.pub").read_text().split()
-        self.known.write_text(f"[127.0.0.1]:{self.port} {host[0]} {host[1]}\n")
-        bin_folder = folder / "bin"  # the board's Python is the one that runs the tests
-        bin_folder.mkdir()
-        (bin_folder / "python3").symlink_to(os.path.realpath(sys.executable))
-        (folder / "sshd_config").write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\n"
-            f"AuthorizedKeysFile {self._key}.pub\nPidFile none\nStrictModes no\nUsePAM no\n"
-            "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
-            f"SetEnv PATH={bin_folder}:/usr/sbin:/usr/bin:/sbin:/bin TMPDIR={self.scratch}\n"
-        )
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd insists on it
-        self._log = (folder / "log").open("wb")
-        self._process = subprocess.Popen(
-            [str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")], stderr=self._log
-        )
-        self._wait()
-
-    def options(self, known: Path | None = None) -> list[str]:
-        """The flags of `pilotfish flash` that lead there."""
-        options = (
-            f"IdentityFile={self._key}",
-            "IdentitiesOnly=yes",
-            f"UserKnownHostsFile={known or self.known}",
-            "GlobalKnownHostsFile=/dev/null",
-        )
-        words = ["--ssh", "root@127.0.0.1", "--port", str(self.port)]
-        return words + [f"--ssh-option={option}" for option in options]
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-        self._log.close()
-
-    def _wait(self) -> None:
-        until_s = time.monotonic() + STARTUP_S
-        while time.monotonic() < until_s:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.05)
-        raise AssertionError("sshd does not listen")
+pytestmark = [can_install, has_sshd]
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +27,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
     finally:
         running.close()
-
-
-def real_bundle(folder: Path, version: str) -> Path:
-    """A small bundle whose pilotfish is the one under test: it brings the installer."""
-    tiny_bundle(folder, version=version)
-    (folder / f"wheels/pilotfish-{version}-py3-none-any.whl").unlink()
-    pack(folder / "wheels")
-    return seal(folder)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +42,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def flash(server: Server, root: Path, *words: object, known: Path | None = None) -> int:
-    return main(["flash", *server.options(known), "--root", str(root), *map(str, words)])
+    signers = ["--signers", str(release() / "signers")]
+    return main(["flash", *server.options(known), *signers, "--root", str(root), *map(str, words)])
 
 
 def test_the_whole_life_of_an_installation_over_ssh(

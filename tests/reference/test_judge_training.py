@@ -16,7 +16,7 @@ from judge.instances import GOOD, POOR, Instances, Relabelling, Sampling, instan
 from judge.thresholds import auc
 from judge.training import Options, train
 from pilotfish.cli import main
-from pilotfish.cli.export import default_pair
+from pilotfish.cli.export import default_artifact
 from speculation.channel import Channel
 from tests.made_episodes import MINED, D, episodes
 from wire.errors import UnsupportedError
@@ -125,8 +125,11 @@ print(*json.loads(sys.stdin.readline())["text"].split()[:5])
 
 
 def test_mining_and_training_end_to_end_beat_a_coin(tmp_path: Path) -> None:
-    """With the default pair, int4 and fp32, on a task whose mismatches matter at the beginning."""
-    draft, target = default_pair()
+    """On a task whose mismatches matter at the beginning; the drafter is three layers short.
+
+    The default drafter has too few mismatches to learn from.
+    """
+    draft, target = default_artifact("int8", 27), default_artifact("fp32")
     asked = [f"Say in two short sentences what a {thing} is." for thing in THINGS]
     lines = [json.dumps({"question": one, "answer": ""}) for one in asked]
     (tmp_path / "things.jsonl").write_text("\n".join(lines))

@@ -28,21 +28,27 @@ def encode_ids(ids: NDArray[np.integer[Any]], vocab_size: int) -> Buffer:
     return ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
 
 
-def decode_ids(frame: Buffer, vocab_size: int) -> NDArray[np.uint32]:
-    """Ids u32 [n] of a frame, checked against the vocabulary.
-
-    `MalformedError` for a length that no number of ids has, `TokenOutOfRangeError` for an id ≥ V.
-    """
+def count_ids(frame: Buffer, vocab_size: int) -> int:
+    """How many ids a frame has; `MalformedError` for a length that no number of ids has."""
     width = id_bytes(vocab_size)
     if len(frame) % width:
         raise MalformedError(
             f"An ids frame has {len(frame)} bytes, which is no multiple of {width}."
         )
-    if width == 2:
+    return len(frame) // width
+
+
+def decode_ids(frame: Buffer, vocab_size: int) -> NDArray[np.uint32]:
+    """Ids u32 [n] of a frame, checked against the vocabulary.
+
+    `MalformedError` for a length that no number of ids has, `TokenOutOfRangeError` for an id ≥ V.
+    """
+    count = count_ids(frame, vocab_size)
+    if id_bytes(vocab_size) == 2:
         ids = np.frombuffer(frame, "<u2").astype(np.uint32)
     else:
         # [n, 4], little-endian like the frame
-        padded = np.zeros((len(frame) // 3, 4), np.uint8)
+        padded = np.zeros((count, 4), np.uint8)
         padded[:, :3] = np.frombuffer(frame, np.uint8).reshape(-1, 3)
         ids = padded.view("<u4").ravel().astype(np.uint32, copy=False)
     highest = int(ids.max()) if len(ids) > _FEW else max(ids.tolist(), default=0)

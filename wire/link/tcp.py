@@ -1,14 +1,21 @@
-"""What the kernel knows about a TCP connection: how much it sent, and how much of that again."""
+"""What the kernel knows about a TCP connection: how much crossed it, and how much of that again.
+
+The connections are ZeroMQ's, which names their descriptors and may close them at any time; then a
+number soon stands for something else. So each is looked at before it is used.
+"""
 
 import socket
 import struct
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 _TCP_INFO = 11  # Linux's; the socket module lacks the name before Python 3.14
 # struct tcp_info of linux/tcp.h: 8 bytes, 24 u32 of which total_retrans is the last, 4 u64, then
 # segs_out, segs_in, notsent_bytes, min_rtt, data_segs_in, data_segs_out
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
+_ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # u64 each
+_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger
 
 
 class Segments(NamedTuple):
@@ -21,31 +28,86 @@ class Segments(NamedTuple):
     retransmitted: int
 
 
-def segments(descriptor: int, port: int) -> Segments | None:
-    """Of the connection behind a descriptor that somebody else owns; None if it is not ours.
+class Volume(NamedTuple):
+    """Of a TCP connection: bytes that were received, and bytes that the peer acknowledged."""
 
-    Its owner may have closed it meanwhile and the number be in use again: ``port``, the peer's,
-    tells that.
+    received: int
+    acknowledged: int
+
+
+@contextmanager
+def borrowed(
+    descriptor: int | None, is_ours: Callable[[socket.socket], bool]
+) -> Iterator[socket.socket | None]:
+    """ZeroMQ's connection; None if there is none, or the number stands for something else.
+
+    Without a copy of the descriptor: when connections must be cut there may be none left.
     """
+    if descriptor is None:
+        yield None
+        return
     try:
-        borrowed = socket.socket(fileno=descriptor)
+        lent = socket.socket(fileno=descriptor)
     except OSError:
-        return None
+        yield None
+        return
     try:
-        peer = borrowed.getpeername()
-        if not isinstance(peer, tuple) or peer[1] != port:
-            return None
-        info = borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
-    except OSError:
-        return None
+        try:
+            ours = is_ours(lent)
+        except OSError:  # closed a moment ago
+            ours = False
+        yield lent if ours else None
     finally:
-        with suppress(OSError):
-            borrowed.detach()
+        lent.detach()
+
+
+def leads_to(port: int) -> Callable[[socket.socket], bool]:
+    """Is a connection one to this port of the peer's?"""
+
+    def does(connection: socket.socket) -> bool:
+        peer = connection.getpeername()
+        return isinstance(peer, tuple) and peer[1] == port
+
+    return does
+
+
+def segments(descriptor: int, port: int) -> Segments | None:
+    """Of the connection behind a descriptor; None if it is not one to the peer's ``port``."""
+    with borrowed(descriptor, leads_to(port)) as connection:
+        info = _info(connection)
     if len(info) < _SENT_AT + 4:  # a kernel older than 4.6
         return None
     return Segments(_u32(info, _SENT_AT), _u32(info, _RETRANSMITTED_AT))
 
 
+def volume(connection: socket.socket | None) -> Volume | None:
+    """What has crossed a connection; None where the kernel does not say."""
+    info = _info(connection)
+    if len(info) < _RECEIVED_AT + 8:
+        return None
+    return Volume(_u64(info, _RECEIVED_AT), _u64(info, _ACKNOWLEDGED_AT))
+
+
+def hang_up(connection: socket.socket | None) -> None:
+    """End a connection as if the network had done it: all that is on its way is forgotten."""
+    if connection is not None:
+        with suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _info(connection: socket.socket | None) -> bytes:
+    if connection is not None and connection.family != socket.AF_UNIX:
+        with suppress(OSError):
+            return connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
+    return b""
+
+
 def _u32(info: bytes, at: int) -> int:
     number: int = struct.unpack_from("=I", info, at)[0]
+    return number
+
+
+def _u64(info: bytes, at: int) -> int:
+    number: int = struct.unpack_from("=Q", info, at)[0]
     return number

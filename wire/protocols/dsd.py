@@ -31,7 +31,6 @@ from wire.protocols.exchange import (
     Sizes,
     decide,
     draw_from,
-    expect_frames,
     window_ids,
 )
 
@@ -49,6 +48,7 @@ class Dsd(Exchange[DenseDraft]):
     """Both halves of `dsd`."""
 
     name = "dsd"
+    frames = 2
 
     def freight(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
@@ -73,7 +73,6 @@ class Dsd(Exchange[DenseDraft]):
 
     def admit(self, frames: Sequence[Buffer], vocab_size: int) -> DenseDraft:
         """Check that q could have been sampled from, and that it allows the drafted tokens."""
-        expect_frames(frames, 2)
         ids = window_ids(frames[0], vocab_size)
         if len(frames[1]) != len(ids) * vocab_size * 4:
             raise MalformedError(

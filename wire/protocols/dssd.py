@@ -36,10 +36,12 @@ from wire.protocols.exchange import (
     Place,
     Ruling,
     Sizes,
+    TokenCounts,
     coins,
     draw_from,
     expect_frames,
     follow,
+    ids_in,
     window_ids,
 )
 
@@ -63,6 +65,7 @@ class Dssd(Exchange[SplitDraft]):
     """Both halves of `dssd`."""
 
     name = "dssd"
+    frames = 2
 
     def freight(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes
@@ -92,14 +95,19 @@ class Dssd(Exchange[SplitDraft]):
         # a drafted token weighs at least 1
         return [ids, encode_ids(draft.weights - 1, 2**Q_BITS)]
 
-    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> SplitDraft:
+    def extent(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
         """Tell the pending token from the window by the number of weights."""
-        expect_frames(frames, 2)
+        _, ids = super().extent(frames, vocab_size)
+        weights = ids_in(frames[1], 2**Q_BITS)
+        if ids - weights not in (0, 1):
+            raise MalformedError(f"{weights} weights do not fit {ids} ids.")
+        return TokenCounts(ids - weights, weights)
+
+    def admit(self, frames: Sequence[Buffer], vocab_size: int) -> SplitDraft:
+        """Ids and weights."""
         ids = window_ids(frames[0], vocab_size)
         weights = window_ids(frames[1], 2**Q_BITS).astype(np.int64) + 1
         pending = len(ids) - len(weights)
-        if pending not in (0, 1):
-            raise MalformedError(f"{len(weights)} weights do not fit {len(ids)} ids.")
         return SplitDraft(ids[pending:], weights, pending=ids[:pending])
 
     def rule(

@@ -21,7 +21,8 @@ from speculation.distributions import Floats, Sampling, probabilities
 from speculation.randomness import Purpose, noise, sample, uniforms
 from speculation.rows import Row
 from speculation.tree import Expansion, Tree, Walk, verify
-from wire.codecs.ids import decode_ids, encode_ids, id_bytes
+from speculation.truncation import SparseRows
+from wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
 from wire.errors import BadDraftError, MalformedError, TooLargeError
 from wire.messages import MAX_WINDOW, Buffer
 
@@ -128,6 +129,13 @@ class Sizes(NamedTuple):
     hidden: int
 
 
+class TokenCounts(NamedTuple):
+    """How many tokens a window brings, as the lengths of its frames tell; of a tree at least."""
+
+    pending: int  # 0 or 1
+    drafted: int
+
+
 class Freight(NamedTuple):
     """Bytes of a round: headers and frames as handed to ZeroMQ."""
 
@@ -149,6 +157,7 @@ class Exchange(ABC, Generic[D]):
     branches: ClassVar[bool] = False  # windows may be trees
     judged: ClassVar[bool] = False  # a decision head forgives mismatches: needs hidden states
     relaxes: ClassVar[bool] = False  # a position's law may stray from the target's: by how much
+    frames: ClassVar[int] = 1  # of a window, behind its header
     reads_last: ClassVar[bool] = False  # a window's last token, too, is read before it is sent
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
@@ -214,9 +223,17 @@ class Exchange(ABC, Generic[D]):
 
     # The edge's half
 
+    def extent(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
+        """How many tokens these frames bring; a typed error where no window has such frames.
+
+        It costs next to nothing: whatever can be refused by it is refused before it is decoded.
+        """
+        expect_frames(frames, self.frames)
+        return TokenCounts(0, ids_in(frames[0], vocab_size))
+
     @abstractmethod
     def admit(self, frames: Sequence[Buffer], vocab_size: int) -> D:
-        """The draft in these frames, checked; a typed error for anything that is not one."""
+        """The draft in frames that have an `extent`, checked; a typed error for what is none."""
 
     @abstractmethod
     def rule(
@@ -308,11 +325,18 @@ def expect_frames(frames: Sequence[Buffer], count: int) -> None:
         raise MalformedError(f"This message has {len(frames)} array frames where {count} belong.")
 
 
-def expect_drawn(row: Row, tokens: Sequence[int]) -> None:
-    """Raise `BadDraftError` if one of the tokens cannot have been drawn from ``row``."""
-    for token in tokens:
-        if not row.probability(token):
-            raise BadDraftError(f"Token {token} cannot have been drawn: its q̂ is 0.")
+def expect_drawn(q: SparseRows, rows: NDArray[np.int64], tokens: Ids) -> None:
+    """Raise `BadDraftError` if one of the tokens [n] cannot have been drawn from its row [n]."""
+    strange = tokens[~q.hold(rows, tokens)]
+    if len(strange):
+        raise BadDraftError(f"Token {strange[0]} cannot have been drawn: its q̂ is 0.")
+
+
+def ids_in(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> int:
+    """How many ids are in a frame; `TooLargeError` for many more than ``most``."""
+    if len(frame) > 3 * most:  # an id has 3 bytes at most
+        raise TooLargeError(f"An ids frame has {len(frame)} bytes; no window has so many tokens.")
+    return count_ids(frame, vocab_size)
 
 
 def window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> Ids:
@@ -320,8 +344,7 @@ def window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> Id
 
     What the window's other frames cost to decode grows with the number of its tokens.
     """
-    if len(frame) > 3 * most:  # an id has 3 bytes at most
-        raise TooLargeError(f"An ids frame has {len(frame)} bytes; no window has so many tokens.")
+    ids_in(frame, vocab_size, most)
     return decode_ids(frame, vocab_size)
 
 
@@ -334,5 +357,4 @@ class IdsAlone(Exchange[Draft]):
 
     def admit(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:
         """Any ids will do."""
-        expect_frames(frames, 1)
         return Draft(window_ids(frames[0], vocab_size))

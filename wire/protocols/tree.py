@@ -37,10 +37,12 @@ from wire.protocols.exchange import (
     Place,
     Ruling,
     Sizes,
+    TokenCounts,
     decide,
     draw_from,
     expect_drawn,
     expect_frames,
+    ids_in,
     window_ids,
 )
 
@@ -76,6 +78,7 @@ class TokenTree(Exchange[TreeDraft]):
     name = "tree"
     truncates = 64
     branches = True
+    frames = 3
     agreement = 1.1
 
     def freight(
@@ -111,18 +114,26 @@ class TokenTree(Exchange[TreeDraft]):
             encode_sparse(draft.q, vocab_size),
         ]
 
+    def extent(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
+        """A node a level at least: how many share one shows when the candidates are read."""
+        expect_frames(frames, self.frames)
+        drawn = ids_in(frames[0], vocab_size, _MAX_CANDIDATES)
+        levels = len(frames[1])
+        if levels > MAX_WINDOW:
+            raise MalformedError(f"An expansion has {levels} levels; {MAX_WINDOW} are the most.")
+        expansion = bytes(frames[1])
+        # a node has so many candidates at each level, and each level a node
+        if 0 in expansion or sum(expansion) > drawn:
+            raise MalformedError(f"{list(expansion)} with {drawn} candidates is no token tree.")
+        return TokenCounts(0, levels)
+
     def admit(self, frames: Sequence[Buffer], vocab_size: int) -> TreeDraft:
         """Rebuild the tree; check that each q̂ allows the candidates drawn from it."""
-        expect_frames(frames, 3)
-        drawn = window_ids(frames[0], vocab_size, _MAX_CANDIDATES).tolist()
-        if len(frames[1]) > MAX_WINDOW:
-            raise MalformedError(
-                f"An expansion has {len(frames[1])} levels; {MAX_WINDOW} are the most."
-            )
-        tree = _rebuild(drawn, tuple(bytes(frames[1])))
+        drawn = window_ids(frames[0], vocab_size, _MAX_CANDIDATES)
+        tree = _rebuild(drawn.tolist(), tuple(bytes(frames[1])))
         q = decode_sparse(frames[2], len(tree.candidates), vocab_size)
-        for node, nodes in enumerate(tree.candidates):
-            expect_drawn(q.row(node), tree.tokens(nodes))
+        counts = [len(nodes) for nodes in tree.candidates]
+        expect_drawn(q, np.arange(len(counts)).repeat(counts), drawn)
         return TreeDraft(tree.ids, tree, q)
 
     def rule(
@@ -142,8 +153,6 @@ class TokenTree(Exchange[TreeDraft]):
 
 def _rebuild(drawn: list[int], expansion: Expansion) -> Tree:
     """The tree of these candidates, which come level by level, node by node."""
-    if 0 in expansion:
-        raise MalformedError(f"{list(expansion)} with {len(drawn)} candidates is no token tree.")
     tree = Tree()
     begin = 0
     for count in expansion:

@@ -13,6 +13,8 @@ acceptance, at most the discarded mass and the quantisation (Theorem 3.2), never
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from speculation.distributions import Floats, Sampling
 from speculation.tree import Expansion, Tree, chain
 from speculation.truncation import SparseRows, truncate
@@ -30,7 +32,6 @@ from wire.protocols.exchange import (
     decide,
     draw_from,
     expect_drawn,
-    expect_frames,
     window_ids,
 )
 
@@ -47,6 +48,7 @@ class Tslt(Exchange[SparseDraft]):
 
     name = "tslt"
     truncates = 64
+    frames = 2
     agreement = 0.97
 
     def freight(
@@ -72,11 +74,9 @@ class Tslt(Exchange[SparseDraft]):
 
     def admit(self, frames: Sequence[Buffer], vocab_size: int) -> SparseDraft:
         """Check that q̂ allows the drafted tokens."""
-        expect_frames(frames, 2)
         ids = window_ids(frames[0], vocab_size)
         draft = SparseDraft(ids, decode_sparse(frames[1], len(ids), vocab_size))
-        for index, token in enumerate(ids.tolist()):
-            expect_drawn(draft.q.row(index), [token])
+        expect_drawn(draft.q, np.arange(len(ids)), ids)
         return draft
 
     def rule(

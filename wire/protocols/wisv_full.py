@@ -22,7 +22,6 @@ from wire.protocols.exchange import (
     Sizes,
     States,
     Wanted,
-    expect_frames,
     window_ids,
 )
 from wire.protocols.judged import Judged, JudgedDraft
@@ -32,6 +31,7 @@ class WisvFull(Judged):
     """Both halves of `wisv-full`."""
 
     name = "wisv-full"
+    frames = 2
     reads_last = True
 
     def freight(
@@ -53,7 +53,6 @@ class WisvFull(Judged):
 
     def admit(self, frames: Sequence[Buffer], vocab_size: int) -> JudgedDraft:
         """As many states as ids."""
-        expect_frames(frames, 2)
         ids = window_ids(frames[0], vocab_size)
         return JudgedDraft(ids, states=self.decode(frames[1], len(ids)).__getitem__)
 

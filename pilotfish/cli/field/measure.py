@@ -252,7 +252,7 @@ def _facts(
     welcome = device.welcome
     if welcome is not None:
         matrix.check_edge(settings, welcome)
-    matrix.check_prompts([len(device.prompt(p)) for p in settings.prompts], device.context)
+    matrix.check_prompts(settings.prompts, lambda p: len(device.prompt(p)), device.context)
     return Facts(
         software=wire.SOFTWARE,
         settings=settings,

@@ -1,0 +1,180 @@
+"""Drafters on trial: what each would make of one target, measured and predicted before it is used.
+
+In:  artifacts of one vocabulary, prompts, the link's RTT. Out: a `DrafterTrial` of each drafter.
+
+The target answers the prompts alone, at temperature 1 with the prompt's number as seed. Along these
+answers both ends' distributions are compared: α is the mean of β = 1 − TV(p, q), the share of draft
+tokens that an optimal rule accepts (tslt (15)). Passes that are timed take turns, on a context of
+one answer; lower quartiles, which other work on the machine moves least. From these follow T and N
+of a round for every window (DESIGN §6.3):
+
+    tokens/s = N / T,    N = (1 − α^{L+1}) / (1 − α),    T = L·T_draft + RTT + T_verify(L + 1)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.device import Device
+from engines.artifact import Artifact
+from engines.decoder import Decoder, Pass
+from speculation.distributions import Sampling, probabilities
+from speculation.theory import beta, tokens_per_round
+from wire.errors import PairMismatchError
+from wire.protocols import LOCAL
+
+Progress = Callable[[str, int, "int | None"], None]
+
+TOKENS = 48  # of each answer
+LONGEST = 16  # window
+SIZES = (1, 2, 3, 5, 9, LONGEST + 1)  # tokens of a target's pass that is timed
+TURNS, FEWEST_TURNS = 12, 3  # of each pass; the fewest where passes are slow:
+ENOUGH_S = 20.0
+SAMPLING = Sampling(temperature=1.0)
+
+
+@dataclass(frozen=True)
+class DrafterTrial:
+    """What a drafter would make of a target.
+
+    acceptance: α at temperature 1; agreement: the share of positions where both ends' most probable
+    token is the same, which is what counts at temperature 0. draft_s: a pass of one token.
+    window: the one with the most tokens_per_s. streamed_per_s: of the target alone.
+    """
+
+    acceptance: float
+    agreement: float
+    positions: int
+    draft_s: float
+    window: int
+    tokens_per_s: float
+    streamed_per_s: float
+
+
+def try_drafters(
+    drafters: Mapping[str, Artifact],
+    target: Artifact,
+    prompts: Sequence[str],
+    *,
+    rtt_s: float,
+    target_s: float | None,
+    progress: Progress,
+) -> dict[str, DrafterTrial]:
+    """Each drafter's trial, by its name.
+
+    All models are in memory at once. target_s: what a pass of the target takes, whatever it holds;
+    None: as it is measured here.
+
+    Raises:
+        PairMismatchError: for a drafter of another vocabulary.
+    """
+    for drafter in drafters.values():
+        _check_vocabulary(drafter, target)
+    answers = _answers(target, prompts, progress)
+    reader = Decoder(target)
+    readers = {name: Decoder(drafter) for name, drafter in drafters.items()}
+    found: dict[str, list[tuple[float, bool]]] = {name: [] for name in readers}
+    for done, (text, rows) in enumerate(answers):
+        progress("comparing distributions", done, len(answers))
+        p = _probabilities(reader, text, rows)
+        for name, own in readers.items():
+            q = _probabilities(own, text, rows)
+            same = p.argmax(axis=1) == q.argmax(axis=1)
+            found[name] += zip(beta(p, q).tolist(), same.tolist(), strict=True)
+    progress("comparing distributions", len(answers), len(answers))
+    verified = [] if target_s is not None else [(reader, size) for size in SIZES]
+    drafted = [(own, 1) for own in readers.values()]
+    seconds = _timed([*drafted, *verified], answers[0][0], progress)
+    taken = seconds[len(drafted) :] if target_s is None else [target_s] * len(SIZES)
+    trials = {}
+    for (name, positions), draft_s in zip(found.items(), seconds, strict=False):
+        acceptance, agreement = np.mean(positions, axis=0).tolist()
+        window, tokens_per_s = best_window(acceptance, draft_s, taken, rtt_s)
+        trials[name] = DrafterTrial(
+            acceptance,
+            agreement,
+            len(positions),
+            draft_s,
+            window,
+            tokens_per_s,
+            streamed_per_s=1.0 / taken[0],
+        )
+    return trials
+
+
+def best_window(
+    acceptance: float, draft_s: float, verify_s: Sequence[float], rtt_s: float
+) -> tuple[int, float]:
+    """The window with the most tokens/s, and these; verify_s: of passes of `SIZES` tokens."""
+    rates = {}
+    for window in range(1, LONGEST + 1):
+        verified = float(np.interp(window + 1, SIZES, verify_s))
+        round_s = window * draft_s + rtt_s + verified
+        rates[window] = tokens_per_round(acceptance, window) / round_s
+    return max(rates.items(), key=lambda item: item[1])
+
+
+def _check_vocabulary(drafter: Artifact, target: Artifact) -> None:
+    own, other = drafter.manifest, target.manifest
+    if own.tokenizer_fingerprint != other.tokenizer_fingerprint:
+        raise PairMismatchError(
+            f"{other.model} has another vocabulary than {own.model}, and precisions are compared "
+            "along answers that both read alike: name a target of the same vocabulary, or say how "
+            "long its passes take (--target-ms)."
+        )
+
+
+def _answers(
+    target: Artifact, prompts: Sequence[str], progress: Progress
+) -> list[tuple[NDArray[np.int64], int]]:
+    """Prompt and answer but for its last token, i64 [n]; and how many tokens the answer has."""
+    found = []
+    with Device(target.path) as author:
+        for seed, prompt in enumerate(prompts):
+            progress("the target answers", seed, len(prompts))
+            ids = author.prompt(prompt).ids.astype(np.int64)
+            answer = author.generate(
+                prompt, protocol=LOCAL, temperature=1.0, seed=seed, max_tokens=TOKENS
+            ).tokens
+            text = np.concatenate([ids, np.array(answer[:-1], dtype=np.int64)])
+            found.append((text, len(answer)))
+    progress("the target answers", len(prompts), len(prompts))
+    return found
+
+
+def _probabilities(decoder: Decoder, text: NDArray[np.int64], rows: int) -> NDArray[np.floating]:
+    """Distributions [rows, V] of what follows the last tokens of a text."""
+    decoder.rollback(0, 0)
+    return probabilities(decoder.prefill(0, text, rows=rows).logits, SAMPLING)
+
+
+def _timed(
+    wanted: Sequence[tuple[Decoder, int]], text: NDArray[np.int64], progress: Progress
+) -> list[float]:
+    """Seconds of a pass of so many tokens behind a text; all take turns."""
+    for decoder in {id(decoder): decoder for decoder, _ in wanted}.values():
+        decoder.rollback(0, 0)
+        decoder.prefill(0, text, rows=0)
+    more = np.resize(text, LONGEST + 1)
+    taken: list[list[float]] = [[] for _ in wanted]
+    begun = time.monotonic()
+    for turn in range(TURNS):
+        progress("timing passes", turn, TURNS)
+        if turn >= FEWEST_TURNS and time.monotonic() - begun > ENOUGH_S:
+            break
+        for (decoder, size), kept in zip(wanted, taken, strict=True):
+            passes = [Pass(0, more[:size])]
+            decoder.forward(passes)  # brings weights and threads back
+            decoder.rollback(0, len(text))
+            for _ in range(2):
+                start = time.perf_counter()
+                decoder.forward(passes)
+                kept.append(time.perf_counter() - start)
+                decoder.rollback(0, len(text))
+    progress("timing passes", TURNS, TURNS)
+    return [float(np.quantile(kept, 0.25)) for kept in taken]

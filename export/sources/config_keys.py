@@ -1,0 +1,106 @@
+"""Keys of a config.json: what they are called, and those that need not be read.
+
+The latter by what transformers' classes do with them, gathered from the configuration classes of
+llama, mistral, qwen2, qwen3 and opt in transformers 4.40 to 5.23, and from the files of their
+published checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from export.config import ModelConfig, ModelType
+
+# Of training, of the Python interface and of other tasks.
+INERT = frozenset({
+    "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
+    "_name_or_path", "name_or_path", "_commit_hash", "_attn_implementation_autoset",
+    "attn_implementation", "initializer_range", "attention_dropout", "hidden_dropout",
+    "resid_pdrop", "embd_pdrop", "classifier_dropout", "use_bfloat16", "torchscript",
+    "tf_legacy_loss", "return_dict", "output_hidden_states", "output_attentions", "is_decoder",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
+    "decoder_start_token_id", "tokenizer_class", "prefix", "problem_type", "id2label",
+    "label2id", "num_labels", "finetuning_task", "task_specific_params", "is_llama_config",
+    "transformers.js_config", "max_sequence_length", "unsloth_version", "unsloth_fixed",
+    # How a text is drawn, not how probable it is.
+    "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams",
+    "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "min_p",
+    "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
+    "encoder_repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
+    "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
+    "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
+    "begin_suppress_tokens", "assistant_confidence_threshold", "assistant_lookbehind",
+    "num_assistant_tokens", "num_assistant_tokens_schedule", "target_lookbehind",
+})  # fmt: skip
+INERT_OF: dict[ModelType, frozenset[str]] = {
+    "llama": frozenset(),
+    "mistral": frozenset(),
+    "qwen2": frozenset({"max_window_layers"}),  # read only with use_sliding_window
+    "qwen3": frozenset({"max_window_layers"}),
+    "opt": frozenset({"dropout", "activation_dropout", "layerdrop", "init_std"}),
+}
+
+# Keys with an effect, and the values at which they have none.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "is_causal": (True,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "tie_encoder_decoder": (False,),
+    "pruned_heads": ({}, None),
+    "chunk_size_feed_forward": (0,),
+    "per_layer_config": (None,),
+    "pretraining_tp": (1,),
+    "sliding_window": (None,),
+    "use_sliding_window": (False,),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
+    "quantization_config": (None, {}),
+    "num_local_experts": (0, None),
+    "num_experts": (0, None),
+    "n_routed_experts": (0, None),
+}
+NEUTRAL_OF: dict[ModelType, dict[str, tuple[Any, ...]]] = {
+    "qwen2": {"attention_bias": (True,)},  # at q, k and v, whatever the file says
+    "opt": {"learned_embeddings": (True,), "scale_embeddings": (False,)},  # of Galactica
+}
+
+# Fields of `ModelConfig` → the keys that they come from, for errors.
+KEYS = {
+    "model_type": "model_type",
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "intermediate": "intermediate_size",
+    "context": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "tied": "tie_word_embeddings",
+    "embedding": "word_embed_proj_dim",
+}
+BIASES = {"attention_bias": "attention_bias", "output_bias": "attention_bias"}
+KEYS_OF: dict[ModelType, dict[str, str]] = {
+    "llama": KEYS | BIASES | {"mlp_bias": "mlp_bias"},
+    "mistral": KEYS,
+    "qwen2": KEYS,
+    "qwen3": KEYS | BIASES,
+    "opt": KEYS
+    | dict.fromkeys(("attention_bias", "output_bias", "mlp_bias"), "enable_bias")
+    | {"intermediate": "ffn_dim", "final_norm": "do_layer_norm_before"},
+}
+
+
+def keys_of(config: ModelConfig, values: Mapping[str, Any]) -> dict[str, str]:
+    """Fields of `config` → what they are called in the object that it was read from."""
+    keys = dict(KEYS_OF[config.model_type])
+    for field, key in (("kv_heads", "num_key_value_heads"), ("head_dim", "head_dim")):
+        if values.get(key) is None:
+            keys[field] = f"{key} (by default)"
+    if values.get("head_dim") is None and config.model_type != "qwen3":
+        keys["head_dim"] = "head_dim = hidden_size / num_attention_heads ="
+    return keys

@@ -1,0 +1,136 @@
+"""Typed access to a configuration that knows which of its keys were read.
+
+In: a JSON object, or the metadata of a GGUF file's architecture. What no reader asked for is either
+known to be without effect on the text, or the model is refused: a key that is passed over in
+silence makes a model that runs and says something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, TypeVar
+
+from export.errors import ExportError
+
+T = TypeVar("T", int, float, bool, str)
+MAX_COUNT = 2**31 - 1
+
+
+class Fields:
+    """Typed access to `values`; every ExportError names the file and the key.
+
+    Args:
+        values: the decoded object.
+        where: path of the file, for errors.
+        prefix: what stands before each key in its full name ("rope_scaling.", "llama.").
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
+        self.values = values
+        self.where = where
+        self.prefix = prefix
+        self._read: set[str] = set()
+        self._tables: list[Fields] = []
+
+    def get(self, key: str, kind: type[T], default: T | None = None, *, null: T | None = None) -> T:
+        """The value of `key`; `default` where it is absent, `null` where it is null.
+
+        Raises:
+            ExportError: if it is of another type, or absent or null without a value for that.
+        """
+        self._read.add(key)
+        value = self.values.get(key, default)
+        if value is None:
+            value = null
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.error(
+                f"{self.prefix}{key} is {value!r}, and must be of type {kind.__name__}"
+            )
+        return value
+
+    def count(self, key: str, default: int | None = None, *, null: int | None = None) -> int:
+        """Like `get`, for a number of things, of which there are one or more."""
+        value = self.get(key, int, default, null=null)
+        if not 1 <= value <= MAX_COUNT:
+            raise self.error(f"{self.prefix}{key} is {value}, and must be a count")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """Like `get`, for a number above zero."""
+        value = self.get(key, float, default)
+        if not value > 0:
+            raise self.error(f"{self.prefix}{key} is {value}, and must be above 0")
+        return value
+
+    def items(self, key: str) -> list[Any] | None:
+        """The list under `key`; None where it is absent or null."""
+        self._read.add(key)
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, list):
+            raise self.error(f"{self.prefix}{key} is {value!r}, and must be a list")
+        return value
+
+    def table(self, key: str) -> Fields:
+        """The object under `key`, whose keys count too; empty where it is absent or null."""
+        self._read.add(key)
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(f"{self.prefix}{key} is {value!r}, and must be an object")
+        table = Fields(value or {}, self.where, f"{self.prefix}{key}.")
+        self._tables.append(table)
+        return table
+
+    def passed_over(self) -> Iterator[tuple[str, Any]]:
+        """Full name and value of each key that was not read."""
+        for key, value in self.values.items():
+            if key not in self._read:
+                yield f"{self.prefix}{key}", value
+        for table in self._tables:
+            yield from table.passed_over()
+
+    def refuse_unknown(
+        self,
+        inert: Collection[str],
+        neutral: Mapping[str, Collection[Any]],
+        ignored: Collection[str],
+    ) -> None:
+        """Refuse the keys that were not read, but for those that change nothing.
+
+        Args:
+            inert: full names of keys without effect on the text.
+            neutral: full names of keys without effect at these values.
+            ignored: full names of keys that the user lets pass.
+        """
+        unread = dict(self.passed_over())
+        for name in ignored:
+            if name not in unread:
+                raise self.error(
+                    f"{name} cannot be ignored: it is not there, or decides what the model is"
+                )
+        unknown = []
+        for name, value in unread.items():
+            if name in ignored or name in inert or _is_neutral(value, neutral.get(name, ())):
+                continue
+            if name in neutral:
+                accepted = " or ".join(map(repr, neutral[name]))
+                raise self.error(f"{name} is {value!r}, and only {accepted} is supported")
+            unknown.append(name)
+        if unknown:
+            raise self.error(
+                f"{', '.join(unknown)}: not known here, so the model might come out as another "
+                "one. If it has no effect on the text, let it pass by --ignore-key "
+                + " --ignore-key ".join(unknown)
+            )
+
+    def error(self, problem: str) -> ExportError:
+        """The error to raise about this object."""
+        return ExportError(f"{self.where}: {problem}")
+
+
+def _is_neutral(value: Any, accepted: Collection[Any]) -> bool:
+    """Whether it is one of these values; False is not 0 here, nor True 1."""
+    return any(
+        value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted
+    )

@@ -1,0 +1,165 @@
+"""The metadata of a GGUF file → `ModelConfig`.
+
+llama.cpp is the reference for what a key means and for what an absent one does. Keys of the
+architecture's own namespace ("llama.…") that are not read here are refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from export.config import ModelConfig, ModelType
+from export.errors import ExportError
+from export.sources.fields import Fields
+from export.sources.gguf_file import GgufFile
+
+ARCHITECTURES: dict[str, ModelType] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ROPE_DIVISORS = "rope_freqs.weight"
+# What file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
+PRECISION_SUFFIX = re.compile(
+    r"[-._](?:i?q\d\w*|tq\d\w*|b?f16|f32|fp16|fp32|mxfp4)$", re.IGNORECASE
+)
+# Fields of `ModelConfig` → the keys that they come from, for errors.
+KEYS = {
+    "layers": "block_count",
+    "hidden": "embedding_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "intermediate": "feed_forward_length",
+    "context": "context_length",
+    "vocab_size": "vocab_size",
+}
+# Keys with an effect, and the values at which they have none.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "expert_used_count": (0,),
+    "tensor_data_layout": ("Meta AI original pth",),  # the usual one
+    "use_parallel_residual": (False,),
+    "attention.scale": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+}
+# Keys that llama.cpp reads for scalings that are refused here, or only shows.
+INERT = ("rope.scaling.original_context_length", "rope.scaling.finetuned")
+
+
+def read_metadata(file: GgufFile, ignored: Collection[str] = ()) -> ModelConfig:
+    """The model that a GGUF file describes.
+
+    Args:
+        file: the opened file.
+        ignored: keys that may stand there although nothing here knows them.
+
+    Raises:
+        ExportError: naming what is missing, damaged, not supported or not known.
+    """
+    path, metadata = file.path, file.metadata
+    architecture = metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ExportError(
+            f"{path}: architecture {architecture!r} is not supported in GGUF; "
+            f"supported are {', '.join(ARCHITECTURES)}"
+        )
+    if metadata.get("split.count", 1) not in (0, 1):
+        raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
+    prefix = f"{architecture}."
+    own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+    fields = Fields(own, str(path), prefix)
+    config = _read(file, fields, ARCHITECTURES[str(architecture)])
+    neutral = {f"{prefix}{key}": values for key, values in NEUTRAL.items()}
+    fields.refuse_unknown({f"{prefix}{key}" for key in INERT}, neutral, ignored)
+    return config
+
+
+def _read(file: GgufFile, fields: Fields, model_type: ModelType) -> ModelConfig:
+    """The model's shape; ExportError names whatever is not supported."""
+    path, tensors = file.path, file.tensors
+    _refuse_variants(fields)
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ExportError(f"{path} has no token_embd.weight: is it a vocabulary without a model?")
+    heads, head_dim = _head_shape(fields)
+    rows = embedding.shape[0]
+    return ModelConfig(
+        name=PRECISION_SUFFIX.sub("", path.stem),
+        model_type=model_type,
+        layers=fields.count("block_count"),
+        hidden=fields.count("embedding_length"),
+        heads=heads,
+        kv_heads=_kv_heads(fields, heads),
+        head_dim=head_dim,
+        intermediate=fields.count("feed_forward_length"),
+        context=fields.count("context_length"),
+        vocab_size=fields.count("vocab_size", rows),
+        tied="output.weight" not in tensors,
+        norm_eps=fields.positive("attention.layer_norm_rms_epsilon"),
+        rope_theta=fields.positive("rope.freq_base", 10000.0),
+        rope_divisors=_rope_divisors(file, head_dim),
+        attention_bias=model_type == "qwen2" or "blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_down.bias" in tensors,
+        qk_norm=model_type == "qwen3",
+    )
+
+
+def _head_shape(fields: Fields) -> tuple[int, int]:
+    """Number of heads and their width."""
+    heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
+    if "attention.key_length" not in fields.values and hidden % heads:
+        raise fields.error(
+            f"{fields.prefix}embedding_length {hidden} is not {heads} heads "
+            f"({fields.prefix}attention.head_count) of equal width"
+        )
+    head_dim = fields.count("attention.key_length", hidden // heads)
+    if fields.count("attention.value_length", head_dim) != head_dim:
+        raise fields.error("keys and values of different width are not supported")
+    if fields.count("rope.dimension_count", head_dim) != head_dim:
+        raise fields.error("rotary embedding of a part of the head is not supported")
+    if head_dim % 2:
+        raise fields.error(f"heads of width {head_dim} cannot be rotated: it must be even")
+    return heads, head_dim
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    kv_heads = fields.count("attention.head_count_kv", heads)
+    if heads % kv_heads:
+        raise fields.error(
+            f"{fields.prefix}attention.head_count {heads} is no multiple of "
+            f"{fields.prefix}attention.head_count_kv {kv_heads}"
+        )
+    return kv_heads
+
+
+def _rope_divisors(file: GgufFile, head_dim: int) -> tuple[float, ...] | None:
+    """Llama 3's scaling, as its converter writes it."""
+    if ROPE_DIVISORS not in file.tensors:
+        return None
+    divisors = tuple(file.tensor(ROPE_DIVISORS).ravel().tolist())
+    if len(divisors) != head_dim // 2:
+        raise ExportError(f"{file.path}: {ROPE_DIVISORS} has {len(divisors)} entries")
+    return divisors
+
+
+def _refuse_variants(fields: Fields) -> None:
+    """Raise for what a supported architecture may carry and we do not."""
+    if fields.get("expert_count", int, 0):
+        raise fields.error("mixture-of-experts models are not supported")
+    if fields.get("attention.sliding_window", int, 0):
+        raise fields.error("sliding-window attention is not supported")
+    kind = fields.get("rope.scaling.type", str, "")
+    # The second is what older files call it.
+    factors = {
+        f"{fields.prefix}{key}": fields.get(key, float, 1.0)
+        for key in ("rope.scaling.factor", "rope.scale_linear")
+    }
+    if kind not in ("none", "linear", ""):
+        raise fields.error(f"rotary scaling {kind!r} is not supported")
+    for key, factor in factors.items():
+        # Without a type llama.cpp scales linearly, and takes 0 for 1.
+        if kind != "none" and factor not in (0.0, 1.0):
+            raise fields.error(f"{key} is {factor}: linear rotary scaling is not supported")

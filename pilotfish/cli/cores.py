@@ -1,0 +1,23 @@
+"""Cores for both ends of a pair on one machine, so that neither waits for the other's threads."""
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+
+def halves() -> tuple[set[int], set[int]]:
+    """The edge's cores and the device's, of this process's; an only one is both's."""
+    cores = sorted(os.sched_getaffinity(0))
+    middle = len(cores) // 2
+    return set(cores[:middle] or cores), set(cores[middle:])
+
+
+@contextmanager
+def kept_to(cores: Collection[int]) -> Iterator[None]:
+    """This thread, and threads that it starts meanwhile, run on these cores alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,212 @@
+"""``pilotfish export model … --precision auto``: the precision that drafts fastest, by trial."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from engines.artifact import Artifact, Precision
+from engines.errors import EngineError
+from pilotfish.cli.extras import export_tools
+from pilotfish.cli.options import positive
+from pilotfish.cli.progress import Bars
+from pilotfish.cli.quantities import duration
+
+if TYPE_CHECKING:
+    from device_runtime.trial import DrafterTrial
+
+AUTO = "auto"
+_UNTRIED: Precision = "int8"
+_REFERENCE: Precision = "fp32"
+_CANDIDATES: tuple[Precision, ...] = ("int4", "int8", "fp16", _REFERENCE)  # the smallest first
+_ALIKE = 0.97
+_COLUMNS = ("precision", "MiB", "α", "greedy", "ms a pass", "window", "tokens/s", "× stream")
+_RTT_S = 0.02
+_Export = Callable[[Precision, Path], None]
+
+
+@dataclass(frozen=True)
+class Against:
+    """What drafters are tried against. target: None for the model's own fp32."""
+
+    target: Path | None
+    target_s: float | None
+    rtt_s: float
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What ``--precision auto`` is told of the pair."""
+    group = parser.add_argument_group(
+        "--precision auto",
+        "tries int4, int8 and fp32 as drafters and keeps the one with the most tokens/s, predicted "
+        "from acceptance and times that are measured here, in a minute or two; all of them and the "
+        "target are in memory at once. Without --target and --target-ms it takes int8.",
+    )
+    group.add_argument(
+        "--target", type=Path, metavar="DIR", help="the target's artifact, which is run here"
+    )
+    group.add_argument(
+        "--target-ms",
+        type=positive,
+        metavar="T",
+        help="what a pass of the target takes where it will run; without --target, acceptance is "
+        "measured against the model's own fp32",
+    )
+    group.add_argument(
+        "--rtt", type=duration, metavar="TIME", help="of the link, as 50ms (default: 20ms)"
+    )
+
+
+def against(args: argparse.Namespace) -> Against | None:
+    """What the options say; None where nothing is to be tried. A wrong usage ends the command."""
+    told = {"--target": args.target, "--target-ms": args.target_ms, "--rtt": args.rtt}
+    given = [name for name, value in told.items() if value is not None]
+    if args.precision != AUTO:
+        if given:
+            args.usage(f"{given[0]} goes with --precision auto")
+        return None
+    if given == ["--rtt"]:
+        args.usage("--rtt needs a target to try drafters against: --target DIR or --target-ms T")
+    if not given:
+        return None
+    return Against(
+        target=args.target,
+        target_s=None if args.target_ms is None else args.target_ms * 1e-3,
+        rtt_s=_RTT_S if args.rtt is None else args.rtt,
+    )
+
+
+def untried() -> Precision:
+    """What is taken where there is nothing to try drafters against; says so."""
+    print(
+        f"pilotfish: took {_UNTRIED}, which is accepted nearly as fp32 is, whatever the weights: "
+        "without --target DIR or --target-ms T nothing can be tried",
+        file=sys.stderr,
+    )
+    return _UNTRIED
+
+
+def export_fastest(out: Path, dialect: str, pair: Against, export: _Export) -> None:
+    """Export the candidates, try them, say what was found, and leave the fastest one at `out`."""
+    with export_tools():
+        from export.atomic import replacing
+    from device_runtime.trial import try_drafters  # with it comes what runs a model
+    from field.prompts import BUILT_IN
+
+    target = None if pair.target is None else Artifact.open(pair.target)
+    with replacing(out) as partial:
+        folder = partial / "candidates"
+        made = _exported(folder, dialect, export)
+        with Bars() as bars:
+            trials = try_drafters(
+                made,
+                target or made[_REFERENCE],
+                BUILT_IN,
+                rtt_s=pair.rtt_s,
+                target_s=pair.target_s,
+                progress=bars.show,
+            )
+        best = _best(trials)
+        _tell(trials, made, best, pair, target)
+        for file in made[best].path.iterdir():
+            file.rename(partial / file.name)
+        shutil.rmtree(folder)
+
+
+def _best(trials: "dict[str, DrafterTrial]") -> str:
+    """The fastest; the smallest of those that are as fast, within what times repeat to."""
+    most = max(trial.tokens_per_s for trial in trials.values())
+    return next(name for name, trial in trials.items() if trial.tokens_per_s >= _ALIKE * most)
+
+
+def _exported(folder: Path, dialect: str, export: _Export) -> dict[str, Artifact]:
+    """The candidates that this dialect and these weights allow."""
+    from export.dialects import DIALECTS
+
+    if dialect == AUTO:  # fp16 is for GPUs: a CPU computes it in float32, with casts
+        allowed: Sequence[str] = [name for name in _CANDIDATES if name != "fp16"]
+    else:
+        allowed = DIALECTS[dialect].precisions
+    made: dict[str, Artifact] = {}
+    for precision in _CANDIDATES:
+        if precision not in allowed:
+            continue
+        try:
+            export(precision, folder / precision)
+        except EngineError as error:
+            if precision == _REFERENCE:
+                raise
+            print(f"pilotfish: {precision} is left out: {error}", file=sys.stderr)
+            continue
+        made[precision] = Artifact.open(folder / precision)
+    return made
+
+
+def _tell(
+    trials: "dict[str, DrafterTrial]",
+    made: dict[str, Artifact],
+    best: str,
+    pair: Against,
+    target: Artifact | None,
+) -> None:
+    console = Console(stderr=True, highlight=False)
+    table = Table(title=f"drafters at RTT {pair.rtt_s * 1e3:g} ms, predicted")
+    for heading in _COLUMNS:
+        table.add_column(heading, justify="right")
+    for name, trial in trials.items():
+        table.add_row(
+            f"[bold]{name}[/]" if name == best else name,
+            f"{sum(file.stat().st_size for file in made[name].path.iterdir()) / 2**20:.0f}",
+            f"{trial.acceptance:.3f}",
+            f"{trial.agreement:.3f}",
+            f"{trial.draft_s * 1e3:.2f}",
+            f"{trial.window}",
+            f"{trial.tokens_per_s:.1f}",
+            f"{trial.tokens_per_s / trial.streamed_per_s:.2f}",
+        )
+    console.print(table)
+    for line in _reasons(trials, best, pair, target):
+        console.print(line, markup=False)
+
+
+def _why(trials: "dict[str, DrafterTrial]", best: str) -> str:
+    fastest = max(trials, key=lambda name: trials[name].tokens_per_s)
+    return "" if fastest == best else f", as fast as {fastest} and smaller"
+
+
+def _reasons(
+    trials: "dict[str, DrafterTrial]", best: str, pair: Against, target: Artifact | None
+) -> list[str]:
+    """What α was measured against, and why this one was taken."""
+    won = trials[best]
+    along = f"over {won.positions} tokens of its answers to five prompts"
+    if target is None:
+        lines = [
+            f"α is against the model's own {_REFERENCE}, {along}: it says what rounding alone "
+            "loses. A real target accepts less of every precision, and the cheaper ones lose less "
+            "by it: give --target DIR where you can."
+        ]
+    else:
+        lines = [
+            f"α: the share of draft tokens that {target.manifest.model} accepts at temperature 1, "
+            f"{along}; greedy: at temperature 0."
+        ]
+    others = ", ".join(
+        f"{name} {trial.tokens_per_s:.1f}" for name, trial in trials.items() if name != best
+    )
+    lines.append(
+        f"{best} is taken{_why(trials, best)}: {won.tokens_per_s:.1f} tokens/s with window "
+        f"{won.window}{f' ({others})' if others else ''}; the target alone streams "
+        f"{won.streamed_per_s:.1f}."
+    )
+    if won.tokens_per_s <= won.streamed_per_s:
+        lines.append(
+            "No precision beats the target alone: with this pair and link drafting does not pay."
+        )
+    return lines

@@ -1,0 +1,27 @@
+"""``pilotfish reload``: have the service of a systemd unit reload, and say how that went."""
+
+import argparse
+
+from pilotfish.cli.options import Commands, positive
+from wire import supervisor
+
+
+def add_to(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "reload",
+        help="have a unit's service read its configuration again (for ExecReload=)",
+        description="Sends SIGHUP to a service and waits until it has read its configuration and "
+        "keys again. Exit code 78, and one line: something of it is broken. The units run this "
+        "for `systemctl reload`.",
+    )
+    parser.add_argument("pid", type=int, help="the service's main process")
+    parser.add_argument(
+        "--within", type=positive, default=60.0, metavar="S", help="how long to wait (%(default)s)"
+    )
+    parser.set_defaults(run=_reload)
+
+
+def _reload(args: argparse.Namespace) -> int:
+    supervisor.reload(args.pid, args.within)
+    return 0

@@ -1,0 +1,229 @@
+"""The device's socket: one edge, and what becomes of the connection to it.
+
+An edge may be as hostile as a device: what it makes us hold is bounded here as `wire.connections`
+bounds it there. Not thread-safe but for `Channel.weigh`, which the warden calls.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from wire.errors import UnsupportedError
+from wire.keys import DeviceKeys
+from wire.link.tcp import Segments, borrowed, hang_up, leads_to, segments, volume
+from wire.messages import Buffer, Reply, decode_reply, encode
+from wire.transport import HANDSHAKE_MS, has_port, receive_parts, send_parts, set_up
+from wire.warden import SLACK_BYTES, WARDEN, Glance, Intake
+
+_log = logging.getLogger("pilotfish.wire")
+
+CONNECT_MS = 3000  # an attempt to connect gives way to the next one
+_SHUN_S = (1.0, 30.0)  # how long an edge is hung up on that sent what does not end: doubling
+_RETRIED_S = 0.2
+_TRYING = {zmq.Event.CONNECTED, zmq.Event.CONNECT_DELAYED, zmq.Event.CONNECT_RETRIED}
+_FAILED = {
+    zmq.Event.DISCONNECTED,
+    zmq.Event.HANDSHAKE_FAILED_AUTH,
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+}
+
+_NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a message
+
+
+class Channel:
+    """The device's socket: one edge, and what ZeroMQ's monitor tells about the connection."""
+
+    def __init__(self, endpoint: str, keys: DeviceKeys | None, message_bytes: int) -> None:
+        if not has_port(endpoint):
+            raise UnsupportedError(f"{endpoint!r} is no address of an edge; write tcp://HOST:PORT.")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        set_up(self._socket, endpoint, message_bytes)
+        self._socket.immediate = True  # never queue for an edge that is not there
+        self._socket.reconnect_ivl = 100
+        self._socket.reconnect_ivl_max = 1000
+        # or the kernel would wait for minutes on a path that was dead when the attempt began
+        self._socket.connect_timeout = CONNECT_MS
+        self._socket.handshake_ivl = HANDSHAKE_MS
+        if keys is not None:
+            self._socket.curve_serverkey = keys.edge
+            self._socket.curve_publickey = keys.public
+            self._socket.curve_secretkey = keys.secret
+        self._monitor = self._socket.get_monitor_socket()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(int(self._monitor.fd), zmq.POLLIN)
+        self._news = threading.Lock()  # to read the monitor: the warden does, too
+        self._unnoticed = False  # it did, and the owner has not been told
+        self._intake, self._drained, self._encrypted = Intake(), False, keys is not None
+        self._most_bytes = message_bytes + SLACK_BYTES
+        self._shunned_s, self._shun_s = 0.0, _SHUN_S[0]
+        self.endpoint = endpoint
+        self.connected = False
+        self.connections = 0  # made so far
+        self.denied = False  # the edge's allow-list said no
+        self._failed_s = math.inf  # when the connection, or an attempt, ended; ∞: it is tried again
+        self.broken_handshakes = 0
+        self._descriptor: int | None = None  # ZeroMQ's own, while it is connected
+        self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise UnsupportedError(
+                f"{endpoint!r} is no address of an edge ({error}); write tcp://HOST:PORT."
+            ) from error
+        self.catch_up()  # before that ZeroMQ's descriptor tells nothing
+        WARDEN.join(self)
+
+    @property
+    def socket(self) -> "zmq.Socket[bytes]":
+        """For a poller of several channels."""
+        return self._socket
+
+    @property
+    def sources(self) -> "tuple[zmq.Socket[bytes], int]":
+        """Where messages arrive, and a descriptor that tells of news of the link."""
+        return self._socket, int(self._monitor.fd)
+
+    def send(self, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> int:
+        """Hand a message to ZeroMQ; returns its bytes. `zmq.Again` if there is no connection."""
+        header = encode(message)
+        send_parts(self._socket, [header, *frames])
+        return len(header) + sum(map(len, frames))
+
+    def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
+        """The next message of an edge, its frames and bytes; otherwise as `take`."""
+        taken = self.take(timeout_s)
+        if taken is None:
+            return None
+        header, frames, size = taken
+        return decode_reply(header), frames, size
+
+    def take(self, timeout_s: float) -> tuple[Buffer, list[Buffer], int] | None:
+        """The next header, its frames and bytes; None after ``timeout_s`` or a change of the link.
+
+        Link changes are noted in `connected` and `denied`, so that the caller can react at once.
+        """
+        if self._unnoticed:
+            self._unnoticed = False
+            return None
+        for source, _ in self._poller.poll(math.ceil(max(0.0, timeout_s) * 1e3)):
+            if source is self._socket:
+                parts = receive_parts(self._socket)
+                buffers: list[Buffer] = [part.buffer for part in parts]
+                more = parts[-1].more
+                while more:  # no edge says so much
+                    more = self._socket.recv(_NOBLOCK, copy=False).more
+                size = sum(map(len, buffers))
+                self._intake.took(size, len(parts), self._encrypted)
+                return buffers[0], buffers[1:], size
+            self.catch_up()
+        self._drained = True
+        return None
+
+    def catch_up(self) -> None:
+        """Take note of what has become of the connection, where nothing was received lately."""
+        with self._news:
+            self._hear_of_the_link()
+
+    def _hear_of_the_link(self) -> bool:
+        """Read all news; whether there were any."""
+        some = False
+        while self._monitor.poll(0):
+            told = recv_monitor_message(self._monitor)
+            self._note(told["event"], told["value"])
+            some = True
+        return some
+
+    def weigh(self, glance: Glance) -> bool:
+        """Hang up if the edge sends what is no message, or too many; for the warden to call.
+
+        ZeroMQ connects anew, and is hung up on again for a while, which doubles each time.
+        """
+        shunned = glance.now_s < self._shunned_s
+        if self._port is None:
+            return False
+        if glance.urgent or shunned:  # the owner may be asleep
+            with self._news:
+                self._unnoticed |= self._hear_of_the_link()
+        intake, drained = self._intake, self._drained
+        self._drained = False
+        with borrowed(self._descriptor, leads_to(self._port)) as connection:
+            crossed = volume(connection)
+            if crossed is None:
+                return shunned
+            if not shunned:
+                hoarded = intake.weigh(crossed.received, glance, drained=drained)
+                if hoarded <= self._most_bytes and not intake.swollen(glance, hoarded):
+                    if intake.messages:
+                        self._shun_s = _SHUN_S[0]
+                    return False
+                self._shun(glance.now_s)
+            hang_up(connection)
+        return True
+
+    def _shun(self, now_s: float) -> None:
+        if self._shun_s == _SHUN_S[0]:
+            _log.warning(
+                "%s sends a message that does not end: hung up, and tried again later",
+                self.endpoint,
+            )
+        self._shunned_s = now_s + self._shun_s
+        self._shun_s = min(2.0 * self._shun_s, _SHUN_S[1])
+
+    @property
+    def given_up(self) -> bool:
+        """ZeroMQ does not try to connect any more; else it says so as soon as one attempt ended.
+
+        It gives up an edge that refused the key, or sent a longer message than it may.
+        """
+        return time.monotonic() - self._failed_s > _RETRIED_S
+
+    def try_again(self) -> None:
+        """Connect anew, on the same socket."""
+        with suppress(zmq.ZMQError):  # it has none to end
+            self._socket.disconnect(self.endpoint)
+        self.denied, self._failed_s = False, math.inf
+        self._socket.connect(self.endpoint)
+
+    def segments(self) -> Segments | None:
+        """What the kernel knows of the connection; None where there is none, or it is not TCP."""
+        if self._descriptor is None or not self._port:
+            return None
+        return segments(self._descriptor, self._port)
+
+    def _note(self, event: int, value: int) -> None:
+        if event in _TRYING:
+            self._failed_s = math.inf
+        elif event in _FAILED:
+            self._failed_s = time.monotonic()
+        if event == zmq.Event.CONNECTED:
+            self._descriptor, self._intake = value, Intake()
+        elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self.connected = True
+            self.connections += 1
+        elif event == zmq.Event.DISCONNECTED:
+            self.connected = False
+            self._descriptor = None
+        elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            self.denied = True
+        elif event in (zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):
+            self.broken_handshakes += 1
+
+    def close(self, linger_s: float = 0.2) -> None:
+        """Close the socket; what was sent last has ``linger_s`` to leave."""
+        WARDEN.leave(self)
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(int(linger_s * 1000))
+        self._context.term()

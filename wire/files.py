@@ -1,0 +1,53 @@
+"""A file that changes as a whole or not at all, also when the disk is full or the power goes.
+
+The new content is written beside the file's place, made durable, and takes the place by one rename.
+
+Standard library only: this runs on a board before anything is installed there.
+"""
+
+import os
+from pathlib import Path
+
+_PARTIAL = ".pilotfish-partial"
+
+
+def write_whole(path: Path, content: bytes, mode: int) -> None:
+    """Make a file hold ``content``; only its owner can read it before it has its ``mode``.
+
+    One writer at a time. Raises `OSError`; what stood there then still does, and nothing is left
+    beside it.
+    """
+    partial = beside(path)
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        take_place(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def beside(path: Path) -> Path:
+    """Where the next content of ``path`` is made; what a kill left there is removed."""
+    partial = path.with_name(f".{path.name}{_PARTIAL}")
+    partial.unlink(missing_ok=True)
+    return partial
+
+
+def take_place(partial: Path, path: Path) -> None:
+    """Put what was made `beside` in its place, durably."""
+    os.replace(partial, path)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Make a folder's entries survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
