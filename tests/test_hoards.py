@@ -195,6 +195,30 @@ def test_a_key_that_sends_and_does_not_read(
         time.sleep(0.1)
 
 
+def test_strangers_who_begin_large_messages_share_what_one_may_hold(pair: Pair) -> None:
+    """Thirty-two at once, each near the end of ten megabytes, and not a word said before."""
+    size = 10_000_000
+    with EdgeServer(pair.target, threads=1) as edge, ExitStack() as stack:
+        before = resident_mib(edge.pid)
+        host, _, port = edge.endpoint.removeprefix("tcp://").rpartition(":")
+        strangers = []
+        for _ in range(CONNECTIONS):
+            stranger = stack.enter_context(socket.create_connection((host, int(port))))
+            ready = READY.replace(b"ROUTER", b"DEALER")
+            stranger.sendall(GREETING + b"\x04" + bytes([len(ready)]) + ready)
+            stranger.sendall(b"\x02" + struct.pack(">Q", size))
+            strangers.append(stranger)
+        most = 0.0
+        for _ in range(9):  # a megabyte each in turn: no faster than the warden looks, and done before heartbeats are due
+            for stranger in strangers:
+                with suppress(OSError):
+                    stranger.sendall(b"x" * (size // 10))
+                most = max(most, resident_mib(edge.pid))
+            time.sleep(0.04)
+            most = max(most, resident_mib(edge.pid))
+    assert most - before < MOST_MIB
+
+
 def test_large_windows_of_many_devices_of_one_key_pass(
     tmp_path: Path, key_folders: dict[str, Path]
 ) -> None:

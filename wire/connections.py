@@ -39,7 +39,8 @@ SHREDDED: Final = "too-many-frames"  # a message in so many parts that to take i
 
 _HEARD = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
 _BURST = 256  # events taken in one turn
-# Messages of full size that may be under way at once, and of one key where it has several.
+# Messages of full size that may be under way at once: in all; and of one key where it has several,
+# or of all strangers, whose keys are not told before they are heard.
 _UNFINISHED_IN_ALL, _OF_ONE_KEY_TIMES = 4, 0.5
 # Bytes of replies that a connection, and a key with all of its own, may leave untaken.
 _UNREAD_EACH, _UNREAD_OF_ONE_KEY = 1 << 17, 8 << 20
@@ -230,10 +231,8 @@ class Connections:
             alone = hoarded > limit
             if alone or total > _UNFINISHED_IN_ALL * limit:
                 self._cut(connection, UNFINISHED)
-            elif (
-                connection.owner and hoarded < by_key[connection.owner] > _OF_ONE_KEY_TIMES * limit
-            ):
-                self._cut(connection, HOARD)  # there are others of that key
+            elif hoarded < by_key[connection.owner] > _OF_ONE_KEY_TIMES * limit:
+                self._cut(connection, HOARD)  # there are others of that key, or not known either
             if connection.cut:
                 total -= hoarded
                 by_key[connection.owner] -= hoarded
