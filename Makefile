@@ -5,7 +5,7 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
-CODE := pilotfish field judge device_runtime edge_runtime export deploy wire engines speculation
+
 
 .PHONY: help venv demo test test-reference lint format bench deb clean
 help:
@@ -50,7 +50,7 @@ format: venv
 # The same commit makes the same package.
 deb: venv
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
-		$(BIN)/python -m deploy.deb $(ARGS)
+		$(BIN)/python -m pilotfish.deploy.deb $(ARGS)
 
 # But for those that need a decision head and questions: wisv, channels.
 bench: venv

@@ -18,15 +18,15 @@ from typing import NamedTuple
 import numpy as np
 from _common import PROMPTS, Rows, Steps
 
-from device_runtime.choice import Evidence
-from device_runtime.choice.predictive import Predictive
-from device_runtime.plan import WINDOWS, Auto, Options, Plan, plan
-from device_runtime.record import Round
 from pilotfish import Device
-from speculation.latency import Link, communication_s, streamed_token_s
-from wire.link.state import LinkState, Reading
-from wire.protocols import STREAM
-from wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, Sizes
+from pilotfish.device_runtime.choice import Evidence
+from pilotfish.device_runtime.choice.predictive import Predictive
+from pilotfish.device_runtime.plan import WINDOWS, Auto, Options, Plan, plan
+from pilotfish.device_runtime.record import Round
+from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
+from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.protocols import STREAM
+from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, Sizes
 
 PROTOCOLS = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
 DRAFT_S, VERIFY_S = 0.010, 0.100  # the slow target: T_verify = 10 · T_draft

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from _common import PROMPTS, Steps, throwaway_keys
 
-from device_runtime.plan import Options
-from device_runtime.record import Round, acceptance
 from pilotfish import Device, EdgeServer, Generation
 from pilotfish.cli.cores import halves, kept_to
-from wire.emulation.emulator import Conditions, Emulator
+from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.record import Round, acceptance
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
 
 
 @dataclass

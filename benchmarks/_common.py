@@ -21,7 +21,7 @@ from rich.table import Table
 
 from pilotfish.cli.export import default_pair
 from pilotfish.cli.options import json_option, write_json
-from wire import keys
+from pilotfish.wire import keys
 
 Rows = list[dict[str, Any]]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.artifact import Artifact
-from engines.decoder import Decoder
-from engines.vocabulary import Vocabulary
-from speculation.ensemble import aggregate, top_rows
-from speculation.randomness import Purpose, noise, sample
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.ensemble import aggregate, top_rows
+from pilotfish.speculation.randomness import Purpose, noise, sample
 
 CONTEXT = 1024
 

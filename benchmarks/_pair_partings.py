@@ -15,8 +15,8 @@ import numpy as np
 from _pair_runs import ALONE, Line, Run
 from numpy.typing import NDArray
 
-from engines.decoder import Decoder, Pass
-from speculation.randomness import Purpose, exponentials, noise
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.speculation.randomness import Purpose, exponentials, noise
 
 TIE = 1e-3  # in logits
 Logits = NDArray[np.float32]

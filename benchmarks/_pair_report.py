@@ -11,7 +11,7 @@ from _common import Goal, Rows, at_most
 from _pair_partings import partings
 from _pair_runs import ALONE, BRIDGED, Line, Run
 
-from device_runtime.record import STAGES
+from pilotfish.device_runtime.record import STAGES
 
 GROUPS = {"questions": ("question",), "chats": ("chat",), "all": ("question", "chat")}
 SPEED = (

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from device_runtime.bridge import Bridge
-from device_runtime.plan import Options
-from device_runtime.record import STAGES, Round
-from engines.artifact import Artifact
 from pilotfish import Device, Generation
+from pilotfish.device_runtime.bridge import Bridge
+from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.record import STAGES, Round
+from pilotfish.engines.artifact import Artifact
 
 Line: TypeAlias = "dict[str, Any]"
 """One prompt and its answers, or one parting that was looked at."""

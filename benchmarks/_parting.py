@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_runtime.head import DecisionHead
-from edge_runtime.head_file import End, HeadCard, Training
-from engines.artifact import Artifact
-from engines.decoder import Decoder
 from pilotfish import Device
-from speculation.randomness import Purpose, exponentials, noise
+from pilotfish.edge_runtime.head import DecisionHead
+from pilotfish.edge_runtime.head_file import End, HeadCard, Training
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.speculation.randomness import Purpose, exponentials, noise
 
 TIE = 1e-3  # in logits
 

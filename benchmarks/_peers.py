@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from export.sources import WeightSource
+from pilotfish.export.sources import WeightSource
 
 Step = Callable[[int], None]
 """Runs so many new tokens on the prepared context, and forgets them."""

@@ -12,9 +12,9 @@ import numpy as np
 from _common import PROMPTS, Steps
 from numpy.typing import NDArray
 
-from engines.decoder import Decoder
 from pilotfish import Device
-from speculation.distributions import Sampling, probabilities
+from pilotfish.engines.decoder import Decoder
+from pilotfish.speculation.distributions import Sampling, probabilities
 
 SAMPLING = Sampling(temperature=1.0)
 

@@ -14,16 +14,16 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from device_runtime.drafter import Drafter
-from engines.decoder import Decoder, Pass
 from pilotfish import PilotfishError
-from speculation.distributions import Sampling
-from wire.channel import Channel
-from wire.codecs.ids import encode_ids
-from wire.committed import Committed
-from wire.keys import DeviceKeys
-from wire.messages import Begin, Buffer, Close, Request, Verdict, Window
-from wire.protocols import EXCHANGES, Law, Ruling
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.channel import Channel
+from pilotfish.wire.codecs.ids import encode_ids
+from pilotfish.wire.committed import Committed
+from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.messages import Begin, Buffer, Close, Request, Verdict, Window
+from pilotfish.wire.protocols import EXCHANGES, Law, Ruling
 
 GREEDY = EXCHANGES["greedy"]
 LAW = Law(sampling=Sampling(), seed=0)

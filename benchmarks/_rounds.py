@@ -7,9 +7,9 @@ import numpy as np
 from _common import PROMPTS, Rows, Steps
 from _stages import Bench, Edge
 
-from device_runtime.record import Round
-from field.papers.decentralized_measured import compared
 from pilotfish import Device
+from pilotfish.device_runtime.record import Round
+from pilotfish.field.papers.decentralized_measured import compared
 
 PROMPT = PROMPTS[3]  # of which the default pair accepts about half
 NODES = (2, 4, 8)

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 from _common import free_port, pair
 
-from edge_runtime.config import EdgeConfig, EdgeLimits
-from edge_runtime.tally import Tally
-from edge_runtime.targets.pipeline import PipelineTarget, open_target
-from edge_runtime.targets.target import Opening
-from engines.artifact import Artifact
-from export.split import split_artifact
 from pilotfish import Device, EdgeServer
-from wire import keys
-from wire.emulation.emulator import Emulator
-from wire.keys import EdgeKeys
+from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.pipeline import PipelineTarget, open_target
+from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.engines.artifact import Artifact
+from pilotfish.export.split import split_artifact
+from pilotfish.wire import keys
+from pilotfish.wire.emulation.emulator import Emulator
+from pilotfish.wire.keys import EdgeKeys
 
 _PREFIX = "pilotfish_edge_"
 

@@ -46,11 +46,11 @@ from _common import (
 )
 from _pair_runs import Results, pair_name
 
-from device_runtime.plan import Options
-from field.report.statistics import share_interval
-from judge.tasks import TASKS, Question, Task, questions, task_named
 from pilotfish import Device, EdgeServer, Generation
 from pilotfish.cli.options import lambdas
+from pilotfish.device_runtime.plan import Options
+from pilotfish.field.report.statistics import share_interval
+from pilotfish.judge.tasks import TASKS, Question, Task, questions, task_named
 
 TAUS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 ALONE = "stream"

@@ -26,8 +26,8 @@ import numpy as np
 from _common import Rows, Steps, conclude, options
 from _pair_prompts import Prompt, chats, questions
 
-from engines.chat import ChatTemplate
-from export.sources import WeightSource, open_source
+from pilotfish.engines.chat import ChatTemplate
+from pilotfish.export.sources import WeightSource, open_source
 
 COLUMNS = (
     *("case", "temperature", "answers", "equal", "tokens_per_pass"),

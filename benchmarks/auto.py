@@ -29,10 +29,10 @@ from _cases import Case
 from _common import PROMPTS, Goal, Rows, Steps, at_most, conclude, options, pair, pair_options
 from links import RATES_MBPS, RTTS_MS, emulated
 
-from device_runtime.plan import Auto, Options
 from pilotfish import Device
-from speculation.latency import Link
-from wire.emulation.emulator import Conditions, Emulator
+from pilotfish.device_runtime.plan import Auto, Options
+from pilotfish.speculation.latency import Link
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
 
 DRAFTING = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
 FIXED: dict[float, dict[str, tuple[int, ...]]] = {

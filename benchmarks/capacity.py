@@ -36,11 +36,11 @@ from _common import (
 )
 from _replay import Recording, Replay, Tally, record, replay
 
-from device_runtime.drafter import Drafter
-from engines.artifact import Artifact
-from engines.decoder import Decoder, Pass
 from pilotfish import Device, EdgeServer
-from wire.keys import DeviceKeys
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.wire.keys import DeviceKeys
 
 WINDOWS = (1, 4)  # γ
 COUNTS = (1, 2, 4, 8)

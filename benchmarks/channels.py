@@ -33,10 +33,10 @@ from _common import (
     throwaway_keys,
 )
 
-from device_runtime.plan import Auto, Options
-from judge.tasks import Gsm8k, Question, questions
 from pilotfish import Device, EdgeServer, Generation
-from wire.emulation.emulator import Conditions, Emulator
+from pilotfish.device_runtime.plan import Auto, Options
+from pilotfish.judge.tasks import Gsm8k, Question, questions
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
 
 CHANNELS = ("172:20", "498:5")
 BY_RULE = Auto(among=["wisv-full", "wisv-selective"], policy="threshold")

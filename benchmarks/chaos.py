@@ -48,9 +48,9 @@ from _common import (
 from _daemons import MEMORY, START_S, CommandProcess, Seen, growth, memory_mib, services
 from _parting import Parting, random_head
 
-from device_runtime.plan import AUTO
-from wire.emulation.emulator import Conditions, Emulator
-from wire.protocols import EXCHANGES, LOCAL, NAMES
+from pilotfish.device_runtime.plan import AUTO
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, NAMES
 
 PROTOCOLS = (AUTO, *NAMES)
 # where each position's token is the argmax of the target's scores

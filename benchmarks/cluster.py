@@ -30,11 +30,11 @@ from _common import (
 )
 from _replay import Recording, Replay, record, replay
 
-from device_runtime.drafter import Drafter
-from engines.artifact import Artifact
-from engines.decoder import Decoder
 from pilotfish import Device, EdgeServer
-from wire.keys import DeviceKeys
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.wire.keys import DeviceKeys
 
 WINDOW = 4
 COUNTS = (1, 2, 4)

@@ -24,9 +24,9 @@ from _common import PROMPTS, Rows, Steps, at_most, conclude, options, pair, pair
 from _recorded import Chat, record
 from numpy.typing import NDArray
 
-from speculation.distributions import Sampling
-from speculation.theory import beta, betas, sigma, theta
-from speculation.truncation import truncate
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.theory import beta, betas, sigma, theta
+from pilotfish.speculation.truncation import truncate
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 320, 640, 1024, 3200, 8192, 16384)  # and the vocabulary
 CANDIDATES = 2

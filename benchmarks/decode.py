@@ -23,10 +23,10 @@ import numpy as np
 from _common import Goal, Rows, Steps, at_most, conclude, options
 from _peers import GenAI, LlamaCpp, Step, Tokens
 
-from engines.artifact import Precision
-from engines.decoder import Decoder, Pass
-from export.model import export_model
-from export.sources import WeightSource, open_source
+from pilotfish.engines.artifact import Precision
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.export.model import export_model
+from pilotfish.export.sources import WeightSource, open_source
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int4")
 CONTEXTS = (200, 1500)

@@ -18,9 +18,9 @@ from _common import PROMPTS, Goal, Rows, Steps, at_most, conclude, options, pair
 from _common import throwaway_keys as keys
 from _parting import TIE, scores_at
 
-from device_runtime.plan import Options
-from engines.decoder import Decoder
 from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.plan import Options
+from pilotfish.engines.decoder import Decoder
 
 WINDOWS = (1, 4, 8, 16)
 MORE = (

@@ -38,11 +38,11 @@ import numpy as np
 from _common import PROMPTS, Goal, Rows, Steps, at_most, conclude, options
 from _ensemble import Authors, Federation, Window
 
-from field.papers.specfed import upload_bits
-from field.papers.specfed_measured import draw
 from pilotfish.cli.export import default_artifact
-from speculation.distributions import Floats, Sampling, probabilities
-from speculation.ensemble import (
+from pilotfish.field.papers.specfed import upload_bits
+from pilotfish.field.papers.specfed_measured import draw
+from pilotfish.speculation.distributions import Floats, Sampling, probabilities
+from pilotfish.speculation.ensemble import (
     SCHEMES,
     Scheme,
     TopRows,
@@ -57,8 +57,8 @@ from speculation.ensemble import (
     spread_error_bound,
     top_rows,
 )
-from speculation.theory import Values, beta
-from wire.codecs.topk import MOST_OFF, TOPK_FORMATS, decode_topk, encode_topk
+from pilotfish.speculation.theory import Values, beta
+from pilotfish.wire.codecs.topk import MOST_OFF, TOPK_FORMATS, decode_topk, encode_topk
 
 TEMPERATURES = (0.5, 1.0, 1.5)
 SIZES = (32, 64, 128, 320, 640, 1280, 3200, 8192, 16384)  # and the vocabulary

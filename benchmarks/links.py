@@ -32,14 +32,18 @@ from _common import (
     throwaway_keys,
 )
 
-from device_runtime.choice.predictive import link_known, predicted_round_s, predicted_token_s
-from device_runtime.plan import Options, plan
-from device_runtime.record import Round
-from field.replay import round_s
 from pilotfish import Device, EdgeServer
-from speculation.latency import Link, streamed_token_s
-from wire.emulation.emulator import Conditions, Emulator
-from wire.protocols import STREAM
+from pilotfish.device_runtime.choice.predictive import (
+    link_known,
+    predicted_round_s,
+    predicted_token_s,
+)
+from pilotfish.device_runtime.plan import Options, plan
+from pilotfish.device_runtime.record import Round
+from pilotfish.field.replay import round_s
+from pilotfish.speculation.latency import Link, streamed_token_s
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.protocols import STREAM
 
 RTTS_MS = (0, 20, 50)
 RATES_MBPS = (10, 50, 100)

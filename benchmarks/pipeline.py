@@ -57,13 +57,13 @@ from _replay import Recording, Replay, record, replay
 from _rounds import NODES, PROMPT, RATIOS, rounds
 from _stages import Bench, Edge, Pipeline
 
-from device_runtime.drafter import Drafter
-from edge_runtime.targets.target import Ask
-from engines.artifact import Artifact
-from engines.decoder import Decoder
-from field.papers.decentralized_measured import draw
 from pilotfish import Device, EdgeServer
-from wire.keys import DeviceKeys
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.field.papers.decentralized_measured import draw
+from pilotfish.wire.keys import DeviceKeys
 
 EXACT = (1, 2, 4)
 FILLED = 4

@@ -29,11 +29,11 @@ import numpy as np
 from _cases import Case, connected_all, take_turns
 from _common import Rows, Steps, conclude, options
 
-from device_runtime.plan import AUTO, Options
-from engines.artifact import Precision
 from pilotfish import Device
 from pilotfish.cli.export import default_artifact, default_pair
-from wire.protocols import STREAM
+from pilotfish.device_runtime.plan import AUTO, Options
+from pilotfish.engines.artifact import Precision
+from pilotfish.wire.protocols import STREAM
 
 CASES: dict[str, Options] = {
     "stream, T=0": {"protocol": "stream", "temperature": 0.0},

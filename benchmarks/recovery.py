@@ -38,9 +38,9 @@ from _common import (
     throwaway_keys,
 )
 
-from device_runtime.plan import Options
 from pilotfish import Device, EdgeServer, Generation, Round
-from wire.emulation.emulator import Emulator
+from pilotfish.device_runtime.plan import Options
+from pilotfish.wire.emulation.emulator import Emulator
 
 PROTOCOLS = ("greedy", "coupled", "dsd", "tslt", "tree", "dssd", "stream")
 LATEST = 0.9  # of an answer's time; what comes later may miss it

@@ -36,7 +36,7 @@ from _common import (
 from _daemons import MEMORY, Seen, growth, memory_mib, services
 
 from pilotfish import EdgeServer
-from wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
 
 PROTOCOLS = ("auto", "greedy", "coupled", "tslt", "tree", "dssd", "stream")
 SEEDS = 3

@@ -25,13 +25,13 @@ from _common import PROMPTS, Rows, Steps, at_least, conclude, options, pair, pai
 from _recorded import Chat, record
 from numpy.typing import NDArray
 
-from device_runtime.plan import Options
-from device_runtime.record import Round
 from pilotfish import Device
-from speculation.distributions import Sampling
-from speculation.theory import betas, theta
-from speculation.tree import Expansion, nodes_at_most
-from speculation.truncation import truncate
+from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.record import Round
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.theory import betas, theta
+from pilotfish.speculation.tree import Expansion, nodes_at_most
+from pilotfish.speculation.truncation import truncate
 
 # each chain before the trees of its depth
 EXPANSIONS: tuple[Expansion, ...] = (

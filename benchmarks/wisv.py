@@ -26,11 +26,11 @@ from typing import Any
 
 from _common import Goal, Rows, at_least, at_most, conclude, options, pair, pair_options, show
 
-from judge.costs import DSD, FULL, GREEDY, SELECTIVE, Cost
-from judge.figures import Figure, costs, figures
-from judge.sweeping import Plan, Profile, Setting, SweepFile
 from pilotfish.cli import main as pilotfish
 from pilotfish.cli.judge.sweep import pace_of, passes
+from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, Cost
+from pilotfish.judge.figures import Figure, costs, figures
+from pilotfish.judge.sweeping import Plan, Profile, Setting, SweepFile
 
 WINDOWS = (10, 16, 24, 32, 64)
 LINKS = ("500:5", "500:50", "20:5", "20:50")

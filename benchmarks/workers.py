@@ -31,15 +31,15 @@ import numpy as np
 from _common import PROMPTS, Goal, Rows, Steps, at_most, conclude, options, throwaway_keys
 from numpy.typing import NDArray
 
-from device_runtime.record import Generation
-from edge_runtime.config import EdgeConfig, EdgeLimits
-from edge_runtime.tally import Tally
-from edge_runtime.targets.federated import FederatedTarget, open_target
-from edge_runtime.targets.target import Ask, Opening
-from engines.artifact import Artifact
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
-from wire.keys import EdgeKeys, allow
+from pilotfish.device_runtime.record import Generation
+from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.federated import FederatedTarget, open_target
+from pilotfish.edge_runtime.targets.target import Ask, Opening
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire.keys import EdgeKeys, allow
 
 WINDOW = 8
 SESSIONS, CONTEXT = 2, 1024

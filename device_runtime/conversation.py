@@ -8,22 +8,22 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from device_runtime.bridge import Prompt
-from device_runtime.choice import POLICIES
-from device_runtime.drafter import Drafter
-from device_runtime.learned import Learned
-from device_runtime.link.edge_link import EdgeLink
-from device_runtime.link.loss import AWAY, Interrupt, LossLog, Patience
-from device_runtime.plan import Auto, Options, Plan, alternatives
-from device_runtime.record import Choice, Generation, Piece, Probing, Round
-from device_runtime.session import Proposal, Session
-from device_runtime.stops import Answer
-from engines.vocabulary import Vocabulary
-from speculation.channel import Channel
-from wire.errors import PairMismatchError, PilotfishError, UnsupportedError
-from wire.link.meter import SMALL_BYTES
-from wire.link.state import LinkState, Reading
-from wire.protocols import EXCHANGES, LOCAL, STREAM
+from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.choice import POLICIES
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.learned import Learned
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.loss import AWAY, Interrupt, LossLog, Patience
+from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives
+from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, Round
+from pilotfish.device_runtime.session import Proposal, Session
+from pilotfish.device_runtime.stops import Answer
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.channel import Channel
+from pilotfish.wire.errors import PairMismatchError, PilotfishError, UnsupportedError
+from pilotfish.wire.link.meter import SMALL_BYTES
+from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM
 
 _log = logging.getLogger("pilotfish.device")
 

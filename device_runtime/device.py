@@ -9,29 +9,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from device_runtime.bridge import Asked, Prompt
-from device_runtime.choice import Evidence
-from device_runtime.conversation import Choosable, Conversation
-from device_runtime.drafter import Drafter
-from device_runtime.link.edge_link import PROBE_BYTES, EdgeLink
-from device_runtime.link.family import Family, load_keys
-from device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
-from device_runtime.partners import Partners
-from device_runtime.plan import AUTO, Auto, Plan, plan
-from device_runtime.record import Generation, Piece, Round
-from engines.artifact import Artifact
-from engines.chat import ChatTemplate
-from engines.tokenizer import Tokenizer
-from engines.vocabulary import Vocabulary
-from wire.errors import PairMismatchError, UnsupportedError
-from wire.link.state import LinkState
-from wire.messages import Welcome
-from wire.protocols import LOCAL
+from pilotfish.device_runtime.bridge import Asked, Prompt
+from pilotfish.device_runtime.choice import Evidence
+from pilotfish.device_runtime.conversation import Choosable, Conversation
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.link.edge_link import PROBE_BYTES, EdgeLink
+from pilotfish.device_runtime.link.family import Family, load_keys
+from pilotfish.device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
+from pilotfish.device_runtime.partners import Partners
+from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
+from pilotfish.device_runtime.record import Generation, Piece, Round
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.chat import ChatTemplate
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.errors import PairMismatchError, UnsupportedError
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.messages import Welcome
+from pilotfish.wire.protocols import LOCAL
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from device_runtime.plan import Options
+    from pilotfish.device_runtime.plan import Options
 
 
 class Device:

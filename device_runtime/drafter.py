@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.bridge import Bridge, Prompt, TrivialBridge
-from device_runtime.turns import Turns
-from engines.artifact import Artifact
-from engines.decoder import Decoder, Pass
-from engines.pace import pass_times
-from speculation.confidence import ENOUGH, predicted_acceptance
-from speculation.distributions import Floats
-from speculation.tree import Expansion, Tree, nodes_at_most
-from wire.errors import UnsupportedError
-from wire.messages import MAX_WINDOW
-from wire.protocols import Draft, Exchange, Law, Place
+from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
+from pilotfish.device_runtime.turns import Turns
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.pace import pass_times
+from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.messages import MAX_WINDOW
+from pilotfish.wire.protocols import Draft, Exchange, Law, Place
 
 Ids = NDArray[np.uint32]
 

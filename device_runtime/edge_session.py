@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from device_runtime.link.edge_link import EdgeLink
-from device_runtime.link.gauge import Answer
-from device_runtime.link.loss import BUSY
-from device_runtime.plan import Plan
-from device_runtime.record import Timings
-from wire import messages as m
-from wire.codecs.ids import encode_ids
-from wire.committed import Committed
-from wire.errors import (
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.gauge import Answer
+from pilotfish.device_runtime.link.loss import BUSY
+from pilotfish.device_runtime.plan import Plan
+from pilotfish.device_runtime.record import Timings
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import encode_ids
+from pilotfish.wire.committed import Committed
+from pilotfish.wire.errors import (
     DivergedError,
     MalformedError,
     PilotfishError,
     TooLargeError,
     UnknownSessionError,
 )
-from wire.protocols import LOCAL, Draft, Exchange
+from pilotfish.wire.protocols import LOCAL, Draft, Exchange
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)

@@ -8,13 +8,13 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 
-from device_runtime.choice import POLICIES, Evidence
-from device_runtime.plan import Auto, Plan
-from device_runtime.record import Choice, Round
-from wire.errors import UnsupportedError
-from wire.link.state import LinkState
-from wire.messages import Welcome
-from wire.protocols.exchange import Sizes
+from pilotfish.device_runtime.choice import POLICIES, Evidence
+from pilotfish.device_runtime.plan import Auto, Plan
+from pilotfish.device_runtime.record import Choice, Round
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.messages import Welcome
+from pilotfish.wire.protocols.exchange import Sizes
 
 _log = logging.getLogger("pilotfish.choice")
 

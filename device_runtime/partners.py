@@ -8,14 +8,14 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from device_runtime.bridge import Pair
-from device_runtime.bridge.arrival import Progress, target_vocabulary
-from device_runtime.learned import Learned
-from device_runtime.link.edge_link import EdgeLink
-from engines.vocabulary import Vocabulary
-from wire.errors import MalformedError, PairMismatchError
-from wire.messages import Welcome
-from wire.protocols.exchange import Sizes
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.device_runtime.bridge.arrival import Progress, target_vocabulary
+from pilotfish.device_runtime.learned import Learned
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.errors import MalformedError, PairMismatchError
+from pilotfish.wire.messages import Welcome
+from pilotfish.wire.protocols.exchange import Sizes
 
 _log = logging.getLogger("pilotfish.device")
 

@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from speculation.adaptive import Relaxation
-from speculation.distributions import Sampling
-from speculation.tree import Expansion, nodes_at_most
-from wire.codecs.hidden import HIDDEN_FORMATS
-from wire.errors import UnsupportedError
-from wire.messages import MAX_WINDOW, Relaxing
-from wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM, Exchange, Greedy, Judged, Law
+from pilotfish.speculation.adaptive import Relaxation
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.tree import Expansion, nodes_at_most
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.messages import MAX_WINDOW, Relaxing
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM, Exchange, Greedy, Judged, Law
 
 AUTO = "auto"
 THRESHOLD = "threshold"  # the policy that goes by the RTT alone

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wire.link.state import LinkState
+from pilotfish.wire.link.state import LinkState
 
 STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 

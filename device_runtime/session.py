@@ -15,21 +15,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.bridge import Prompt
-from device_runtime.drafter import Drafter
-from device_runtime.edge_session import EdgeSession, Settled, Streamed
-from device_runtime.link.edge_link import EdgeLink
-from device_runtime.link.loss import Interrupt
-from device_runtime.plan import Plan
-from device_runtime.record import Round, Timings
-from speculation.channel import Channel
-from speculation.randomness import Purpose
-from speculation.tree import Expansion, nodes_at_most
-from wire.codecs.ids import decode_ids
-from wire.committed import Committed
-from wire.errors import MalformedError, PromptTooLongError
-from wire.messages import Judging, Verdict
-from wire.protocols import LOCAL, STREAM, Law, Ruling, choose
+from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.edge_session import EdgeSession, Settled, Streamed
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.loss import Interrupt
+from pilotfish.device_runtime.plan import Plan
+from pilotfish.device_runtime.record import Round, Timings
+from pilotfish.speculation.channel import Channel
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.speculation.tree import Expansion, nodes_at_most
+from pilotfish.wire.codecs.ids import decode_ids
+from pilotfish.wire.committed import Committed
+from pilotfish.wire.errors import MalformedError, PromptTooLongError
+from pilotfish.wire.messages import Judging, Verdict
+from pilotfish.wire.protocols import LOCAL, STREAM, Law, Ruling, choose
 
 _NS = 1e-9
 _UNKNOWN = Channel()

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from engines.tokenizer import TextStream, Tokenizer
+from pilotfish.engines.tokenizer import TextStream, Tokenizer
 
 
 class Answer:

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.device import Device
-from engines.artifact import Artifact
-from engines.decoder import Decoder, Pass
-from speculation.distributions import Sampling, probabilities
-from speculation.theory import beta, tokens_per_round
-from wire.errors import PairMismatchError
-from wire.protocols import LOCAL
+from pilotfish.device_runtime.device import Device
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.theory import beta, tokens_per_round
+from pilotfish.wire.errors import PairMismatchError
+from pilotfish.wire.protocols import LOCAL
 
 Progress = Callable[[str, int, "int | None"], None]
 

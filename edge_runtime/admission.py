@@ -7,7 +7,7 @@ that there is; what it took beyond its share counts against it as soon as anothe
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from wire.errors import RateLimitedError
+from pilotfish.wire.errors import RateLimitedError
 
 _CLIENTS = 1024  # the longest silent is forgotten beyond these, which fills its buckets again
 _SHARE = 0.5  # of the loop's time, for one client, while others want some

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.head import DecisionHead, shipped
-from edge_runtime.relaxation_file import read_relaxation
-from engines.artifact import Manifest
-from speculation.adaptive import Relaxation
-from wire.errors import MalformedError, PairMismatchError, UnsupportedError
-from wire.messages import Begin, Judging
-from wire.protocols import EXCHANGES, Adaptive, Exchange, Judged
-from wire.protocols.adaptive import BUILT_IN
+from pilotfish.edge_runtime.head import DecisionHead, shipped
+from pilotfish.edge_runtime.relaxation_file import read_relaxation
+from pilotfish.engines.artifact import Manifest
+from pilotfish.speculation.adaptive import Relaxation
+from pilotfish.wire.errors import MalformedError, PairMismatchError, UnsupportedError
+from pilotfish.wire.messages import Begin, Judging
+from pilotfish.wire.protocols import EXCHANGES, Adaptive, Exchange, Judged
+from pilotfish.wire.protocols.adaptive import BUILT_IN
 
 
 class Bench:

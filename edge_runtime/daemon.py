@@ -9,25 +9,25 @@ from functools import partial
 
 import zmq
 
-from edge_runtime.bench import Bench
-from edge_runtime.config import EdgeConfig
-from edge_runtime.doorkeeper import Doorkeeper
-from edge_runtime.loop import Loop, duties
-from edge_runtime.metrics import MetricsServer, Sight
-from edge_runtime.reload import Settings, bounds_of
-from edge_runtime.scheduler import CHUNK, NARROW, Scheduler
-from edge_runtime.service import Service
-from edge_runtime.signals import Signals
-from edge_runtime.tally import Tally
-from edge_runtime.targets import Opening, Target, open_target
-from edge_runtime.targets.target import pass_s
-from engines.artifact import Artifact
-from engines.inspection import Inspection
-from engines.pace import least_times
-from wire.keys import EdgeKeys
-from wire.messages import Buffer, PassTime, Reply
-from wire.supervisor import Supervisor, inherited_socket
-from wire.transport import Listener
+from pilotfish.edge_runtime.bench import Bench
+from pilotfish.edge_runtime.config import EdgeConfig
+from pilotfish.edge_runtime.doorkeeper import Doorkeeper
+from pilotfish.edge_runtime.loop import Loop, duties
+from pilotfish.edge_runtime.metrics import MetricsServer, Sight
+from pilotfish.edge_runtime.reload import Settings, bounds_of
+from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
+from pilotfish.edge_runtime.service import Service
+from pilotfish.edge_runtime.signals import Signals
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets import Opening, Target, open_target
+from pilotfish.edge_runtime.targets.target import pass_s
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.pace import least_times
+from pilotfish.wire.keys import EdgeKeys
+from pilotfish.wire.messages import Buffer, PassTime, Reply
+from pilotfish.wire.supervisor import Supervisor, inherited_socket
+from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 

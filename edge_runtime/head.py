@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.head_file import (
+from pilotfish.edge_runtime.head_file import (
     HeadCard,
     HiddenFormat,
     Tensors,
@@ -29,9 +29,9 @@ from edge_runtime.head_file import (
     read_head,
     write_head,
 )
-from engines.artifact import Manifest
-from speculation.channel import Channel
-from wire.errors import HeadError, PairMismatchError
+from pilotfish.engines.artifact import Manifest
+from pilotfish.speculation.channel import Channel
+from pilotfish.wire.errors import HeadError, PairMismatchError
 
 _log = logging.getLogger("pilotfish.edge")
 _ALONE = 1 << 18  # multiplications up to which OpenBLAS starts no second thread

@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.artifact import Precision
-from engines.cache import replace_file
-from speculation.channel import FEATURES
-from wire.errors import HeadError, PilotfishError
+from pilotfish.engines.artifact import Precision
+from pilotfish.engines.cache import replace_file
+from pilotfish.speculation.channel import FEATURES
+from pilotfish.wire.errors import HeadError, PilotfishError
 
 FORMAT: Final = 1
 CARD_BYTES = 1 << 16  # a card may have so many, and its weights these

@@ -8,10 +8,10 @@ import hashlib
 import logging
 import zlib
 
-from engines.artifact import Artifact
-from engines.vocabulary import Vocabulary
-from wire import messages as m
-from wire.errors import MalformedError, PairMismatchError
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import MalformedError, PairMismatchError
 
 _log = logging.getLogger("pilotfish.edge")
 

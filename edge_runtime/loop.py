@@ -14,17 +14,17 @@ from functools import partial
 
 import zmq
 
-from edge_runtime.doorkeeper import Doorkeeper
-from edge_runtime.reload import Settings
-from edge_runtime.scheduler import Job, Scheduler
-from edge_runtime.service import Service
-from edge_runtime.signals import Signals
-from edge_runtime.targets.target import Target
-from engines.errors import ArtifactError
-from engines.inspection import Inspection
-from wire.errors import TargetLostError
-from wire.supervisor import Supervisor
-from wire.transport import Listener
+from pilotfish.edge_runtime.doorkeeper import Doorkeeper
+from pilotfish.edge_runtime.reload import Settings
+from pilotfish.edge_runtime.scheduler import Job, Scheduler
+from pilotfish.edge_runtime.service import Service
+from pilotfish.edge_runtime.signals import Signals
+from pilotfish.edge_runtime.targets.target import Target
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.inspection import Inspection
+from pilotfish.wire.errors import TargetLostError
+from pilotfish.wire.supervisor import Supervisor
+from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 

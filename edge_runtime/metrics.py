@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import wire
-from edge_runtime.exposition import Exposition
-from edge_runtime.service import Service
-from edge_runtime.tally import Histogram, Tally
-from edge_runtime.targets.target import Target
-from engines.artifact import Manifest
-from engines.inspection import Inspection
-from wire.errors import ListenError, UnsupportedError
-from wire.transport import Listener
+from pilotfish import wire
+from pilotfish.edge_runtime.exposition import Exposition
+from pilotfish.edge_runtime.service import Service
+from pilotfish.edge_runtime.tally import Histogram, Tally
+from pilotfish.edge_runtime.targets.target import Target
+from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.inspection import Inspection
+from pilotfish.wire.errors import ListenError, UnsupportedError
+from pilotfish.wire.transport import Listener
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
-from wire.errors import EdgeLostError, from_code
+from pilotfish.wire.errors import EdgeLostError, from_code
 
 START_S = 120.0  # loading a large target takes its time
 STOP_S = 5.0

@@ -10,12 +10,12 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from edge_runtime.head_file import End, read_bounded
-from engines.artifact import Manifest
-from engines.cache import replace_file
-from speculation.adaptive import Relaxation
-from wire.errors import PairMismatchError, RelaxationError
-from wire.messages import Ratio, Share
+from pilotfish.edge_runtime.head_file import End, read_bounded
+from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.cache import replace_file
+from pilotfish.speculation.adaptive import Relaxation
+from pilotfish.wire.errors import PairMismatchError, RelaxationError
+from pilotfish.wire.messages import Ratio, Share
 
 FORMAT: Final = 1
 CARD_BYTES = 1 << 16

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from edge_runtime.config import MEBIBYTE, EdgeConfig, fixed_changes
-from edge_runtime.service import Service
-from edge_runtime.tally import Tally
-from wire.connections import Bounds
-from wire.errors import KeysError, PilotfishError
-from wire.keys import AllowList, EdgeKeys, edge_secret
-from wire.supervisor import in_brief
-from wire.transport import Listener
+from pilotfish.edge_runtime.config import MEBIBYTE, EdgeConfig, fixed_changes
+from pilotfish.edge_runtime.service import Service
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.wire.connections import Bounds
+from pilotfish.wire.errors import KeysError, PilotfishError
+from pilotfish.wire.keys import AllowList, EdgeKeys, edge_secret
+from pilotfish.wire.supervisor import in_brief
+from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.scheduler import Job
-from edge_runtime.sessions import Round, Session, Stream
-from edge_runtime.tally import Tally
-from speculation.distributions import Floats
-from speculation.randomness import Purpose
-from wire import messages as m
-from wire.codecs.ids import encode_ids
-from wire.errors import InternalError, PilotfishError
-from wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
+from pilotfish.edge_runtime.scheduler import Job
+from pilotfish.edge_runtime.sessions import Round, Session, Stream
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import encode_ids
+from pilotfish.wire.errors import InternalError, PilotfishError
+from pilotfish.wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
 
 Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], None]
 Submit = Callable[[Job], None]

@@ -28,11 +28,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.tally import Tally
-from edge_runtime.targets.target import Ask, Landing, Target
-from engines.decoder import Output
-from speculation.distributions import Floats
-from wire.protocols import Draft, Ruling, Wanted
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.target import Ask, Landing, Target
+from pilotfish.engines.decoder import Output
+from pilotfish.speculation.distributions import Floats
+from pilotfish.wire.protocols import Draft, Ruling, Wanted
 
 _log = logging.getLogger("pilotfish.edge")
 

@@ -10,21 +10,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-import wire
-from edge_runtime.admission import Admission
-from edge_runtime.bench import Bench
-from edge_runtime.config import MEBIBYTE, EdgeLimits
-from edge_runtime.lexicon import Lexicon
-from edge_runtime.rounds import Rounds, Send, Submit
-from edge_runtime.scheduler import Job
-from edge_runtime.sessions import Round, Session, Sessions, Stream
-from edge_runtime.tally import Tally
-from edge_runtime.targets.target import Target
-from engines.artifact import Artifact
-from wire import messages as m
-from wire.codecs.ids import count_ids, decode_ids
-from wire.committed import Committed
-from wire.errors import (
+from pilotfish import wire
+from pilotfish.edge_runtime.admission import Admission
+from pilotfish.edge_runtime.bench import Bench
+from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
+from pilotfish.edge_runtime.lexicon import Lexicon
+from pilotfish.edge_runtime.rounds import Rounds, Send, Submit
+from pilotfish.edge_runtime.scheduler import Job
+from pilotfish.edge_runtime.sessions import Round, Session, Sessions, Stream
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.target import Target
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import count_ids, decode_ids
+from pilotfish.wire.committed import Committed
+from pilotfish.wire.errors import (
     AccessDeniedError,
     ConflictError,
     DivergedError,
@@ -38,9 +38,9 @@ from wire.errors import (
     UnknownSessionError,
     VersionMismatchError,
 )
-from wire.protocols import STREAM, Draft, Law, exchange_named
-from wire.protocols.exchange import expect_frames
-from wire.transport import Envelope, check_size
+from pilotfish.wire.protocols import STREAM, Draft, Law, exchange_named
+from pilotfish.wire.protocols.exchange import expect_frames
+from pilotfish.wire.transport import Envelope, check_size
 
 _log = logging.getLogger("pilotfish.edge")
 

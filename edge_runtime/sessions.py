@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-from edge_runtime.scheduler import Job
-from edge_runtime.tally import Tally
-from wire.committed import Committed
-from wire.errors import TooManySessionsError, UnknownSessionError
-from wire.messages import Buffer, Inquiry, Verdict
-from wire.protocols import Draft, Exchange, Law, Wanted
+from pilotfish.edge_runtime.scheduler import Job
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.wire.committed import Committed
+from pilotfish.wire.errors import TooManySessionsError, UnknownSessionError
+from pilotfish.wire.messages import Buffer, Inquiry, Verdict
+from pilotfish.wire.protocols import Draft, Exchange, Law, Wanted
 
 
 @dataclass

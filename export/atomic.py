@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engines.artifact import MANIFEST_NAME, Artifact
-from engines.errors import EngineError
-from export.errors import ExportError
+from pilotfish.engines.artifact import MANIFEST_NAME, Artifact
+from pilotfish.engines.errors import EngineError
+from pilotfish.export.errors import ExportError
 
 OLD = "-old"  # ends the name of what was there before, while it is replaced
 

@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.backends.backend import KEY_VALUE
-from export.errors import ExportError
+from pilotfish.engines.backends.backend import KEY_VALUE
+from pilotfish.export.errors import ExportError
 
 TOKENS, ROWS = "input_ids", "logit_rows"
 HIDDEN, LOGITS = "hidden_states", "logits"

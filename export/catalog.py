@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from engines.artifact import MANIFEST_NAME, Artifact
-from engines.errors import ArtifactError
+from pilotfish.engines.artifact import MANIFEST_NAME, Artifact
+from pilotfish.engines.errors import ArtifactError
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

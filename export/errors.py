@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engines.errors import EngineError
+from pilotfish.engines.errors import EngineError
 
 
 class ExportError(EngineError):

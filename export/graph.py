@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from export.data_file import DataFile
+from pilotfish.export.data_file import DataFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

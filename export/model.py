@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.artifact import (
+from pilotfish.engines.artifact import (
     GRAPH_NAME,
     HEADS,
     MANIFEST_NAME,
@@ -24,15 +24,15 @@ from engines.artifact import (
     Precision,
     file_sha256,
 )
-from engines.errors import ProviderError
-from engines.runtime import runtime_version
-from engines.tokenizer import Tokenizer
-from export.architectures import ARCHITECTURES
-from export.atomic import replacing
-from export.dialects import Dialect, choose_dialect
-from export.graph import GraphWriter
-from export.sources import Progress, WeightSource, open_source
-from export.sources.first_layers import FirstLayers
+from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.runtime import runtime_version
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.architectures import ARCHITECTURES
+from pilotfish.export.atomic import replacing
+from pilotfish.export.dialects import Dialect, choose_dialect
+from pilotfish.export.graph import GraphWriter
+from pilotfish.export.sources import Progress, WeightSource, open_source
+from pilotfish.export.sources.first_layers import FirstLayers
 
 log = logging.getLogger("pilotfish.export")
 DATA_NAME = "model.onnx.data"

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from export.errors import ExportError
+from pilotfish.export.errors import ExportError
 
 BLOCK = 32
 CHUNK = 1 << 18  # weights quantised at a time: what is in flight stays in the cache

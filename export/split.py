@@ -16,7 +16,7 @@ import msgspec
 import onnx
 from onnx import ModelProto, TensorProto
 
-from engines.artifact import (
+from pilotfish.engines.artifact import (
     GRAPH_NAME,
     HEAD_NAME,
     MANIFEST_NAME,
@@ -25,13 +25,13 @@ from engines.artifact import (
     file_sha256,
     open_stages,
 )
-from engines.cut import Cut
-from export.atomic import replacing
-from export.data_file import DataFile
-from export.errors import ExportError
-from export.sources import Progress
-from export.sources.mapped_file import MappedFile
-from export.stage_graphs import StageGraphs
+from pilotfish.engines.cut import Cut
+from pilotfish.export.atomic import replacing
+from pilotfish.export.data_file import DataFile
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources import Progress
+from pilotfish.export.sources.mapped_file import MappedFile
+from pilotfish.export.stage_graphs import StageGraphs
 
 Graphs = Mapping[str, ModelProto]  # by the name of their file
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto, helper, shape_inference
 
-from engines.backends.backend import kv_names
-from export.borders import HIDDEN, LOGITS, ROWS, TOKENS, Flow, Part
-from export.errors import ExportError
+from pilotfish.engines.backends.backend import kv_names
+from pilotfish.export.borders import HIDDEN, LOGITS, ROWS, TOKENS, Flow, Part
+from pilotfish.export.errors import ExportError
 
 STATES, NEXT_STATES = "states", "next_states"
 FLOAT = TensorProto.FLOAT

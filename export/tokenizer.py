@@ -16,8 +16,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
-from export.errors import ExportError
-from export.pretokenizers import PRETOKENIZERS
+from pilotfish.export.errors import ExportError
+from pilotfish.export.pretokenizers import PRETOKENIZERS
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
 NO_TOKEN = 2**32 - 1  # llama.cpp's LLAMA_TOKEN_NULL

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from export.config import ModelConfig
-from export.errors import ExportError
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.errors import ExportError
 
 HEAD = "lm_head.weight"
 # Fields that weights hang on.

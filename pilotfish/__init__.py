@@ -8,25 +8,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from device_runtime.device import Device
-    from device_runtime.plan import Auto
-    from device_runtime.record import Generation, Piece, Recovery, Round, Timings
-    from edge_runtime.process import EdgeServer
-    from engines.errors import EngineError
-    from wire.errors import PilotfishError
+    from pilotfish.device_runtime.device import Device
+    from pilotfish.device_runtime.plan import Auto
+    from pilotfish.device_runtime.record import Generation, Piece, Recovery, Round, Timings
+    from pilotfish.edge_runtime.process import EdgeServer
+    from pilotfish.engines.errors import EngineError
+    from pilotfish.wire.errors import PilotfishError
 
 # Imported when asked for: an edge needs nothing of what a device needs.
 _HOME = {
-    "Auto": "device_runtime.plan",
-    "Device": "device_runtime.device",
-    "EdgeServer": "edge_runtime.process",
-    "EngineError": "engines.errors",
-    "Generation": "device_runtime.record",
-    "Piece": "device_runtime.record",
-    "PilotfishError": "wire.errors",
-    "Recovery": "device_runtime.record",
-    "Round": "device_runtime.record",
-    "Timings": "device_runtime.record",
+    "Auto": "pilotfish.device_runtime.plan",
+    "Device": "pilotfish.device_runtime.device",
+    "EdgeServer": "pilotfish.edge_runtime.process",
+    "EngineError": "pilotfish.engines.errors",
+    "Generation": "pilotfish.device_runtime.record",
+    "Piece": "pilotfish.device_runtime.record",
+    "PilotfishError": "pilotfish.wire.errors",
+    "Recovery": "pilotfish.device_runtime.record",
+    "Round": "pilotfish.device_runtime.record",
+    "Timings": "pilotfish.device_runtime.record",
 }
 
 __all__ = [

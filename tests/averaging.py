@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.targets.local import LocalTarget
-from edge_runtime.targets.target import Ask
-from engines.decoder import Decoder, Output
-from speculation.ensemble import Scheme, aggregate, as_logits, top_rows
+from pilotfish.edge_runtime.targets.local import LocalTarget
+from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.engines.decoder import Decoder, Output
+from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
+from pilotfish.wire.codecs.topk import decode_topk, encode_topk
 from tests.conftest import CONTEXT, VOCAB
 from tests.federating import SESSIONS
-from wire.codecs.topk import decode_topk, encode_topk
 
 
 @dataclass

@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from device_runtime.bridge import Pair
-from engines.vocabulary import Vocabulary
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.engines.vocabulary import Vocabulary
 from tests.enumeration import Model
 from tests.rounds import PROMPT, draft_window
 from tests.tiny import tiny_tokenizer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export.model import export_model
+from pilotfish.export.model import export_model
 from tests.conftest import Pair
 from tests.tiny import RandomSource, tiny_config
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import pytest
 
-from deploy import manifest, signatures
-from deploy.admission import Demands
-from deploy.install import Installation
-from deploy.rootfs import Rootfs
-from deploy.wheels import normalized
+from pilotfish.deploy import manifest, signatures
+from pilotfish.deploy.admission import Demands
+from pilotfish.deploy.install import Installation
+from pilotfish.deploy.rootfs import Rootfs
+from pilotfish.deploy.wheels import normalized
 
 PYTHON = f"3.{sys.version_info.minor}"
 MACHINE = platform.machine()

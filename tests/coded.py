@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from speculation.truncation import MAX_LEVEL, SparseRows
+from pilotfish.speculation.truncation import MAX_LEVEL, SparseRows
 
 VOCABS = st.one_of(st.integers(1, 40), st.integers(1, 200_000), st.sampled_from([65_536, 65_537]))
 

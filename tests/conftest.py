@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from hypothesis import settings
 
-from engines.artifact import Artifact
 from pilotfish import Device, EdgeServer
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire import keys
 from tests.judging import random_head, saved
 from tests.measuring import PROMPTS
 from tests.tiny import tiny_artifact
-from wire import keys
 
 if TYPE_CHECKING:
     from tests.serving import Serving

@@ -24,7 +24,7 @@ START_S = 90.0
 # Passes over prompts of these lengths take so long: a target that is slow, or stuck.
 SLOW = """
 import sys, time
-from engines.decoder import Decoder
+from pilotfish.engines.decoder import Decoder
 from pilotfish.cli import main
 forward = Decoder.forward
 def slow(self, passes, *more, **others):

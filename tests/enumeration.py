@@ -16,11 +16,11 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from speculation.candidates import choose
-from speculation.distributions import Floats, Sampling, probabilities
-from speculation.rows import Row
-from speculation.split import systematic
-from speculation.tree import Expansion, Tree, verify
+from pilotfish.speculation.candidates import choose
+from pilotfish.speculation.distributions import Floats, Sampling, probabilities
+from pilotfish.speculation.rows import Row
+from pilotfish.speculation.split import systematic
+from pilotfish.speculation.tree import Expansion, Tree, verify
 
 Prefix = tuple[int, ...]
 T = TypeVar("T")

@@ -23,30 +23,30 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from edge_runtime.config import EdgeConfig, EdgeLimits
-from edge_runtime.node.daemon import NodeConfig, NodeLoop
-from edge_runtime.node.service import NodeService
-from edge_runtime.node.work import Work
-from edge_runtime.node.worker import Worker
-from edge_runtime.signals import Signals
-from edge_runtime.tally import Tally
-from edge_runtime.targets.federated import FederatedTarget, open_target
-from edge_runtime.targets.target import Opening
-from engines.artifact import Artifact
-from engines.decoder import Decoder
 from pilotfish import EdgeServer
-from speculation.ensemble import Scheme, aggregate, as_logits, top_rows
-from speculation.randomness import Purpose
+from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.node.daemon import NodeConfig, NodeLoop
+from pilotfish.edge_runtime.node.service import NodeService
+from pilotfish.edge_runtime.node.work import Work
+from pilotfish.edge_runtime.node.worker import Worker
+from pilotfish.edge_runtime.signals import Signals
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.federated import FederatedTarget, open_target
+from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.wire.codecs.topk import decode_topk, encode_topk
+from pilotfish.wire.connections import Bounds
+from pilotfish.wire.keys import EdgeKeys
+from pilotfish.wire.messages import encode
+from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols.baselines import choose
+from pilotfish.wire.supervisor import Supervisor
+from pilotfish.wire.transport import Listener
 from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB
 from tests.tiny import tiny_artifact
-from wire.codecs.topk import decode_topk, encode_topk
-from wire.connections import Bounds
-from wire.keys import EdgeKeys
-from wire.messages import encode
-from wire.protocols import Law
-from wire.protocols.baselines import choose
-from wire.supervisor import Supervisor
-from wire.transport import Listener
 
 SESSIONS = 6
 NOISE = 1e-3  # of logits: far more than passes of different shape differ by

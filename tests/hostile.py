@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 import zmq
 
-from speculation.distributions import Sampling
-from speculation.tree import Expansion, Tree
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.tree import Expansion, Tree
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import decode_ids
+from pilotfish.wire.committed import Committed
+from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.protocols import EXCHANGES, Draft, Law, Place
 from tests.conftest import HIDDEN, VOCAB
-from wire import messages as m
-from wire.codecs.ids import decode_ids
-from wire.committed import Committed
-from wire.keys import DeviceKeys
-from wire.protocols import EXCHANGES, Draft, Law, Place
 
 PROMPT = [3, 1, 4, 1, 5]
 # Protocols that decode at temperature 0 only.

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.head import DecisionHead
-from edge_runtime.head_file import End, HeadCard, LinkScale, Training
-from engines.artifact import Artifact, Manifest
-from speculation.channel import FEATURES
-from wire import messages as m
+from pilotfish.edge_runtime.head import DecisionHead
+from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Training
+from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.speculation.channel import FEATURES
+from pilotfish.wire import messages as m
 
 
 def end_of(manifest: Manifest | End) -> End:

@@ -11,8 +11,8 @@ import json
 import os
 import sys
 
-from field.recording import Recorder
 from pilotfish.cli import main
+from pilotfish.field.recording import Recorder
 
 WITNESS = int(sys.argv[1]) if __name__ == "__main__" else -1
 

@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.targets.target import Ask
-from speculation.ensemble import TopRows
+from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.speculation.ensemble import TopRows
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.topk import decode_topk, encode_topk
+from pilotfish.wire.messages import encode
+from pilotfish.wire.nodes import HEADER_BYTES, Attached, Greet, Ready, Refused, Scored
 from tests.averaging import Averaged, tokens_of
 from tests.conftest import VOCAB
 from tests.federating import Cast, Frames, Opened, Said, WorkerThread, opened, write_list
-from wire import messages as m
-from wire.codecs.topk import decode_topk, encode_topk
-from wire.messages import encode
-from wire.nodes import HEADER_BYTES, Attached, Greet, Ready, Refused, Scored
 
 KEPT, ROWS = 16, 5
 ASK = Ask(1, tokens_of(4, 20), 0, ROWS)

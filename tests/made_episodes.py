@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from judge.episodes import Episode, Mined
+from pilotfish.judge.episodes import Episode, Mined
 
 D, T = 24, 40  # widths: drafter, target
 MINED = Mined(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from field.recording import begun
-from field.run import Run
 from pilotfish.cli import main
+from pilotfish.field.recording import begun
+from pilotfish.field.run import Run
 
 PROMPTS = ("abc", "bcd ef", "c")
 QUICK = ["--protocols", "greedy,stream", "--windows", "2", "--repeat", "2", "--max-tokens", "8"]

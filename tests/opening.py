@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from engines import backends
-from engines.backends.cuda import CudaBackend
-from engines.backends.tensorrt_ep import TensorRTProviderBackend
-from engines.decoder import Decoder
+from pilotfish.engines import backends
+from pilotfish.engines.backends.cuda import CudaBackend
+from pilotfish.engines.backends.tensorrt_ep import TensorRTProviderBackend
+from pilotfish.engines.decoder import Decoder
 from tests import cudart_double, tensorrt_double
 from tests.runnable import needs
 from tests.tiny import tiny_artifact

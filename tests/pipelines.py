@@ -18,18 +18,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge_runtime.config import EdgeConfig, EdgeLimits
-from edge_runtime.tally import Tally
-from edge_runtime.targets.pipeline import PipelineTarget, open_target
-from edge_runtime.targets.target import Opening
-from engines.artifact import Artifact
-from engines.decoder import Decoder
-from export.split import split_artifact
 from pilotfish import Device, EdgeServer
+from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.pipeline import PipelineTarget, open_target
+from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.export.split import split_artifact
+from pilotfish.wire.keys import EdgeKeys
 from tests.conftest import PADDED_VOCAB, VOCAB, Pair
 from tests.relay import Relay
 from tests.tiny import tiny_artifact
-from wire.keys import EdgeKeys
 
 LAYERS = 4
 
@@ -73,7 +73,7 @@ class Link(Protocol):
 _SLOW = """
 import os, sys, time
 from pathlib import Path
-from engines.stage import Stage
+from pilotfish.engines.stage import Stage
 from pilotfish.cli import main
 forward = Stage.forward
 def slow(self, *given):

@@ -12,15 +12,24 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from engines.decoder import Decoder, Pass
-from speculation.ensemble import top_rows
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.speculation.ensemble import top_rows
+from pilotfish.wire.codecs.topk import decode_topk
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.messages import encode
+from pilotfish.wire.nodes import (
+    Attach,
+    Attached,
+    Item,
+    Refused,
+    Report,
+    Scored,
+    Step,
+    decode_report,
+)
 from tests.conftest import CONTEXT, VOCAB
 from tests.federating import SESSIONS
 from tests.hostile import WAIT_S, RawClient
-from wire.codecs.topk import decode_topk
-from wire.keys import DeviceKeys, EdgeKeys
-from wire.messages import encode
-from wire.nodes import Attach, Attached, Item, Refused, Report, Scored, Step, decode_report
 
 KEPT = 8
 # what a node may refuse with; "internal" would be a fault of its own

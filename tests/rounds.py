@@ -8,12 +8,12 @@ from functools import cache
 
 import numpy as np
 
-from speculation.adaptive import Relaxation
-from speculation.confidence import predicted_acceptance
-from speculation.distributions import Sampling
-from speculation.tree import Tree
+from pilotfish.speculation.adaptive import Relaxation
+from pilotfish.speculation.confidence import predicted_acceptance
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.tree import Tree
+from pilotfish.wire.protocols import EXCHANGES, Adaptive, Law, Place
 from tests.enumeration import Model, law_of, target_law
-from wire.protocols import EXCHANGES, Adaptive, Law, Place
 
 LENGTH = 3  # tokens of a generation
 VOCAB = 5

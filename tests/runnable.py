@@ -2,8 +2,8 @@
 
 import pytest
 
-from engines.runtime import runtime_version
-from export.dialects import DIALECTS, OPSET24_SINCE
+from pilotfish.engines.runtime import runtime_version
+from pilotfish.export.dialects import DIALECTS, OPSET24_SINCE
 
 
 def runnable():

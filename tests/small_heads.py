@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.head import DecisionHead
-from edge_runtime.head_file import CurvePoint, End, HeadCard, LinkScale, Training
+from pilotfish.edge_runtime.head import DecisionHead
+from pilotfish.edge_runtime.head_file import CurvePoint, End, HeadCard, LinkScale, Training
 from tests.test_artifact import MANIFEST
 
 D, T, H, BUCKETS = 6, 9, 5, 7  # widths: drafter, target, between the layers; of a one-hot

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.bench import Bench
-from edge_runtime.config import EdgeLimits
-from edge_runtime.scheduler import Scheduler
-from edge_runtime.service import Service
-from edge_runtime.tally import Tally
-from edge_runtime.targets.local import LocalTarget
-from engines.artifact import Artifact
-from engines.decoder import Decoder
+from pilotfish.edge_runtime.bench import Bench
+from pilotfish.edge_runtime.config import EdgeLimits
+from pilotfish.edge_runtime.scheduler import Scheduler
+from pilotfish.edge_runtime.service import Service
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.local import LocalTarget
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.wire import messages as m
+from pilotfish.wire.transport import Envelope
 from tests.hostile import WAIT_S
-from wire import messages as m
-from wire.transport import Envelope
 
 
 class SocketlessEdge:

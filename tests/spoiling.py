@@ -8,9 +8,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from pilotfish.wire.protocols import EXCHANGES
 from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB
 from tests.hostile import RawSession, drafted, ids_bytes, packed
-from wire.protocols import EXCHANGES
 
 Frames = list[bytes]
 _PLACED = ("window", "states", "pull")  # whose fourth field is a position

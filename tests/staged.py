@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from engines import backends
-from engines.artifact import Artifact, open_stages
-from engines.backends import Backend
-from engines.decoder import Output, Pass
-from engines.stage import Head, Stage
-from export.dialects import DIALECTS
-from export.split import split_artifact
+from pilotfish.engines import backends
+from pilotfish.engines.artifact import Artifact, open_stages
+from pilotfish.engines.backends import Backend
+from pilotfish.engines.decoder import Output, Pass
+from pilotfish.engines.stage import Head, Stage
+from pilotfish.export.dialects import DIALECTS
+from pilotfish.export.split import split_artifact
 from tests import cudart_double
 from tests.runnable import runnable
 from tests.tiny import tiny_artifact

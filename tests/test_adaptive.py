@@ -12,27 +12,27 @@ import httpx
 import numpy as np
 import pytest
 
-from device_runtime.link.edge_link import EdgeLink
-from device_runtime.link.gauge import Answer
-from device_runtime.plan import Auto, Options, alternatives, plan
-from device_runtime.record import Generation
-from engines.artifact import Artifact
-from engines.decoder import Decoder, Pass
-from field.summary import summary
 from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
-from speculation.distributions import Sampling, probabilities
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.gauge import Answer
+from pilotfish.device_runtime.plan import Auto, Options, alternatives, plan
+from pilotfish.device_runtime.record import Generation
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.field.summary import summary
+from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import decode_ids
+from pilotfish.wire.codecs.sparse import decode_sparse
+from pilotfish.wire.errors import (
+    UnsupportedError,
+)
 from tests.conftest import VOCAB, Pair
 from tests.hostile import PROMPT
 from tests.measuring import answers as recorded
 from tests.measuring import measure
 from tests.test_choice_wisv import fresh, rounds
-from wire import messages as m
-from wire.codecs.ids import decode_ids
-from wire.codecs.sparse import decode_sparse
-from wire.errors import (
-    UnsupportedError,
-)
 
 NONE_KEY = (1e6, 1.0, 0.0)
 SOME_KEY = (1.02, 0.05, 0.6)

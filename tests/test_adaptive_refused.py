@@ -10,15 +10,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_runtime.relaxation_file import (
+from pilotfish import Device, EdgeServer
+from pilotfish.edge_runtime.relaxation_file import (
     Outcome,
     RelaxationCard,
     expect_writable,
     read_relaxation,
     write_relaxation,
 )
-from engines.artifact import Artifact
-from pilotfish import Device, EdgeServer
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import (
+    MalformedError,
+    PairMismatchError,
+    RelaxationError,
+    UnsupportedError,
+)
 from tests.conftest import VOCAB, Pair
 from tests.hostile import PROMPT, RawClient, RawSession
 from tests.judging import end_of
@@ -26,8 +33,6 @@ from tests.test_adaptive import NONE_KEY, SAMPLED, SOME_KEY, decisions
 from tests.test_bad_edge import Answer as Parts
 from tests.test_bad_edge import LyingEdge, verdict
 from tests.tiny import tiny_artifact
-from wire import messages as m
-from wire.errors import MalformedError, PairMismatchError, RelaxationError, UnsupportedError
 
 # The edge's own relaxation
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.adaptive import (
+from pilotfish.speculation.adaptive import (
     CERTAIN,
     HIGHEST_RATIO,
     Comparison,
@@ -22,13 +22,13 @@ from speculation.adaptive import (
     likeliest,
     verify,
 )
-from speculation.candidates import residual
-from speculation.distributions import Sampling, probabilities
-from speculation.rows import Row
-from speculation.theory import beta, tv
-from speculation.tree import Walk, chain
-from speculation.tree import verify as verify_tree
-from speculation.truncation import truncate
+from pilotfish.speculation.candidates import residual
+from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.rows import Row
+from pilotfish.speculation.theory import beta, tv
+from pilotfish.speculation.tree import Walk, chain
+from pilotfish.speculation.tree import verify as verify_tree
+from pilotfish.speculation.truncation import truncate
 from tests.enumeration import (
     Ended,
     Model,

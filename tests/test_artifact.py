@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines.artifact import Artifact, Dimensions, Manifest, Source
-from engines.errors import ArtifactError
-from export.catalog import list_artifacts
+from pilotfish.engines.artifact import Artifact, Dimensions, Manifest, Source
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.export.catalog import list_artifacts
 
 FILES = {"model.onnx": b"graph", "model.onnx.data": b"weights", "tokenizer.json": b"{}"}
 MANIFEST = Manifest(

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from device_runtime.plan import Auto
-from device_runtime.record import Choice, Round
 from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.plan import Auto
+from pilotfish.device_runtime.record import Choice, Round
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.protocols import LOCAL, STREAM
 from tests.conftest import Pair
-from wire.emulation.emulator import Conditions, Emulator
-from wire.errors import UnsupportedError
-from wire.protocols import LOCAL, STREAM
 
 WINDOW_1 = ("greedy", 1)
 

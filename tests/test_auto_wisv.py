@@ -8,18 +8,18 @@ from typing import Any
 import httpx
 import pytest
 
-from device_runtime.link.edge_link import EdgeLink
-from device_runtime.plan import Auto
-from device_runtime.record import Generation
-from engines.artifact import Artifact
 from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.plan import Auto
+from pilotfish.device_runtime.record import Generation
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.link.meter import SMALL_BYTES
 from tests.conftest import Pair
 from tests.hostile import PROMPT
 from tests.serving import Serving
 from tests.test_auto import device_run
-from wire.emulation.emulator import Conditions, Emulator
-from wire.errors import UnsupportedError
-from wire.link.meter import SMALL_BYTES
 
 FULL, SELECTIVE = "wisv-full", "wisv-selective"
 THRESHOLD = Auto(lossy=True, policy="threshold")

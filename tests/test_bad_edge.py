@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import zmq
 
-from engines.artifact import Artifact
 from pilotfish import Device, PilotfishError
-from tests.conftest import CONTEXT, VOCAB, Pair
-from tests.hostile import COLD, PROMPT
-from wire import messages as m
-from wire.codecs.counts import encode_counts
-from wire.errors import (
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.counts import encode_counts
+from pilotfish.wire.errors import (
     InternalError,
     MalformedError,
     PairMismatchError,
@@ -26,8 +24,10 @@ from wire.errors import (
     UnknownSessionError,
     VersionMismatchError,
 )
-from wire.protocols import EXCHANGES
-from wire.protocols.dssd import P_BITS
+from pilotfish.wire.protocols import EXCHANGES
+from pilotfish.wire.protocols.dssd import P_BITS
+from tests.conftest import CONTEXT, VOCAB, Pair
+from tests.hostile import COLD, PROMPT
 
 TIMES = m.Times(received_ns=1, held_ns=1, queue_ns=0, verify_ns=0)
 Answer = list[m.Reply | bytes]

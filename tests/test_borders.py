@@ -7,9 +7,9 @@ from typing import Any
 import onnx
 import pytest
 
-from export.borders import Flow
-from export.errors import ExportError
-from export.stage_graphs import StageGraphs
+from pilotfish.export.borders import Flow
+from pilotfish.export.errors import ExportError
+from pilotfish.export.stage_graphs import StageGraphs
 
 LAYERS = [
     ("Embed", ["input_ids"], ["x0"]),

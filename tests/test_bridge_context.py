@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from device_runtime.bridge.context import Context
-from engines.tokenizer import Tokenizer
-from export.pretokenizers import GPT2, LLAMA3, PRETOKENIZERS, QWEN2
-from export.tokenizer import GgufVocabulary
+from pilotfish.device_runtime.bridge.context import Context
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.pretokenizers import GPT2, LLAMA3, PRETOKENIZERS, QWEN2
+from pilotfish.export.tokenizer import GgufVocabulary
 from tests.tiny import tiny_tokenizer
 from tests.vocabularies import (
     HERE,

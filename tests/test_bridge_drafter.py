@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from device_runtime.bridge import Pair, Prompt
-from device_runtime.drafter import Drafter
-from engines.artifact import Artifact
-from engines.vocabulary import Vocabulary
-from speculation.distributions import Sampling
+from pilotfish.device_runtime.bridge import Pair, Prompt
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.errors import InterruptedGenerationError
+from pilotfish.wire.protocols import EXCHANGES, Law
 from tests.tiny import tiny_artifact
-from wire.errors import InterruptedGenerationError
-from wire.protocols import EXCHANGES, Law
 
 # "abc" is one token of the drafter's; of the target's it is "a", "bc".
 OWN = [*"abcdx", "Ġ", "ab", "cd", "abc", "abcd", "Ġa"]

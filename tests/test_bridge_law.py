@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import device_runtime.drafter
-from device_runtime.bridge.shared import Projection, SharedTokens
-from device_runtime.drafter import Drafter
-from speculation.confidence import predicted_acceptance
-from speculation.distributions import Sampling
-from speculation.randomness import Purpose
-from speculation.tree import Tree
+import pilotfish.device_runtime.drafter
+from pilotfish.device_runtime.bridge.shared import Projection, SharedTokens
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.speculation.confidence import predicted_acceptance
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.speculation.tree import Tree
+from pilotfish.wire.protocols import EXCHANGES, Law, Place, choose
 from tests.bridged import END, WORDS, drafter_of, drafting_across, ids, pair_of
 from tests.enumeration import kinds, samplings
 from tests.rounds import LOSSLESS, ONE, PROMPT, Setting, logits, play_round
 from tests.test_protocol_outcomes import assert_exact
 from tests.tiny import tiny_artifact
-from wire.protocols import EXCHANGES, Law, Place, choose
 
 SAMPLED = ["dsd", "tslt", "tree", "dssd"]
 HOT = Sampling(temperature=1.3, top_k=4, top_p=0.95)
@@ -109,7 +109,7 @@ def test_windows_of_the_real_drafter_across_a_bridge_are_exact(
     drafter = Drafter(artifact, provider="cpu", threads=1, context=None)
     drafter.cross(pair.bridge())
     drafter.start(pair.prompt(PROMPT))
-    monkeypatch.setattr(device_runtime.drafter, "ENOUGH", 0.7)
+    monkeypatch.setattr(pilotfish.device_runtime.drafter, "ENOUGH", 0.7)
     depths = set()
 
     def window(setting, exchange, law, committed):

@@ -9,9 +9,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from engines.decoder import Decoder
 from pilotfish import Device, EdgeServer
-from speculation.distributions import Sampling
+from pilotfish.engines.decoder import Decoder
+from pilotfish.speculation.distributions import Sampling
 from tests.bridged import END, TARGETS_END, WORDS, ids, pair_of
 from tests.enumeration import p_value
 from tests.test_lossless import (

@@ -10,20 +10,20 @@ from functools import cache
 import numpy as np
 import pytest
 
-from device_runtime.bridge.bridge import SharedTokensBridge
-from device_runtime.bridge.shared import Projection, SharedTokens
-from device_runtime.drafter import Drafter
-from engines.decoder import Decoder, Pass
-from speculation.candidates import choose
-from speculation.distributions import Sampling, probabilities
-from speculation.rows import Row
-from speculation.truncation import truncate
+from pilotfish.device_runtime.bridge.bridge import SharedTokensBridge
+from pilotfish.device_runtime.bridge.shared import Projection, SharedTokens
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.speculation.candidates import choose
+from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.rows import Row
+from pilotfish.speculation.truncation import truncate
+from pilotfish.wire.protocols import EXCHANGES, Law
 from tests.bridged import END, WORDS, ids, pair_of
 from tests.enumeration import Ended, draw
 from tests.rounds import ONE, PROMPT
 from tests.test_mutants import SEEN, VOCAB, ended, worst
 from tests.tiny import tiny_artifact
-from wire.protocols import EXCHANGES, Law
 
 # Tokens 0 and 1 are shared. The drafter's 2 is 1 in another spelling, its 3 is not the target's.
 SHARED = SharedTokens(

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_runtime.bridge import Pair, Prompt
-from engines.errors import TemplateError
-from engines.vocabulary import Vocabulary
-from export.tokenizer import GgufVocabulary
+from pilotfish.device_runtime.bridge import Pair, Prompt
+from pilotfish.engines.errors import TemplateError
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.export.tokenizer import GgufVocabulary
+from pilotfish.wire.errors import TokenOutOfRangeError, UnsupportedError
 from tests.tiny import tiny_tokenizer
 from tests.vocabularies import sentencepiece_metadata
-from wire.errors import TokenOutOfRangeError, UnsupportedError
 
 OWN = [*"abdehlmorstwuy:", "Ġ", "Ċ", "he", "ll", "hell", "lo", "hello", "us", "er", "Ġw"]
 THEIRS = [*"abcdehlmorstwuy:?", "Ġ", "el", "lo", "wo", "or", "Ġwo", "Ġwor", "us", "er", "user"]

@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from device_runtime.service.app import Service
 from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.service.app import Service
 from tests.serving import Serving, chat, eventually, said, serving
 from tests.test_bridge_drafter import OWN, THEIRS, Passes, common
 from tests.tiny import tiny_artifact

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from device_runtime.bridge import shared as module
-from device_runtime.bridge.shared import Projection, SharedTokens
-from engines.tokenizer import BYTE_OF_CHARACTER, BYTE_TOKEN
-from engines.vocabulary import Vocabulary
-from export.tokenizer import GgufVocabulary
-from speculation.distributions import Sampling, probabilities
+from pilotfish.device_runtime.bridge import shared as module
+from pilotfish.device_runtime.bridge.shared import Projection, SharedTokens
+from pilotfish.engines.tokenizer import BYTE_OF_CHARACTER, BYTE_TOKEN
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.export.tokenizer import GgufVocabulary
+from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.wire.errors import PairMismatchError
 from tests.tiny import tiny_artifact
 from tests.vocabularies import sentencepiece_metadata, smollm2_metadata
-from wire.errors import PairMismatchError
 
 CHARACTER = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy import admission, bundle, manifest, wheelhouse
-from deploy.errors import BundleError, FetchError
-from deploy.wheels import Wheel
-from engines.artifact import Artifact
 from pilotfish.cli import main
+from pilotfish.deploy import admission, bundle, manifest, wheelhouse
+from pilotfish.deploy.errors import BundleError, FetchError
+from pilotfish.deploy.wheels import Wheel
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire import keys
+from pilotfish.wire.errors import KeysError, UnsupportedError
 from tests.bundles import (
     MACHINE,
     PYTHON,
@@ -32,8 +34,6 @@ from tests.bundles import (
     write_wheel,
 )
 from tests.tiny import tiny_artifact
-from wire import keys
-from wire.errors import KeysError, UnsupportedError
 
 EDGE = "tcp://edge.example:7077"
 # What pilotfish needs itself, with extras; the wheels of the small index below need nothing.

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.relaxation_file import RelaxationCard, read_relaxation
-from judge.calibrating import Observed, Position, chosen
 from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
-from speculation.adaptive import Comparison, Relaxation
-from speculation.distributions import Sampling, probabilities
-from speculation.truncation import truncate
+from pilotfish.edge_runtime.relaxation_file import RelaxationCard, read_relaxation
+from pilotfish.judge.calibrating import Observed, Position, chosen
+from pilotfish.speculation.adaptive import Comparison, Relaxation
+from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.truncation import truncate
+from pilotfish.wire.errors import RelaxationError, UnsupportedError
 from tests.conftest import Pair
 from tests.enumeration import Model
-from wire.errors import RelaxationError, UnsupportedError
 
 ONE = Sampling(temperature=1.0)
 PROMPTS = ("abc", "bcd ef", "c", "the", "a fish", "hello there")

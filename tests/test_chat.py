@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engines.chat import ChatTemplate
-from engines.errors import TemplateError
+from pilotfish.engines.chat import ChatTemplate
+from pilotfish.engines.errors import TemplateError
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"
 USER = {"role": "user", "content": " Hi <b>🐟</b> "}

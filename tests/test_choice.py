@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from device_runtime.choice import Evidence
-from device_runtime.choice.predictive import Predictive, predicted_token_s
-from device_runtime.plan import WINDOWS, Auto, Options, Plan, alternatives, plan
-from device_runtime.record import Round, Timings
-from speculation.latency import Link
-from speculation.theory import tokens_per_round
-from speculation.tree import nodes_at_most
+from pilotfish.device_runtime.choice import Evidence
+from pilotfish.device_runtime.choice.predictive import Predictive, predicted_token_s
+from pilotfish.device_runtime.plan import WINDOWS, Auto, Options, Plan, alternatives, plan
+from pilotfish.device_runtime.record import Round, Timings
+from pilotfish.speculation.latency import Link
+from pilotfish.speculation.theory import tokens_per_round
+from pilotfish.speculation.tree import nodes_at_most
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.protocols import LOCAL, NAMES, STREAM
+from pilotfish.wire.protocols.exchange import Sizes
 from tests.rounds import LOSSLESS
-from wire.errors import UnsupportedError
-from wire.link.state import LinkState, Reading
-from wire.protocols import LOCAL, NAMES, STREAM
-from wire.protocols.exchange import Sizes
 
 VOCAB = 49152
 OFFERED = NAMES

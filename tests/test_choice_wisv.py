@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.choice import POLICIES, Evidence
-from device_runtime.choice.predictive import Predictive, predicted_round_s
-from device_runtime.choice.threshold import Threshold
-from device_runtime.plan import Auto, Options, Plan, alternatives, plan
-from device_runtime.record import Choice, Round, Timings
-from speculation.latency import Link, communication_s
+from pilotfish.device_runtime.choice import POLICIES, Evidence
+from pilotfish.device_runtime.choice.predictive import Predictive, predicted_round_s
+from pilotfish.device_runtime.choice.threshold import Threshold
+from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives, plan
+from pilotfish.device_runtime.record import Choice, Round, Timings
+from pilotfish.speculation.latency import Link, communication_s
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.protocols import EXCHANGES
+from pilotfish.wire.protocols.exchange import Sizes
 from tests.test_choice import DRAFTER, OFFERED, SLOW_TARGET, VOCAB, evidence, plans, state
-from wire.errors import UnsupportedError
-from wire.link.state import LinkState
-from wire.protocols import EXCHANGES
-from wire.protocols.exchange import Sizes
 
 FULL, SELECTIVE = "wisv-full", "wisv-selective"
 BOTH = Auto(among=[FULL, SELECTIVE], policy="threshold")

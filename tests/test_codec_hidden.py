@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tests.coded import damaged
-from wire.codecs.hidden import (
+from pilotfish.wire.codecs.hidden import (
     BLOCK,
     HIDDEN_FORMATS,
     LARGEST,
@@ -20,7 +19,8 @@ from wire.codecs.hidden import (
     encode_hidden,
     hidden_bytes,
 )
-from wire.errors import MalformedError
+from pilotfish.wire.errors import MalformedError
+from tests.coded import damaged
 
 FORMS = st.sampled_from(HIDDEN_FORMATS)
 LEVELS = {"int8": 127, "int4": 7}

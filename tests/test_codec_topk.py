@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.ensemble import TopRows, rebuild, top_rows
+from pilotfish.speculation.ensemble import TopRows, rebuild, top_rows
+from pilotfish.wire.codecs import TOPK_FORMATS, decode_topk, encode_topk
+from pilotfish.wire.codecs.bits import Slots, write
+from pilotfish.wire.codecs.topk import MOST_OFF
+from pilotfish.wire.errors import MalformedError
 from tests.coded import VOCABS, damaged
 from tests.test_codecs_specification import Bits, rice_widths
-from wire.codecs import TOPK_FORMATS, decode_topk, encode_topk
-from wire.codecs.bits import Slots, write
-from wire.codecs.topk import MOST_OFF
-from wire.errors import MalformedError
 
 FORMS = st.sampled_from(TOPK_FORMATS)
 ROUNDING = 2e-7  # of ρ and of values, to float32

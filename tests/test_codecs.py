@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.truncation import SparseRows
+from pilotfish.speculation.truncation import SparseRows
+from pilotfish.wire.codecs import (
+    decode_counts,
+    decode_ids,
+    decode_sparse,
+    encode_counts,
+    encode_ids,
+    encode_sparse,
+)
+from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError
 from tests.coded import (
     VOCABS,
     check_rows,
@@ -22,15 +31,6 @@ from tests.coded import (
     systematic,
     whole_counts,
 )
-from wire.codecs import (
-    decode_counts,
-    decode_ids,
-    decode_sparse,
-    encode_counts,
-    encode_ids,
-    encode_sparse,
-)
-from wire.errors import MalformedError, TokenOutOfRangeError
 
 # Round trips
 

@@ -8,10 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tests.coded import (
-    rows_of,
-)
-from wire.codecs import (
+from pilotfish.wire.codecs import (
     decode_counts,
     decode_ids,
     decode_sparse,
@@ -19,8 +16,11 @@ from wire.codecs import (
     encode_ids,
     encode_sparse,
 )
-from wire.codecs.bits import Slots, write
-from wire.errors import MalformedError, TokenOutOfRangeError
+from pilotfish.wire.codecs.bits import Slots, write
+from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError
+from tests.coded import (
+    rows_of,
+)
 
 VOCAB = 1000
 ROWS = rows_of({3: 2, 500: 0, 998: 7}, {0: 0, 1: 9, 999: 5})

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from speculation.truncation import SparseRows
-from tests.coded import (
-    rows_of,
-    same_rows,
-    sparse_rows,
-    whole_counts,
-)
-from wire.codecs import (
+from pilotfish.speculation.truncation import SparseRows
+from pilotfish.wire.codecs import (
     decode_counts,
     decode_ids,
     decode_sparse,
     encode_counts,
     encode_ids,
     encode_sparse,
+)
+from tests.coded import (
+    rows_of,
+    same_rows,
+    sparse_rows,
+    whole_counts,
 )
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "wire_vectors.json").read_text())

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from pilotfish import EdgeServer
+from pilotfish.wire.protocols import NAMES
 from tests.conftest import Pair
 from tests.hostile import COLD
-from wire.protocols import NAMES
 
 
 def device_run(pair: Pair, *arguments: object) -> "subprocess.CompletedProcess[str]":

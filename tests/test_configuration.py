@@ -9,7 +9,7 @@ import pytest
 
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
 from pilotfish.cli.options import between
-from wire.errors import ConfigError
+from pilotfish.wire.errors import ConfigError
 
 
 def parser() -> argparse.ArgumentParser:

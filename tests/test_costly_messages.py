@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.admission import Admission
-from speculation.truncation import SparseRows
+from pilotfish.edge_runtime.admission import Admission
+from pilotfish.speculation.truncation import SparseRows
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.sparse import encode_sparse
+from pilotfish.wire.errors import RateLimitedError
+from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.daemons import Daemon, Systemd, running
 from tests.hostile import PROMPT, RawClient, RawSession
 from tests.socketless import SocketlessEdge
 from tests.tiny import tiny_artifact
-from wire import messages as m
-from wire.codecs.sparse import encode_sparse
-from wire.errors import RateLimitedError
-from wire.keys import DeviceKeys
 
 VOCAB = 4096
 LEVELS = 64

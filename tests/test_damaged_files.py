@@ -15,18 +15,23 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.head import DecisionHead
-from edge_runtime.relaxation_file import Outcome, RelaxationCard, read_relaxation, write_relaxation
-from edge_runtime.targets.listed import Federation, Pipeline, places, read_list
-from engines.artifact import Artifact
-from engines.decoder import Decoder
-from engines.errors import ArtifactError, EngineError
-from engines.tokenizer import Tokenizer
-from engines.vocabulary import Vocabulary
 from pilotfish.cli import parser
+from pilotfish.edge_runtime.head import DecisionHead
+from pilotfish.edge_runtime.relaxation_file import (
+    Outcome,
+    RelaxationCard,
+    read_relaxation,
+    write_relaxation,
+)
+from pilotfish.edge_runtime.targets.listed import Federation, Pipeline, places, read_list
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.errors import ArtifactError, EngineError
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.errors import ConfigError, HeadError, KeysError, PilotfishError, RelaxationError
 from tests.conftest import Pair
 from tests.small_heads import card, head
-from wire.errors import ConfigError, HeadError, KeysError, PilotfishError, RelaxationError
 
 Load = Callable[[Path], object]
 _TOKENS = (b"\0", b"\xff", b"\x1b[31m", b"\n", b'"', b"{", b"[" * 5000, b"9" * 5000, b"-", b"null")

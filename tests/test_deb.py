@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import deb, wheelhouse
-from deploy.errors import BundleError
+from pilotfish.deploy import deb, wheelhouse
+from pilotfish.deploy.errors import BundleError
 
 PYTHON, MACHINE = "3.11", "x86_64"
 EPOCH_S = 1_700_000_000
@@ -117,7 +117,7 @@ def test_a_fault_is_one_line(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "deploy.deb",
+        "pilotfish.deploy.deb",
         "--out",
         str(tmp_path),
         "--wheels",

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines.decoder import Decoder, Pass
-from engines.errors import ArtifactError, CapacityError, ProviderError
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.errors import ArtifactError, CapacityError, ProviderError
 from tests.runnable import needs, runnable
 from tests.tiny import BASE, FAMILIES, RandomSource, tiny_artifact, tiny_config
 

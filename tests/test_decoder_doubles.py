@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines.backends import Load
-from engines.decoder import Decoder, Pass
-from engines.tensorrt.profiles import Profile, Profiles
+from pilotfish.engines.backends import Load
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.tensorrt.profiles import Profile, Profiles
 from tests.opening import DOUBLES, opening
 from tests.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
     SLOTS,

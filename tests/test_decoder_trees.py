@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines.decoder import Decoder, Pass
-from engines.tokenizer import Tokenizer
 from pilotfish.cli.export import default_pair
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.tokenizer import Tokenizer
 from tests.runnable import runnable
 from tests.tiny import tiny_artifact
 

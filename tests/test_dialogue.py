@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.chat import ChatTemplate
-from engines.dialogue import Dialogue
-from engines.errors import TextTooLongError
-from engines.tokenizer import Tokenizer
-from export.sources.default import fetch_default
-from export.sources.gguf import GgufSource
+from pilotfish.engines.chat import ChatTemplate
+from pilotfish.engines.dialogue import Dialogue
+from pilotfish.engines.errors import TextTooLongError
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.sources.default import fetch_default
+from pilotfish.export.sources.gguf import GgufSource
 from tests.vocabularies import sentencepiece, smollm2
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"

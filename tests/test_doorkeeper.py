@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.doorkeeper import Doorkeeper
 from pilotfish import EdgeServer
+from pilotfish.edge_runtime.doorkeeper import Doorkeeper
+from pilotfish.wire import messages as m
 from tests.hostile import RawClient, RawSession
 from tests.tiny import tiny_artifact
-from wire import messages as m
 
 SOON_S = 5.0
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from device_runtime.drafter import Drafter
-from engines.artifact import Artifact
-from speculation.confidence import ENOUGH, predicted_acceptance
-from speculation.distributions import Sampling
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.engines.artifact import Artifact
+from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.protocols import EXCHANGES, Law
 from tests.tiny import tiny_artifact
-from wire.protocols import EXCHANGES, Law
 
 VOCAB = 64
 COMMITTED = np.array([3, 1, 4, 1, 5, 9], dtype=np.uint32)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.distributions import Sampling, nucleus, probabilities
-from speculation.randomness import Purpose, exponentials, noise, sample, uniforms
-from speculation.split import systematic
-from speculation.truncation import LEVEL_WEIGHTS
+from pilotfish.speculation.distributions import Sampling, nucleus, probabilities
+from pilotfish.speculation.randomness import Purpose, exponentials, noise, sample, uniforms
+from pilotfish.speculation.split import systematic
+from pilotfish.speculation.truncation import LEVEL_WEIGHTS
 from tests.enumeration import Model, kinds, law_of, samplings
 
 

@@ -17,10 +17,15 @@ from pathlib import Path
 import pytest
 import zmq
 
-from edge_runtime.config import EdgeConfig, EdgeLimits
-from edge_runtime.reload import Settings, bounds_of
-from edge_runtime.tally import Tally
 from pilotfish import Device
+from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.reload import Settings, bounds_of
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.wire import keys
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import AccessDeniedError, KeysError
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.transport import Listener
 from tests.conftest import Pair
 from tests.daemons import (
     SLOW,
@@ -34,11 +39,6 @@ from tests.daemons import (
 )
 from tests.hostile import PROMPT, RawClient, RawSession, take_tokens
 from tests.socketless import SocketlessEdge
-from wire import keys
-from wire import messages as m
-from wire.errors import AccessDeniedError, KeysError
-from wire.keys import DeviceKeys, EdgeKeys
-from wire.transport import Listener
 
 PING = m.Ping(nonce=1)
 

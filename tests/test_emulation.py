@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotfish import Device
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from tests.tcp import arrivals, connected, echo, received, round_trips_s, serving
-from wire.emulation.emulator import Conditions, Emulator
 
 SHARES = (0.5, 0.5, 0.5, 0.25, 0.25, 0.25)
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from pilotfish.wire.emulation.emulator import Emulator
+from pilotfish.wire.errors import UnsupportedError
 from tests.tcp import connected, echo, received, serving
-from wire.emulation.emulator import Emulator
-from wire.errors import UnsupportedError
 
 
 def test_a_cut_resets_connections_and_refuses_new_ones_for_a_while() -> None:

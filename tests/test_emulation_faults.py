@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.tcp import connected, echo, received, serving
-from wire.emulation.emulator import Conditions, Emulator, Traffic
-from wire.errors import (
+from pilotfish.wire.emulation.emulator import Conditions, Emulator, Traffic
+from pilotfish.wire.errors import (
     EdgeUnreachableError,
     ListenError,
     TraceError,
     UnsupportedError,
 )
+from tests.tcp import connected, echo, received, serving
 
 
 def resident_bytes(pid):

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from device_runtime.record import STAGES
-from engines.decoder import Decoder, Pass
-from field.summary import report, summary
 from pilotfish import Device, EdgeServer, PilotfishError
 from pilotfish.cli.export import default_pair
-from wire import keys
+from pilotfish.device_runtime.record import STAGES
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.field.summary import report, summary
+from pilotfish.wire import keys
 
 PROMPTS = ("Why is the sky blue?", "Write a Python function that adds two numbers.")
 TIE = 1e-3  # passes of different shape differ by about 1e-5 in their logits

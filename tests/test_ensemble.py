@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.distributions import Sampling, nucleus, probabilities
-from speculation.ensemble import (
+from pilotfish.speculation.distributions import Sampling, nucleus, probabilities
+from pilotfish.speculation.ensemble import (
     SCHEMES,
     Scheme,
     TopRows,
@@ -26,11 +26,11 @@ from speculation.ensemble import (
     spread_error_bound,
     top_rows,
 )
-from speculation.randomness import Purpose
-from speculation.theory import tv
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.speculation.theory import tv
+from pilotfish.wire.protocols import EXCHANGES, Judged, Law, choose
 from tests.conftest import VOCAB
 from tests.hostile import drafted
-from wire.protocols import EXCHANGES, Judged, Law, choose
 
 ROUNDING = 2e-6  # float32's, in L1
 TEMPERATURES = st.sampled_from([0.0, 0.3, 0.5, 1.0, 1.5, 40.0])

@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from engines.artifact import Artifact
-from engines.decoder import Decoder, Pass
-from export.catalog import list_artifacts
-from export.dialects import choose_dialect
-from export.errors import ExportError
-from export.model import export_model
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.export.catalog import list_artifacts
+from pilotfish.export.dialects import choose_dialect
+from pilotfish.export.errors import ExportError
+from pilotfish.export.model import export_model
 from tests.tiny import RandomSource, tiny_artifact, tiny_config
 
 MIB = 2**20

@@ -8,13 +8,13 @@ from pathlib import Path
 import gguf
 import pytest
 
-from device_runtime.trial import LONGEST, SIZES, best_window, try_drafters
-from engines.artifact import Artifact
-from export.model import export_model
-from speculation.theory import tokens_per_round
+from pilotfish.device_runtime.trial import LONGEST, SIZES, best_window, try_drafters
+from pilotfish.engines.artifact import Artifact
+from pilotfish.export.model import export_model
+from pilotfish.speculation.theory import tokens_per_round
+from pilotfish.wire.errors import PairMismatchError
 from tests.small_checkpoints import LLAMA, tiny_weights, write_gguf
 from tests.tiny import tiny_artifact
-from wire.errors import PairMismatchError
 
 CONFIG = LLAMA | {"hidden_size": 64, "max_position_embeddings": 256}
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.bridge import report as module
-from device_runtime.bridge.report import HOPELESS, SAMPLE, report
-from engines.artifact import Artifact
-from engines.decoder import Decoder, Pass
-from engines.tokenizer import Tokenizer
 from pilotfish.cli import export_bridge, main
+from pilotfish.device_runtime.bridge import report as module
+from pilotfish.device_runtime.bridge.report import HOPELESS, SAMPLE, report
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.tokenizer import Tokenizer
 from tests.tiny import tiny_artifact
 
 LETTERS = [chr(letter) for letter in range(ord("a"), ord("z") + 1)]

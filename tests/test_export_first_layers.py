@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines.artifact import Artifact
-from engines.decoder import Decoder
-from export.errors import ExportError
-from export.model import export_model
-from export.sources import open_source
-from export.sources.first_layers import FirstLayers
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.export.errors import ExportError
+from pilotfish.export.model import export_model
+from pilotfish.export.sources import open_source
+from pilotfish.export.sources.first_layers import FirstLayers
 from tests.small_checkpoints import LLAMA, write_directory, write_gguf
 from tests.tiny import FAMILIES, RandomSource, tiny_config
 

@@ -3,7 +3,7 @@
 import onnx
 import pytest
 
-from export.dialects import DIALECTS
+from pilotfish.export.dialects import DIALECTS
 from tests.tiny import FAMILIES, tiny_artifact
 
 STANDARD = [

@@ -12,12 +12,12 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from engines.artifact import Artifact, Precision
-from engines.decoder import Decoder, Pass
-from export.model import export_model
-from export.quantize import BLOCK, quantize
-from export.sources import open_source
-from export.split import split_artifact
+from pilotfish.engines.artifact import Artifact, Precision
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.export.model import export_model
+from pilotfish.export.quantize import BLOCK, quantize
+from pilotfish.export.sources import open_source
+from pilotfish.export.split import split_artifact
 from tests.runnable import needs
 from tests.small_checkpoints import LLAMA, tiny_weights, write_gguf
 from tests.staged import Staged

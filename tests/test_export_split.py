@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engines.artifact import MANIFEST_NAME, Artifact, open_stages
 from pilotfish.cli import main
+from pilotfish.engines.artifact import MANIFEST_NAME, Artifact, open_stages
 from tests.tiny import tiny_artifact
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from edge_runtime import exposition
-from edge_runtime.exposition import Exposition
+from pilotfish.edge_runtime import exposition
+from pilotfish.edge_runtime.exposition import Exposition
+from pilotfish.wire import messages as m
+from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.daemons import exposition as figures
 from tests.daemons import free_port, running
 from tests.hostile import PROMPT, RawClient, RawSession
-from wire import messages as m
-from wire.keys import DeviceKeys
 
 LONG = b"x" * (8 << 20)  # more than sockets take in unread
 

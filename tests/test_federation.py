@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from pilotfish import Device
-from speculation.distributions import Sampling
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.protocols import Law
 from tests.averaging import tokens_of
 from tests.conftest import VOCAB
 from tests.enumeration import p_value
 from tests.federating import SESSIONS, Cast, Ensemble, Running, cast_in, federation
 from tests.test_lossless import ANSWERS, THRESHOLD, frequencies, law_after
 from tests.test_lossless import PROMPT as SHORT
-from wire.protocols import Law
 
 PROMPT = [3, 1, 4, 1, 5]
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from pilotfish import Device, EdgeServer
-from speculation.distributions import Sampling
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.protocols import Law
 from tests.averaging import tokens_of
 from tests.conftest import CONTEXT
 from tests.federating import (
@@ -29,8 +31,6 @@ from tests.federating import (
     worker,
     write_list,
 )
-from wire.errors import UnsupportedError
-from wire.protocols import Law
 
 KEPT = 16
 CHAOS_S = 12.0

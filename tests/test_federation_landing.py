@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge_runtime.node.slots import CHUNK
-from edge_runtime.targets import federated
-from edge_runtime.targets.target import Ask, Target
-from engines.decoder import Output
+from pilotfish.edge_runtime.node.slots import CHUNK
+from pilotfish.edge_runtime.targets import federated
+from pilotfish.edge_runtime.targets.target import Ask, Target
+from pilotfish.engines.decoder import Output
+from pilotfish.wire.nodes import Scored
 from tests.averaging import Averaged, tokens_of
 from tests.conftest import VOCAB
 from tests.federating import (
@@ -34,7 +35,6 @@ from tests.federating import (
     write_list,
 )
 from tests.relay import Relay
-from wire.nodes import Scored
 
 
 @pytest.fixture(scope="module")

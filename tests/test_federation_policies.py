@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from device_runtime.record import Piece
 from pilotfish import Device
-from speculation.distributions import Sampling
+from pilotfish.device_runtime.record import Piece
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.errors import TargetLostError
+from pilotfish.wire.protocols import Law
 from tests.daemons import await_sample, free_port, scrape
 from tests.federating import Cast, Ensemble, Running, again, cast_in, endless, federation, kill
-from wire.errors import TargetLostError
-from wire.protocols import Law
 
 PROMPT = [3, 1, 4, 1, 5]
 LENGTH = 60

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from pilotfish import Device, EdgeServer
-from speculation.distributions import Sampling
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.errors import TargetLostError
+from pilotfish.wire.protocols import Law
 from tests.daemons import Daemon, Systemd, free_port, running
 from tests.federating import SESSIONS, Cast, Ensemble, cast_in, kill, worker, write_list
 from tests.test_processes import await_end, children, patience_s, refusal
-from wire.errors import TargetLostError
-from wire.protocols import Law
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = Law(sampling=Sampling(), seed=0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime import energy
-from field import host
+from pilotfish.device_runtime import energy
+from pilotfish.field import host
 
 # What a Jetson Orin Nano with JetPack 6 shows.
 JETSON = {

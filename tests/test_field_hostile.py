@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from field.recording import Recorder, begun
-from field.replay import replay
-from field.report.measured import read
-from field.report.write import write
-from field.run import Run
-from speculation.latency import Link
+from pilotfish.field.recording import Recorder, begun
+from pilotfish.field.replay import replay
+from pilotfish.field.report.measured import read
+from pilotfish.field.report.write import write
+from pilotfish.field.run import Run
+from pilotfish.speculation.latency import Link
+from pilotfish.wire.errors import RunFileError, UnsupportedError
 from tests.test_field_run import CHOICE, FACTS, LINK, a_round, asked
-from wire.errors import RunFileError, UnsupportedError
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
 BLOAT = "hex(zeroblob(400000000))"
@@ -189,7 +189,7 @@ def test_a_file_that_takes_too_long_to_look_through_is_let_go(
         many = ((f"name {at}", blob) for at in range(20_000))
         database.executemany("INSERT INTO facts VALUES (?, ?)", many)
     database.close()
-    monkeypatch.setattr("field.run_file._OPENING_S", 0.001)
+    monkeypatch.setattr("pilotfish.field.run_file._OPENING_S", 0.001)
     with pytest.raises(RunFileError, match="cannot be read: interrupted"):
         Run.open(path)
 

@@ -9,16 +9,16 @@ from collections import Counter
 
 import pytest
 
-from device_runtime.session import Session
-from engines.artifact import Artifact
-from field import matrix
-from field.prompts import BUILT_IN, read_prompts
-from field.recording import Recorder, begun
-from field.run import Run, Settings
 from pilotfish.cli import main
+from pilotfish.device_runtime.session import Session
+from pilotfish.engines.artifact import Artifact
+from pilotfish.field import matrix
+from pilotfish.field.prompts import BUILT_IN, read_prompts
+from pilotfish.field.recording import Recorder, begun
+from pilotfish.field.run import Run, Settings
+from pilotfish.wire.errors import UnsupportedError
 from tests.daemons import free_port
 from tests.measuring import PROMPTS, QUICK, answers, assert_whole, measure
-from wire.errors import UnsupportedError
 
 # A run that nothing disturbs
 

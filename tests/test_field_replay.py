@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.record import Round, Timings
-from field.replay import best, replay, replayed, round_s
-from field.report.figures import steady_token_ms
-from field.run import Run
 from pilotfish.cli import main
-from speculation.latency import Link, communication_s
+from pilotfish.device_runtime.record import Round, Timings
+from pilotfish.field.replay import best, replay, replayed, round_s
+from pilotfish.field.report.figures import steady_token_ms
+from pilotfish.field.run import Run
+from pilotfish.speculation.latency import Link, communication_s
+from pilotfish.wire.errors import RunFileError, UnsupportedError
 from tests.test_field_report import answer, chosen, recorded
-from wire.errors import RunFileError, UnsupportedError
 
 QUICK = Link(rtt_s=0.0, up_bps=math.inf, down_bps=math.inf)
 

@@ -18,19 +18,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.record import STAGES, Choice, Forecast, Round, Timings
-from field.recording import Recorder
-from field.report.figures import figures, lowest, steady_token_ms
-from field.report.hindsight import hindsight
-from field.report.measured import named_apart, read
-from field.report.page import page
-from field.report.pictures import draw
-from field.report.statistics import median_interval, positions, share_interval, spread
-from field.report.write import write
-from field.run import Answer, Facts, Model, Run, Settings, Start
 from pilotfish.cli import main
-from wire.errors import RunFileError
-from wire.link.state import LinkState, Reading
+from pilotfish.device_runtime.record import STAGES, Choice, Forecast, Round, Timings
+from pilotfish.field.recording import Recorder
+from pilotfish.field.report.figures import figures, lowest, steady_token_ms
+from pilotfish.field.report.hindsight import hindsight
+from pilotfish.field.report.measured import named_apart, read
+from pilotfish.field.report.page import page
+from pilotfish.field.report.pictures import draw
+from pilotfish.field.report.statistics import median_interval, positions, share_interval, spread
+from pilotfish.field.report.write import write
+from pilotfish.field.run import Answer, Facts, Model, Run, Settings, Start
+from pilotfish.wire.errors import RunFileError
+from pilotfish.wire.link.state import LinkState, Reading
 
 HOSTILE = '<script>alert("x")</script> & <img src="http://evil.example/x.png"> $\\frac{'
 

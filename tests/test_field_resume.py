@@ -17,11 +17,11 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from field import matrix
-from field.recording import Recorder, begun
-from field.run import Run
 from pilotfish import EdgeServer
 from pilotfish.cli import main
+from pilotfish.field import matrix
+from pilotfish.field.recording import Recorder, begun
+from pilotfish.field.run import Run
 from tests.daemons import free_port
 from tests.measuring import PROMPTS, QUICK, answers, assert_whole, measure, wait_for_answers
 from tests.test_processes import command

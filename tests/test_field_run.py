@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from device_runtime.record import STAGES, Choice, Forecast, Round, Timings
-from field.recording import Recorder, begun, expect_nothing
-from field.resumption import expect_same_pair, expect_same_settings
-from field.run import Answer, Configuration, Facts, Model, Run, Settings, Start
-from field.run_file import APPLICATION_ID
-from wire.errors import RunFileError
-from wire.link.state import LinkState, Reading
+from pilotfish.device_runtime.record import STAGES, Choice, Forecast, Round, Timings
+from pilotfish.field.recording import Recorder, begun, expect_nothing
+from pilotfish.field.resumption import expect_same_pair, expect_same_settings
+from pilotfish.field.run import Answer, Configuration, Facts, Model, Run, Settings, Start
+from pilotfish.field.run_file import APPLICATION_ID
+from pilotfish.wire.errors import RunFileError
+from pilotfish.wire.link.state import LinkState, Reading
 
 FACTS = Facts(
     software="pilotfish 0",

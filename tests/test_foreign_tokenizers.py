@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.errors import ArtifactError
-from engines.foreign import MAX_GROWTH, MAX_TOKENS, check_foreign
-from engines.tokenizer import Tokenizer
-from engines.vocabulary import Vocabulary
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.foreign import MAX_GROWTH, MAX_TOKENS, check_foreign
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.engines.vocabulary import Vocabulary
 from tests.tiny import EOS, tiny_tokenizer
 from tests.tokenizer_strings import CODE, PROSE
 from tests.vocabularies import sentencepiece_metadata, smollm2
@@ -177,13 +177,13 @@ def test_an_interrupt_is_none_of_the_librarys_panics(
     def interrupted(text: str) -> Any:
         raise stop
 
-    monkeypatch.setattr("engines.tokenizer.json.loads", interrupted)
+    monkeypatch.setattr("pilotfish.engines.tokenizer.json.loads", interrupted)
     with pytest.raises(stop):
         Tokenizer.from_json(tiny_tokenizer(SIZE))
 
 
 def sentencepiece_json() -> str:
-    from export.tokenizer import GgufVocabulary
+    from pilotfish.export.tokenizer import GgufVocabulary
     from tests.vocabularies import HERE
 
     return GgufVocabulary(sentencepiece_metadata(), HERE).tokenizer_json

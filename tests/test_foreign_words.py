@@ -10,10 +10,10 @@ import httpx
 import msgspec
 import pytest
 
+from pilotfish.wire import messages as m
 from tests.conftest import Pair
 from tests.serving import serving
 from tests.test_bad_edge import Answer, LyingEdge
-from wire import messages as m
 
 FORGED = "2026-11-22 00:00:00,000 INFO pilotfish.service: key alice accepted"
 EVIL = f"No.\n{FORGED}\x1b[2J\x1b]0;owned\x07\u202e\x9b"

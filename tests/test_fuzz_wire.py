@@ -15,9 +15,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from engines.artifact import Artifact
-from engines.vocabulary import Vocabulary
 from pilotfish import Device, EdgeServer
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import decode_ids
+from pilotfish.wire.protocols import EXCHANGES, Draft
 from tests.conftest import CONTEXT, HIDDEN, PADDED_VOCAB, VOCAB, Pair
 from tests.hostile import (
     PROMPT,
@@ -29,9 +32,6 @@ from tests.hostile import (
 from tests.judging import judging_of
 from tests.socketless import SocketlessEdge
 from tests.spoiling import Frames, spoil
-from wire import messages as m
-from wire.codecs.ids import decode_ids
-from wire.protocols import EXCHANGES, Draft
 
 MESSAGES = 150_000
 BY_SOCKET = 5_000

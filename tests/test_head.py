@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_runtime.head import DecisionHead, token_buckets
-from edge_runtime.head_file import End, LinkScale
-from engines.artifact import Manifest, Source
-from speculation.channel import Channel
+from pilotfish.edge_runtime.head import DecisionHead, token_buckets
+from pilotfish.edge_runtime.head_file import End, LinkScale
+from pilotfish.engines.artifact import Manifest, Source
+from pilotfish.speculation.channel import Channel
+from pilotfish.wire.errors import PairMismatchError
 from tests.small_heads import BUCKETS, LINK, Case, D, H, T, card, head, mismatches, weights
 from tests.test_artifact import MANIFEST
 from tests.tiny import tiny_artifact
-from wire.errors import PairMismatchError
 
 GOOD = Channel(rtt_s=0.005, up_bps=5e8, down_bps=4e8, loss=0.0)
 POOR = Channel(rtt_s=0.09, up_bps=1.1e7, down_bps=2e7, loss=0.08)

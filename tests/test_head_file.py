@@ -19,9 +19,9 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime import head as heads
-from edge_runtime.head import DecisionHead, shipped
-from edge_runtime.head_file import (
+from pilotfish.edge_runtime import head as heads
+from pilotfish.edge_runtime.head import DecisionHead, shipped
+from pilotfish.edge_runtime.head_file import (
     CARD_BYTES,
     HIDDEN_WIDTH,
     WEIGHTS_BYTES,
@@ -31,10 +31,10 @@ from edge_runtime.head_file import (
     LinkScale,
     Training,
 )
-from speculation.channel import FEATURES, Channel
+from pilotfish.speculation.channel import FEATURES, Channel
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS
+from pilotfish.wire.errors import HeadError, PilotfishError, from_code
 from tests.small_heads import LINK, Arrays, D, H, T, card, head, mismatches, weights
-from wire.codecs.hidden import HIDDEN_FORMATS
-from wire.errors import HeadError, PilotfishError, from_code
 
 POOR = Channel(rtt_s=0.09, up_bps=1.1e7, down_bps=2e7, loss=0.08)
 

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.wire import messages as m
+from pilotfish.wire.channel import Channel
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.daemons import free_port, running, scrape
 from tests.federating import cast_in, worker, write_list
 from tests.hostile import PROMPT, RawClient, RawSession, resident_mib
 from tests.serving import eventually, serving
 from tests.tiny import tiny_artifact
-from wire import messages as m
-from wire.channel import Channel
-from wire.emulation.emulator import Conditions, Emulator
-from wire.keys import DeviceKeys
 
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32
 READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"ROUTER"
@@ -209,7 +209,7 @@ def test_strangers_who_begin_large_messages_share_what_one_may_hold(pair: Pair) 
             stranger.sendall(b"\x02" + struct.pack(">Q", size))
             strangers.append(stranger)
         most = 0.0
-        for _ in range(9):  # a megabyte each in turn: no faster than the warden looks, and done before heartbeats are due
+        for _ in range(9):  # a megabyte each in turn, no faster than the warden looks
             for stranger in strangers:
                 with suppress(OSError):
                     stranger.sendall(b"x" * (size // 10))

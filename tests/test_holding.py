@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from edge_runtime.targets.holding import Holding
-from edge_runtime.targets.target import Ask
-from wire.nodes import Item
+from pilotfish.edge_runtime.targets.holding import Holding
+from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.wire.nodes import Item
 
 SLOTS = 2
 TOKENS = st.integers(0, 3)  # few, so that sequences share beginnings

@@ -19,8 +19,8 @@ heavy = {"torch", "transformers", "onnx", "gguf", "safetensors", "ml_dtypes", "h
 print(own, *sorted(heavy & {loaded.split(".")[0] for loaded in sys.modules}))
 """
 PACKAGES = (
-    *("speculation", "wire", "engines", "device_runtime", "edge_runtime"),
-    *("field", "judge", "pilotfish"),
+    *("pilotfish.speculation", "pilotfish.wire", "pilotfish.engines", "pilotfish.device_runtime"),
+    *("pilotfish.edge_runtime", "pilotfish.field", "pilotfish.judge", "pilotfish.cli"),
 )
 
 
@@ -38,6 +38,9 @@ def test_import_is_light(package: str) -> None:
 def test_the_check_would_notice() -> None:
     """`export` may import onnx, and does."""
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL, "export"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", IMPORT_ALL, "pilotfish.export"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "onnx" in done.stdout.split()

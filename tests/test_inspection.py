@@ -11,15 +11,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engines.artifact import Artifact
-from engines.errors import ArtifactError
-from engines.inspection import PIECE_BYTES, Inspection
 from pilotfish import Device
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.inspection import PIECE_BYTES, Inspection
+from pilotfish.wire.errors import EdgeLostError, EdgeUnreachableError
 from tests.conftest import Pair
 from tests.daemons import Systemd, await_sample, free_port, running, scrape
 from tests.serving import eventually, serving
 from tests.test_artifact import FILES, write
-from wire.errors import EdgeLostError, EdgeUnreachableError
 
 WEIGHTS = "model.onnx.data"
 SOON_S = 10.0

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.errors import EngineError
-from judge.instances import Sampling, instances
-from judge.thresholds import POINTS, auc, curve, recommended
-from judge.training import Options, train
+from pilotfish.engines.errors import EngineError
+from pilotfish.judge.instances import Sampling, instances
+from pilotfish.judge.thresholds import POINTS, auc, curve, recommended
+from pilotfish.judge.training import Options, train
 from tests.made_episodes import MINED, episodes
 
 

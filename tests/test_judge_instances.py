@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from judge.instances import (
+from pilotfish.cli import main
+from pilotfish.judge.instances import (
     BPS,
     GOOD,
     LOSS,
@@ -25,10 +26,9 @@ from judge.instances import (
     sampled,
     split,
 )
-from pilotfish.cli import main
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
+from pilotfish.wire.errors import UnsupportedError
 from tests.made_episodes import MINED, D, episode, episodes
-from wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
-from wire.errors import UnsupportedError
 
 
 @pytest.mark.parametrize("form", HIDDEN_FORMATS)

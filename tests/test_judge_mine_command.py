@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from judge.episodes import Mined, episodes
 from pilotfish.cli import main
+from pilotfish.judge.episodes import Mined, episodes
+from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB, Pair
 from tests.tiny import tiny_artifact
-from wire.errors import UnsupportedError
 
 ASKED = ("one", "two three", "four five six", "seven")
 
@@ -50,7 +50,7 @@ def test_it_goes_on_where_it_stopped(
 
 
 def test_it_tells_whose_states_these_are(pair: Pair, tmp_path: Path) -> None:
-    from engines.artifact import Artifact
+    from pilotfish.engines.artifact import Artifact
 
     assert mined(pair, tmp_path, "--count", 1) == 0
     settings = Mined.read(tmp_path / "mined")

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.bridge import Pair
-from engines.vocabulary import Vocabulary
-from judge.episodes import Episode
-from judge.mining import SLACK, episode
-from judge.reading import DRAFTER, TARGET, Look, Sight
-from judge.speakers import Speaker
-from judge.tasks import Question, Task
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.judge.episodes import Episode
+from pilotfish.judge.mining import SLACK, episode
+from pilotfish.judge.reading import DRAFTER, TARGET, Look, Sight
+from pilotfish.judge.speakers import Speaker
+from pilotfish.judge.tasks import Question, Task
 from tests.tiny import tiny_artifact
 
 LETTERS = "abcdefgh"

@@ -14,24 +14,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.head import DecisionHead
-from engines.artifact import Artifact
-from judge.costs import DSD, FULL, GREEDY, SELECTIVE, Pace, cost, missed_share
-from judge.figures import curve, figures
-from judge.sweeping import Plan, Profile, Setting, SweepFile, Tally, settings_of, sweep
-from judge.tasks import Exact
-from judge.trajectories import Course, Round, Walk
 from pilotfish.cli import main
-from speculation.latency import Link
+from pilotfish.edge_runtime.head import DecisionHead
+from pilotfish.engines.artifact import Artifact
+from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, Pace, cost, missed_share
+from pilotfish.judge.figures import curve, figures
+from pilotfish.judge.sweeping import Plan, Profile, Setting, SweepFile, Tally, settings_of, sweep
+from pilotfish.judge.tasks import Exact
+from pilotfish.judge.trajectories import Course, Round, Walk
+from pilotfish.speculation.latency import Link
+from pilotfish.wire.codecs.hidden import encode_hidden
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, Sizes, Wanted
+from pilotfish.wire.protocols.judged import JudgedDraft
+from pilotfish.wire.protocols.wisv_full import WisvFull
+from pilotfish.wire.protocols.wisv_selective import WisvSelective
 from tests.test_bridge_drafter import OWN, THEIRS
 from tests.test_judge_trajectories import MOST, QUESTIONS, Bench, bench, random_head
 from tests.tiny import tiny_artifact
-from wire.codecs.hidden import encode_hidden
-from wire.errors import UnsupportedError
-from wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, Sizes, Wanted
-from wire.protocols.judged import JudgedDraft
-from wire.protocols.wisv_full import WisvFull
-from wire.protocols.wisv_selective import WisvSelective
 
 SIZES = Sizes(vocabulary=151_665, hidden=576)
 PACE = Pace(draft_s=0.01, verify_s={1: 0.1, 11: 0.2, 65: 0.74})

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_runtime.bridge import Pair
-from edge_runtime.head import DecisionHead
-from edge_runtime.head_file import End, HeadCard, LinkScale, Training
-from engines.artifact import Artifact
-from engines.vocabulary import Vocabulary
-from judge.reading import Procedure, Readers
-from judge.speakers import Speaker
-from judge.tasks import Question
-from judge.trajectories import Course, Walk, walks
-from speculation.channel import Channel
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.edge_runtime.head import DecisionHead
+from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Training
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.judge.reading import Procedure, Readers
+from pilotfish.judge.speakers import Speaker
+from pilotfish.judge.tasks import Question
+from pilotfish.judge.trajectories import Course, Walk, walks
+from pilotfish.speculation.channel import Channel
 from tests.test_bridge_drafter import OWN, THEIRS
 from tests.tiny import tiny_artifact
 

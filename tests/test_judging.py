@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculation.coupling import agreed
-from speculation.judging import judged, mismatches
+from pilotfish.speculation.coupling import agreed
+from pilotfish.speculation.judging import judged, mismatches
 
 VOCAB = 3
 LONGEST = 4

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.cli import main
-from wire import keys
-from wire.errors import KeysError
-from wire.keys import DeviceKeys, EdgeKeys, read_public
+from pilotfish.wire import keys
+from pilotfish.wire.errors import KeysError
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys, read_public
 
 
 def run(*arguments: object) -> int:
@@ -296,7 +296,7 @@ def test_what_a_kill_left_is_in_nobodys_way(folder: Path) -> None:
 _TWINS = """
 import sys
 from pathlib import Path
-from wire import keys
+from pilotfish.wire import keys
 sys.stdin.readline()
 try:
     keys.create(Path(sys.argv[1]), "device")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from device_runtime.turns import Turns
 from pilotfish import Device, EdgeServer, Generation, Round
+from pilotfish.device_runtime.turns import Turns
+from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import Pair
-from wire.errors import UnsupportedError
 
 PROMPT = [1, 3, 2, 7]
 PROTOCOLS = ("greedy", "coupled", "dsd", "tslt", "tree", "dssd", "stream", "local")

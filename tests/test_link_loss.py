@@ -15,13 +15,9 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer, Piece
-from tests.conftest import Pair
-from tests.relay import Relay
-from tests.test_bad_edge import TIMES, LyingEdge
-from tests.tiny import tiny_artifact
-from wire import messages as m
-from wire.emulation.emulator import Emulator
-from wire.errors import (
+from pilotfish.wire import messages as m
+from pilotfish.wire.emulation.emulator import Emulator
+from pilotfish.wire.errors import (
     AccessDeniedError,
     EdgeLostError,
     InterruptedGenerationError,
@@ -30,6 +26,10 @@ from wire.errors import (
     TooManySessionsError,
     UnsupportedError,
 )
+from tests.conftest import Pair
+from tests.relay import Relay
+from tests.test_bad_edge import TIMES, LyingEdge
+from tests.tiny import tiny_artifact
 
 PROMPT = [1, 3, 2, 7]
 NOWHERE = "tcp://127.0.0.1:1"

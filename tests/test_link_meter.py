@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.link.meter import FRESH_S, LARGE_BYTES, SMALL_BYTES, LinkMeter, Transit
-from wire.link.radio import signal_dbm
-from wire.link.tcp import segments
+from pilotfish.wire.link.meter import FRESH_S, LARGE_BYTES, SMALL_BYTES, LinkMeter, Transit
+from pilotfish.wire.link.radio import signal_dbm
+from pilotfish.wire.link.tcp import segments
 
 MS = 1_000_000
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.targets.listed import Federation, Pipeline, places, read_list
-from edge_runtime.targets.peer import expect_locked
-from wire import keys
-from wire.errors import ConfigError, KeysError
-from wire.keys import EdgeKeys
+from pilotfish.edge_runtime.targets.listed import Federation, Pipeline, places, read_list
+from pilotfish.edge_runtime.targets.peer import expect_locked
+from pilotfish.wire import keys
+from pilotfish.wire.errors import ConfigError, KeysError
+from pilotfish.wire.keys import EdgeKeys
 
 ONE = '[[worker]]\naddress = "tcp://127.0.0.1:1"\n'
 TWO = '[[worker]]\naddress = "tcp://127.0.0.1:2"\n'

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from engines.decoder import Decoder, Pass
 from pilotfish import Device, EdgeServer, PilotfishError
-from speculation.distributions import Sampling, probabilities
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.speculation.distributions import Sampling, probabilities
 from tests.enumeration import p_value
 from tests.tiny import tiny_artifact
 

@@ -14,8 +14,9 @@ pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from device_runtime.energy import Watch, rails
-from device_runtime.record import (
+from pilotfish import Device
+from pilotfish.device_runtime.energy import Watch, rails
+from pilotfish.device_runtime.record import (
     STAGES,
     Choice,
     Generation,
@@ -24,12 +25,11 @@ from device_runtime.record import (
     Round,
     Timings,
 )
-from device_runtime.service.metrics import Metrics, origins
-from device_runtime.service.status import Status, freshest
-from pilotfish import Device
+from pilotfish.device_runtime.service.metrics import Metrics, origins
+from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.protocols import NAMES
 from tests.test_field_host import sensor
-from wire.link.state import LinkState, Reading
-from wire.protocols import NAMES
 
 STATE = LinkState(
     rtt=Reading(value=0.05, age_s=0.5, samples=5),

@@ -9,13 +9,17 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from speculation.candidates import Choice, choose, residual
-from speculation.distributions import Sampling, probabilities
-from speculation.randomness import Purpose, noise, sample, uniforms
-from speculation.rows import Row
-from speculation.split import systematic
-from speculation.tree import chain, verify
-from speculation.truncation import truncate
+from pilotfish.speculation.candidates import Choice, choose, residual
+from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.randomness import Purpose, noise, sample, uniforms
+from pilotfish.speculation.rows import Row
+from pilotfish.speculation.split import systematic
+from pilotfish.speculation.tree import chain, verify
+from pilotfish.speculation.truncation import truncate
+from pilotfish.wire.protocols import Place, Ruling
+from pilotfish.wire.protocols.dsd import Dsd
+from pilotfish.wire.protocols.exchange import coins, draw_from, follow
+from pilotfish.wire.protocols.tree import TokenTree
 from tests.enumeration import (
     Ended,
     Model,
@@ -29,10 +33,6 @@ from tests.enumeration import (
     tv,
 )
 from tests.rounds import Setting, exact_law, frequencies
-from wire.protocols import Place, Ruling
-from wire.protocols.dsd import Dsd
-from wire.protocols.exchange import coins, draw_from, follow
-from wire.protocols.tree import TokenTree
 
 SEEN = 0.005  # total variation of two tokens, where the real rules stay below 1e-12
 VOCAB = 4

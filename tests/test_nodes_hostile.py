@@ -16,8 +16,11 @@ import pytest
 import zmq
 from numpy.typing import NDArray
 
-from edge_runtime.targets.target import Ask
 from pilotfish import EdgeServer
+from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.wire import keys
+from pilotfish.wire.messages import encode
+from pilotfish.wire.nodes import Attach, Greet, Item, Ready, Refused, Step
 from tests.averaging import tokens_of
 from tests.conftest import VOCAB
 from tests.federating import (
@@ -36,9 +39,6 @@ from tests.hostile import await_idle, packed, resident_mib
 from tests.pipelines import cut, made_pair
 from tests.raw_edge import CODES, KEPT, RawEdge, Tenant, expected_of, ids, item, parents
 from tests.spoiling import ODD_VALUES, Frames, spoil
-from wire import keys
-from wire.messages import encode
-from wire.nodes import Attach, Greet, Item, Ready, Refused, Step
 
 GROWTH_MIB = 48
 MESSAGES = 20_000

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import pytest
 
 from pilotfish import Device, EdgeServer
-from speculation.distributions import Sampling
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire import keys
+from pilotfish.wire.errors import TargetLostError
+from pilotfish.wire.protocols import Law
 from tests.daemons import Systemd, await_sample, free_port, running, scrape
 from tests.federating import SESSIONS, Cast, Ensemble, cast_in, worker, write_list
-from wire import keys
-from wire.errors import TargetLostError
-from wire.protocols import Law
 
 PROMPT = [3, 1, 4, 1, 5]
 OPTIONS = {"protocol": "coupled", "temperature": 1.0, "seed": 2, "window": 3, "max_tokens": 40}

@@ -12,13 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish import EdgeServer
+from pilotfish.wire.codecs.topk import decode_topk
+from pilotfish.wire.messages import MAX_WINDOW, encode
+from pilotfish.wire.nodes import MAX_ITEMS, Attach, Item, Refused, Scored, Step
 from tests.conftest import CONTEXT, VOCAB
 from tests.federating import SESSIONS, Cast, cast_in, worker
 from tests.hostile import packed
 from tests.raw_edge import CODES, KEPT, RawEdge, Tenant, expected_of, ids, item, parents
-from wire.codecs.topk import decode_topk
-from wire.messages import MAX_WINDOW, encode
-from wire.nodes import MAX_ITEMS, Attach, Item, Refused, Scored, Step
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,11 @@ pytest.importorskip("playwright", reason="needs playwright")
 from playwright.sync_api import expect
 
 from pilotfish import EdgeServer
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from tests.browsing import SCRIPT, Sight, chromium, contrast, hostile_pair
 from tests.conftest import Pair
 from tests.serving import Serving, eventually, serving
 from tests.test_metrics import accept_by_promtool
-from wire.emulation.emulator import Conditions, Emulator
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

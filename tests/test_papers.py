@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from field.papers import dssd, tslt
-from field.papers.dssd_tables import table1, table2
-from field.papers.sheet import printed
-from field.papers.tslt_tables import MULTIPLE, SINGLE, figure
-from speculation.latency import Link
+from pilotfish.field.papers import dssd, tslt
+from pilotfish.field.papers.dssd_tables import table1, table2
+from pilotfish.field.papers.sheet import printed
+from pilotfish.field.papers.tslt_tables import MULTIPLE, SINGLE, figure
+from pilotfish.speculation.latency import Link
 
 chances = st.floats(0.0, 1.0)
 windows = st.integers(1, 12)

@@ -10,8 +10,8 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from field.drawing import PALETTE
-from field.papers import PAPERS
+from pilotfish.field.drawing import PALETTE
+from pilotfish.field.papers import PAPERS
 
 MOST_PLOTS = 4
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from field.papers import decentralized, specfed, specfed_measured
-from field.papers.decentralized_tables import claims, node_scaling
-from field.papers.specfed_tables import KEPT, distortion
-from speculation.truncation import largest
+from pilotfish.field.papers import decentralized, specfed, specfed_measured
+from pilotfish.field.papers.decentralized_tables import claims, node_scaling
+from pilotfish.field.papers.specfed_tables import KEPT, distortion
+from pilotfish.speculation.truncation import largest
 
 
 @st.composite

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from field.papers import wisv
-from field.papers.wisv_tables import (
+from pilotfish.field.papers import wisv
+from pilotfish.field.papers.wisv_tables import (
     CELLS,
     DRAFTER,
     SIZES,
@@ -22,8 +22,8 @@ from field.papers.wisv_tables import (
     round_s,
     table1,
 )
-from speculation.latency import Link
-from speculation.theory import tokens_per_round
+from pilotfish.speculation.latency import Link
+from pilotfish.speculation.theory import tokens_per_round
 
 links = st.builds(
     Link, rtt_s=st.floats(0.0, 0.5), up_bps=st.floats(1e5, 1e9), down_bps=st.floats(1e5, 1e9)

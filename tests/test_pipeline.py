@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_runtime.scheduler import CHUNK, Job, Scheduler
-from edge_runtime.targets.target import Ask
-from engines.artifact import Artifact
-from engines.decoder import Decoder
 from pilotfish import Device, EdgeServer
-from speculation.distributions import Floats
+from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
+from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.speculation.distributions import Floats
+from pilotfish.wire.protocols import Ruling
 from tests.conftest import Pair
 from tests.hostile import drafted
 from tests.judging import random_head, saved
 from tests.pipelines import Row, cut, made_pair, opened, row, served, whole_logits
-from wire.protocols import Ruling
 
 CONTEXT = 512
 SLOTS = 8

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.scheduler import CHUNK, Job, Scheduler
-from edge_runtime.targets.pace import Pace
-from edge_runtime.targets.pipeline import PipelineTarget
-from edge_runtime.targets.target import Ask
+from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
+from pilotfish.edge_runtime.targets.pace import Pace
+from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
+from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.wire.emulation.emulator import Emulator
+from pilotfish.wire.protocols import Ruling
 from tests.pipelines import cut, made_pair, opened, row
-from wire.emulation.emulator import Emulator
-from wire.protocols import Ruling
 
 CONTEXT = 2048
 SLOTS = 8

@@ -11,17 +11,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_runtime.node.stage import StageSlots, StageWork
-from edge_runtime.tally import Tally
-from edge_runtime.targets.pipeline import PipelineTarget
-from edge_runtime.targets.target import Ask
-from engines.decoder import Decoder
-from engines.stage import Head, Stage
+from pilotfish.edge_runtime.node.stage import StageSlots, StageWork
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
+from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.stage import Head, Stage
+from pilotfish.wire.errors import TargetLostError
+from pilotfish.wire.nodes import Attached, Refused, Scored
 from tests.conftest import HIDDEN, Pair
 from tests.federating import Frames, Said, WorkerThread
 from tests.pipelines import Node, Row, cut, made_pair, opened, whole_logits
-from wire.errors import TargetLostError
-from wire.nodes import Attached, Refused, Scored
 
 CONTEXT = 512
 SLOTS = 4

@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from edge_runtime.tally import Tally
-from edge_runtime.targets.pipeline import PipelineTarget
-from edge_runtime.targets.target import Ask
-from engines.artifact import Artifact
-from engines.errors import ArtifactError
-from export.split import split_artifact
 from pilotfish import Device, EdgeServer
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
+from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.export.split import split_artifact
+from pilotfish.wire import keys
+from pilotfish.wire.errors import ConfigError, KeysError
+from pilotfish.wire.keys import EdgeKeys
 from tests.conftest import Pair
 from tests.pipelines import Node, Row, cpu_s, cut, made_pair, opened, row, served, waited_for
 from tests.tiny import tiny_artifact
-from wire import keys
-from wire.errors import ConfigError, KeysError
-from wire.keys import EdgeKeys
 
 CONTEXT = 256
 SLOTS = 4

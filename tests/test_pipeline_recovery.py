@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish import Device, EdgeServer
+from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
+from pilotfish.wire.emulation.emulator import Emulator
+from pilotfish.wire.errors import TargetLostError
 from tests.conftest import Pair
 from tests.daemons import free_port, scrape
 from tests.pipelines import Answering, Row, cpu_s, cut, holdings, made_pair, opened, row, served
 from tests.relay import Relay
-from wire.emulation.emulator import Emulator
-from wire.errors import TargetLostError
 
 CONTEXT = 2048
 SLOTS = 4

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from packaging.version import Version
 
-from deploy.precedence import is_older
+from pilotfish.deploy.precedence import is_older
 
 # In their order (PEP 440, "Summary of permitted suffixes and relative ordering").
 ORDERED = (

@@ -11,17 +11,17 @@ from statistics import median
 
 import pytest
 
-from device_runtime.link.edge_link import PROBE_BYTES
-from device_runtime.plan import Auto
-from device_runtime.record import Probing
 from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.link.edge_link import PROBE_BYTES
+from pilotfish.device_runtime.plan import Auto
+from pilotfish.device_runtime.record import Probing
+from pilotfish.wire import messages as m
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.errors import TooLargeError
+from pilotfish.wire.link.meter import FRESH_S
 from tests.conftest import Pair
 from tests.hostile import RawClient
 from tests.tiny import tiny_artifact
-from wire import messages as m
-from wire.emulation.emulator import Conditions, Emulator
-from wire.errors import TooLargeError
-from wire.link.meter import FRESH_S
 
 RTT_S = 0.04
 

@@ -24,13 +24,13 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
 from pilotfish.cli.export import default_pair
+from pilotfish.wire import keys
+from pilotfish.wire.channel import Channel
+from pilotfish.wire.errors import EdgeLostError, ListenError
+from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.messages import Ping
 from tests.conftest import Pair
 from tests.daemons import free_port
-from wire import keys
-from wire.channel import Channel
-from wire.errors import EdgeLostError, ListenError
-from wire.keys import DeviceKeys
-from wire.messages import Ping
 
 PROMPT = [3, 1, 4, 1, 5]
 

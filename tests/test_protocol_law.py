@@ -10,9 +10,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from speculation import randomness
-from speculation.distributions import Sampling
-from speculation.randomness import Purpose
+from pilotfish.speculation import randomness
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.wire.protocols import Law, choose
 from tests.enumeration import p_value
 from tests.rounds import (
     EXACT,
@@ -25,7 +26,6 @@ from tests.rounds import (
     generate,
     logits,
 )
-from wire.protocols import Law, choose
 
 HOLDS = 1e-4  # p-value at which a protocol would be said to break the law
 REJECTED = 1e-12  # the drafter's own law must be further off than this

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import device_runtime.drafter
-from device_runtime.drafter import Drafter
+import pilotfish.device_runtime.drafter
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.wire.protocols import EXCHANGES, dssd, exchange
 from tests.enumeration import (
     Ended,
     kinds,
@@ -24,7 +25,6 @@ from tests.enumeration import (
 )
 from tests.rounds import EXACT, PROMPT, Setting, play_round
 from tests.tiny import tiny_artifact
-from wire.protocols import EXCHANGES, dssd, exchange
 
 
 class Coin:
@@ -95,7 +95,7 @@ def test_windows_that_the_drafter_itself_ends_early_are_exact(name, ends, tmp_pa
     drafter = Drafter(
         tiny_artifact(tmp_path, vocab=4, seed=4), provider="cpu", threads=1, context=None
     )
-    monkeypatch.setattr(device_runtime.drafter, "ENOUGH", 0.7)
+    monkeypatch.setattr(pilotfish.device_runtime.drafter, "ENOUGH", 0.7)
     levels = set()
 
     def window(setting, exchange, law, committed):

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.wire import keys
 from tests.conftest import Pair
 from tests.relay import Relay
 from tests.tiny import tiny_artifact
-from wire import keys
 
 PROMPT = [1, 3, 2, 7]
 

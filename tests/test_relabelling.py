@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculation.channel import FEATURES, Channel
-from speculation.relabelling import budget, importance, relabel, repair_probabilities
+from pilotfish.speculation.channel import FEATURES, Channel
+from pilotfish.speculation.relabelling import budget, importance, relabel, repair_probabilities
 
 CLOSE = 1e-9
 RATES = st.floats(1e3, 1e11)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.wire import messages as m
+from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.daemons import Systemd, await_sample, free_port, reload_as_systemd, running, scrape
 from tests.hostile import PROMPT, RawClient, RawSession
-from wire import messages as m
-from wire.keys import DeviceKeys
 
 PING = m.Ping(nonce=1)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines.backends import AUTO, PROVIDERS
-from engines.backends.cpu import CpuBackend
-from engines.decoder import Decoder, Pass
-from engines.errors import ProviderError
-from engines.runtime import WHEELS, runtime_version
+from pilotfish.engines.backends import AUTO, PROVIDERS
+from pilotfish.engines.backends.cpu import CpuBackend
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.runtime import WHEELS, runtime_version
 from tests.tiny import tiny_artifact
 
 ROOT = Path(__file__).parents[1]

@@ -8,12 +8,12 @@ import time
 import numpy as np
 import pytest
 
-from edge_runtime.scheduler import CHUNK, Job, Scheduler
-from edge_runtime.targets.local import LocalTarget
-from engines.decoder import Decoder
-from speculation.distributions import Floats
+from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
+from pilotfish.edge_runtime.targets.local import LocalTarget
+from pilotfish.engines.decoder import Decoder
+from pilotfish.speculation.distributions import Floats
+from pilotfish.wire.protocols import Ruling
 from tests.tiny import tiny_artifact
-from wire.protocols import Ruling
 
 SLOTS = 9
 CONTEXT = 512

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge_runtime.scheduler import Job, Scheduler
-from edge_runtime.targets.target import Ask, Landing, Target
-from engines.decoder import Output
-from speculation.distributions import Floats
+from pilotfish.edge_runtime.scheduler import Job, Scheduler
+from pilotfish.edge_runtime.targets.target import Ask, Landing, Target
+from pilotfish.engines.decoder import Output
+from pilotfish.speculation.distributions import Floats
+from pilotfish.wire.protocols import Draft, Ruling
 from tests.test_scheduler import MS, Clock
-from wire.protocols import Draft, Ruling
 
 VOCAB = 8
 

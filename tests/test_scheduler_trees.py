@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
-from edge_runtime.targets.local import LocalTarget
-from engines.decoder import Decoder, Output, Pass
-from speculation.distributions import Floats
+from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
+from pilotfish.edge_runtime.targets.local import LocalTarget
+from pilotfish.engines.decoder import Decoder, Output, Pass
+from pilotfish.speculation.distributions import Floats
+from pilotfish.wire.protocols import Draft, Ruling
 from tests.hostile import drafted
 from tests.tiny import tiny_artifact
-from wire.protocols import Draft, Ruling
 
 CONTEXT = 512
 SLOTS = 4

@@ -7,12 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from edge_runtime.scheduler import CHUNK, Job
-from engines.decoder import Decoder, Pass
+from pilotfish.edge_runtime.scheduler import CHUNK, Job
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.wire import messages as m
+from pilotfish.wire.protocols import Ruling
 from tests.hostile import RawSession
 from tests.socketless import SocketlessEdge
-from wire import messages as m
-from wire.protocols import Ruling
 
 LONG = [(7 * i) % 50 for i in range(200)]
 

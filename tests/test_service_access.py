@@ -14,13 +14,13 @@ import httpx
 import openai
 import pytest
 
-from device_runtime.service.access import ApiKeys, api_keys
 from pilotfish import EdgeServer
 from pilotfish.cli import main
+from pilotfish.device_runtime.service.access import ApiKeys, api_keys
+from pilotfish.wire.errors import KeysError
+from pilotfish.wire.keys import create as create_pair
 from tests.conftest import Pair
 from tests.serving import Serving, chat, serving
-from wire.errors import KeysError
-from wire.keys import create as create_pair
 
 ALICE, BOB, CAROL = (f"{name}-0123456789abcdef" for name in ("alice", "bob", "carol"))
 

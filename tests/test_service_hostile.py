@@ -16,7 +16,7 @@ import httpx
 import pytest
 import uvicorn
 
-from device_runtime.service.connection import Connection
+from pilotfish.device_runtime.service.connection import Connection
 from tests.serving import Serving, chat
 
 MEBIBYTE = 2**20

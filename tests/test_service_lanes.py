@@ -17,9 +17,9 @@ import httpx
 import openai
 import pytest
 
-from device_runtime.record import Generation
-from device_runtime.service.lanes import Lanes
 from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.record import Generation
+from pilotfish.device_runtime.service.lanes import Lanes
 from tests.conftest import Pair
 from tests.serving import Serving, chat, eventually, said, serving
 

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from device_runtime.plan import Options
-from device_runtime.service.openai import Wanted, chat_request, text_request
-from device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.service.openai import Wanted, chat_request, text_request
+from pilotfish.device_runtime.service.refusal import RefusalError
 from tests.serving import Serving, serving
 from tests.tiny import tiny_artifact
 

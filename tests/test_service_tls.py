@@ -16,12 +16,12 @@ import httpx
 import openai
 import pytest
 
-from device_runtime.service.connection import CONNECTIONS, Doorway
-from device_runtime.service.tls import tls_context
 from pilotfish.cli import main
+from pilotfish.device_runtime.service.connection import CONNECTIONS, Doorway
+from pilotfish.device_runtime.service.tls import tls_context
+from pilotfish.wire.errors import CertificateError
 from tests.conftest import Pair
 from tests.serving import Serving, chat, said, serving
-from wire.errors import CertificateError
 
 DATA = Path(__file__).parent / "data" / "tls"
 KEY = "alice-0123456789abcdef"

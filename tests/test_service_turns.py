@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from device_runtime.plan import Options
-from device_runtime.record import Generation
-from device_runtime.service.lanes import Lanes
 from pilotfish import Device
+from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.record import Generation
+from pilotfish.device_runtime.service.lanes import Lanes
 from tests.conftest import Pair
 
 NOWHERE = "tcp://127.0.0.1:1"

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.scheduler import Job
-from edge_runtime.sessions import Session, Sessions
+from pilotfish.edge_runtime.scheduler import Job
+from pilotfish.edge_runtime.sessions import Session, Sessions
+from pilotfish.wire import keys
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import TooManySessionsError
+from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.daemons import free_port, running, scrape
 from tests.hostile import PROMPT, RawClient, RawSession
-from wire import keys
-from wire import messages as m
-from wire.errors import TooManySessionsError
-from wire.keys import DeviceKeys
 
 IDLE_S = 60.0
 

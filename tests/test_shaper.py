@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wire.emulation.emulator import Conditions
-from wire.emulation.shaper import (
+from pilotfish.wire.emulation.emulator import Conditions
+from pilotfish.wire.emulation.shaper import (
     FIN,
     FLIGHT_BYTES,
     SEGMENT_BYTES,
@@ -20,7 +20,7 @@ from wire.emulation.shaper import (
     Shaper,
     shapes,
 )
-from wire.emulation.traces import Trace
+from pilotfish.wire.emulation.traces import Trace
 
 
 def shaper(trace=None, now=0.0, **conditions):

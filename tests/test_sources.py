@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from engines.tokenizer import Tokenizer
-from export.config import ModelConfig
-from export.errors import ExportError
-from export.sources import open_source
-from export.sources.huggingface import DirectorySource
-from export.sources.huggingface_config import read_config
-from export.sources.source import WeightSource
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources import open_source
+from pilotfish.export.sources.huggingface import DirectorySource
+from pilotfish.export.sources.huggingface_config import read_config
+from pilotfish.export.sources.source import WeightSource
 from tests.small_checkpoints import (
     DTYPES,
     LLAMA,
@@ -119,7 +119,7 @@ def test_k_quants_have_the_shape_of_the_matrix(tmp_path: Path, kind: Kind) -> No
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    from export.sources.gguf_file import GgufFile
+    from pilotfish.export.sources.gguf_file import GgufFile
 
     found = GgufFile(tmp_path / "k.gguf").tensor("token_embd.weight")
     assert found.shape == (3, block)

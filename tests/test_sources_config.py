@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.config import ModelConfig
-from export.errors import ExportError
-from export.sources.huggingface_config import read_config
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.huggingface_config import read_config
 from tests.small_checkpoints import (
     LLAMA,
 )

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.errors import ExportError
-from export.model import export_model
-from export.sources import open_source
+from pilotfish.export.errors import ExportError
+from pilotfish.export.model import export_model
+from pilotfish.export.sources import open_source
 from tests.small_checkpoints import LLAMA, tiny_weights, write_directory, write_gguf
 from tests.tiny import opt_shapes, tiny_config
 

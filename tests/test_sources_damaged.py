@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from export.errors import ExportError
-from export.sources import open_source
-from export.sources.gguf import GgufSource
-from export.sources.safetensors_file import SafetensorsFile
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources import open_source
+from pilotfish.export.sources.gguf import GgufSource
+from pilotfish.export.sources.safetensors_file import SafetensorsFile
 from tests.small_checkpoints import (
     LLAMA,
     tiny_weights,

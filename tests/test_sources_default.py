@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from export.errors import DownloadError, ExportError
-from export.sources import open_source
+from pilotfish.export.errors import DownloadError, ExportError
+from pilotfish.export.sources import open_source
 
 
 def test_what_is_not_a_source(tmp_path: Path) -> None:

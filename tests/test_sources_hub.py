@@ -19,8 +19,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # Opens the source in a fresh process, for the hub's client reads its environment when imported.
 SCRIPT = """
 import sys
-from export.errors import ExportError
-from export.sources import open_source
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources import open_source
 try:
     source = open_source(sys.argv[1])
 except ExportError as error:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from engines.artifact import Artifact
-from export.errors import ExportError
-from export.model import export_model
-from export.sources import open_source
-from export.sources.huggingface_config import read_config
+from pilotfish.engines.artifact import Artifact
+from pilotfish.export.errors import ExportError
+from pilotfish.export.model import export_model
+from pilotfish.export.sources import open_source
+from pilotfish.export.sources.huggingface_config import read_config
 from tests.small_checkpoints import LLAMA, write_directory, write_gguf
 
 # config.json of published checkpoints, as their makers wrote them.

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.candidates import choose, residual
-from speculation.confidence import predicted_acceptance
-from speculation.coupling import agreed
-from speculation.distributions import Sampling, probabilities
-from speculation.rows import Row
-from speculation.split import systematic
-from speculation.tree import Tree, chain, nodes_at_most
-from speculation.truncation import LEVEL_WEIGHTS, MAX_LEVEL, SparseRows, largest, truncate
+from pilotfish.speculation.candidates import choose, residual
+from pilotfish.speculation.confidence import predicted_acceptance
+from pilotfish.speculation.coupling import agreed
+from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.rows import Row
+from pilotfish.speculation.split import systematic
+from pilotfish.speculation.tree import Tree, chain, nodes_at_most
+from pilotfish.speculation.truncation import LEVEL_WEIGHTS, MAX_LEVEL, SparseRows, largest, truncate
 from tests.enumeration import (
     KINDS,
     Model,

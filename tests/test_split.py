@@ -15,18 +15,18 @@ import onnx
 import pytest
 from onnx import external_data_helper, numpy_helper
 
-from engines.artifact import MANIFEST_NAME, Artifact, Manifest, open_stages
-from engines.cut import Cut, check_chain
-from engines.errors import ArtifactError
-from engines.vocabulary import Vocabulary
-from export import atomic
-from export.atomic import replacing
-from export.borders import Flow
-from export.data_file import DataFile
-from export.dialects import DIALECTS
-from export.errors import ExportError
-from export.split import plan_cuts, split_artifact
 from pilotfish.cli.export import default_pair
+from pilotfish.engines.artifact import MANIFEST_NAME, Artifact, Manifest, open_stages
+from pilotfish.engines.cut import Cut, check_chain
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.export import atomic
+from pilotfish.export.atomic import replacing
+from pilotfish.export.borders import Flow
+from pilotfish.export.data_file import DataFile
+from pilotfish.export.dialects import DIALECTS
+from pilotfish.export.errors import ExportError
+from pilotfish.export.split import plan_cuts, split_artifact
 from tests.tiny import FAMILIES, tiny_artifact
 
 MIB = 2**20

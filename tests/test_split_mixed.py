@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from deploy.bundle import Wanted, make
-from engines.artifact import MANIFEST_NAME, Artifact, open_stages
-from engines.cut import Cut, check_chain
-from engines.errors import ArtifactError
-from export.catalog import list_artifacts
-from export.split import split_artifact
 from pilotfish import Device
 from pilotfish.cli import main
+from pilotfish.deploy.bundle import Wanted, make
+from pilotfish.engines.artifact import MANIFEST_NAME, Artifact, open_stages
+from pilotfish.engines.cut import Cut, check_chain
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.export.catalog import list_artifacts
+from pilotfish.export.split import split_artifact
 from tests.tiny import tiny_artifact
 
 

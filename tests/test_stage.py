@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from engines.artifact import Artifact, open_stages
-from engines.backends.cpu import CpuBackend
-from engines.decoder import Decoder, Pass
-from engines.errors import CapacityError
-from engines.stage import Head, Stage
-from export.dialects import DIALECTS
-from export.split import split_artifact
 from pilotfish.cli.export import default_pair
+from pilotfish.engines.artifact import Artifact, open_stages
+from pilotfish.engines.backends.cpu import CpuBackend
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.errors import CapacityError
+from pilotfish.engines.stage import Head, Stage
+from pilotfish.export.dialects import DIALECTS
+from pilotfish.export.split import split_artifact
 from tests.opening import CudaOnHost
 from tests.staged import STANDARD, TEXT, Both, Staged, both_in, providers
 from tests.test_decoder import (  # noqa: F401  # collected here once more, with another fixture

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.artifact import open_stages
-from engines.backends import Load
-from engines.backends.cpu import CpuBackend
-from engines.decoder import Decoder, Pass
-from engines.errors import ArtifactError, ProviderError
-from engines.kv import HostCache
-from engines.stage import LARGEST, Head, Stage
-from export.split import split_artifact
+from pilotfish.engines.artifact import open_stages
+from pilotfish.engines.backends import Load
+from pilotfish.engines.backends.cpu import CpuBackend
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.errors import ArtifactError, ProviderError
+from pilotfish.engines.kv import HostCache
+from pilotfish.engines.stage import LARGEST, Head, Stage
+from pilotfish.export.split import split_artifact
 from tests.staged import STANDARD, TEXT, Both, both_in, providers
 from tests.tiny import FAMILIES, tiny_artifact
 

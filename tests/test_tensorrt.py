@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines.cudart import Copy3D, Cuda
-from engines.decoder import Decoder, Pass
-from engines.errors import CudaError, ProviderError
-from engines.tensorrt.fixing import fix_size
-from engines.tensorrt.profiles import Profiles, input_shapes
 from pilotfish import Device
+from pilotfish.engines.cudart import Copy3D, Cuda
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.errors import CudaError, ProviderError
+from pilotfish.engines.tensorrt.fixing import fix_size
+from pilotfish.engines.tensorrt.profiles import Profiles, input_shapes
 from tests import cudart_double, tensorrt_double
 from tests.runnable import needs
 from tests.tiny import tiny_artifact

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from engines.cache import cache_directory
-from engines.cudart import Cuda
-from engines.decoder import Decoder, Pass
-from engines.errors import BuildError, ProviderError
-from engines.tensorrt.build import Order, ensure_engine
-from engines.tensorrt.cache import EngineCache
 from pilotfish.cli import main
+from pilotfish.engines.cache import cache_directory
+from pilotfish.engines.cudart import Cuda
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.errors import BuildError, ProviderError
+from pilotfish.engines.tensorrt.build import Order, ensure_engine
+from pilotfish.engines.tensorrt.cache import EngineCache
 from tests import cudart_double, tensorrt_double
 from tests.runnable import needs
 from tests.tiny import tiny_artifact
@@ -196,7 +196,7 @@ def test_ctrl_c_ends_a_build(artifact, monkeypatch):
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from engines.cache import replace_file
+from pilotfish.engines.cache import replace_file
 def hang(descriptor):
     print("writing", flush=True)
     time.sleep(60)

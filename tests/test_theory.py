@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.candidates import choose
-from speculation.distributions import Sampling, probabilities
-from speculation.rows import Row
-from speculation.theory import (
+from pilotfish.speculation.candidates import choose
+from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.rows import Row
+from pilotfish.speculation.theory import (
     alpha,
     beta,
     beta_bound,
@@ -23,7 +23,7 @@ from speculation.theory import (
     tokens_per_round,
     tv,
 )
-from speculation.truncation import truncate
+from pilotfish.speculation.truncation import truncate
 from tests.enumeration import Model, draw, play_round, ways
 
 ROUNDING = 1e-12

@@ -15,11 +15,11 @@ import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engines.errors import ArtifactError, TextTooLongError
-from engines.tokenizer import TextStream, Tokenizer
-from export.errors import ExportError
-from export.sources.gguf_file import GgufFile
-from export.tokenizer import GgufVocabulary, gpt2_tokenizer_json
+from pilotfish.engines.errors import ArtifactError, TextTooLongError
+from pilotfish.engines.tokenizer import TextStream, Tokenizer
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.tokenizer import GgufVocabulary, gpt2_tokenizer_json
 from tests.small_checkpoints import SPECIAL, TOKENS, tokenizer_json, write_gguf
 from tests.tokenizer_strings import make_strings
 from tests.vocabularies import (

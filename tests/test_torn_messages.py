@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import zmq
 
+from pilotfish.wire.channel import Channel
+from pilotfish.wire.connections import Bounds
+from pilotfish.wire.nodes import Greet
+from pilotfish.wire.transport import Listener
 from tests.relay import Relay
-from wire.channel import Channel
-from wire.connections import Bounds
-from wire.nodes import Greet
-from wire.transport import Listener
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.emulation.traces import Trace, TraceClock
-from wire.errors import TraceError
+from pilotfish.wire.emulation.traces import Trace, TraceClock
+from pilotfish.wire.errors import TraceError
 
 
 def written(path, text):

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy import power
-from deploy.errors import InstallError
 from pilotfish.cli import parser
-from wire.errors import KeysError
-from wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.deploy import power
+from pilotfish.deploy.errors import InstallError
+from pilotfish.wire.errors import KeysError
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 
-FOLDER = Path(str(resources.files("deploy"))) / "systemd"
+FOLDER = Path(str(resources.files("pilotfish"))) / "systemd"
 UNITS = sorted(path.name for path in FOLDER.glob("pilotfish-*"))
 # What each service runs; its settings are in the file of its name.
 ROLES = {"device": "device serve", "edge": "edge serve", "worker": "edge worker"}

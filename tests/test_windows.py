@@ -6,8 +6,8 @@ Every drafting protocol, on a real edge: the text must be that of the same run, 
 import numpy as np
 import pytest
 
-from engines.decoder import Decoder
 from pilotfish import Device, EdgeServer, PilotfishError
+from pilotfish.engines.decoder import Decoder
 from tests.tiny import tiny_artifact
 
 VOCAB = 40

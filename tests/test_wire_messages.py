@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import inspect
 
-from wire import messages as m
-from wire.committed import Committed
-from wire.errors import MalformedError
-from wire.nodes import Report, decode_report
-from wire.prose import one_line
+from pilotfish.wire import messages as m
+from pilotfish.wire.committed import Committed
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.nodes import Report, decode_report
+from pilotfish.wire.prose import one_line
 
 REQUESTS = get_args(m.Request)
 REPLIES = get_args(m.Reply)

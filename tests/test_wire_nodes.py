@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from pilotfish.wire import messages as m
+from pilotfish.wire import nodes
+from pilotfish.wire.errors import MalformedError
 from tests.test_wire_messages import messages
-from wire import messages as m
-from wire import nodes
-from wire.errors import MalformedError
 
 ORDERS = get_args(nodes.Order)
 REPORTS = get_args(nodes.Report)

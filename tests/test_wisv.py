@@ -12,24 +12,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from device_runtime.drafter import Drafter
-from device_runtime.link.edge_link import EdgeLink
-from device_runtime.link.gauge import Answer
-from device_runtime.record import Generation
-from engines.artifact import Artifact
-from engines.decoder import Decoder
-from field.papers import wisv
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
-from speculation.distributions import Sampling
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.gauge import Answer
+from pilotfish.device_runtime.record import Generation
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.field.papers import wisv
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
+from pilotfish.wire.protocols import EXCHANGES, Law
 from tests.conftest import CONTEXT, HIDDEN, Pair
 from tests.hostile import PROMPT
 from tests.judging import random_head, saved
 from tests.test_bridge_drafter import OWN, THEIRS
 from tests.tiny import tiny_artifact
-from wire import messages as m
-from wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
-from wire.protocols import EXCHANGES, Law
 
 PROTOCOLS = ("wisv-full", "wisv-selective")
 THRESHOLDS = (0.0, 0.3, 0.45, 0.5, 0.55, 0.7, 1.0)

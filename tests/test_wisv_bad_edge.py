@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, PilotfishError
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.hidden import hidden_bytes
+from pilotfish.wire.errors import EdgeLostError, MalformedError, UnknownSessionError
 from tests.conftest import HIDDEN, Pair
 from tests.hostile import PROMPT
 from tests.test_bad_edge import TIMES, Answer, LyingEdge, failure, verdict
-from wire import messages as m
-from wire.codecs.hidden import hidden_bytes
-from wire.errors import EdgeLostError, MalformedError, UnknownSessionError
 
 FULL, SELECTIVE = "wisv-full", "wisv-selective"
 Script = Callable[[m.Request], list[Answer]]

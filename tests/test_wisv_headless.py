@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from device_runtime.plan import Auto
 from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.plan import Auto
+from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import Pair
 from tests.daemons import free_port
 from tests.hostile import PROMPT
-from wire.errors import UnsupportedError
 
 
 def answer(device: Device, act: Any, at: int, **options: Any) -> list[str]:

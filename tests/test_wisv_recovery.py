@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from device_runtime.link import edge_link
-from device_runtime.link.line import Line
-from engines.artifact import Artifact
 from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.link import edge_link
+from pilotfish.device_runtime.link.line import Line
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import Pair
 from tests.judging import random_head, saved
 from tests.relay import Relay
-from wire import messages as m
-from wire.errors import UnsupportedError
 
 PROTOCOLS = ("wisv-full", "wisv-selective")
 PROMPT = [*range(30, 60)]  # on which drafter and target often differ

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import PADDED_VOCAB, VOCAB, Pair
 from tests.hostile import PROMPT, RawClient, RawSession
 from tests.judging import judging_of
 from tests.tiny import tiny_artifact
-from wire.errors import UnsupportedError
 
 PROTOCOLS = ("wisv-full", "wisv-selective")
 

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from device_runtime.drafter import Drafter
-from device_runtime.edge_session import EdgeSession
-from device_runtime.link.line import Line
-from device_runtime.plan import Auto
-from device_runtime.session import Proposal, Session
 from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.edge_session import EdgeSession
+from pilotfish.device_runtime.link.line import Line
+from pilotfish.device_runtime.plan import Auto
+from pilotfish.device_runtime.session import Proposal, Session
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import MalformedError, TooLargeError, UnsupportedError
+from pilotfish.wire.link.meter import LinkMeter
+from pilotfish.wire.link.tcp import Segments
 from tests.conftest import Pair
 from tests.hostile import PROMPT
 from tests.test_bad_edge import verdict
 from tests.test_wisv_bad_edge import Liar, liar, scripted
-from wire import messages as m
-from wire.errors import MalformedError, TooLargeError, UnsupportedError
-from wire.link.meter import LinkMeter
-from wire.link.tcp import Segments
 
 __all__ = ["liar"]  # a fixture
 

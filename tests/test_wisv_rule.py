@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_runtime.head_file import End
-from field.papers import wisv
-from speculation.channel import Channel
-from speculation.distributions import Floats, Sampling
+from pilotfish.edge_runtime.head_file import End
+from pilotfish.field.papers import wisv
+from pilotfish.speculation.channel import Channel
+from pilotfish.speculation.distributions import Floats, Sampling
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.protocols import EXCHANGES, Draft, Judge, Judged, Law, Ruling, Wanted
+from pilotfish.wire.protocols.judged import JudgedDraft
 from tests.judging import random_head
-from wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
-from wire.errors import MalformedError
-from wire.messages import Buffer
-from wire.protocols import EXCHANGES, Draft, Judge, Judged, Law, Ruling, Wanted
-from wire.protocols.judged import JudgedDraft
 
 PROTOCOLS = ("wisv-full", "wisv-selective")
 VOCAB = 6

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from pilotfish.wire import messages as m
 from tests.bad_input.test_hidden_states import BAD, SELECTIVE, SHAPE
 from tests.conftest import Pair
 from tests.hostile import PROMPT, RawSession, drafted
 from tests.judging import judging_of
 from tests.socketless import SocketlessEdge
-from wire import messages as m
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from pilotfish.cli import main
+from pilotfish.wire import keys
+from pilotfish.wire.errors import ListenError
+from pilotfish.wire.nodes import Greet, Ready, Refused
 from tests.conftest import CONTEXT, Pair
 from tests.daemons import Systemd, running
 from tests.federating import worker
 from tests.raw_edge import RawEdge, Tenant, expected_of, ids, item
 from tests.test_processes import await_end, patience_s, refusal
-from wire import keys
-from wire.errors import ListenError
-from wire.nodes import Greet, Ready, Refused
 
 GREET = Greet(version=1)
 

@@ -16,9 +16,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge_runtime.targets import peer
 from pilotfish import Device, EdgeServer
-from speculation.distributions import Sampling
+from pilotfish.edge_runtime.targets import peer
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.errors import TargetLostError
+from pilotfish.wire.nodes import Ready, Refused, Scored
+from pilotfish.wire.protocols import Law
 from tests.conftest import VOCAB
 from tests.daemons import await_sample, exposition, free_port, scrape
 from tests.federating import (
@@ -50,9 +53,6 @@ from tests.lying import (
     replaced,
     wanted_of,
 )
-from wire.errors import TargetLostError
-from wire.nodes import Ready, Refused, Scored
-from wire.protocols import Law
 
 
 @pytest.fixture(scope="module")

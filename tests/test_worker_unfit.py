@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.targets import peer
+from pilotfish.edge_runtime.targets import peer
+from pilotfish.wire.errors import TargetLostError
 from tests.conftest import VOCAB
 from tests.federating import SESSIONS, Cast, WorkerThread, await_, cast_in, opened, write_list
 from tests.lying import KEPT, greeting, logits_of, wanted_of
-from wire.errors import TargetLostError
 
 
 @pytest.fixture(scope="module")

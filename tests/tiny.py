@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.artifact import Artifact, Precision, Source
-from export.config import ModelConfig, RopeScaling
-from export.model import export_model
+from pilotfish.engines.artifact import Artifact, Precision, Source
+from pilotfish.export.config import ModelConfig, RopeScaling
+from pilotfish.export.model import export_model
 
 EOS = "<|end|>"
 TEMPLATE = (

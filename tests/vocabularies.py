@@ -12,10 +12,10 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from engines.tokenizer import CHARACTER_OF_BYTE, Tokenizer
-from export.sources.default import fetch_default
-from export.sources.gguf_file import GgufFile
-from export.tokenizer import GgufVocabulary
+from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE, Tokenizer
+from pilotfish.export.sources.default import fetch_default
+from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.tokenizer import GgufVocabulary
 from tests.tokenizer_strings import CODE, PROSE
 
 HERE = Path("vocabulary.gguf")  # named in errors only

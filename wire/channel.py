@@ -16,12 +16,12 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from wire.errors import UnsupportedError
-from wire.keys import DeviceKeys
-from wire.link.tcp import Segments, borrowed, hang_up, leads_to, segments, volume
-from wire.messages import Buffer, Reply, decode_reply, encode
-from wire.transport import HANDSHAKE_MS, has_port, receive_parts, send_parts, set_up
-from wire.warden import SLACK_BYTES, WARDEN, Glance, Intake
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.tcp import Segments, borrowed, hang_up, leads_to, segments, volume
+from pilotfish.wire.messages import Buffer, Reply, decode_reply, encode
+from pilotfish.wire.transport import HANDSHAKE_MS, has_port, receive_parts, send_parts, set_up
+from pilotfish.wire.warden import SLACK_BYTES, WARDEN, Glance, Intake
 
 _log = logging.getLogger("pilotfish.wire")
 

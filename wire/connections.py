@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from wire.link.tcp import Volume, borrowed, hang_up, volume
-from wire.warden import SLACK_BYTES, WARDEN, Glance, Intake
+from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, volume
+from pilotfish.wire.warden import SLACK_BYTES, WARDEN, Glance, Intake
 
 # Reasons for which a connection is cut.
 CROWD: Final = "crowd"  # too many that have not said anything yet, or too many at all

@@ -25,9 +25,9 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from wire.errors import KeysError
-from wire.files import write_whole
-from wire.prose import one_line
+from pilotfish.wire.errors import KeysError
+from pilotfish.wire.files import write_whole
+from pilotfish.wire.prose import one_line
 
 EDGE = "edge"
 DEVICE = "device"

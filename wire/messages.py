@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.adaptive import HIGHEST_RATIO
-from speculation.channel import Channel
-from speculation.distributions import Sampling
-from wire.errors import MalformedError
-from wire.prose import MOST_CHARACTERS, one_line
+from pilotfish.speculation.adaptive import HIGHEST_RATIO
+from pilotfish.speculation.channel import Channel
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.prose import MOST_CHARACTERS, one_line
 
 VERSION: Final = 2
 HEADER_BYTES: Final = 16 * 1024

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from wire.messages import MAX_WINDOW, U31, U63, Buffer, Header, Name, Text, checked
+from pilotfish.wire.messages import MAX_WINDOW, U31, U63, Buffer, Header, Name, Text, checked
 
 VERSION: Final = 1
 MAX_ITEMS: Final = 1024

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import msgspec
 import zmq
 
-from wire.access import DOMAIN, Gate
-from wire.connections import Bounds, Connections
-from wire.errors import ListenError, MalformedError, TooLargeError
-from wire.keys import EdgeKeys
-from wire.messages import MAX_FRAMES, Buffer, encode
+from pilotfish.wire.access import DOMAIN, Gate
+from pilotfish.wire.connections import Bounds, Connections
+from pilotfish.wire.errors import ListenError, MalformedError, TooLargeError
+from pilotfish.wire.keys import EdgeKeys
+from pilotfish.wire.messages import MAX_FRAMES, Buffer, encode
 
 HEARTBEAT_MS = 300
 HEARTBEAT_TIMEOUT_MS = 900  # a black-holed path shows within 1.2 s

@@ -1,7 +1,7 @@
 """Between a drafter's vocabulary and its target's."""
 
-from device_runtime.bridge.bridge import Bridge, TrivialBridge
-from device_runtime.bridge.pair import Pair
-from device_runtime.bridge.prompt import Asked, Prompt
+from pilotfish.device_runtime.bridge.bridge import Bridge, TrivialBridge
+from pilotfish.device_runtime.bridge.pair import Pair
+from pilotfish.device_runtime.bridge.prompt import Asked, Prompt
 
 __all__ = ["Asked", "Bridge", "Pair", "Prompt", "TrivialBridge"]

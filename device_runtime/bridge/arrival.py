@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from device_runtime.link.edge_link import EdgeLink
-from device_runtime.link.loss import BUSY
-from engines.cache import cache_directory, keep_newest, replace_file
-from engines.errors import ArtifactError
-from engines.vocabulary import Vocabulary
-from wire.errors import MalformedError, PairMismatchError, PilotfishError
-from wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.loss import BUSY
+from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.errors import MalformedError, PairMismatchError, PilotfishError
+from pilotfish.wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
 
 Progress = Callable[[int, int], None]  # bytes that are there, bytes in all
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.bridge.context import Context
-from device_runtime.bridge.prompt import Prompt
-from device_runtime.bridge.shared import Projection, SharedTokens
-from speculation.distributions import Floats
+from pilotfish.device_runtime.bridge.context import Context
+from pilotfish.device_runtime.bridge.prompt import Prompt
+from pilotfish.device_runtime.bridge.shared import Projection, SharedTokens
+from pilotfish.speculation.distributions import Floats
 
 Ids = NDArray[np.uint32]
 

@@ -28,7 +28,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from engines.tokenizer import SPACE_MARK, Tokenizer, character_pairs, without_first_space
+from pilotfish.engines.tokenizer import SPACE_MARK, Tokenizer, character_pairs, without_first_space
 
 RAW = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as "surrogateescape" has them
 # A pattern that looks behind, or at where the text begins, makes (2) uncertain.

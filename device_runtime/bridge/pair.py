@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.bridge.bridge import Bridge, SharedTokensBridge, TrivialBridge
-from device_runtime.bridge.context import Context
-from device_runtime.bridge.prompt import Asked, Prompt, are_messages
-from device_runtime.bridge.shared import SharedTokens
-from engines.errors import TemplateError, TextTooLongError
-from engines.vocabulary import Vocabulary
-from wire.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
+from pilotfish.device_runtime.bridge.bridge import Bridge, SharedTokensBridge, TrivialBridge
+from pilotfish.device_runtime.bridge.context import Context
+from pilotfish.device_runtime.bridge.prompt import Asked, Prompt, are_messages
+from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.engines.errors import TemplateError, TextTooLongError
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
 
 
 class Pair:

@@ -22,12 +22,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.bridge.shared import SharedTokens
-from engines.artifact import Artifact
-from engines.decoder import Decoder, Pass
-from engines.vocabulary import Vocabulary
-from speculation.distributions import Sampling, probabilities
-from wire.errors import UnsupportedError
+from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.wire.errors import UnsupportedError
 
 Progress: TypeAlias = Callable[[str, int, "int | None"], None]
 Ids = NDArray[np.int64]

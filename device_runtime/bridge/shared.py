@@ -28,11 +28,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.cache import cache_directory, keep_newest, replace_file
-from engines.tokenizer import BYTE_TOKEN, Tokenizer
-from engines.vocabulary import Vocabulary
-from speculation.distributions import Floats
-from wire.errors import PairMismatchError
+from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
+from pilotfish.engines.tokenizer import BYTE_TOKEN, Tokenizer
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.distributions import Floats
+from pilotfish.wire.errors import PairMismatchError
 
 _log = logging.getLogger("pilotfish.device")
 

@@ -1,9 +1,9 @@
 """protocol="auto": which protocol and window an answer gets. One file a policy, one line here."""
 
-from device_runtime.choice.evidence import Evidence
-from device_runtime.choice.policy import Policy
-from device_runtime.choice.predictive import Predictive
-from device_runtime.choice.threshold import Threshold
+from pilotfish.device_runtime.choice.evidence import Evidence
+from pilotfish.device_runtime.choice.policy import Policy
+from pilotfish.device_runtime.choice.predictive import Predictive
+from pilotfish.device_runtime.choice.threshold import Threshold
 
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Predictive, Threshold)}
 

@@ -25,13 +25,13 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.plan import Plan
-from device_runtime.record import Round
-from speculation.tree import nodes_at_most
-from wire.messages import MAX_WINDOW
-from wire.protocols import EXCHANGES, LOCAL, STREAM, Adaptive, Judged
-from wire.protocols.exchange import Freight, Sizes
-from wire.protocols.tslt import Tslt
+from pilotfish.device_runtime.plan import Plan
+from pilotfish.device_runtime.record import Round
+from pilotfish.speculation.tree import nodes_at_most
+from pilotfish.wire.messages import MAX_WINDOW
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, Adaptive, Judged
+from pilotfish.wire.protocols.exchange import Freight, Sizes
+from pilotfish.wire.protocols.tslt import Tslt
 
 _HOPE = 0.8  # α of a pair of which nothing is known
 _HOPE_WEIGHT = 4.0  # positions, or rounds, that this hope counts for

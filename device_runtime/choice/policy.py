@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from device_runtime.choice.evidence import Evidence
-from device_runtime.plan import Auto, Plan
-from device_runtime.record import Choice
-from wire.link.state import LinkState
+from pilotfish.device_runtime.choice.evidence import Evidence
+from pilotfish.device_runtime.plan import Auto, Plan
+from pilotfish.device_runtime.record import Choice
+from pilotfish.wire.link.state import LinkState
 
 
 class Policy(ABC):

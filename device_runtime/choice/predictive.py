@@ -8,14 +8,14 @@ back and forth; equal plans go to the protocol that is registered first.
 
 from collections.abc import Sequence
 
-from device_runtime.choice.evidence import Evidence
-from device_runtime.choice.policy import Policy, link_in_words
-from device_runtime.plan import Auto, Plan
-from device_runtime.record import Choice, Forecast
-from speculation.latency import Link, communication_s, streamed_token_s
-from wire.link.state import LinkState
-from wire.protocols import STREAM
-from wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
+from pilotfish.device_runtime.choice.evidence import Evidence
+from pilotfish.device_runtime.choice.policy import Policy, link_in_words
+from pilotfish.device_runtime.plan import Auto, Plan
+from pilotfish.device_runtime.record import Choice, Forecast
+from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.protocols import STREAM
+from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
 
 _CLEARLY = 0.95  # of the held plan's time: below that another one takes over
 _UNKNOWN_BPS = 1e6  # what a rate counts as before it was measured

@@ -11,14 +11,14 @@ protocol's which the cost model of `predictive` finds cheapest.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from device_runtime.choice.evidence import Evidence
-from device_runtime.choice.policy import Policy
-from device_runtime.choice.predictive import Predictive, link_known
-from device_runtime.plan import THRESHOLD, Auto, Plan
-from device_runtime.record import Choice
-from wire.errors import UnsupportedError
-from wire.link.state import LinkState
-from wire.protocols import WisvFull, WisvSelective
+from pilotfish.device_runtime.choice.evidence import Evidence
+from pilotfish.device_runtime.choice.policy import Policy
+from pilotfish.device_runtime.choice.predictive import Predictive, link_known
+from pilotfish.device_runtime.plan import THRESHOLD, Auto, Plan
+from pilotfish.device_runtime.record import Choice
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.protocols import WisvFull, WisvSelective
 
 RTT_S = 0.010
 FULL, SELECTIVE = WisvFull.name, WisvSelective.name

@@ -8,16 +8,16 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from device_runtime.link.gauge import Answer, Connection, Gauge
-from device_runtime.link.line import Line
-from device_runtime.link.loss import FAIL, RESEND_S, Interrupt, Patience
-from device_runtime.link.presence import Presence, Setbacks
-from device_runtime.record import Probing
-from wire.errors import EdgeUnreachableError, from_code
-from wire.keys import DeviceKeys
-from wire.link.meter import FRESH_S
-from wire.link.state import LinkState, Reading
-from wire.messages import Buffer, Failure, Ping, Pong, Reply, Request, Welcome
+from pilotfish.device_runtime.link.gauge import Answer, Connection, Gauge
+from pilotfish.device_runtime.link.line import Line
+from pilotfish.device_runtime.link.loss import FAIL, RESEND_S, Interrupt, Patience
+from pilotfish.device_runtime.link.presence import Presence, Setbacks
+from pilotfish.device_runtime.record import Probing
+from pilotfish.wire.errors import EdgeUnreachableError, from_code
+from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.meter import FRESH_S
+from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.messages import Buffer, Failure, Ping, Pong, Reply, Request, Welcome
 
 RATES_FRESH_S = 60.0
 _NEWS_S = 0.02  # of a connection, after what shows that there is none

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from device_runtime.link.edge_link import EdgeLink
-from device_runtime.link.loss import Interrupt, Patience
-from wire.errors import UnsupportedError
-from wire.keys import DeviceKeys
-from wire.transport import is_loopback
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.loss import Interrupt, Patience
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.transport import is_loopback
 
 
 class Family:

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from device_runtime.record import Probing, Timings
-from wire.link.meter import LinkMeter, Transit
-from wire.link.radio import signal_dbm
-from wire.link.state import LinkState
-from wire.link.tcp import Segments
-from wire.messages import Buffer, Reply, Times
+from pilotfish.device_runtime.record import Probing, Timings
+from pilotfish.wire.link.meter import LinkMeter, Transit
+from pilotfish.wire.link.radio import signal_dbm
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.link.tcp import Segments
+from pilotfish.wire.messages import Buffer, Reply, Times
 
 
 class Connection(NamedTuple):

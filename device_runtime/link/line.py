@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import zmq
 
-from device_runtime.link.gauge import Connection
-from device_runtime.link.loss import Interrupt
-from wire.channel import Channel
-from wire.keys import DeviceKeys
-from wire.link.tcp import Segments
-from wire.messages import Buffer, Reply, Request
+from pilotfish.device_runtime.link.gauge import Connection
+from pilotfish.device_runtime.link.loss import Interrupt
+from pilotfish.wire.channel import Channel
+from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.tcp import Segments
+from pilotfish.wire.messages import Buffer, Reply, Request
 
 _SLICE_S = 0.1  # after so long a wait looks up: was it interrupted, does the line lead elsewhere?
 _REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from device_runtime.record import Recovery, Round
-from wire.errors import (
+from pilotfish.device_runtime.record import Recovery, Round
+from pilotfish.wire.errors import (
     AccessDeniedError,
     DrainingError,
     EdgeLostError,
@@ -28,7 +28,7 @@ from wire.errors import (
     UnsupportedError,
     VersionMismatchError,
 )
-from wire.protocols import LOCAL
+from pilotfish.wire.protocols import LOCAL
 
 OnLinkLoss = Literal["wait", "local", "fail"]
 

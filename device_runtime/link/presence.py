@@ -7,11 +7,11 @@ handshake (`Hello`, `Welcome`) comes before anything else on every connection.
 import logging
 import time
 
-from device_runtime.link.gauge import Connection
-from device_runtime.link.line import Line
-from device_runtime.link.loss import BUSY, GRACE_S, RESEND_S, Interrupt, Patience, backoff
-from engines.artifact import Manifest
-from wire.errors import (
+from pilotfish.device_runtime.link.gauge import Connection
+from pilotfish.device_runtime.link.line import Line
+from pilotfish.device_runtime.link.loss import BUSY, GRACE_S, RESEND_S, Interrupt, Patience, backoff
+from pilotfish.engines.artifact import Manifest
+from pilotfish.wire.errors import (
     AccessDeniedError,
     DrainingError,
     EdgeLostError,
@@ -22,7 +22,7 @@ from wire.errors import (
     PilotfishError,
     from_code,
 )
-from wire.messages import VERSION, Failure, Hello, Welcome
+from pilotfish.wire.messages import VERSION, Failure, Hello, Welcome
 
 _log = logging.getLogger("pilotfish.device")
 

@@ -17,9 +17,9 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from device_runtime.service.refusal import RefusalError
-from wire.errors import KeysError, ListenError
-from wire.transport import is_loopback
+from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.wire.errors import KeysError, ListenError
+from pilotfish.wire.transport import is_loopback
 
 _FILE_BYTES = 256 * 1024
 _KEY = re.compile(r"[\x21-\x7e]{16,512}")

@@ -9,7 +9,7 @@ import secrets
 import time
 from typing import Any
 
-from device_runtime.record import Generation, Piece
+from pilotfish.device_runtime.record import Generation, Piece
 
 Body = dict[str, Any]
 

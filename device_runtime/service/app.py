@@ -16,25 +16,25 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from device_runtime.bridge import Prompt
-from device_runtime.device import Device
-from device_runtime.plan import Options
-from device_runtime.service import page
-from device_runtime.service.access import Access
-from device_runtime.service.answers import Answer, Body
-from device_runtime.service.completion import Completion, bounded_body, json_response
-from device_runtime.service.config import ServiceConfig
-from device_runtime.service.lanes import Lanes
-from device_runtime.service.metrics import CONTENT_TYPE, Metrics
-from device_runtime.service.openai import Wanted, chat_request, text_request
-from device_runtime.service.prompts import prompt_for
-from device_runtime.service.refusal import RefusalError, refusal_of
-from device_runtime.service.status import Status, freshest
-from engines.errors import EngineError
-from engines.inspection import Inspection
-from wire.errors import PilotfishError
-from wire.link.state import LinkState
-from wire.protocols import EXCHANGES, STREAM
+from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.service import page
+from pilotfish.device_runtime.service.access import Access
+from pilotfish.device_runtime.service.answers import Answer, Body
+from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
+from pilotfish.device_runtime.service.config import ServiceConfig
+from pilotfish.device_runtime.service.lanes import Lanes
+from pilotfish.device_runtime.service.metrics import CONTENT_TYPE, Metrics
+from pilotfish.device_runtime.service.openai import Wanted, chat_request, text_request
+from pilotfish.device_runtime.service.prompts import prompt_for
+from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
+from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.engines.errors import EngineError
+from pilotfish.engines.inspection import Inspection
+from pilotfish.wire.errors import PilotfishError
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.protocols import EXCHANGES, STREAM
 
 _LEAST_BODY_BYTES = 64 * 1024
 _MOST_BODY_BYTES = 1 << 26  # whatever context the edge says that it has

@@ -15,13 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from device_runtime.bridge import Prompt
-from device_runtime.record import Generation
-from device_runtime.service.answers import Answer, Body
-from device_runtime.service.job import Job
-from device_runtime.service.lanes import Lanes
-from device_runtime.service.openai import Wanted
-from device_runtime.service.refusal import RefusalError, gone, refusal_of
+from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.record import Generation
+from pilotfish.device_runtime.service.answers import Answer, Body
+from pilotfish.device_runtime.service.job import Job
+from pilotfish.device_runtime.service.lanes import Lanes
+from pilotfish.device_runtime.service.openai import Wanted
+from pilotfish.device_runtime.service.refusal import RefusalError, gone, refusal_of
 
 QUIET_S = 3.0
 BODY_S = 10.0  # for a body to arrive

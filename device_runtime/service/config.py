@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from device_runtime.plan import Options
+from pilotfish.device_runtime.plan import Options
 
 LinkLoss: TypeAlias = Literal["wait", "local", "fail"]
 

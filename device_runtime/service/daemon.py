@@ -18,22 +18,22 @@ from dataclasses import fields, replace
 import uvicorn
 from starlette.types import ASGIApp
 
-from device_runtime.device import Device
-from device_runtime.record import Generation
-from device_runtime.service.access import Access, ApiKeys, api_keys
-from device_runtime.service.app import Service, application
-from device_runtime.service.config import ServiceConfig
-from device_runtime.service.connection import HEAD_S, Config, Doorway
-from device_runtime.service.lanes import Lanes
-from device_runtime.service.metrics import Metrics
-from device_runtime.service.status import Status
-from device_runtime.service.tls import tls_context
-from engines.artifact import Manifest
-from engines.errors import EngineError
-from engines.inspection import Inspection
-from wire.errors import CertificateError, PilotfishError
-from wire.keys import DeviceKeys
-from wire.supervisor import Supervisor, in_brief
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.record import Generation
+from pilotfish.device_runtime.service.access import Access, ApiKeys, api_keys
+from pilotfish.device_runtime.service.app import Service, application
+from pilotfish.device_runtime.service.config import ServiceConfig
+from pilotfish.device_runtime.service.connection import HEAD_S, Config, Doorway
+from pilotfish.device_runtime.service.lanes import Lanes
+from pilotfish.device_runtime.service.metrics import Metrics
+from pilotfish.device_runtime.service.status import Status
+from pilotfish.device_runtime.service.tls import tls_context
+from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.errors import EngineError
+from pilotfish.engines.inspection import Inspection
+from pilotfish.wire.errors import CertificateError, PilotfishError
+from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.supervisor import Supervisor, in_brief
 
 _log = logging.getLogger("pilotfish.service")
 

@@ -4,9 +4,9 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 
-from device_runtime.bridge import Prompt
-from device_runtime.plan import Options
-from device_runtime.record import Generation, Piece
+from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.record import Generation, Piece
 
 
 class Job:

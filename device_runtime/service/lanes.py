@@ -19,13 +19,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
-from device_runtime.bridge import Prompt
-from device_runtime.device import Device
-from device_runtime.plan import Options
-from device_runtime.record import Generation, Piece
-from device_runtime.service.job import Job
-from device_runtime.service.refusal import RefusalError, gone
-from wire.errors import DrainingError
+from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.record import Generation, Piece
+from pilotfish.device_runtime.service.job import Job
+from pilotfish.device_runtime.service.refusal import RefusalError, gone
+from pilotfish.wire.errors import DrainingError
 
 _log = logging.getLogger("pilotfish.service")
 

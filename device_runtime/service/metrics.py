@@ -19,12 +19,12 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-import wire
-from device_runtime.energy import Rail, Watch, rails
-from device_runtime.record import STAGES, Generation, Round
-from engines.inspection import Inspection
-from wire.link.state import LinkState, Reading
-from wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM
+from pilotfish import wire
+from pilotfish.device_runtime.energy import Rail, Watch, rails
+from pilotfish.device_runtime.record import STAGES, Generation, Round
+from pilotfish.engines.inspection import Inspection
+from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _POSITIONS = 32  # of a window; what is deeper is counted together

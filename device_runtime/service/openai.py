@@ -18,9 +18,9 @@ from typing import Annotated, Literal, TypeVar, cast
 
 import msgspec
 
-from device_runtime.bridge import Asked
-from device_runtime.plan import AUTO, Auto, Options, plan
-from device_runtime.service.prompts import (
+from pilotfish.device_runtime.bridge import Asked
+from pilotfish.device_runtime.plan import AUTO, Auto, Options, plan
+from pilotfish.device_runtime.service.prompts import (
     MessageFields,
     fields_of,
     given,
@@ -30,9 +30,9 @@ from device_runtime.service.prompts import (
     unknown,
     unknown_name,
 )
-from device_runtime.service.refusal import RefusalError
-from wire.messages import Ratio, Share
-from wire.protocols import Adaptive
+from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.wire.messages import Ratio, Share
+from pilotfish.wire.protocols import Adaptive
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
 _MESSAGES, _STOPS, _STOP_CHARACTERS = 4096, 16, 1024

@@ -13,11 +13,11 @@ from typing import Literal
 
 import msgspec
 
-from device_runtime.bridge import Asked, Prompt
-from device_runtime.device import Device
-from device_runtime.service.refusal import RefusalError
-from engines.errors import TemplateError
-from wire.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
+from pilotfish.device_runtime.bridge import Asked, Prompt
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.engines.errors import TemplateError
+from pilotfish.wire.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
 
 _Prompt = str | list[int]
 _NEUTRAL_BYTES = 64

@@ -9,8 +9,8 @@ import logging
 import math
 from typing import Any
 
-from engines.errors import EngineError, TemplateError
-from wire.errors import (
+from pilotfish.engines.errors import EngineError, TemplateError
+from pilotfish.wire.errors import (
     AccessDeniedError,
     DrainingError,
     EdgeLostError,
@@ -25,7 +25,7 @@ from wire.errors import (
     TooManySessionsError,
     UnsupportedError,
 )
-from wire.prose import one_line
+from pilotfish.wire.prose import one_line
 
 _log = logging.getLogger("pilotfish.service")
 

@@ -13,16 +13,16 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from device_runtime.device import Device
-from device_runtime.record import Round
-from device_runtime.service.access import Access, api_keys
-from device_runtime.service.config import ServiceConfig
-from device_runtime.service.tls import tls_context
-from engines.artifact import Artifact
-from engines.inspection import Inspection
-from wire.errors import ListenError
-from wire.supervisor import Supervisor
-from wire.transport import is_loopback
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.record import Round
+from pilotfish.device_runtime.service.access import Access, api_keys
+from pilotfish.device_runtime.service.config import ServiceConfig
+from pilotfish.device_runtime.service.tls import tls_context
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.inspection import Inspection
+from pilotfish.wire.errors import ListenError
+from pilotfish.wire.supervisor import Supervisor
+from pilotfish.wire.transport import is_loopback
 
 _log = logging.getLogger("pilotfish.service")
 
@@ -63,7 +63,7 @@ def serve(
         ThreadPoolExecutor(1) as loader,
     ):
         loading = loader.submit(_devices, config, on_round)
-        from device_runtime.service.daemon import Daemon
+        from pilotfish.device_runtime.service.daemon import Daemon
 
         devices = loading.result()
         daemon = Daemon(

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-import wire
-from device_runtime.energy import Watch
-from device_runtime.record import STAGES, Generation, Round, acceptance
-from wire.link.state import LinkState, Reading
+from pilotfish import wire
+from pilotfish.device_runtime.energy import Watch
+from pilotfish.device_runtime.record import STAGES, Generation, Round, acceptance
+from pilotfish.wire.link.state import LinkState, Reading
 
 _ROUNDS = 64
 _RECOVERIES = 16

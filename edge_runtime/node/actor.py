@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.node.model import ModelSlots
-from edge_runtime.node.stage import StageSlots
-from engines.artifact import Artifact
-from engines.decoder import Decoder
-from engines.stage import Stage
-from wire.errors import TargetLostError
-from wire.nodes import Item
+from pilotfish.edge_runtime.node.model import ModelSlots
+from pilotfish.edge_runtime.node.stage import StageSlots
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.stage import Stage
+from pilotfish.wire.errors import TargetLostError
+from pilotfish.wire.nodes import Item
 
 
 class Holds(NamedTuple):

@@ -13,22 +13,22 @@ from typing import Any
 
 import zmq
 
-from edge_runtime.config import MEBIBYTE
-from edge_runtime.node.service import NodeService
-from edge_runtime.node.stage import StageWork
-from edge_runtime.node.work import Work
-from edge_runtime.node.worker import Worker
-from edge_runtime.signals import Signals
-from engines.artifact import Artifact
-from engines.decoder import Decoder
-from engines.errors import ArtifactError
-from engines.inspection import Inspection
-from engines.stage import Stage
-from wire.connections import Bounds
-from wire.errors import KeysError
-from wire.keys import AllowList, EdgeKeys
-from wire.supervisor import Supervisor, in_brief, inherited_socket
-from wire.transport import Listener
+from pilotfish.edge_runtime.config import MEBIBYTE
+from pilotfish.edge_runtime.node.service import NodeService
+from pilotfish.edge_runtime.node.stage import StageWork
+from pilotfish.edge_runtime.node.work import Work
+from pilotfish.edge_runtime.node.worker import Worker
+from pilotfish.edge_runtime.signals import Signals
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.stage import Stage
+from pilotfish.wire.connections import Bounds
+from pilotfish.wire.errors import KeysError
+from pilotfish.wire.keys import AllowList, EdgeKeys
+from pilotfish.wire.supervisor import Supervisor, in_brief, inherited_socket
+from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.node.slots import NodeSlots
-from engines.decoder import Decoder, Output, Pass
-from wire.errors import MalformedError
-from wire.messages import Buffer
-from wire.nodes import Item
+from pilotfish.edge_runtime.node.slots import NodeSlots
+from pilotfish.engines.decoder import Decoder, Output, Pass
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import Item
 
 
 class ModelSlots:

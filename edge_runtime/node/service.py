@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
-from edge_runtime.node.work import Work, timed
-from wire.errors import AccessDeniedError, ConflictError, InternalError, PilotfishError
-from wire.messages import Buffer
-from wire.nodes import Attach, Attached, Greet, Refused, Scored, Step, decode_order
-from wire.transport import Envelope, Listener, check_size
+from pilotfish.edge_runtime.node.work import Work, timed
+from pilotfish.wire.errors import AccessDeniedError, ConflictError, InternalError, PilotfishError
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import Attach, Attached, Greet, Refused, Scored, Step, decode_order
+from pilotfish.wire.transport import Envelope, Listener, check_size
 
 _log = logging.getLogger("pilotfish.edge")
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.passes import Pass
-from engines.slots import Slots
-from speculation.distributions import Sampling
-from wire.errors import MalformedError, TooLargeError
-from wire.messages import Buffer
-from wire.nodes import Item
+from pilotfish.engines.passes import Pass
+from pilotfish.engines.slots import Slots
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.errors import MalformedError, TooLargeError
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import Item
 
 CHUNK = 128  # tokens that a slot takes in at once
 

@@ -10,17 +10,17 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-import wire
-from edge_runtime.node.slots import NodeSlots
-from edge_runtime.node.work import Work, timed
-from engines.stage import Stage
-from wire.channel import Channel
-from wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
-from wire.errors import MalformedError, TargetLostError, UnsupportedError
-from wire.keys import DeviceKeys, EdgeKeys
-from wire.messages import Buffer
-from wire.nodes import VERSION, Attach, Item, Ready, Refused, Step, decode_report
-from wire.transport import is_loopback
+from pilotfish import wire
+from pilotfish.edge_runtime.node.slots import NodeSlots
+from pilotfish.edge_runtime.node.work import Work, timed
+from pilotfish.engines.stage import Stage
+from pilotfish.wire.channel import Channel
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
+from pilotfish.wire.errors import MalformedError, TargetLostError, UnsupportedError
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import VERSION, Attach, Item, Ready, Refused, Step, decode_report
+from pilotfish.wire.transport import is_loopback
 
 _JOIN_S = 10.0  # in which the next stage must be reached
 _REPLY_BYTES = 1 << 16  # a stage that is handed steps has nothing to say

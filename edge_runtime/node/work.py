@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from wire.messages import Buffer
-from wire.nodes import Attach, Ready, Step
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import Attach, Ready, Step
 
 if TYPE_CHECKING:
     import zmq

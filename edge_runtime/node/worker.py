@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-import wire
-from edge_runtime.node.model import ModelSlots
-from edge_runtime.node.slots import numbers
-from edge_runtime.node.work import Work
-from engines.decoder import Decoder
-from speculation.ensemble import TopRows, top_rows
-from wire.codecs.topk import TOPK_FORMATS, encode_topk
-from wire.errors import MalformedError, TokenOutOfRangeError, UnsupportedError
-from wire.messages import Buffer
-from wire.nodes import VERSION, Attach, Ready, Step
+from pilotfish import wire
+from pilotfish.edge_runtime.node.model import ModelSlots
+from pilotfish.edge_runtime.node.slots import numbers
+from pilotfish.edge_runtime.node.work import Work
+from pilotfish.engines.decoder import Decoder
+from pilotfish.speculation.ensemble import TopRows, top_rows
+from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk
+from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError, UnsupportedError
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import VERSION, Attach, Ready, Step
 
 
 class Worker(Work):

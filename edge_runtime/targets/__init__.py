@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from importlib import import_module
 
-from edge_runtime.targets.target import Ask, Landing, Opening, Target
+from pilotfish.edge_runtime.targets.target import Ask, Landing, Opening, Target
 
 __all__ = ["KINDS", "Ask", "Landing", "Opening", "Target", "open_target"]
 
 KINDS = {
-    "local": "edge_runtime.targets.local",
-    "federated": "edge_runtime.targets.federated",
-    "pipeline": "edge_runtime.targets.pipeline",
-    "cluster": "edge_runtime.targets.cluster",
+    "local": "pilotfish.edge_runtime.targets.local",
+    "federated": "pilotfish.edge_runtime.targets.federated",
+    "pipeline": "pilotfish.edge_runtime.targets.pipeline",
+    "cluster": "pilotfish.edge_runtime.targets.cluster",
 }
 
 

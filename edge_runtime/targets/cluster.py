@@ -27,15 +27,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
-from edge_runtime.config import ClusterPlan
-from edge_runtime.node.actor import Holds, Made
-from edge_runtime.node.slots import CHUNK
-from edge_runtime.targets.holding import Holding, parents_of
-from edge_runtime.targets.rays import actors_for, fault_of, leave, never_again, restart
-from edge_runtime.targets.target import Ask, Landing, Opening, Target, shared_out, wait_for_nodes
-from engines.artifact import open_stages
-from engines.stage import Head
-from wire.errors import ConfigError, TargetLostError
+from pilotfish.edge_runtime.config import ClusterPlan
+from pilotfish.edge_runtime.node.actor import Holds, Made
+from pilotfish.edge_runtime.node.slots import CHUNK
+from pilotfish.edge_runtime.targets.holding import Holding, parents_of
+from pilotfish.edge_runtime.targets.rays import actors_for, fault_of, leave, never_again, restart
+from pilotfish.edge_runtime.targets.target import (
+    Ask,
+    Landing,
+    Opening,
+    Target,
+    shared_out,
+    wait_for_nodes,
+)
+from pilotfish.engines.artifact import open_stages
+from pilotfish.engines.stage import Head
+from pilotfish.wire.errors import ConfigError, TargetLostError
 
 _log = logging.getLogger("pilotfish.edge")
 

@@ -25,14 +25,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import zmq
 
-from edge_runtime.targets.listed import Federation, places, read_list
-from edge_runtime.targets.member import DEPTH, Member
-from edge_runtime.targets.peer import Place, expect_locked
-from edge_runtime.targets.target import Ask, Landing, Opening, Target, wait_for_nodes
-from engines.decoder import Output
-from speculation.ensemble import TopRows, aggregate, as_logits
-from wire.errors import ConfigError, TargetLostError, UnsupportedError
-from wire.nodes import MAX_ITEMS
+from pilotfish.edge_runtime.targets.listed import Federation, places, read_list
+from pilotfish.edge_runtime.targets.member import DEPTH, Member
+from pilotfish.edge_runtime.targets.peer import Place, expect_locked
+from pilotfish.edge_runtime.targets.target import Ask, Landing, Opening, Target, wait_for_nodes
+from pilotfish.engines.decoder import Output
+from pilotfish.speculation.ensemble import TopRows, aggregate, as_logits
+from pilotfish.wire.errors import ConfigError, TargetLostError, UnsupportedError
+from pilotfish.wire.nodes import MAX_ITEMS
 
 _log = logging.getLogger("pilotfish.edge")
 

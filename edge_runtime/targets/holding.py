@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.targets.target import Ask
-from wire.nodes import Item
+from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.wire.nodes import Item
 
 
 class Holding:

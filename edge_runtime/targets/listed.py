@@ -11,10 +11,10 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from edge_runtime.targets.peer import Place
-from wire.errors import ConfigError
-from wire.keys import read_public
-from wire.nodes import Ready
+from pilotfish.edge_runtime.targets.peer import Place
+from pilotfish.wire.errors import ConfigError
+from pilotfish.wire.keys import read_public
+from pilotfish.wire.nodes import Ready
 
 Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_runtime.targets.target import Ask, Landing, Opening, Target
-from engines.decoder import Decoder, Pass
+from pilotfish.edge_runtime.targets.target import Ask, Landing, Opening, Target
+from pilotfish.engines.decoder import Decoder, Pass
 
 
 class LocalTarget(Target):

@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_runtime.config import MEBIBYTE, EdgeLimits
-from edge_runtime.node.slots import CHUNK
-from edge_runtime.targets.holding import Holding, parents_of
-from edge_runtime.targets.listed import Federation, ListedWorker, lacks_room
-from edge_runtime.targets.peer import Peer, Place
-from edge_runtime.targets.target import Ask, Opening
-from engines.artifact import Manifest
-from speculation.ensemble import TopRows
-from wire.codecs.topk import decode_topk
-from wire.errors import MalformedError
-from wire.messages import Buffer
-from wire.nodes import Attach, Ready, Scored, Step
+from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
+from pilotfish.edge_runtime.node.slots import CHUNK
+from pilotfish.edge_runtime.targets.holding import Holding, parents_of
+from pilotfish.edge_runtime.targets.listed import Federation, ListedWorker, lacks_room
+from pilotfish.edge_runtime.targets.peer import Peer, Place
+from pilotfish.edge_runtime.targets.target import Ask, Opening
+from pilotfish.engines.artifact import Manifest
+from pilotfish.speculation.ensemble import TopRows
+from pilotfish.wire.codecs.topk import decode_topk
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import Attach, Ready, Scored, Step
 
 DEPTH = 2  # one flight with the workers, and one on its way to them
 _BEHIND = 2 * DEPTH  # steps that a worker has not answered: it is sent no more

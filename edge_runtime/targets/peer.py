@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import zmq
 
-from wire.channel import Channel
-from wire.errors import KeysError, MalformedError, TargetLostError
-from wire.keys import DeviceKeys, EdgeKeys
-from wire.messages import Buffer
-from wire.nodes import (
+from pilotfish.wire.channel import Channel
+from pilotfish.wire.errors import KeysError, MalformedError, TargetLostError
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import (
     VERSION,
     Attach,
     Attached,
@@ -30,7 +30,7 @@ from wire.nodes import (
     Step,
     decode_report,
 )
-from wire.transport import is_loopback
+from pilotfish.wire.transport import is_loopback
 
 _log = logging.getLogger("pilotfish.edge")
 

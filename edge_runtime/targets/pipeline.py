@@ -22,19 +22,26 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from edge_runtime.node.slots import CHUNK
-from edge_runtime.node.stage import StageSlots
-from edge_runtime.targets.holding import Holding, parents_of
-from edge_runtime.targets.listed import Pipeline, places, read_list
-from edge_runtime.targets.pace import Pace
-from edge_runtime.targets.peer import Place, expect_locked
-from edge_runtime.targets.stages import Stages
-from edge_runtime.targets.target import Ask, Landing, Opening, Target, shared_out, wait_for_nodes
-from engines.stage import Head, Stage
-from wire.codecs.hidden import decode_hidden, encode_hidden
-from wire.errors import ConfigError, MalformedError, TargetLostError
-from wire.messages import Buffer
-from wire.nodes import Scored
+from pilotfish.edge_runtime.node.slots import CHUNK
+from pilotfish.edge_runtime.node.stage import StageSlots
+from pilotfish.edge_runtime.targets.holding import Holding, parents_of
+from pilotfish.edge_runtime.targets.listed import Pipeline, places, read_list
+from pilotfish.edge_runtime.targets.pace import Pace
+from pilotfish.edge_runtime.targets.peer import Place, expect_locked
+from pilotfish.edge_runtime.targets.stages import Stages
+from pilotfish.edge_runtime.targets.target import (
+    Ask,
+    Landing,
+    Opening,
+    Target,
+    shared_out,
+    wait_for_nodes,
+)
+from pilotfish.engines.stage import Head, Stage
+from pilotfish.wire.codecs.hidden import decode_hidden, encode_hidden
+from pilotfish.wire.errors import ConfigError, MalformedError, TargetLostError
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import Scored
 
 _log = logging.getLogger("pilotfish.edge")
 

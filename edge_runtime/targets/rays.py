@@ -13,10 +13,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_runtime.node.actor import NodeActor
-from edge_runtime.targets.target import Opening
-from engines.artifact import Artifact
-from wire.errors import ConfigError, TargetLostError
+from pilotfish.edge_runtime.node.actor import NodeActor
+from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire.errors import ConfigError, TargetLostError
 
 _STORE_BYTES = 80 * 2**20  # of a private cluster's object store, about Ray's least
 _ROWS = 2 * 16  # of logits for each session that are there at once: longer windows go by the disk

@@ -14,13 +14,13 @@ from functools import partial
 
 import zmq
 
-from edge_runtime.config import MEBIBYTE
-from edge_runtime.targets.listed import Pipeline, lacks_room
-from edge_runtime.targets.peer import Peer, Place
-from edge_runtime.targets.target import Opening
-from engines.stage import Stage
-from wire.messages import Buffer
-from wire.nodes import Attach, Item, Ready, Scored, Step
+from pilotfish.edge_runtime.config import MEBIBYTE
+from pilotfish.edge_runtime.targets.listed import Pipeline, lacks_room
+from pilotfish.edge_runtime.targets.peer import Peer, Place
+from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.engines.stage import Stage
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.nodes import Attach, Item, Ready, Scored, Step
 
 
 class Stages:

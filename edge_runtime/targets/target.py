@@ -20,12 +20,12 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from edge_runtime.config import EdgeConfig
-from edge_runtime.tally import Tally
-from engines.artifact import Artifact
-from engines.decoder import Output
-from wire.errors import TargetLostError
-from wire.keys import EdgeKeys
+from pilotfish.edge_runtime.config import EdgeConfig
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Output
+from pilotfish.wire.errors import TargetLostError
+from pilotfish.wire.keys import EdgeKeys
 
 _log = logging.getLogger("pilotfish.edge")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from export.architectures.llama import llama
-from export.architectures.opt import opt
-from export.config import ModelConfig
-from export.dialects import Dialect
+from pilotfish.export.architectures.llama import llama
+from pilotfish.export.architectures.opt import opt
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.dialects import Dialect
 
 ARCHITECTURES: dict[str, Callable[[Dialect, ModelConfig], None]] = {
     "llama": llama,

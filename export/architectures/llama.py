@@ -5,8 +5,8 @@ Mistral is the same network; Qwen2 adds biases to q, k and v; Qwen3 norms each h
 
 from __future__ import annotations
 
-from export.config import ModelConfig
-from export.dialects import Dialect
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.dialects import Dialect
 
 EMBEDDING = "model.embed_tokens.weight"
 

@@ -5,8 +5,8 @@ opt-350m norms after each residual sum instead of before, and embeds in a narrow
 
 from __future__ import annotations
 
-from export.config import ModelConfig
-from export.dialects import Dialect
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.dialects import Dialect
 
 DECODER = "model.decoder"
 EMBEDDING = f"{DECODER}.embed_tokens.weight"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from engines.artifact import Precision
-from export.dialects.contrib import Contrib
-from export.dialects.dialect import Dialect
-from export.dialects.opset17 import Opset17
-from export.dialects.opset24 import Opset24
-from export.errors import ExportError
+from pilotfish.engines.artifact import Precision
+from pilotfish.export.dialects.contrib import Contrib
+from pilotfish.export.dialects.dialect import Dialect
+from pilotfish.export.dialects.opset17 import Opset17
+from pilotfish.export.dialects.opset24 import Opset24
+from pilotfish.export.errors import ExportError
 
 __all__ = ["DIALECTS", "Dialect", "choose_dialect"]
 

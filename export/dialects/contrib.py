@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from engines.artifact import Precision
-from export.config import ModelConfig
-from export.dialects.dialect import Dialect, ReadWeight
-from export.graph import GraphWriter, pack_nibbles
-from export.quantize import BLOCK, Quantized
+from pilotfish.engines.artifact import Precision
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.dialects.dialect import Dialect, ReadWeight
+from pilotfish.export.graph import GraphWriter, pack_nibbles
+from pilotfish.export.quantize import BLOCK, Quantized
 
 MICROSOFT = "com.microsoft"
 INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: products in int8, sums in float32

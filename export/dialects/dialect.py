@@ -19,11 +19,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.artifact import HEADS, Precision
-from engines.artifact import Dialect as DialectName
-from export.config import ModelConfig
-from export.graph import ELEMENT, Dim, GraphWriter
-from export.quantize import BLOCK, Quantized, quantize, quantize_rows
+from pilotfish.engines.artifact import HEADS, Precision
+from pilotfish.engines.artifact import Dialect as DialectName
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.graph import ELEMENT, Dim, GraphWriter
+from pilotfish.export.quantize import BLOCK, Quantized, quantize, quantize_rows
 
 ReadWeight = Callable[[str], NDArray[np.float32]]
 BITS: dict[str, int] = {"int8": 8, "int4": 4}

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from engines.artifact import Precision
-from export.config import ModelConfig
-from export.dialects.dialect import ReadWeight
-from export.dialects.padded import PaddedAttention
-from export.errors import ExportError
-from export.graph import GraphWriter
-from export.quantize import Quantized
+from pilotfish.engines.artifact import Precision
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.dialects.dialect import ReadWeight
+from pilotfish.export.dialects.padded import PaddedAttention
+from pilotfish.export.errors import ExportError
+from pilotfish.export.graph import GraphWriter
+from pilotfish.export.quantize import Quantized
 
 
 class Opset17(PaddedAttention):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from export.dialects.padded import PaddedAttention
-from export.quantize import BLOCK, Quantized
+from pilotfish.export.dialects.padded import PaddedAttention
+from pilotfish.export.quantize import BLOCK, Quantized
 
 
 class Opset24(PaddedAttention):

@@ -17,10 +17,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from functools import cached_property
 
-from engines.artifact import Precision
-from export.config import ModelConfig
-from export.dialects.dialect import Dialect, ReadWeight
-from export.graph import GraphWriter
+from pilotfish.engines.artifact import Precision
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.dialects.dialect import Dialect, ReadWeight
+from pilotfish.export.graph import GraphWriter
 
 
 class PaddedAttention(Dialect):

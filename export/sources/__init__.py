@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from export.errors import ExportError
-from export.sources.default import DEFAULT, open_default
-from export.sources.gguf import open_gguf
-from export.sources.hub import HUB_ID, open_hub
-from export.sources.huggingface import open_directory
-from export.sources.source import Progress, WeightSource
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.default import DEFAULT, open_default
+from pilotfish.export.sources.gguf import open_gguf
+from pilotfish.export.sources.hub import HUB_ID, open_hub
+from pilotfish.export.sources.huggingface import open_directory
+from pilotfish.export.sources.source import Progress, WeightSource
 
 __all__ = ["DEFAULT", "Progress", "WeightSource", "open_source"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from export.config import ModelConfig, ModelType
+from pilotfish.export.config import ModelConfig, ModelType
 
 # Of training, of the Python interface and of other tasks.
 INERT = frozenset({

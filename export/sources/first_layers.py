@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.artifact import Source
-from export.config import ModelConfig
-from export.errors import ExportError
-from export.sources.source import WeightSource
-from export.weights import LAYER
+from pilotfish.engines.artifact import Source
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.source import WeightSource
+from pilotfish.export.weights import LAYER
 
 
 class FirstLayers:

@@ -15,14 +15,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.artifact import Source
-from export.errors import ExportError
-from export.sources.gguf_config import KEYS, ROPE_DIVISORS, read_metadata
-from export.sources.gguf_file import GgufFile
-from export.sources.hashing import hash_files
-from export.sources.source import Progress
-from export.tokenizer import GgufVocabulary
-from export.weights import check_weights
+from pilotfish.engines.artifact import Source
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.gguf_config import KEYS, ROPE_DIVISORS, read_metadata
+from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.sources.hashing import hash_files
+from pilotfish.export.sources.source import Progress
+from pilotfish.export.tokenizer import GgufVocabulary
+from pilotfish.export.weights import check_weights
 
 # GGUF's names → Hugging Face's; {} is the layer.
 GLOBAL_NAMES = {

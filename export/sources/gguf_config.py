@@ -10,10 +10,10 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from export.config import ModelConfig, ModelType
-from export.errors import ExportError
-from export.sources.fields import Fields
-from export.sources.gguf_file import GgufFile
+from pilotfish.export.config import ModelConfig, ModelType
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.gguf_file import GgufFile
 
 ARCHITECTURES: dict[str, ModelType] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 ROPE_DIVISORS = "rope_freqs.weight"

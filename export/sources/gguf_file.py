@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from export.errors import ExportError
-from export.sources.mapped_file import MappedFile
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.mapped_file import MappedFile
 
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from engines.artifact import file_sha256
-from export.sources.source import Progress
+from pilotfish.engines.artifact import file_sha256
+from pilotfish.export.sources.source import Progress
 
 
 def hash_files(paths: Sequence[Path], progress: Progress) -> dict[str, str]:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from export.errors import DownloadError
-from export.sources.huggingface import DirectorySource, read_directory_config
-from export.sources.source import Progress
+from pilotfish.export.errors import DownloadError
+from pilotfish.export.sources.huggingface import DirectorySource, read_directory_config
+from pilotfish.export.sources.source import Progress
 
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 CONFIG = ("config.json",)

@@ -16,18 +16,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.artifact import Source
-from engines.errors import ArtifactError
-from engines.tokenizer import Tokenizer
-from export.config import ModelConfig
-from export.errors import ExportError
-from export.sources.config_keys import keys_of
-from export.sources.hashing import hash_files
-from export.sources.huggingface_config import read_config
-from export.sources.safetensors_file import SafetensorsFile
-from export.sources.source import Progress
-from export.tokenizer import gpt2_tokenizer_json
-from export.weights import HEAD, check_weights, embedding_of
+from pilotfish.engines.artifact import Source
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.config_keys import keys_of
+from pilotfish.export.sources.hashing import hash_files
+from pilotfish.export.sources.huggingface_config import read_config
+from pilotfish.export.sources.safetensors_file import SafetensorsFile
+from pilotfish.export.sources.source import Progress
+from pilotfish.export.tokenizer import gpt2_tokenizer_json
+from pilotfish.export.weights import HEAD, check_weights, embedding_of
 
 INDEX = "model.safetensors.index.json"
 # What old checkpoints hold although it is computed, or is no weight.

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from export.config import ModelConfig, ModelType, RopeScaling
-from export.sources.config_keys import INERT, INERT_OF, NEUTRAL, NEUTRAL_OF
-from export.sources.fields import MAX_COUNT, Fields
+from pilotfish.export.config import ModelConfig, ModelType, RopeScaling
+from pilotfish.export.sources.config_keys import INERT, INERT_OF, NEUTRAL, NEUTRAL_OF
+from pilotfish.export.sources.fields import MAX_COUNT, Fields
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 WINDOW = 4096  # the default of every class that has one

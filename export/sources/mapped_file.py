@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from export.errors import ExportError
+from pilotfish.export.errors import ExportError
 
 
 class MappedFile:

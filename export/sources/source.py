@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.artifact import Source
-from export.config import ModelConfig
+from pilotfish.engines.artifact import Source
+from pilotfish.export.config import ModelConfig
 
 Progress = Callable[[str, int, int | None], None]
 """Called as progress(label, done, total); total is None while it is unknown."""

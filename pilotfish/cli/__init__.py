@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-import wire
-from engines.errors import EngineError
-from wire.errors import PilotfishError
-from wire.prose import one_line
+from pilotfish import wire
+from pilotfish.engines.errors import EngineError
+from pilotfish.wire.errors import PilotfishError
+from pilotfish.wire.prose import one_line
 
 # each is a module of that name here
 _COMMANDS = (

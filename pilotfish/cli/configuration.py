@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from wire.errors import ConfigError
+from pilotfish.wire.errors import ConfigError
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -9,16 +9,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from device_runtime.device import Device
-from device_runtime.record import Generation
-from edge_runtime.process import EdgeServer
-from field.summary import report, summary
 from pilotfish.cli.cores import halves
 from pilotfish.cli.export import default_pair
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.screen import Screen
-from wire import keys
-from wire.protocols import LOCAL, STREAM
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.record import Generation
+from pilotfish.edge_runtime.process import EdgeServer
+from pilotfish.field.summary import report, summary
+from pilotfish.wire import keys
+from pilotfish.wire.protocols import LOCAL, STREAM
 
 _PROMPT = "Explain in a few sentences why the sky is blue."
 

@@ -10,9 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_runtime.device import Device
-from device_runtime.plan import AUTO, Options
-from field.summary import report, summary
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
 from pilotfish.cli.options import (
     Commands,
@@ -27,11 +24,14 @@ from pilotfish.cli.options import (
 )
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.screen import Screen
-from wire.errors import UnsupportedError
-from wire.protocols import LOCAL, Greedy
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.plan import AUTO, Options
+from pilotfish.field.summary import report, summary
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.protocols import LOCAL, Greedy
 
 if TYPE_CHECKING:
-    from device_runtime.service.config import ServiceConfig
+    from pilotfish.device_runtime.service.config import ServiceConfig
 
 _TEMPERATURE = 1.0  # of a request that names none, as at OpenAI
 _EXTRA = ("fastapi", "prometheus_client", "uvicorn")
@@ -169,7 +169,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from device_runtime.service.serve import serve
+    from pilotfish.device_runtime.service.serve import serve
 
     for name in _EXTRA:
         if find_spec(name) is None:
@@ -180,7 +180,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _config_of(args: argparse.Namespace) -> "ServiceConfig":
-    from device_runtime.service.config import ServiceConfig
+    from pilotfish.device_runtime.service.config import ServiceConfig
 
     return ServiceConfig(
         draft=args.draft,

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from edge_runtime.config import ClusterPlan, EdgeConfig, EdgeLimits
-from edge_runtime.daemon import serve
-from engines.artifact import Artifact
 from pilotfish.cli import edge_worker
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
 from pilotfish.cli.edge_parent import for_parent
@@ -22,8 +19,11 @@ from pilotfish.cli.options import (
     positive,
     share,
 )
-from wire.errors import ConfigError
-from wire.messages import MAX_WINDOW
+from pilotfish.edge_runtime.config import ClusterPlan, EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.daemon import serve
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire.errors import ConfigError
+from pilotfish.wire.messages import MAX_WINDOW
 
 _DESCRIPTION = """\
 Loads the target and verifies windows for many devices at once. Ctrl-C stops it at once; SIGTERM

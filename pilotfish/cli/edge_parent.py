@@ -4,8 +4,8 @@ import json
 import os
 from typing import Protocol
 
-from engines.errors import EngineError
-from wire.errors import ListenError, PilotfishError
+from pilotfish.engines.errors import EngineError
+from pilotfish.wire.errors import ListenError, PilotfishError
 
 
 class Announce(Protocol):

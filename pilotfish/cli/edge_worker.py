@@ -5,10 +5,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from edge_runtime.node.daemon import NodeConfig, serve_node
 from pilotfish.cli.configuration import ConfiguredParser, config_option
 from pilotfish.cli.edge_parent import for_parent
 from pilotfish.cli.options import between, engine_options, keys_option
+from pilotfish.edge_runtime.node.daemon import NodeConfig, serve_node
 
 _DESCRIPTION = """\
 Holds a part of some edge's target, and computes what that edge asks for: as a worker of a

@@ -11,8 +11,8 @@ from time import monotonic
 
 from pilotfish.cli.options import Commands, write_json
 from pilotfish.cli.quantities import duration, rate, share
-from wire.emulation.emulator import Conditions, Traffic
-from wire.emulation.proxy import Proxy, take_precedence
+from pilotfish.wire.emulation.emulator import Conditions, Traffic
+from pilotfish.wire.emulation.proxy import Proxy, take_precedence
 
 _DESCRIPTION = """\
 Passes TCP connections on to an edge, over a link that is like the options say. Up is from the

@@ -9,13 +9,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from engines.artifact import HEADS, Artifact, Precision
-from engines.cache import cache_directory
-from engines.errors import ArtifactError
 from pilotfish.cli import export_auto, export_bridge, export_split
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.options import Commands, between, json_option, write_json
 from pilotfish.cli.progress import Bars
+from pilotfish.engines.artifact import HEADS, Artifact, Precision
+from pilotfish.engines.cache import cache_directory
+from pilotfish.engines.errors import ArtifactError
 
 _ENGINE = """\
 Builds a TensorRT engine of each artifact on the GPU of this machine, which takes minutes, and keeps
@@ -159,7 +159,7 @@ def export_model(
 ) -> None:
     """Export with a progress bar; says which extra to install if the export tools are missing."""
     with export_tools():
-        from export.model import export_model as write
+        from pilotfish.export.model import export_model as write
     with Bars() as bars:
         write(
             source,
@@ -189,9 +189,9 @@ def _model(args: argparse.Namespace) -> int:
 
 
 def _engine(args: argparse.Namespace) -> int:
-    from engines.cudart import Cuda
-    from engines.tensorrt.build import Order, ensure_engine
-    from engines.tensorrt.gates import tensorrt_version
+    from pilotfish.engines.cudart import Cuda
+    from pilotfish.engines.tensorrt.build import Order, ensure_engine
+    from pilotfish.engines.tensorrt.gates import tensorrt_version
 
     paths, slots, context = args.artifacts, args.slots or 1, args.context
     if args.config:
@@ -222,7 +222,7 @@ def _engine(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from export.catalog import list_artifacts
+    from pilotfish.export.catalog import list_artifacts
 
     folder = args.folder or artifacts_directory()
     entries = list_artifacts(folder)

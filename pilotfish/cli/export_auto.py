@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from engines.artifact import Artifact, Precision
-from engines.errors import EngineError
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.options import positive
 from pilotfish.cli.progress import Bars
 from pilotfish.cli.quantities import duration
+from pilotfish.engines.artifact import Artifact, Precision
+from pilotfish.engines.errors import EngineError
 
 if TYPE_CHECKING:
-    from device_runtime.trial import DrafterTrial
+    from pilotfish.device_runtime.trial import DrafterTrial
 
 AUTO = "auto"
 _UNTRIED: Precision = "int8"
@@ -95,9 +95,9 @@ def untried() -> Precision:
 def export_fastest(out: Path, dialect: str, pair: Against, export: _Export) -> None:
     """Export the candidates, try them, say what was found, and leave the fastest one at `out`."""
     with export_tools():
-        from export.atomic import replacing
-    from device_runtime.trial import try_drafters  # with it comes what runs a model
-    from field.prompts import BUILT_IN
+        from pilotfish.export.atomic import replacing
+    from pilotfish.device_runtime.trial import try_drafters  # with it comes what runs a model
+    from pilotfish.field.prompts import BUILT_IN
 
     target = None if pair.target is None else Artifact.open(pair.target)
     with replacing(out) as partial:
@@ -127,7 +127,7 @@ def _best(trials: "dict[str, DrafterTrial]") -> str:
 
 def _exported(folder: Path, dialect: str, export: _Export) -> dict[str, Artifact]:
     """The candidates that this dialect and these weights allow."""
-    from export.dialects import DIALECTS
+    from pilotfish.export.dialects import DIALECTS
 
     if dialect == AUTO:  # fp16 is for GPUs: a CPU computes it in float32, with casts
         allowed: Sequence[str] = [name for name in _CANDIDATES if name != "fp16"]

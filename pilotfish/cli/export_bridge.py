@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from engines.artifact import Artifact, Manifest
 from pilotfish.cli.options import Commands, engine_options, json_option, write_json
 from pilotfish.cli.progress import Bars
+from pilotfish.engines.artifact import Artifact, Manifest
 
 if TYPE_CHECKING:
-    from device_runtime.bridge.report import Report
+    from pilotfish.device_runtime.bridge.report import Report
 
 _DESCRIPTION = """\
 A drafter can draft for a target of another vocabulary: it proposes tokens that both have, from its
@@ -80,7 +80,10 @@ def _run(args: argparse.Namespace) -> int:
             args, {"trivial": True, "hopeless": False, "shared": own.vocab_size}, _same(own, other)
         )
         return 0
-    from device_runtime.bridge.report import SAMPLE, report  # with it comes what runs a model
+    from pilotfish.device_runtime.bridge.report import (  # with it comes what runs a model
+        SAMPLE,
+        report,
+    )
 
     text = SAMPLE if args.text is None else _read(args)
     with Bars() as bars:

@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from engines.artifact import Artifact, open_stages
-from engines.cache import cache_directory
-from engines.errors import ArtifactError
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.options import Commands, between, json_option, write_json
 from pilotfish.cli.progress import Bars
+from pilotfish.engines.artifact import Artifact, open_stages
+from pilotfish.engines.cache import cache_directory
+from pilotfish.engines.errors import ArtifactError
 
 _DESCRIPTION = """\
 Cuts an artifact at the borders of its layers into stages, each a folder of its own: stage-1 with
@@ -68,7 +68,7 @@ def stages_of(artifact: Artifact, count: int) -> Path:
         open_stages(folder)
     except ArtifactError:
         with export_tools():
-            from export.split import split_artifact
+            from pilotfish.export.split import split_artifact
         with Bars() as bars:
             split_artifact(artifact.path, folder, stages=count, progress=bars.show)
     return folder
@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.stages is None and args.layers is None:
         args.usage("say how many --stages, or which --layers")
     with export_tools():
-        from export.split import split_artifact
+        from pilotfish.export.split import split_artifact
     whole = args.artifact.resolve()
     count = args.stages or len(args.layers)
     out = args.out or whole.with_name(f"{whole.name}-{count}-stages")

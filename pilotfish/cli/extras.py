@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from engines.errors import EngineError
+from pilotfish.engines.errors import EngineError
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from deploy import signatures
 from pilotfish.cli.options import Commands
-from wire import keys
+from pilotfish.deploy import signatures
+from pilotfish.wire import keys
 
 
 def add_to(commands: Commands) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from device_runtime.choice import POLICIES
-from device_runtime.plan import AUTO, Auto, Options
-from wire.codecs.hidden import HIDDEN_FORMATS
-from wire.errors import UnsupportedError
-from wire.keys import default_directory
-from wire.protocols import NAMES, Adaptive
+from pilotfish.device_runtime.choice import POLICIES
+from pilotfish.device_runtime.plan import AUTO, Auto, Options
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.keys import default_directory
+from pilotfish.wire.protocols import NAMES, Adaptive
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 

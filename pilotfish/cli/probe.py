@@ -9,11 +9,11 @@ from itertools import count
 from rich.console import Console
 from rich.table import Table
 
-from device_runtime.device import connect
-from device_runtime.link.edge_link import PROBE_BYTES, EdgeLink
 from pilotfish.cli.options import Commands, between, json_option, keys_option, positive, write_json
-from wire.errors import UnsupportedError
-from wire.link.state import LinkState, Reading
+from pilotfish.device_runtime.device import connect
+from pilotfish.device_runtime.link.edge_link import PROBE_BYTES, EdgeLink
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.link.state import LinkState, Reading
 
 _SMALL_PINGS = 10
 _LARGE_PINGS = 3

@@ -3,7 +3,7 @@
 import argparse
 
 from pilotfish.cli.options import Commands, positive
-from wire import supervisor
+from pilotfish.wire import supervisor
 
 
 def add_to(commands: Commands) -> None:

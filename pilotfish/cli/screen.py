@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
-from device_runtime.record import Piece
+from pilotfish.device_runtime.record import Piece
 
 STYLES = {
     "drafted": "green",

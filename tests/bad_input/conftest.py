@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.wire import messages as m
 from tests.hostile import PROMPT, RawClient, RawSession
-from wire import messages as m
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.wire import messages as m
 from tests.hostile import PROMPT, RawClient, RawSession, await_idle, packed, resident_mib
-from wire import messages as m
 
 
 def test_a_client_that_never_reads(pair) -> None:

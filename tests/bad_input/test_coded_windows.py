@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from pilotfish import EdgeServer
-from speculation.truncation import MAX_LEVEL, SparseRows
+from pilotfish.speculation.truncation import MAX_LEVEL, SparseRows
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.sparse import encode_sparse
+from pilotfish.wire.protocols import Draft
+from pilotfish.wire.protocols.tslt import SparseDraft
 from tests.conftest import CONTEXT, VOCAB
 from tests.hostile import PROMPT, RawClient, RawSession, drafted, ids_bytes, peak_mib
-from wire import messages as m
-from wire.codecs.sparse import encode_sparse
-from wire.protocols import Draft
-from wire.protocols.tslt import SparseDraft
 
 SHAPES = {"tslt": (1, 1, 1), "tree": (2, 2, 1), "dssd": (1, 1, 1), "coupled": (1, 1, 1)}
 CODED = ["tslt", "tree", "dssd"]

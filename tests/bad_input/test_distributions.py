@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pilotfish.wire import messages as m
 from tests.conftest import PADDED_VOCAB, VOCAB
 from tests.hostile import PROMPT, RawClient, RawSession
-from wire import messages as m
 
 
 def honest_q(ids: list[int], vocab: int = VOCAB) -> np.ndarray:

@@ -6,9 +6,9 @@ import secrets
 
 import pytest
 
+from pilotfish.wire import messages as m
+from pilotfish.wire.messages import HEADER_BYTES, MAX_FRAMES
 from tests.hostile import PROMPT, RawClient, RawSession, fields, packed
-from wire import messages as m
-from wire.messages import HEADER_BYTES, MAX_FRAMES
 
 HELLO = m.Hello(version=m.VERSION, tokenizer="?", vocab_size=1, padded_vocab_size=1, hidden_size=1)
 PING = m.Ping(nonce=1)

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_runtime.head import DecisionHead
 from pilotfish import EdgeServer
+from pilotfish.edge_runtime.head import DecisionHead
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.hidden import encode_hidden, hidden_bytes
 from tests.conftest import HIDDEN, Pair
 from tests.hostile import PROMPT, RawClient, RawSession, drafted
 from tests.judging import judging_of
-from wire import messages as m
-from wire.codecs.hidden import encode_hidden, hidden_bytes
 
 FULL, SELECTIVE = "wisv-full", "wisv-selective"
 SHAPE = (1,) * 6

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from pilotfish import EdgeServer
+from pilotfish.wire import messages as m
+from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import CONTEXT
 from tests.hostile import PROMPT, RawClient, RawSession, resident_mib, take_tokens
 from tests.socketless import SocketlessEdge
-from wire import messages as m
-from wire.keys import DeviceKeys
 
 MESSAGE_BYTES = 64 * 2**20
 PING = m.Ping(nonce=1)

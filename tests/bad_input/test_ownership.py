@@ -7,10 +7,10 @@ import time
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import AccessDeniedError
+from pilotfish.wire.keys import DeviceKeys
 from tests.hostile import PROMPT, RawClient, RawSession
-from wire import messages as m
-from wire.errors import AccessDeniedError
-from wire.keys import DeviceKeys
 
 
 def test_unknown_session(client: RawClient) -> None:

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from pilotfish import EdgeServer
+from pilotfish.wire import messages as m
+from pilotfish.wire.committed import Committed
 from tests.conftest import CONTEXT, VOCAB
 from tests.hostile import PROMPT, RawClient, RawSession, take_tokens
 from tests.socketless import SocketlessEdge
-from wire import messages as m
-from wire.committed import Committed
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.counts import decode_counts
+from pilotfish.wire.codecs.ids import encode_ids
+from pilotfish.wire.protocols import Draft
+from pilotfish.wire.protocols.dssd import P_BITS, Q_BITS, SplitDraft
 from tests.conftest import PADDED_VOCAB, VOCAB
 from tests.hostile import RawClient, RawSession, drafted, ids_bytes
-from wire import messages as m
-from wire.codecs.counts import decode_counts
-from wire.codecs.ids import encode_ids
-from wire.protocols import Draft
-from wire.protocols.dssd import P_BITS, Q_BITS, SplitDraft
 
 Round = tuple[Draft, list[bytes], m.Verdict, list[bytes]]
 

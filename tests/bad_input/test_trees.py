@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from pilotfish import EdgeServer
-from speculation.tree import nodes_at_most
-from speculation.truncation import SparseRows
+from pilotfish.speculation.tree import nodes_at_most
+from pilotfish.speculation.truncation import SparseRows
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.sparse import encode_sparse
 from tests.conftest import CONTEXT, VOCAB
 from tests.hostile import RawClient, RawSession, drafted, ids_bytes, peak_mib
-from wire import messages as m
-from wire.codecs.sparse import encode_sparse
 
 EDGE_WINDOW = 64
 

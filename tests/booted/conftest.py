@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy import deb
+from pilotfish.deploy import deb
+from pilotfish.wire import keys
 from tests.booted import rootfs
 from tests.booted.machine import Machine
 from tests.bundles import release
 from tests.conftest import Pair
-from wire import keys
 
 DEVICE, EDGE = "pilotfish-device.service", "pilotfish-edge.service"
 API_KEY = "test:0123456789abcdef"

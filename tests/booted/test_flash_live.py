@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from deploy.wheelhouse import pack
+from pilotfish.deploy.wheelhouse import pack
 from tests.booted.machine import Machine
 from tests.bundles import release, seal, tiny_bundle
 
@@ -32,7 +32,7 @@ def install(board: Machine, wheel_of: str, *words: str, code: int = 0) -> str:
     """Run the installer on the machine, as `pilotfish flash --ssh` does; what it says."""
     (wheel,) = (board.root / wheel_of.lstrip("/") / "wheels").glob("pilotfish-*.whl")
     script = (
-        f"PYTHONPATH={wheel_of}/wheels/{wheel.name} python3 -B -m deploy.install "
+        f"PYTHONPATH={wheel_of}/wheels/{wheel.name} python3 -B -m pilotfish.deploy.install "
         f"--signers /root/signers {' '.join(words)}; echo code $?"
     )
     said = board.run("sh", "-c", script)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import signatures
+from pilotfish.deploy import signatures
 from tests.booted.conftest import DEVICE, command
 from tests.booted.machine import Machine
 from tests.booted.test_flash_live import GOOD, bring, runs
@@ -37,7 +37,7 @@ def on_the_board(board: Machine, bundle: Path) -> tuple[int, str]:
     """The same bundle, brought there by other ways, and left to the version that is installed."""
     shutil.rmtree(board.root / "root/brought", ignore_errors=True)
     shutil.copytree(bundle, board.root / "root/brought")
-    installed = "PYTHONPATH=/opt/pilotfish/current/site python3 -B -m deploy.install"
+    installed = "PYTHONPATH=/opt/pilotfish/current/site python3 -B -m pilotfish.deploy.install"
     said = board.run("sh", "-c", f"cd / && {installed} /root/brought 2>&1; echo $?")
     return int(said.splitlines()[-1]), said
 

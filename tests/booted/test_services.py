@@ -11,6 +11,8 @@ import openai
 import pytest
 
 from pilotfish import Device
+from pilotfish.wire import keys
+from pilotfish.wire.errors import PilotfishError
 from tests.booted.asking import (
     AFTERWARDS,
     client,
@@ -22,8 +24,6 @@ from tests.booted.asking import (
 )
 from tests.booted.conftest import API_KEY, DEVICE, EDGE, ETC, Prepared, set_api_keys
 from tests.booted.machine import Machine
-from wire import keys
-from wire.errors import PilotfishError
 
 UNITS = [
     DEVICE,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import manifest
+from pilotfish.deploy import manifest
 from tests.booted.asking import complete
 from tests.booted.conftest import DEVICE, Prepared, command, pilotfish, signed
 from tests.booted.machine import Machine

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines.artifact import Artifact
-from engines.vocabulary import Vocabulary
 from pilotfish import EdgeServer
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire import messages as m
 from tests import conftest
 from tests.bridged_devices.asking import (
     CONTEXT,
@@ -24,7 +25,6 @@ from tests.relay import Relay
 from tests.test_bad_edge import Answer, LyingEdge
 from tests.test_bridge_drafter import OWN, THEIRS
 from tests.tiny import tiny_artifact
-from wire import messages as m
 
 
 @pytest.fixture(scope="package")

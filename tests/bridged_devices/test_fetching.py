@@ -8,6 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from pilotfish import EdgeServer
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import (
+    AccessDeniedError,
+    InterruptedGenerationError,
+)
 from tests.bridged_devices.asking import (
     GREEDY,
     TEXT,
@@ -18,11 +23,6 @@ from tests.bridged_devices.asking import (
 from tests.relay import Relay
 from tests.test_bad_edge import LyingEdge
 from tests.test_link_loss import await_true
-from wire import messages as m
-from wire.errors import (
-    AccessDeniedError,
-    InterruptedGenerationError,
-)
 
 
 def test_a_fetch_can_be_interrupted_and_shows_that_it_lives(

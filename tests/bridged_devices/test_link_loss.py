@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer, Piece
+from pilotfish.wire.errors import (
+    EdgeLostError,
+    PromptTooLongError,
+)
 from tests.bridged_devices.asking import (
     CONTEXT,
     COUPLED,
@@ -19,10 +23,6 @@ from tests.bridged_devices.asking import (
 )
 from tests.relay import Relay
 from tests.test_link_loss import await_true, heard_while_it_is_away, lose, tokens_of
-from wire.errors import (
-    EdgeLostError,
-    PromptTooLongError,
-)
 
 
 @pytest.mark.parametrize("policy", ["wait", "fail"])

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from device_runtime.choice import Evidence
-from engines.artifact import Artifact
-from engines.vocabulary import Vocabulary
 from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.choice import Evidence
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.errors import PairMismatchError
 from tests.bridged_devices.asking import (
     GREEDY,
     TEXT,
@@ -21,7 +22,6 @@ from tests.bridged_devices.asking import (
 )
 from tests.relay import Relay
 from tests.test_link_loss import NOWHERE, await_true
-from wire.errors import PairMismatchError
 
 
 def test_redirected_to_another_vocabulary_and_back(

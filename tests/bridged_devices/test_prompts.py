@@ -10,11 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.bridge import Pair, Prompt
-from device_runtime.drafter import Drafter
-from device_runtime.partners import Partners
-from engines.vocabulary import Vocabulary
 from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.bridge import Pair, Prompt
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.partners import Partners
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.errors import PairMismatchError
 from tests.bridged import vocabulary
 from tests.bridged_devices.asking import (
     CONTEXT,
@@ -29,7 +30,6 @@ from tests.relay import Relay
 from tests.test_bridge_drafter import THEIRS
 from tests.test_link_loss import NOWHERE
 from tests.tiny import tiny_artifact
-from wire.errors import PairMismatchError
 
 
 def test_a_prompt_of_this_device_knows_what_it_is(models: Models, server: EdgeServer) -> None:
@@ -164,7 +164,9 @@ def test_ever_new_vocabularies_do_not_fill_the_memory(
         partners = Partners(own, {1: 0.01}, 64, None)
         pairs: list[weakref.ref[Pair]] = []
         for it in arriving:
-            monkeypatch.setattr("device_runtime.partners.target_vocabulary", lambda *_, it=it: it)
+            monkeypatch.setattr(
+                "pilotfish.device_runtime.partners.target_vocabulary", lambda *_, it=it: it
+            )
             told = msgspec.structs.replace(
                 welcome, vocabulary=it.digest, tokenizer=it.fingerprint, vocab_size=it.vocab_size
             )

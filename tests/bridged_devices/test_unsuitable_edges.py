@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from engines.artifact import Artifact
 from pilotfish import Device, EdgeServer
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import PairMismatchError
 from tests.bridged_devices.asking import (
     GREEDY,
     TEXT,
@@ -18,8 +20,6 @@ from tests.bridged_devices.asking import (
 )
 from tests.test_bad_edge import LyingEdge
 from tests.test_link_loss import await_true
-from wire import messages as m
-from wire.errors import PairMismatchError
 
 HANDS_OUT_NOTHING = {"vocabulary": "", "vocabulary_bytes": 0}
 

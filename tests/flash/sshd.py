@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.wheelhouse import pack
+from pilotfish.deploy.wheelhouse import pack
 from tests.bundles import seal, tiny_bundle
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")

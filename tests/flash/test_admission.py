@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from deploy import signatures
-from deploy.errors import BundleError
-from deploy.wheels import Wheel
 from pilotfish.cli import main
+from pilotfish.deploy import signatures
+from pilotfish.deploy.errors import BundleError
+from pilotfish.deploy.wheels import Wheel
 from tests.bundles import (
     can_install,
     current,

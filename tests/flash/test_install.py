@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy import errors, manifest
-from deploy.errors import BundleError, InstallError
-from deploy.rootfs import Rootfs
-from deploy.wheelhouse import pack
 from pilotfish.cli import flash, main
+from pilotfish.deploy import errors, manifest
+from pilotfish.deploy.errors import BundleError, InstallError
+from pilotfish.deploy.rootfs import Rootfs
+from pilotfish.deploy.wheelhouse import pack
+from pilotfish.wire.errors import PilotfishError, UnsupportedError
 from tests.bundles import (
     HOME,
     MACHINE,
@@ -33,7 +34,6 @@ from tests.bundles import (
     tiny_rootfs,
     write_wheel,
 )
-from wire.errors import PilotfishError, UnsupportedError
 
 pytestmark = can_install
 
@@ -413,7 +413,7 @@ def test_the_installer_runs_from_the_wheel_with_nothing_but_python(
     wheel = pack(tmp_path).path
     done = subprocess.run(
         [
-            *(os.path.realpath(sys.executable), "-S", "-s", "-B", "-m", "deploy.install"),
+            *(os.path.realpath(sys.executable), "-S", "-s", "-B", "-m", "pilotfish.deploy.install"),
             *("--root", str(root), "--signers", str(release() / "signers"), str(one)),
         ],
         env={"PYTHONPATH": str(wheel), "PATH": os.environ["PATH"]},

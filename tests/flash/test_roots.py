@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import InstallError
-from deploy.rootfs import Rootfs
+from pilotfish.deploy.errors import InstallError
+from pilotfish.deploy.rootfs import Rootfs
 from tests.bundles import (
     HOME,
     UNIT,
@@ -113,7 +113,7 @@ def test_a_file_system_that_cannot_be_written_is_an_error_in_one_line(
 ) -> None:
     command = f'mount --bind {root} {root} && mount -o remount,ro,bind {root} && exec "$@"'
     flags = ["--root", str(root), "--signers", str(release() / "signers")]
-    install = [sys.executable, "-m", "deploy.install", *flags, str(one)]
+    install = [sys.executable, "-m", "pilotfish.deploy.install", *flags, str(one)]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", command, "sh", *install],
         capture_output=True,
@@ -161,7 +161,7 @@ def test_in_a_chroot_everything_is_installed_and_nothing_started(root: Path, one
         f"cp -r {one} {root}/all/bundle; cp -r {release()}/signers {root}/all/signers; "
         f'exec chroot {root}/all "$@"'
     )
-    install = [sys.executable, "-m", "deploy.install", "--signers", "/signers", "/bundle"]
+    install = [sys.executable, "-m", "pilotfish.deploy.install", "--signers", "/signers", "/bundle"]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", *install],
         env=os.environ | {"PYTHONPATH": os.getcwd()},

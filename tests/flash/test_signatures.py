@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import manifest, signatures
-from deploy.errors import SignatureError
 from pilotfish.cli import main
+from pilotfish.deploy import manifest, signatures
+from pilotfish.deploy.errors import SignatureError
+from pilotfish.wire.errors import KeysError
 from tests.bundles import (
     TOOLS,
     can_install,
@@ -30,7 +31,6 @@ from tests.bundles import (
     snapshot,
     tiny_bundle,
 )
-from wire.errors import KeysError
 
 pytestmark = can_install
 SIGNERS = "etc/pilotfish/signers"

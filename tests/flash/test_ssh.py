@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import manifest
 from pilotfish.cli import main
+from pilotfish.deploy import manifest
 from tests.bundles import can_install, release, seal, tiny_rootfs
 from tests.flash.sshd import Server, has_sshd, real_bundle
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import manifest, signatures
-from deploy.errors import BundleError
-from deploy.ssh import Board
 from pilotfish.cli import main
+from pilotfish.deploy import manifest, signatures
+from pilotfish.deploy.errors import BundleError
+from pilotfish.deploy.ssh import Board
 from tests.bundles import can_install, current, demands, plant, release, seal, sign, tiny_rootfs
 from tests.flash.sshd import Server, has_sshd, real_bundle
 
@@ -140,7 +140,7 @@ def test_packages_in_the_login_folder_are_not_imported(
     board: Server, root: Path, bundles: Path, tmp_path: Path
 ) -> None:
     login, mark = tmp_path / "login", tmp_path / "ran"
-    for package in ("deploy", "wire", "argparse", "usercustomize"):
+    for package in ("pilotfish", "wire", "argparse", "usercustomize"):
         (login / package).mkdir(parents=True)
         (login / package / "__init__.py").write_text(f"open({str(mark)!r}, 'w')\n")
     key = board.allowed.read_text()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import BundleError
-from deploy.wheels import Wheel, placed
+from pilotfish.deploy.errors import BundleError
+from pilotfish.deploy.wheels import Wheel, placed
 from tests.bundles import write_wheel
 
 

@@ -15,8 +15,8 @@ import gguf
 import llama_cpp
 import numpy as np
 
-from export.sources.default import fetch_default
-from export.sources.gguf_file import GgufFile
+from pilotfish.export.sources.default import fetch_default
+from pilotfish.export.sources.gguf_file import GgufFile
 from tests.tokenizer_strings import make_strings
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden_tokens.npz"

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.decoder import Decoder, Pass
-from export.dialects import DIALECTS
-from export.model import export_model
-from export.sources import open_source
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.export.dialects import DIALECTS
+from pilotfish.export.model import export_model
+from pilotfish.export.sources import open_source
 from tests.reference.test_checkpoints import MODELS
 from tests.runnable import needs
 from tests.vocabularies import HERE, sentencepiece_metadata
@@ -48,7 +48,7 @@ def test_architecture_equals_transformers(name: str, dialect: str, tmp_path: Pat
     import torch
     import transformers
 
-    from export.tokenizer import GgufVocabulary
+    from pilotfish.export.tokenizer import GgufVocabulary
 
     needs(dialect)
     family, settings = MODELS[name]
@@ -101,7 +101,7 @@ def test_smollm2_equals_transformers(dialect: str, tmp_path: Path) -> None:
 
     export_model(source, tmp_path / "artifact", dialect=dialect)
     decoder = Decoder(tmp_path / "artifact")
-    from engines.tokenizer import Tokenizer
+    from pilotfish.engines.tokenizer import Tokenizer
 
     text = "The sky is blue because sunlight is scattered by the molecules of the air. 2 + 2 = 4."
     tokens = np.array(Tokenizer(tmp_path / "artifact").encode(text))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.sources import open_source
+from pilotfish.export.sources import open_source
 from tests.vocabularies import HERE, sentencepiece_metadata
 
 pytestmark = pytest.mark.reference
@@ -49,7 +49,7 @@ def test_checkpoint_of_transformers(name: str, dtype: str, tmp_path: Path) -> No
     import torch
     import transformers
 
-    from export.tokenizer import GgufVocabulary
+    from pilotfish.export.tokenizer import GgufVocabulary
 
     family, settings = MODELS[name]
     torch.manual_seed(3)

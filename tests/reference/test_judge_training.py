@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.head import DecisionHead
-from judge.episodes import Mined
-from judge.instances import GOOD, POOR, Instances, Relabelling, Sampling, instances, split
-from judge.thresholds import auc
-from judge.training import Options, train
 from pilotfish.cli import main
 from pilotfish.cli.export import default_artifact
-from speculation.channel import Channel
+from pilotfish.edge_runtime.head import DecisionHead
+from pilotfish.judge.episodes import Mined
+from pilotfish.judge.instances import GOOD, POOR, Instances, Relabelling, Sampling, instances, split
+from pilotfish.judge.thresholds import auc
+from pilotfish.judge.training import Options, train
+from pilotfish.speculation.channel import Channel
+from pilotfish.wire.errors import UnsupportedError
 from tests.made_episodes import MINED, D, episodes
-from wire.errors import UnsupportedError
 
 pytestmark = pytest.mark.reference
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from engines.decoder import Decoder
-from export.errors import ExportError
-from export.model import export_model
+from pilotfish.engines.decoder import Decoder
+from pilotfish.export.errors import ExportError
+from pilotfish.export.model import export_model
 from tests.reference.test_architectures import TOLERANCE, liven, reference
 from tests.small_checkpoints import LLAMA, tokenizer_json, write_gguf
 from tests.small_checkpoints import TOKENS as VOCABULARY
@@ -184,7 +184,7 @@ def test_defaults_are_those_of_the_class(
 def test_every_key_that_transformers_writes_passes(family: str) -> None:
     import transformers
 
-    from export.sources.huggingface_config import read_config
+    from pilotfish.export.sources.huggingface_config import read_config
 
     config = getattr(transformers, f"{family}Config")()
     if family == "Mistral":

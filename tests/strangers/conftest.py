@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.daemons import free_port, scrape
 from tests.hostile import PROMPT, resident_mib
-from wire.keys import DeviceKeys
 
 GENERATION = {
     "protocol": "dsd", "temperature": 1.0, "seed": 0, "window": 3, "max_tokens": 40,

@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from pilotfish import EdgeServer
+from pilotfish.wire import messages as m
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.transport import HANDSHAKE_MS
 from tests.conftest import Pair
 from tests.daemons import await_sample, running, scrape
 from tests.hostile import PROMPT, RawClient, RawSession, resident_mib
 from tests.strangers.conftest import Fort
-from wire import messages as m
-from wire.emulation.emulator import Conditions, Emulator
-from wire.keys import DeviceKeys
-from wire.transport import HANDSHAKE_MS
 
 BROKEN = 'handshakes_refused_total{reason="broken"}'
 BY_KEY = 'handshakes_refused_total{reason="key"}'

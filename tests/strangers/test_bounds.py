@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wire.codecs import decode_counts, decode_ids, decode_sparse
-from wire.errors import MalformedError, TokenOutOfRangeError
-from wire.messages import MAX_WINDOW, decode_reply, decode_request
+from pilotfish.wire.codecs import decode_counts, decode_ids, decode_sparse
+from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError
+from pilotfish.wire.messages import MAX_WINDOW, decode_reply, decode_request
 
 VOCAB = 50_000
 FIXED = 2_000_000  # arrays over the vocabulary, layouts that are kept, the interpreter's own

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from pilotfish import EdgeServer
+from pilotfish.wire import messages as m
+from pilotfish.wire.access import SHUT_OUT_S
+from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.daemons import await_sample, free_port, scrape
 from tests.hostile import PROMPT, RawClient, RawSession, peak_mib, resident_mib
 from tests.strangers.conftest import Fort
-from wire import messages as m
-from wire.access import SHUT_OUT_S
-from wire.keys import DeviceKeys
 
 # What a ZeroMQ peer without encryption says first.
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32

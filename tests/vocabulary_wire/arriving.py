@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.bridge.arrival import target_vocabulary
-from device_runtime.link.edge_link import EdgeLink
-from device_runtime.link.loss import FAIL, Patience
-from engines.artifact import Artifact
-from engines.vocabulary import Vocabulary
+from pilotfish.device_runtime.bridge.arrival import target_vocabulary
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.loss import FAIL, Patience
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire import messages as m
 from tests.conftest import PADDED_VOCAB, VOCAB, Pair
 from tests.hostile import RawClient
 from tests.test_bad_edge import Answer
 from tests.tiny import tiny_tokenizer
-from wire import messages as m
 
 PARTS = 5
 FAILS_SOON = Patience(policy="fail", absent_s=2.2, silent_s=0.5)

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines.artifact import Artifact
-from engines.vocabulary import Vocabulary
 from pilotfish import EdgeServer
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire import messages as m
 from tests.conftest import Pair
 from tests.test_bad_edge import Answer, LyingEdge
 from tests.tiny import tiny_artifact
@@ -23,7 +24,6 @@ from tests.vocabulary_wire.arriving import (
     PARTS,
     Script,
 )
-from wire import messages as m
 
 
 @pytest.fixture(scope="package")

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.link.edge_link import EdgeLink
-from device_runtime.link.loss import FAIL, Interrupt
-from engines.artifact import Artifact
-from engines.vocabulary import Vocabulary
 from pilotfish import EdgeServer
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.loss import FAIL, Interrupt
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire import messages as m
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.errors import (
+    InterruptedGenerationError,
+    PairMismatchError,
+)
 from tests.conftest import Pair
 from tests.relay import Relay
 from tests.vocabulary_wire.arriving import (
     PARTS,
     arrive,
     greeted,
-)
-from wire import messages as m
-from wire.emulation.emulator import Conditions, Emulator
-from wire.errors import (
-    InterruptedGenerationError,
-    PairMismatchError,
 )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import zlib
 
-from engines.artifact import Artifact
-from engines.vocabulary import Vocabulary
 from pilotfish import EdgeServer
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire import messages as m
 from tests.conftest import Pair
 from tests.hostile import RawClient, RawSession, fields, packed
 from tests.socketless import SocketlessEdge
@@ -16,7 +17,6 @@ from tests.vocabulary_wire.arriving import (
     hello,
     welcomed,
 )
-from wire import messages as m
 
 
 def test_a_device_that_cannot_bridge_is_refused_as_ever(pair: Pair, other_edge: EdgeServer) -> None:

@@ -16,7 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.link.loss import Patience
+from pilotfish.device_runtime.link.loss import Patience
+from pilotfish.wire import messages as m
+from pilotfish.wire.errors import (
+    EdgeLostError,
+    MalformedError,
+    PairMismatchError,
+    PilotfishError,
+    RateLimitedError,
+)
 from tests.conftest import VOCAB, Pair
 from tests.test_bad_edge import Answer
 from tests.tiny import tiny_tokenizer
@@ -26,14 +34,6 @@ from tests.vocabulary_wire.arriving import (
     arrive,
     greeted,
     serving,
-)
-from wire import messages as m
-from wire.errors import (
-    EdgeLostError,
-    MalformedError,
-    PairMismatchError,
-    PilotfishError,
-    RateLimitedError,
 )
 
 
@@ -74,7 +74,7 @@ def test_frames_that_are_no_part(pair: Pair, liar, cache: Path, spoil: Callable)
 
 @given(st.binary(max_size=400), st.integers(0, 300), st.integers(0, 300))
 def test_any_frame_is_the_part_or_malformed(noise: bytes, at: int, expected: int) -> None:
-    from device_runtime.bridge.arrival import _unpacked
+    from pilotfish.device_runtime.bridge.arrival import _unpacked
 
     whole = zlib.compress(bytes(expected))
     assert _unpacked(whole, expected) == bytes(expected)
@@ -88,7 +88,7 @@ def test_any_frame_is_the_part_or_malformed(noise: bytes, at: int, expected: int
 
 
 def test_no_more_is_made_of_a_frame_than_a_part_has() -> None:
-    from device_runtime.bridge.arrival import _unpacked
+    from pilotfish.device_runtime.bridge.arrival import _unpacked
 
     bomb = zlib.compress(bytes(2**26))
     assert len(bomb) < m.PART_BYTES

@@ -2,11 +2,11 @@
 counts, and hidden states.
 """
 
-from wire.codecs.counts import decode_counts, encode_counts
-from wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden, hidden_bytes
-from wire.codecs.ids import decode_ids, encode_ids
-from wire.codecs.sparse import decode_sparse, encode_sparse
-from wire.codecs.topk import TOPK_FORMATS, decode_topk, encode_topk
+from pilotfish.wire.codecs.counts import decode_counts, encode_counts
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden, hidden_bytes
+from pilotfish.wire.codecs.ids import decode_ids, encode_ids
+from pilotfish.wire.codecs.sparse import decode_sparse, encode_sparse
+from pilotfish.wire.codecs.topk import TOPK_FORMATS, decode_topk, encode_topk
 
 __all__ = [
     "HIDDEN_FORMATS",

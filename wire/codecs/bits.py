@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import MalformedError
-from wire.messages import Buffer
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import Buffer
 
 Ints = NDArray[np.int64]
 

@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from wire.codecs.bits import Ints, Reader, Slots, write
-from wire.codecs.gaps import TILTS, good_tilt, layout
-from wire.errors import MalformedError
-from wire.messages import Buffer
+from pilotfish.wire.codecs.bits import Ints, Reader, Slots, write
+from pilotfish.wire.codecs.gaps import TILTS, good_tilt, layout
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import Buffer
 
 MAX_BITS: Final = 24
 _HEAD: Final = 4  # the tilt in one byte, the number of counts in three

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from wire.codecs.bits import Ints, Slots
+from pilotfish.wire.codecs.bits import Ints, Slots
 
 GROUPS: Final = 8
 # What suits ids that are spread evenly, and low ids that are more and more frequent. The third

@@ -24,8 +24,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import MalformedError
-from wire.messages import Buffer
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import Buffer
 
 HIDDEN_FORMATS: Final = ("int8", "fp16", "int4", "fp32")  # the default first
 BLOCK: Final = 32  # 64 would save 3 % of the bytes, and add a third to the error

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import MalformedError, TokenOutOfRangeError
-from wire.messages import Buffer
+from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError
+from pilotfish.wire.messages import Buffer
 
 _TWO_BYTES: Final = 2**16
 _FEW: Final = 128  # for fewer ids numpy's reductions cost more than they save

@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from speculation.truncation import MAX_LEVEL, SparseRows
-from wire.codecs.bits import Reader, write
-from wire.codecs.gaps import good_tilt, layout, rice_parameter
-from wire.errors import MalformedError
-from wire.messages import MAX_WINDOW, Buffer
+from pilotfish.speculation.truncation import MAX_LEVEL, SparseRows
+from pilotfish.wire.codecs.bits import Reader, write
+from pilotfish.wire.codecs.gaps import good_tilt, layout, rice_parameter
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import MAX_WINDOW, Buffer
 
 MAX_TOKENS: Final = 2**18  # of a frame: bounds what a hostile one can cost
 ROW_TOKENS: Final = MAX_TOKENS // MAX_WINDOW  # so many fit whatever the window

@@ -25,14 +25,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.distributions import Floats
-from speculation.ensemble import TopRows
-from speculation.theory import Values
-from speculation.truncation import LEVEL_WEIGHTS, MAX_LEVEL, STEPS_PER_OCTAVE
-from wire.codecs.bits import Ints, Reader, write
-from wire.codecs.gaps import good_tilt, layout, rice_parameter
-from wire.errors import MalformedError
-from wire.messages import Buffer
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.ensemble import TopRows
+from pilotfish.speculation.theory import Values
+from pilotfish.speculation.truncation import LEVEL_WEIGHTS, MAX_LEVEL, STEPS_PER_OCTAVE
+from pilotfish.wire.codecs.bits import Ints, Reader, write
+from pilotfish.wire.codecs.gaps import good_tilt, layout, rice_parameter
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import Buffer
 
 TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # the default first; their places are their codes
 MOST_OFF: Final = {"fp16": 2.45e-4, "fp32": 0.0, "levels": 0.0867}

@@ -4,7 +4,7 @@ import re
 import socket
 from typing import Any, TypeAlias
 
-from wire.errors import EdgeUnreachableError, ListenError, UnsupportedError
+from pilotfish.wire.errors import EdgeUnreachableError, ListenError, UnsupportedError
 
 Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 

@@ -5,7 +5,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from wire.emulation.shaper import FIN, RESET, SEGMENT_BYTES, Flow, Shaper
+from pilotfish.wire.emulation.shaper import FIN, RESET, SEGMENT_BYTES, Flow, Shaper
 
 BUFFER_BYTES = 256 * 1024  # of the kernel, per socket: the emulated queue is to hold the rest
 _READ_BYTES = 43 * SEGMENT_BYTES

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from wire.errors import ListenError, UnsupportedError, from_code
+from pilotfish.wire.errors import ListenError, UnsupportedError, from_code
 
 _ANSWER_S = 30.0
 _STOP_S = 5.0
@@ -118,7 +118,7 @@ class Emulator:
         with theirs:
             # a session of its own: Ctrl-C in the terminal reaches the parent, which stops it
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "wire.emulation.tied", str(theirs.fileno())],
+                [sys.executable, "-m", "pilotfish.wire.emulation.tied", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
-from wire.emulation.addresses import address_of, endpoint_of, listen_on
-from wire.emulation.connection import BUFFER_BYTES, End, Way, joined, reset
-from wire.emulation.emulator import Conditions, Traffic
-from wire.emulation.shaper import RESET, Shaper, shapes
+from pilotfish.wire.emulation.addresses import address_of, endpoint_of, listen_on
+from pilotfish.wire.emulation.connection import BUFFER_BYTES, End, Way, joined, reset
+from pilotfish.wire.emulation.emulator import Conditions, Traffic
+from pilotfish.wire.emulation.shaper import RESET, Shaper, shapes
 
 _log = logging.getLogger("pilotfish.emulate")
 

@@ -18,8 +18,8 @@ from collections import deque
 from random import Random
 from typing import Generic, NamedTuple, TypeVar
 
-from wire.emulation.emulator import Conditions
-from wire.emulation.traces import OPPORTUNITY_BYTES, Trace, TraceClock
+from pilotfish.wire.emulation.emulator import Conditions
+from pilotfish.wire.emulation.traces import OPPORTUNITY_BYTES, Trace, TraceClock
 
 SEGMENT_BYTES = OPPORTUNITY_BYTES
 FOLLOWERS = 3

@@ -1,8 +1,8 @@
 """The emulator's process: a `Proxy`, tied to the `Emulator` that started it.
 
-`python -m wire.emulation.tied DESCRIPTOR` reads questions from a socket, one JSON object a line,
-and answers each with one. The first says what to do; later ones change the link or ask what passed.
-When the other end closes, the process ends.
+`python -m pilotfish.wire.emulation.tied DESCRIPTOR` reads questions from a socket, one JSON object
+a line, and answers each with one. The first says what to do; later ones change the link or ask
+what passed. When the other end closes, the process ends.
 """
 
 import gc
@@ -12,9 +12,9 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from wire.emulation.emulator import Conditions
-from wire.emulation.proxy import Proxy, take_precedence
-from wire.errors import PilotfishError
+from pilotfish.wire.emulation.emulator import Conditions
+from pilotfish.wire.emulation.proxy import Proxy, take_precedence
+from pilotfish.wire.errors import PilotfishError
 
 
 class _Tie:

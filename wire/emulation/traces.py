@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_left
 from pathlib import Path
 
-from wire.errors import TraceError
+from pilotfish.wire.errors import TraceError
 
 OPPORTUNITY_BYTES = 1500
 

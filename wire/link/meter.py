@@ -17,8 +17,8 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
-from wire.link.state import LinkState, Reading
-from wire.link.tcp import Segments
+from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.link.tcp import Segments
 
 SMALL_BYTES = 1_500  # one segment: it takes an RTT and no more
 LARGE_BYTES = 10_000

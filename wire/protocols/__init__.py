@@ -2,19 +2,19 @@
 
 from typing import Any
 
-from wire.errors import UnsupportedError
-from wire.protocols.adaptive import Adaptive
-from wire.protocols.baselines import LOCAL, STREAM, choose
-from wire.protocols.coupled import Coupled
-from wire.protocols.dsd import Dsd
-from wire.protocols.dssd import Dssd
-from wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, Wanted
-from wire.protocols.greedy import Greedy
-from wire.protocols.judged import Judge, Judged
-from wire.protocols.tree import TokenTree
-from wire.protocols.tslt import Tslt
-from wire.protocols.wisv_full import WisvFull
-from wire.protocols.wisv_selective import WisvSelective
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.protocols.adaptive import Adaptive
+from pilotfish.wire.protocols.baselines import LOCAL, STREAM, choose
+from pilotfish.wire.protocols.coupled import Coupled
+from pilotfish.wire.protocols.dsd import Dsd
+from pilotfish.wire.protocols.dssd import Dssd
+from pilotfish.wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, Wanted
+from pilotfish.wire.protocols.greedy import Greedy
+from pilotfish.wire.protocols.judged import Judge, Judged
+from pilotfish.wire.protocols.tree import TokenTree
+from pilotfish.wire.protocols.tslt import Tslt
+from pilotfish.wire.protocols.wisv_full import WisvFull
+from pilotfish.wire.protocols.wisv_selective import WisvSelective
 
 EXCHANGES: dict[str, Exchange[Any]] = {
     exchange.name: exchange

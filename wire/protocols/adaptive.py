@@ -14,12 +14,12 @@ soften, and the protocol is refused.
 from copy import copy
 from typing import TYPE_CHECKING
 
-from speculation.adaptive import Relaxation, verify
-from speculation.distributions import Floats, Sampling, probabilities
-from wire.errors import UnsupportedError
-from wire.messages import Relaxing
-from wire.protocols.exchange import Law, Place, Ruling, coins, follow
-from wire.protocols.tslt import SparseDraft, Tslt
+from pilotfish.speculation.adaptive import Relaxation, verify
+from pilotfish.speculation.distributions import Floats, Sampling, probabilities
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.messages import Relaxing
+from pilotfish.wire.protocols.exchange import Law, Place, Ruling, coins, follow
+from pilotfish.wire.protocols.tslt import SparseDraft, Tslt
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -6,9 +6,9 @@ law      the model's own: argmax at temperature 0, else its sample under the noi
          (seed, position). `stream`'s noise is the one that `coupled` shares.
 """
 
-from speculation.distributions import Floats, probabilities
-from speculation.randomness import Purpose, noise, sample
-from wire.protocols.exchange import Law
+from pilotfish.speculation.distributions import Floats, probabilities
+from pilotfish.speculation.randomness import Purpose, noise, sample
+from pilotfish.wire.protocols.exchange import Law
 
 STREAM = "stream"
 LOCAL = "local"

@@ -10,11 +10,11 @@ the target's choice decides, so drafter, its truncation, window and retries cann
 they change how often the two agree.
 """
 
-from speculation.coupling import agreed
-from speculation.distributions import Floats
-from speculation.randomness import Purpose
-from wire.protocols.baselines import choose
-from wire.protocols.exchange import Draft, IdsAlone, Law, Place, Ruling
+from pilotfish.speculation.coupling import agreed
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.wire.protocols.baselines import choose
+from pilotfish.wire.protocols.exchange import Draft, IdsAlone, Law, Place, Ruling
 
 
 class Coupled(IdsAlone):

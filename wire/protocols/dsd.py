@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.distributions import Floats, Sampling, probabilities
-from speculation.rows import Row
-from speculation.tree import Expansion, Tree, chain
-from wire.errors import BadDraftError, MalformedError
-from wire.messages import Buffer, frame
-from wire.protocols.exchange import (
+from pilotfish.speculation.distributions import Floats, Sampling, probabilities
+from pilotfish.speculation.rows import Row
+from pilotfish.speculation.tree import Expansion, Tree, chain
+from pilotfish.wire.errors import BadDraftError, MalformedError
+from pilotfish.wire.messages import Buffer, frame
+from pilotfish.wire.protocols.exchange import (
     Draft,
     Exchange,
     Freight,

@@ -17,17 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.candidates import residual
-from speculation.distributions import Floats, Sampling, probabilities
-from speculation.randomness import Purpose, uniforms
-from speculation.rows import Row
-from speculation.split import systematic
-from speculation.tree import Expansion, Tree, Walk
-from wire.codecs.counts import decode_counts, encode_counts
-from wire.codecs.ids import encode_ids, id_bytes
-from wire.errors import MalformedError
-from wire.messages import Buffer
-from wire.protocols.exchange import (
+from pilotfish.speculation.candidates import residual
+from pilotfish.speculation.distributions import Floats, Sampling, probabilities
+from pilotfish.speculation.randomness import Purpose, uniforms
+from pilotfish.speculation.rows import Row
+from pilotfish.speculation.split import systematic
+from pilotfish.speculation.tree import Expansion, Tree, Walk
+from pilotfish.wire.codecs.counts import decode_counts, encode_counts
+from pilotfish.wire.codecs.ids import encode_ids, id_bytes
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.protocols.exchange import (
     Draft,
     Exchange,
     Freight,

@@ -17,14 +17,14 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.distributions import Floats, Sampling, probabilities
-from speculation.randomness import Purpose, noise, sample, uniforms
-from speculation.rows import Row
-from speculation.tree import Expansion, Tree, Walk, verify
-from speculation.truncation import SparseRows
-from wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
-from wire.errors import BadDraftError, MalformedError, TooLargeError
-from wire.messages import MAX_WINDOW, Buffer
+from pilotfish.speculation.distributions import Floats, Sampling, probabilities
+from pilotfish.speculation.randomness import Purpose, noise, sample, uniforms
+from pilotfish.speculation.rows import Row
+from pilotfish.speculation.tree import Expansion, Tree, Walk, verify
+from pilotfish.speculation.truncation import SparseRows
+from pilotfish.wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
+from pilotfish.wire.errors import BadDraftError, MalformedError, TooLargeError
+from pilotfish.wire.messages import MAX_WINDOW, Buffer
 
 Ids = NDArray[np.uint32]
 

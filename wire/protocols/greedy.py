@@ -8,10 +8,10 @@ The device drafts its argmax; the edge accepts while the draft equals the target
 first argmax that differs, or the one after the window, follows.
 """
 
-from speculation.coupling import agreed
-from speculation.distributions import Floats, Sampling
-from wire.errors import UnsupportedError
-from wire.protocols.exchange import Draft, IdsAlone, Law, Place, Ruling
+from pilotfish.speculation.coupling import agreed
+from pilotfish.speculation.distributions import Floats, Sampling
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.protocols.exchange import Draft, IdsAlone, Law, Place, Ruling
 
 
 class Greedy(IdsAlone):

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.distributions import Floats, Sampling
-from speculation.judging import judged, mismatches
-from speculation.tree import Tree
-from wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden, hidden_bytes
-from wire.errors import MalformedError, UnsupportedError
-from wire.messages import Buffer
-from wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, States, Wanted
+from pilotfish.speculation.distributions import Floats, Sampling
+from pilotfish.speculation.judging import judged, mismatches
+from pilotfish.speculation.tree import Tree
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden, hidden_bytes
+from pilotfish.wire.errors import MalformedError, UnsupportedError
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, States, Wanted
 
 if TYPE_CHECKING:
     from typing_extensions import Self

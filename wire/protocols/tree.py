@@ -19,14 +19,14 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.distributions import Floats, Sampling
-from speculation.tree import Expansion, Tree
-from speculation.truncation import SparseRows, truncate
-from wire.codecs.ids import encode_ids, id_bytes
-from wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
-from wire.errors import MalformedError, TooLargeError
-from wire.messages import MAX_WINDOW, Buffer
-from wire.protocols.exchange import (
+from pilotfish.speculation.distributions import Floats, Sampling
+from pilotfish.speculation.tree import Expansion, Tree
+from pilotfish.speculation.truncation import SparseRows, truncate
+from pilotfish.wire.codecs.ids import encode_ids, id_bytes
+from pilotfish.wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
+from pilotfish.wire.errors import MalformedError, TooLargeError
+from pilotfish.wire.messages import MAX_WINDOW, Buffer
+from pilotfish.wire.protocols.exchange import (
     VERDICT_BYTES,
     WINDOW_BYTES,
     Draft,

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speculation.distributions import Floats, Sampling
-from speculation.tree import Expansion, Tree, chain
-from speculation.truncation import SparseRows, truncate
-from wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
-from wire.messages import Buffer
-from wire.protocols.exchange import (
+from pilotfish.speculation.distributions import Floats, Sampling
+from pilotfish.speculation.tree import Expansion, Tree, chain
+from pilotfish.speculation.truncation import SparseRows, truncate
+from pilotfish.wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.protocols.exchange import (
     Draft,
     Exchange,
     Freight,

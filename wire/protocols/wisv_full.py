@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from speculation.distributions import Sampling
-from speculation.tree import Expansion
-from wire.codecs.hidden import hidden_bytes
-from wire.messages import Buffer
-from wire.protocols.exchange import (
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.tree import Expansion
+from pilotfish.wire.codecs.hidden import hidden_bytes
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.protocols.exchange import (
     Freight,
     Ids,
     Ruling,
@@ -24,7 +24,7 @@ from wire.protocols.exchange import (
     Wanted,
     window_ids,
 )
-from wire.protocols.judged import Judged, JudgedDraft
+from pilotfish.wire.protocols.judged import Judged, JudgedDraft
 
 
 class WisvFull(Judged):

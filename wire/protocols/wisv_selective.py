@@ -16,12 +16,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.distributions import Sampling
-from speculation.tree import Expansion
-from wire.codecs.hidden import hidden_bytes
-from wire.errors import MalformedError
-from wire.messages import Buffer
-from wire.protocols.exchange import (
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.tree import Expansion
+from pilotfish.wire.codecs.hidden import hidden_bytes
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.protocols.exchange import (
     INQUIRY_BYTES,
     WINDOW_BYTES,
     Freight,
@@ -31,7 +31,7 @@ from wire.protocols.exchange import (
     expect_frames,
     window_ids,
 )
-from wire.protocols.judged import MISMATCHED, Judged, JudgedDraft
+from pilotfish.wire.protocols.judged import MISMATCHED, Judged, JudgedDraft
 
 
 class WisvSelective(Judged):

@@ -13,21 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import wire
-from device_runtime import energy
-from device_runtime.device import Device
-from engines.artifact import Artifact
-from field import host, matrix
-from field.measure import PATIENCE_S, Bench, RoundLog
-from field.prompts import BUILT_IN, read_prompts
-from field.recording import Recorder, begun, expect_nothing
-from field.report.figures import Figures, figures, flat
-from field.resumption import (
-    changes,
-    expect_same_pair,
-    expect_same_settings,
-)
-from field.run import Cell, Facts, Model, Run, Settings, Start, WindowSetting
+from pilotfish import wire
 from pilotfish.cli.field.progress import Answers
 from pilotfish.cli.options import (
     Commands,
@@ -41,7 +27,21 @@ from pilotfish.cli.options import (
     write_json,
 )
 from pilotfish.cli.progress import FETCHING, Bars
-from wire.errors import UnsupportedError
+from pilotfish.device_runtime import energy
+from pilotfish.device_runtime.device import Device
+from pilotfish.engines.artifact import Artifact
+from pilotfish.field import host, matrix
+from pilotfish.field.measure import PATIENCE_S, Bench, RoundLog
+from pilotfish.field.prompts import BUILT_IN, read_prompts
+from pilotfish.field.recording import Recorder, begun, expect_nothing
+from pilotfish.field.report.figures import Figures, figures, flat
+from pilotfish.field.resumption import (
+    changes,
+    expect_same_pair,
+    expect_same_settings,
+)
+from pilotfish.field.run import Cell, Facts, Model, Run, Settings, Start, WindowSetting
+from pilotfish.wire.errors import UnsupportedError
 
 _MOST_REPEATS = 10_000
 _COMMAND = ("pilotfish", "field", "measure")

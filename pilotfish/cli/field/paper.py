@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from field.papers import PAPERS
 from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.field.papers import PAPERS
 
 _EXAMPLE = """\
 example:

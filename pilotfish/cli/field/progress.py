@@ -4,8 +4,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from field.run import Cell, Configuration
 from pilotfish.cli.countdown import Countdown
+from pilotfish.field.run import Cell, Configuration
 
 
 class Answers(Countdown):

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from field.replay import Replay, best, replay
-from field.report.measured import read
 from pilotfish.cli.options import Commands, json_option, positive, write_json
 from pilotfish.cli.quantities import duration, rate
-from speculation.latency import Link
+from pilotfish.field.replay import Replay, best, replay
+from pilotfish.field.report.measured import read
+from pilotfish.speculation.latency import Link
 
 _EXAMPLE = """\
 example:

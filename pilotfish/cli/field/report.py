@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from field.report.measured import named_apart, read
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
+from pilotfish.field.report.measured import named_apart, read
 
 _EXAMPLE = """\
 example:
@@ -35,7 +35,9 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from field.report.write import write  # with it comes matplotlib, which nothing else needs
+    from pilotfish.field.report.write import (
+        write,  # with it comes matplotlib, which nothing else needs
+    )
 
     runs = named_apart([read(path) for path in args.runs])
     with Bars() as bars:

@@ -10,17 +10,6 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from device_runtime.bridge import Pair
-from edge_runtime.head_file import End
-from edge_runtime.relaxation_file import Outcome, RelaxationCard, expect_writable, write_relaxation
-from engines.artifact import Artifact, Manifest
-from engines.vocabulary import Vocabulary
-from field.prompts import read_prompts
-from judge.calibrating import Observed, Position, chosen, observe
-from judge.instances import split
-from judge.reading import Readers
-from judge.speakers import length
-from judge.tasks import TASKS, Question, questions, task_named
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.options import (
     Commands,
@@ -31,9 +20,25 @@ from pilotfish.cli.options import (
     share,
     write_json,
 )
-from wire.errors import UnsupportedError
-from wire.messages import MAX_WINDOW
-from wire.protocols import Adaptive
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.edge_runtime.head_file import End
+from pilotfish.edge_runtime.relaxation_file import (
+    Outcome,
+    RelaxationCard,
+    expect_writable,
+    write_relaxation,
+)
+from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.field.prompts import read_prompts
+from pilotfish.judge.calibrating import Observed, Position, chosen, observe
+from pilotfish.judge.instances import split
+from pilotfish.judge.reading import Readers
+from pilotfish.judge.speakers import length
+from pilotfish.judge.tasks import TASKS, Question, questions, task_named
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.messages import MAX_WINDOW
+from pilotfish.wire.protocols import Adaptive
 
 _EXAMPLE = """\
 Protocol adaptive accepts tokens that are not key against a target that is softened by τ. A token is

@@ -8,17 +8,17 @@ from typing import Any
 
 from rich.console import Console
 
-from device_runtime.bridge import Pair
-from engines.artifact import Artifact, Manifest
-from engines.vocabulary import Vocabulary
-from judge.episodes import Episode, Mined, done, episodes
-from judge.mining import SLACK, mine
-from judge.reading import Readers
-from judge.speakers import length
-from judge.tasks import TASKS, Question, Task, questions, task_named
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.options import Commands, between, engine_options, json_option, write_json
-from wire.errors import UnsupportedError
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.judge.episodes import Episode, Mined, done, episodes
+from pilotfish.judge.mining import SLACK, mine
+from pilotfish.judge.reading import Readers
+from pilotfish.judge.speakers import length
+from pilotfish.judge.tasks import TASKS, Question, Task, questions, task_named
+from pilotfish.wire.errors import UnsupportedError
 
 _EXAMPLE = """\
 example:

@@ -7,7 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from judge.instances import (
+from pilotfish.cli.judge.sampling import instances_of, sampling_options
+from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.judge.instances import (
     GOOD,
     POOR,
     Instances,
@@ -15,8 +17,6 @@ from judge.instances import (
     expected_share,
     kept_by_quality,
 )
-from pilotfish.cli.judge.sampling import instances_of, sampling_options
-from pilotfish.cli.options import Commands, json_option, write_json
 
 _EXAMPLE = """\
 example:

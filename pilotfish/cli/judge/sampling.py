@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from judge.episodes import Mined, episodes
-from judge.instances import Instances, Relabelling, Sampling, instances
 from pilotfish.cli.options import between, positive, share
-from wire.codecs.hidden import HIDDEN_FORMATS
+from pilotfish.judge.episodes import Mined, episodes
+from pilotfish.judge.instances import Instances, Relabelling, Sampling, instances
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS
 
 _USUAL, _LABELS = Sampling(), Relabelling()
 

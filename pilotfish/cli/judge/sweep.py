@@ -10,17 +10,6 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.bridge import Pair
-from edge_runtime.head import DecisionHead, shipped
-from edge_runtime.head_file import CurvePoint
-from engines.artifact import Artifact
-from engines.vocabulary import Vocabulary
-from judge.costs import Pace, measured
-from judge.figures import curve, figures
-from judge.reading import Readers
-from judge.speakers import length
-from judge.sweeping import Plan, Profile, SweepFile, settings_of, sweep
-from judge.tasks import TASKS, questions, task_named
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.judge.swept import draw, show
 from pilotfish.cli.options import (
@@ -31,8 +20,19 @@ from pilotfish.cli.options import (
     positive,
     share,
 )
-from wire.errors import PairMismatchError, UnsupportedError
-from wire.messages import MAX_WINDOW
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.edge_runtime.head import DecisionHead, shipped
+from pilotfish.edge_runtime.head_file import CurvePoint
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.judge.costs import Pace, measured
+from pilotfish.judge.figures import curve, figures
+from pilotfish.judge.reading import Readers
+from pilotfish.judge.speakers import length
+from pilotfish.judge.sweeping import Plan, Profile, SweepFile, settings_of, sweep
+from pilotfish.judge.tasks import TASKS, questions, task_named
+from pilotfish.wire.errors import PairMismatchError, UnsupportedError
+from pilotfish.wire.messages import MAX_WINDOW
 
 QUANTILES = "quantiles"
 _EXAMPLE = """\

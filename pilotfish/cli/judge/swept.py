@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from field.report.statistics import share_interval
-from judge.costs import FULL, GREEDY, JUDGED, Cost, Pace
-from judge.figures import Figure, costs, figures
-from judge.sweeping import Plan, Profile, SweepFile
 from pilotfish.cli.options import write_json
+from pilotfish.field.report.statistics import share_interval
+from pilotfish.judge.costs import FULL, GREEDY, JUDGED, Cost, Pace
+from pilotfish.judge.figures import Figure, costs, figures
+from pilotfish.judge.sweeping import Plan, Profile, SweepFile
 
 _HEADINGS = (
     *("ρ", "right, %", "less greedy's", "forg.", "AAL", "rounds"),
@@ -129,7 +129,7 @@ def _accuracy(one: Figure) -> str:
 
 def draw(path: Path, kept: SweepFile) -> None:
     """Accuracy over threshold, a line for each link, at the first window (wisv figure 3)."""
-    from field.drawing import MARKERS, PALETTE, plot
+    from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     assert kept.plan is not None
     plan, found = kept.plan, figures(kept.plan, list(kept.tallies.values()))

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from edge_runtime.head_file import HeadCard
-from judge.thresholds import POINTS
-from judge.training import Options, train
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.judge.sampling import instances_of, sampling_options
 from pilotfish.cli.options import Commands, between, json_option, positive, share, write_json
+from pilotfish.edge_runtime.head_file import HeadCard
+from pilotfish.judge.thresholds import POINTS
+from pilotfish.judge.training import Options, train
 
 _OPTIONS = tuple(one.name for one in fields(Options) if one.name != "link")
 _EXAMPLE = f"""\

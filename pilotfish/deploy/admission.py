@@ -1,0 +1,126 @@
+"""What a bundle has to show before anything of it is unpacked or run.
+
+In:  a bundle's folder, what is demanded of it, the signers that a root trusts. Out: an `Admitted`,
+     whose manifest every later step goes by, or an error.
+Law: manifest and signature are read once, and the signature is verified before the manifest is
+parsed. What is used of the bundle afterwards is compared with this manifest (`manifest.reading`),
+not with the folder, which others may write to meanwhile.
+
+A root that has a folder of signers decides by it, also when it is empty. One without is installed
+for the first time, or by a version before signatures: the signers that are trusted where it is
+flashed from decide, and become the root's own.
+
+Standard library only: this runs on the board before anything is installed.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.deploy import manifest, signatures
+from pilotfish.deploy.errors import BundleError, SignatureError
+from pilotfish.deploy.manifest import Manifest
+from pilotfish.deploy.signatures import Signers
+from pilotfish.wire.errors import UnsupportedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demands:
+    """What is demanded of a bundle.
+
+    digest: of its manifest, 64 hex digits, noted when it was made; None: any.
+    signers: folder of those trusted here, for roots that have none of their own.
+    unsigned: no signature is asked for. downgrade: it may be older than what is installed.
+    """
+
+    digest: str | None = None
+    signers: Path = signatures.FOLDER
+    unsigned: bool = False
+    downgrade: bool = False
+
+    def __post_init__(self) -> None:
+        if self.digest is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", self.digest):
+            raise UnsupportedError(
+                "--digest takes the 64 hex digits that `pilotfish bundle` printed, and all of them."
+            )
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A bundle that may be installed.
+
+    raw, signature: the bytes of its manifest and of its signature, if it has one.
+    signer: name of the one that signed it, among ``signers``; None: it was not asked for.
+    """
+
+    raw: bytes
+    signature: bytes | None
+    held: Manifest
+    signer: str | None
+    signers: Signers | None
+
+
+def admit(
+    bundle: Path, demands: Demands, say: Callable[[str], None], own: Path | None = None
+) -> Admitted:
+    """Let a bundle in, or raise `SignatureError`, `KeysError` or `BundleError`.
+
+    own: where the root has its signers, if it has any. say: is told of files that are no keys.
+    """
+    raw = manifest.read_bytes(bundle)
+    signature = _signature(bundle)
+    signer = signers = None
+    if not demands.unsigned:
+        if signature is None:
+            raise SignatureError(
+                "The bundle is not signed: make it with `pilotfish bundle --sign KEY` (a key by "
+                "`pilotfish keys new signer`), or say --unsigned to install it all the same."
+            )
+        signers = Signers.load(own if own is not None and own.exists() else demands.signers)
+        for fault in signers.faults:
+            say(fault)
+        signer = signers.verify(raw, signature)
+    held = manifest.decode(raw)
+    if demands.digest is not None and held.digest != demands.digest.lower():
+        raise BundleError(f"The bundle's digest is {held.digest}, not {demands.digest}.")
+    return Admitted(raw, signature, held, signer, signers)
+
+
+def _signature(bundle: Path) -> bytes | None:
+    path = bundle / signatures.NAME
+    if not os.path.lexists(path):
+        return None
+    with manifest.opened(path) as file:
+        content = file.read(signatures.MAX_BYTES + 1)
+    if len(content) > signatures.MAX_BYTES:
+        raise SignatureError(f"{path} is too large to be a signature.")
+    return content
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of a command that installs bundles."""
+    add = parser.add_argument
+    add("--digest", metavar="HEX", help="what the bundle's digest must be, all 64 digits")
+    add(
+        "--signers",
+        type=Path,
+        default=signatures.FOLDER,
+        metavar="DIR",
+        help="public keys (*.pub) of the signers that are trusted here, and by a root that has "
+        "none of its own (%(default)s)",
+    )
+    add("--unsigned", action="store_true", help="install a bundle without a look at its signature")
+    add("--downgrade", action="store_true", help="install a version older than the installed one")
+
+
+def demanded(args: argparse.Namespace) -> Demands:
+    """What such flags demand."""
+    return Demands(
+        digest=args.digest,
+        signers=args.signers,
+        unsigned=args.unsigned,
+        downgrade=args.downgrade,
+    )

@@ -1,0 +1,234 @@
+"""Make a bundle: all that a machine without a network needs to become a device or an edge.
+
+In:  artifacts, an address, keys, a Python version and a machine. Out: a folder
+
+    wheels/      pilotfish and what it needs             systemd/  units and their like
+    artifacts/   draft or target, and others             config/   what goes to /etc/pilotfish
+    keys/        this machine's pair, and what it needs of the other end
+    signers/     public keys of signers that the board shall trust from now on
+    manifest.json, manifest.json.sig                     `deploy.manifest`, `deploy.signatures`
+
+that appears whole or not at all.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import zmq
+
+from pilotfish.deploy import manifest, signatures, wheelhouse
+from pilotfish.deploy.errors import BundleError
+from pilotfish.deploy.install import ARTIFACTS
+from pilotfish.deploy.manifest import Manifest, Progress
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire import keys
+from pilotfish.wire.errors import KeysError, UnsupportedError
+from pilotfish.wire.transport import is_loopback
+
+# JetPack's Python and CPU (docs/jetson.md).
+JETPACKS = {"6.2": ("3.10", "aarch64"), "7.2": ("3.12", "aarch64")}
+_ADDRESS = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%A-Za-z]+\]):([0-9]{1,5})")
+_OLD_RUNTIME_PYTHON = "3.10"  # its last ONNX Runtime, 1.23, cannot load opset 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a bundle is to hold.
+
+    artifacts: the first is what the machine serves, the others come along under their own names.
+    address: device: the edge's; edge: where to listen. Both tcp://HOST:PORT.
+    keys: folder with the keys of this machine, or None: a new pair is made.
+    secret: the key to sign with, or None. signers: public keys that the board shall trust as well.
+    """
+
+    role: str
+    artifacts: Sequence[Path]
+    address: str
+    keys: Path | None
+    python: str
+    machine: str
+    wheels: Sequence[Path] = ()
+    secret: Path | None = None
+    signers: Sequence[Path] = ()
+
+
+def make(wanted: Wanted, out: Path, progress: Progress) -> tuple[Manifest, list[str]]:
+    """Make a bundle in ``out``; returns its manifest and what is left to be done by hand.
+
+    A bundle that was there is replaced; the key pair that was made for it stays.
+    """
+    match = _ADDRESS.fullmatch(wanted.address)
+    anywhere = match is not None and match[1] == "*"  # an edge's, to listen on
+    if match is None or not 0 < int(match[2]) < 1 << 16 or (anywhere and wanted.role == "device"):
+        raise UnsupportedError(f"{wanted.address!r} is no address; write tcp://HOST:PORT.")
+    if wanted.secret is not None:
+        signatures.require_secret(wanted.secret)
+    artifacts = dict(_named(wanted))
+    with _replacing(out) as folder:
+        advice = bring_keys(wanted, folder / "keys", out / "keys")
+        _bring_settings(wanted, folder)
+        _bring_signers(wanted, folder / "signers")
+        for count, (name, artifact) in enumerate(artifacts.items()):
+            progress("copying artifacts", count, len(artifacts))
+            artifact.verify()
+            _copy_artifact(artifact, folder / "artifacts" / name)
+        progress("copying artifacts", len(artifacts), len(artifacts))
+        (folder / "wheels").mkdir()
+        wheels = wheelhouse.gather(
+            folder / "wheels", wanted.python, wanted.machine, wanted.wheels, progress
+        )
+        version = next(wheel.version for wheel in wheels if wheel.name == wheelhouse.NAME)
+        progress("writing the manifest", 0, 1)
+        made = manifest.describe(folder, version, wanted.role, wanted.python, wanted.machine)
+        (folder / manifest.NAME).write_bytes(made.encode())
+        if wanted.secret is not None:
+            signature = signatures.sign(made.encode(), wanted.secret)
+            (folder / signatures.NAME).write_bytes(signature)
+        progress("writing the manifest", 1, 1)
+    return made, advice
+
+
+def _named(wanted: Wanted) -> Iterator[tuple[str, Artifact]]:
+    """The artifacts by the names that they will have, opened, and fit for the board's Python."""
+    taken: set[str] = set()
+    for path in wanted.artifacts:
+        name = path.resolve().name if taken else ARTIFACTS[wanted.role]
+        if name in taken or not manifest.is_plain(name):
+            raise BundleError(f"{path} cannot be called {name!r} in the bundle: rename the folder.")
+        taken.add(name)
+        artifact = Artifact.open(path)
+        if artifact.manifest.dialect == "opset24" and wanted.python == _OLD_RUNTIME_PYTHON:
+            raise BundleError(
+                f"{path} has dialect opset24, which no ONNX Runtime for Python {wanted.python} "
+                "loads: export it with --dialect opset17 or contrib."
+            )
+        yield name, artifact
+
+
+def _copy_artifact(artifact: Artifact, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name in ("manifest.json", *artifact.manifest.files):
+        shutil.copyfile(artifact.path / name, folder / name)
+
+
+def _bring_settings(wanted: Wanted, folder: Path) -> None:
+    """Units as they are; the role's configuration from its example, with the bundle's address."""
+    for name in ("systemd", "config"):
+        (folder / name).mkdir()
+    shipped = resources.files("pilotfish") / "systemd"
+    for source in shipped.iterdir():
+        if source.name.endswith(".conf") and wanted.role == "device":
+            (folder / "config" / source.name).write_bytes(source.read_bytes())
+        elif not source.name.endswith((".conf", ".toml")):
+            (folder / "systemd" / source.name).write_bytes(source.read_bytes())
+    name = f"{wanted.role}.toml"
+    text = (shipped / name).read_text()
+    key = "edge" if wanted.role == "device" else "listen"
+    text = re.sub(rf"(?m)^{key} = .*$", f'{key} = "{wanted.address}"', text)
+    if not (folder / "keys").is_dir():
+        text = re.sub(r"(?m)^keys = ", "#keys = ", text)
+    (folder / "config" / name).write_text(text)
+
+
+def _bring_signers(wanted: Wanted, folder: Path) -> None:
+    for path in wanted.signers:
+        key = signatures.read_public(path)
+        target = folder / f"{path.stem}.pub"
+        if target.exists() or not manifest.is_plain(target.name):
+            raise BundleError(f"{path} cannot be called {target.name!r} in the bundle: rename it.")
+        folder.mkdir(exist_ok=True)
+        target.write_bytes(signatures.public_file(key))
+
+
+def bring_keys(wanted: Wanted, folder: Path, former: Path) -> list[str]:
+    """This machine's keys; returns what is to be done with them on the other end.
+
+    former: keys of the bundle that is replaced, whose pair the other end may know already.
+    """
+    if wanted.keys is not None and not wanted.keys.is_dir():
+        raise KeysError(f"{wanted.keys} is no folder of keys.")
+    sources = [path for path in (wanted.keys, former) if path is not None]
+    if wanted.role == "edge":
+        return _bring_edge_keys(wanted, folder, sources)
+    public = (wanted.keys or keys.default_directory()) / f"{keys.EDGE}.pub"
+    if not public.is_file():
+        if wanted.keys is None and is_loopback(wanted.address):
+            return []
+        raise KeysError(
+            f"{public} is missing: copy edge.pub from the edge's key folder, and name its folder "
+            "with --keys."
+        )
+    with_pair = next((path for path in sources if (path / f"{keys.DEVICE}.key").exists()), None)
+    pair = keys.DeviceKeys.load(with_pair) if with_pair else None
+    _pair(folder, keys.DEVICE, (pair.secret, pair.public) if pair else None)
+    _put(folder / public.name, keys.read_public(public))
+    return ["on the edge, allow the bundle's keys/device.pub: pilotfish keys allow device.pub"]
+
+
+def _bring_edge_keys(wanted: Wanted, folder: Path, sources: Sequence[Path]) -> list[str]:
+    with_pair = next((path for path in sources if (path / f"{keys.EDGE}.key").exists()), None)
+    secret = keys.EdgeKeys.load(with_pair).secret if with_pair else None
+    _pair(folder, keys.EDGE, (secret, zmq.curve_public(secret)) if secret else None)
+    allowed = sorted((wanted.keys / "allowed").glob("*.pub")) if wanted.keys else []
+    for path in allowed:
+        (folder / "allowed").mkdir(exist_ok=True)
+        _put(folder / "allowed" / path.name, keys.read_public(path))
+    advice = ["give every device the edge's public key: the bundle's keys/edge.pub"]
+    if not allowed:
+        advice.append("allow devices on the edge: pilotfish keys allow …")
+    return advice
+
+
+def _pair(folder: Path, name: str, pair: tuple[bytes, bytes] | None) -> None:
+    """Write a key pair, secret and public; a new one where there is none."""
+    if pair is None:
+        keys.create(folder, name)
+        return
+    folder.mkdir()
+    _put(folder / f"{name}.key", pair[0], 0o600)
+    _put(folder / f"{name}.pub", pair[1])
+
+
+def _put(path: Path, key: bytes, mode: int = 0o644) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(key + b"\n")
+
+
+@contextmanager
+def _replacing(out: Path) -> Iterator[Path]:
+    """A hidden folder beside ``out`` that takes its place at the end, or vanishes."""
+    if out.exists() and not _is_ours(out):
+        raise BundleError(f"{out} holds something that is no bundle: choose another --out.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    old = out.parent / f".{out.name}.old-{os.getpid()}"
+    partial.mkdir(mode=0o700)
+    try:
+        yield partial
+        partial.chmod(0o755)
+        if out.exists():
+            out.rename(old)
+        partial.rename(out)
+    finally:
+        if old.exists() and not out.exists():  # interrupted in between: it holds the only keys
+            old.rename(out)
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_ours(out: Path) -> bool:
+    """Whether a folder may be replaced: it is empty, or a bundle."""
+    if not out.is_dir():
+        return False
+    try:
+        return "role" in json.loads((out / manifest.NAME).read_bytes())
+    except (OSError, ValueError, TypeError):
+        return not any(out.iterdir())

@@ -1,0 +1,177 @@
+"""The edge as a Debian package: ``python -m pilotfish.deploy.deb --out dist`` (`make deb`).
+
+In:  the running pilotfish, its pins, a Python version and a machine (`deploy.wheelhouse`), and the
+     units in ``systemd/``. Out: ``pilotfish-edge_VERSION-REVISION_ARCHITECTURE.deb``.
+
+Everything lies below ``/usr/lib/pilotfish-edge``, not in the folders of `deploy.versions`: dpkg
+keeps versions in its own way, and a device that was flashed may live on the same machine. The same
+input and SOURCE_DATE_EPOCH give the same bytes.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata, resources
+from pathlib import Path
+
+from pilotfish.deploy import wheelhouse
+from pilotfish.deploy.errors import BundleError
+from pilotfish.deploy.install import LAUNCHER
+from pilotfish.deploy.manifest import MACHINES, Progress
+from pilotfish.deploy.wheels import Wheel
+from pilotfish.wire.errors import PilotfishError
+
+NAME = "pilotfish-edge"
+HOME = f"usr/lib/{NAME}"
+ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
+_FLASHED = "/opt/pilotfish/current/"  # where the units expect the program when it was flashed
+_SCRIPTS = ("postinst", "prerm", "postrm")
+_SETTINGS = ("etc/pilotfish/edge.toml", "etc/pilotfish/worker.toml")
+
+
+def build(
+    out: Path,
+    python: str,
+    machine: str,
+    revision: str,
+    progress: Progress,
+    wheels: Path | None = None,
+) -> Path:
+    """Make the package in the folder ``out``; returns its path.
+
+    wheels: a folder of them, as a bundle for that machine has it; None: they are fetched.
+    """
+    epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
+    version = f"{metadata.version(wheelhouse.NAME)}-{revision}"
+    out.mkdir(parents=True, exist_ok=True)
+    package = out / f"{NAME}_{version}_{ARCHITECTURES[machine]}.deb"
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = Path(scratch) / "tree"
+        if wheels is None:
+            wheels = Path(scratch) / "wheels"
+            wheels.mkdir()
+            wheelhouse.gather(wheels, python, machine, (), progress)
+        _program(tree / HOME, wheels, python, machine)
+        _system(tree, epoch_s)
+        _control(tree, version, python, ARCHITECTURES[machine])
+        progress("packing", 0, 1)
+        _pack(tree, package, epoch_s)
+        progress("packing", 1, 1)
+    return package
+
+
+def _program(home: Path, wheels: Path, python: str, machine: str) -> None:
+    """Pilotfish and what it needs, as an installation from a bundle has it."""
+    for path in sorted(wheels.iterdir()):
+        wheel = Wheel.of(path)
+        if not wheel.fits(python, machine):
+            raise BundleError(f"{path} is not for Python {python} on {machine}.")
+        wheel.unpack(home, f"/usr/bin/python{python}")
+    shutil.rmtree(home / "bin", ignore_errors=True)  # the scripts of other packages
+    _put(home / "bin" / "pilotfish", LAUNCHER.format(python=f"/usr/bin/python{python}"), 0o755)
+
+
+def _system(tree: Path, epoch_s: int) -> None:
+    """Units, user, folders, configuration, the command and documents."""
+    units = resources.files("pilotfish") / "systemd"
+    for name in (f"{NAME}.service", f"{NAME}.socket", "pilotfish-worker.service"):
+        text = (units / name).read_text().replace(_FLASHED, f"/{HOME}/")
+        _put(tree / "usr/lib/systemd/system" / name, text)
+    for kind in ("sysusers", "tmpfiles"):
+        text = (units / f"pilotfish.{kind}").read_text()
+        _put(tree / f"usr/lib/{kind}.d/{NAME}.conf", text)
+    for path in _SETTINGS:
+        _put(tree / path, (units / Path(path).name).read_text())
+    (tree / "usr/bin").mkdir()
+    (tree / "usr/bin/pilotfish").symlink_to(f"../lib/{NAME}/bin/pilotfish")
+    documents = tree / "usr/share/doc" / NAME
+    date = time.strftime("%a, %d %b %Y %H:%M:%S +0000", time.gmtime(epoch_s))
+    _put(documents / "copyright", f"Pilotfish is licensed under Apache-2.0; made on {date}.\n")
+
+
+def _control(tree: Path, version: str, python: str, architecture: str) -> None:
+    """What dpkg reads: fields, scripts, configuration files, checksums."""
+    size_kb = sum(path.lstat().st_size for path in tree.rglob("*")) // 1024
+    words = {
+        "@VERSION@": version,
+        "@PYTHON@": python,
+        "@ARCHITECTURE@": architecture,
+        "@SIZE@": str(size_kb),
+    }
+    files = sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
+    sums = [
+        f"{hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()}  "
+        f"{path.relative_to(tree)}\n"
+        for path in files
+        if path.relative_to(tree).parts[0] != "etc"
+    ]
+    for name in ("control", *_SCRIPTS):
+        text = (resources.files("pilotfish.deploy") / "debian" / name).read_text()
+        text = re.sub("|".join(words), lambda match: words[match[0]], text)
+        _put(tree / "DEBIAN" / name, text, 0o755 if name in _SCRIPTS else 0o644)
+    _put(tree / "DEBIAN" / "md5sums", "".join(sums))
+    _put(tree / "DEBIAN" / "conffiles", "".join(f"/{path}\n" for path in _SETTINGS))
+
+
+def _pack(tree: Path, package: Path, epoch_s: int) -> None:
+    if shutil.which("dpkg-deb") is None:
+        raise BundleError("dpkg-deb is missing here: a package is made on Debian or Ubuntu.")
+    for folder, names, _ in os.walk(tree):
+        os.chmod(folder, 0o755)
+        names.sort()
+    environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch_s)}
+    partial = package.with_name(f".{package.name}.partial")
+    command = ["dpkg-deb", "--root-owner-group", "-Zzstd", "--build", str(tree), str(partial)]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BundleError(f"dpkg-deb failed: {done.stderr.strip()}")
+        partial.replace(package)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _put(path: Path, text: str, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pilotfish.deploy.deb", description="Makes the edge's Debian package."
+    )
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("dist"), metavar="DIR", help="where to (%(default)s)")
+    pythons = [f"3.{minor}" for minor in range(10, 14)]
+    add("--python", choices=pythons, default=here, help="of the target system (%(default)s)")
+    add("--machine", choices=MACHINES, default=os.uname().machine, help="its CPU (%(default)s)")
+    add("--wheels", type=Path, metavar="DIR", help="of a bundle (default: they are fetched)")
+    add("--revision", default="1", help="of the package, behind the version (%(default)s)")
+    args = parser.parse_args()
+    try:
+        print(build(args.out, args.python, args.machine, args.revision, _say, args.wheels))
+    except PilotfishError as error:
+        print(f"pilotfish: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"pilotfish: {error}", file=sys.stderr)
+        return 74
+    return 0
+
+
+def _say(what: str, done: int, total: int) -> None:
+    if done == 0:
+        print(f"{what} …", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

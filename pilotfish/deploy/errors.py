@@ -1,0 +1,51 @@
+"""What can go wrong with bundles and installations."""
+
+from pilotfish.wire.errors import PilotfishError
+
+
+class BundleError(PilotfishError):
+    """A bundle that cannot be made, or is damaged, incomplete or not for this machine."""
+
+    code = "bundle"
+    exit_code = 65
+
+
+class SignatureError(BundleError):
+    """A bundle that is not signed, or not by a trusted signer, or was changed since."""
+
+    code = "signature"
+
+
+class InstallError(PilotfishError):
+    """Nothing can be installed there, or what is installed is not as it should be."""
+
+    code = "install"
+    exit_code = 73
+
+
+class PrivilegeError(InstallError):
+    """The installation belongs to root, and this process is not root."""
+
+    code = "privilege"
+    exit_code = 77
+
+
+class ServiceError(InstallError):
+    """The new version was installed, but its service does not start."""
+
+    code = "service"
+    exit_code = 75
+
+
+class FetchError(BundleError):
+    """Wheels that cannot be resolved or fetched."""
+
+    code = "fetch"
+    exit_code = 69
+
+
+class RemoteError(InstallError):
+    """The board cannot be reached by ssh, or lacks what an installation needs."""
+
+    code = "remote"
+    exit_code = 69

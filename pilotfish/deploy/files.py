@@ -1,0 +1,94 @@
+"""Files that change as a whole or not at all, also when the power goes.
+
+Each function does nothing where its result is there already, so that a second run changes nothing.
+How one file is written is in `wire.files`.
+
+Standard library only: this runs on the board before anything is installed.
+"""
+
+import ctypes
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from pilotfish.wire.files import beside, sync, take_place, write_whole
+
+
+def put(path: Path, content: bytes, mode: int = 0o644) -> bool:
+    """Make a file hold ``content``; returns whether anything changed."""
+    if holds(path, content, mode):
+        return False
+    folder(path.parent)
+    write_whole(path, content, mode)
+    return True
+
+
+def link(path: Path, target: str) -> bool:
+    """Make a symbolic link say ``target``; returns whether anything changed."""
+    if path.is_symlink() and os.readlink(path) == target:
+        return False
+    folder(path.parent)
+    partial = beside(path)
+    os.symlink(target, partial)
+    take_place(partial, path)
+    return True
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename within one file system, durably; replaces a file that stands there."""
+    os.replace(source, target)
+    sync(target.parent)
+
+
+def remove(path: Path) -> bool:
+    """Remove a file or link, durably; returns whether there was one."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    sync(path.parent)
+    return True
+
+
+def remove_tree(path: Path) -> bool:
+    """Remove a folder that nothing refers to any more; returns whether there was one."""
+    if not path.is_dir() or path.is_symlink():
+        return False
+    shutil.rmtree(path)
+    sync(path.parent)
+    return True
+
+
+def folder(path: Path, mode: int = 0o755) -> None:
+    """Make a folder and those above it; the modes of folders that are there stay."""
+    if path.is_dir():
+        return
+    folder(path.parent)
+    path.mkdir()
+    path.chmod(mode)
+    sync(path.parent)
+
+
+def holds(path: Path, content: bytes, mode: int | None = None) -> bool:
+    """Whether a regular file holds this content (and has this mode)."""
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return (
+        stat.S_ISREG(status.st_mode)
+        and status.st_size == len(content)
+        and mode in (None, stat.S_IMODE(status.st_mode))
+        and path.read_bytes() == content
+    )
+
+
+def sync_all(path: Path) -> None:
+    """Make everything written so far to the file system of ``path`` durable, in one call."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            raise OSError(ctypes.get_errno(), "the file system cannot be synchronised", str(path))
+    finally:
+        os.close(descriptor)

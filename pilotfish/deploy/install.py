@@ -1,0 +1,351 @@
+"""Install a bundle into a root file system, or onto the running system: one code for both.
+
+    PYTHONPATH=bundle/wheels/pilotfish-….whl python3 -m pilotfish.deploy.install --root / bundle/
+
+(which is for a bundle that is trusted: its own code is what would verify it. `deploy.ssh` has that
+done by the version that is installed.)
+
+In:  a bundle (`deploy.admission`) and a root. Out: a version that is current, its configuration,
+keys and units, and what was done, a line each.
+Law: the bundle is checked in full before anything is written. Until one rename makes the new
+version current, nothing of the old one was touched; whatever a kill or a power cut interrupts, the
+next run completes. A second run changes nothing.
+
+Standard library only: this runs on the board before anything is installed.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.deploy import admission, files, manifest, precedence, settings, system
+from pilotfish.deploy.admission import Admitted, Demands
+from pilotfish.deploy.bytecode import compile_modules
+from pilotfish.deploy.errors import BundleError, InstallError, PrivilegeError, ServiceError
+from pilotfish.deploy.manifest import Manifest, Progress
+from pilotfish.deploy.rootfs import Rootfs, resolve
+from pilotfish.deploy.versions import HOME, Versions
+from pilotfish.deploy.wheels import Wheel
+from pilotfish.wire.errors import KeysError, PilotfishError
+
+# What each role's artifact is called, whatever the folder's own name: the configuration names it.
+ARTIFACTS = {"device": "draft", "edge": "target"}
+STATE = ("var/lib/pilotfish", "var/cache/pilotfish")
+LAUNCHER = """\
+#!{python} -s
+import os
+import sys
+
+site = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "site")
+sys.path[0] = site
+os.environ["PYTHONPATH"] = site  # for the processes that this one starts
+# root could: what an installation holds is what was installed
+sys.dont_write_bytecode = True
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+from pilotfish.cli import main
+
+sys.exit(main())
+"""
+_PATIENCE_S = 300.0
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    """No progress."""
+
+
+@dataclass
+class Installation:
+    """One root and what is installed there.
+
+    say: is told each thing that was done, in a line.
+    """
+
+    root: Rootfs
+    say: Callable[[str], None]
+    progress: Progress = _silent
+
+    def __post_init__(self) -> None:
+        if os.geteuid() != 0:
+            raise PrivilegeError(
+                f"Files below {self.root.root} will belong to root: run this with sudo."
+            )
+        system.require_tools()
+        # a board may have it on another disk, by a link
+        self.versions = Versions(resolve(self.root.root, HOME))
+
+    def verify(self, bundle: Path, demands: Demands) -> Admitted:
+        """Look whether a bundle may be installed here, in full; changes nothing."""
+        own = resolve(self.root.root, settings.SIGNERS)
+        link = self.root.path(settings.SIGNERS)
+        if os.path.lexists(link) and not own.exists() and not demands.unsigned:
+            # not a root without a list: the disk that has it may not be mounted
+            raise KeysError(f"{link} leads nowhere: it is where the signers were, so mend it.")
+        admitted = admission.admit(bundle, demands, self.say, own)
+        held = admitted.held
+        self.root.require(held.python, held.machine)
+        if not demands.downgrade:
+            self._require_no_older(held)
+        held.verify(bundle, self.progress)
+        _require_fitting(bundle, held)
+        return admitted
+
+    def install(self, bundle: Path, demands: Demands) -> None:
+        """Install a bundle and make it current; on the running system, start it as well."""
+        admitted = self.verify(bundle, demands)
+        held = admitted.held
+        os.umask(0o022)
+        with self.versions.locked():
+            if not demands.downgrade:  # another installation may have come before this one
+                self._require_no_older(held)
+            before, earlier = self.versions.current, self.versions.previous
+            if held.name not in self.versions.names() or self.versions.faults(held.name):
+                self._stage(bundle, admitted)
+            self._tell(settings.bring_keys(self.root, bundle, held))
+            self._tell(settings.bring_signers(self.root, bundle, admitted))
+            if self.versions.switch(held.name):
+                self.say(f"version {held.name} is current")
+            self._settle(held.name)
+            trouble = self._start()
+            if trouble is not None and before is not None and before != held.name:
+                self.versions.undo(before, earlier)
+                self._settle(before)
+                again = self._start()
+                trouble += f"\nWent back to version {before}, which "
+                trouble += "is active." if again is None else "does not start either."
+            self.versions.prune()
+        if trouble is not None:
+            raise ServiceError(trouble)
+
+    def roll_back(self) -> None:
+        """Make the previous version current again; on the running system, start it."""
+        os.umask(0o022)
+        with self.versions.locked():
+            name = self.versions.back()
+            self.say(f"version {name} is current again")
+            self._settle(name)
+            trouble = self._start()
+        if trouble is not None:
+            raise ServiceError(trouble)
+
+    def uninstall(self, *, purge: bool) -> None:
+        """Remove every version and unit; ``purge`` takes configuration, keys and state as well."""
+        if not self.versions.home.exists() and not purge:
+            raise InstallError(f"Nothing is installed in {self.root.root}.")
+        if purge and system.packaged(self.root):
+            raise InstallError(
+                "The package pilotfish-edge has its settings and state in the same folders: purge "
+                "it first, or leave out --purge."
+            )
+        with self.versions.locked():
+            self._tell(system.withdraw(self.root, self.versions))
+            for link in ("current", "previous"):
+                files.remove(self.versions.home / link)
+            self.versions.prune()
+            files.remove_tree(self.versions.home)
+        self.say(f"{self.versions.home} removed")
+        for folder in (settings.FOLDER, *STATE) if purge else ():
+            if files.remove_tree(self.root.path(folder)):
+                self.say(f"/{folder} removed")
+
+    def check(self) -> list[str]:
+        """Compare what is installed with what was installed; a sentence for each fault."""
+        name = self.versions.current
+        if name is None:
+            return [f"Nothing is installed in {self.root.root}."]
+        faults = self.versions.faults(name)
+        try:
+            held = self._manifest(name)
+        except BundleError:  # a fault of its own, or there is more amiss
+            return faults or [f"{self.versions.folder(name) / manifest.NAME} is damaged."]
+        self.say(f"version {name} (role {held.role}) is current")
+        if self.versions.previous not in (None, name):
+            self.say(f"version {self.versions.previous} is kept to go back to")
+        for edited in settings.edited(self.root, self.versions, name):
+            self.say(f"/{settings.FOLDER}/{edited} was edited")
+        packaged = system.packaged(self.root)
+        for source, place in system.targets(self.versions.folder(name) / "systemd").items():
+            if place in packaged:
+                continue
+            if not files.holds(self.root.path(place), source.read_bytes()):
+                faults.append(f"/{place} is missing or was changed.")
+        for unit in system.units(self.versions, name, held.role):
+            if system.is_enabled(self.root, unit):
+                self.say(f"{unit} is enabled")
+            else:
+                faults.append(f"{unit} is not enabled.")
+        return faults
+
+    def _require_no_older(self, held: Manifest) -> None:
+        """`InstallError` if a version is current that a bundle's comes before."""
+        if self.versions.current is None:
+            return
+        there = self.versions.current.rpartition("-")[0]
+        if precedence.is_older(held.version, there) is not False:
+            raise InstallError(
+                f"The bundle holds version {held.version}, and {there} is installed in "
+                f"{self.root.root}: say --downgrade to install an older version."
+            )
+
+    def _stage(self, bundle: Path, admitted: Admitted) -> None:
+        """Make the version's folder under a hidden name, then give it its own."""
+        held = admitted.held
+        made = self.versions.incoming(held.name)
+        try:
+            self._fill(made, bundle, held)
+            # the service cannot do it: to it, all of this is read-only
+            if not compile_modules(made / "site", f"/{HOME}/current/site", held.python):
+                self.say(f"no python{held.python} here: modules are not compiled")
+            self.progress("writing to disk", 0, 1)
+            self.versions.adopt(made, held.name)
+            self.progress("writing to disk", 1, 1)
+        finally:
+            files.remove_tree(made)
+        signed = f"signed by {admitted.signer}" if admitted.signer else "its signature unasked for"
+        self.say(f"version {held.name} installed, {signed}")
+
+    def _fill(self, made: Path, bundle: Path, held: Manifest) -> None:
+        """Unpack the wheels, copy the rest, write the launcher."""
+        python = f"/usr/bin/python{held.python}"
+        wheels = [path for path in held.files if path.startswith("wheels/")]
+        for count, path in enumerate(wheels):
+            self.progress("unpacking wheels", count, len(wheels))
+            # a copy of our own: a file that was hashed may be written to until it is unpacked
+            with tempfile.TemporaryFile(dir=made) as copy:
+                with manifest.reading(bundle, path, held.files[path]) as source:
+                    shutil.copyfileobj(source, copy)
+                Wheel.of(bundle / path).unpack(made, python, copy)
+        self.progress("unpacking wheels", len(wheels), len(wheels))
+        for path, entry in held.files.items():
+            if path.split("/")[0] in ("artifacts", "systemd", "config"):
+                _copy(bundle, path, made / path, entry)
+        (made / "bin").mkdir(exist_ok=True)
+        launcher = made / "bin" / "pilotfish"
+        launcher.write_text(LAUNCHER.format(python=python))
+        launcher.chmod(0o755)
+        name = ARTIFACTS[held.role]
+        if (made / "artifacts" / name).is_dir():
+            os.symlink(f"artifacts/{name}", made / name)
+        (made / manifest.NAME).write_bytes(held.encode())
+
+    def _settle(self, name: str) -> None:
+        """Bring everything outside the version's folder to what the version says."""
+        role = self._manifest(name).role
+        self._tell(settings.bring_configuration(self.root, self.versions, name))
+        self._tell(system.bring(self.root, self.versions, name))
+        state = self.root.path(f"{STATE[0]}/target")
+        if role == "edge" and not os.path.lexists(state):
+            files.link(state, f"/{HOME}/current/target")
+        self._tell(system.enable(self.root, self.versions, name, role))
+
+    def _start(self) -> str | None:
+        """On the running system: start the current version. Returns why it does not, or None."""
+        name = self.versions.current
+        if not self.root.live or name is None:
+            return None
+        unit = system.units(self.versions, name, self._manifest(name).role)[0]
+        self.progress(f"starting {unit}", 0, 1)
+        trouble = system.restart(unit, _PATIENCE_S)
+        self.progress(f"starting {unit}", 1, 1)
+        if trouble is None:
+            self.say(f"{unit} is active")
+        return trouble
+
+    def _manifest(self, name: str) -> Manifest:
+        return manifest.read(self.versions.folder(name))
+
+    def _tell(self, done: Iterator[str]) -> None:
+        for line in done:
+            self.say(line)
+
+
+def _require_fitting(bundle: Path, held: Manifest) -> None:
+    """`BundleError` if a wheel is for another Python or machine, or pilotfish's own is missing."""
+    wheels = [Wheel.of(bundle / path) for path in held.files if path.startswith("wheels/")]
+    for wheel in wheels:
+        if not wheel.fits(held.python, held.machine):
+            board = f"Python {held.python} on {held.machine}"
+            raise BundleError(f"{wheel.path.name} is not for {board}.")
+    if "pilotfish" not in {wheel.name for wheel in wheels}:
+        raise BundleError("The bundle holds no wheel of pilotfish.")
+
+
+def _copy(bundle: Path, path: str, target: Path, entry: manifest.Entry) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with manifest.reading(bundle, path, entry) as source, target.open("xb") as out:
+        shutil.copyfileobj(source, out)
+    target.chmod(entry.mode)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of ``python3 -m pilotfish.deploy.install``."""
+    top = argparse.ArgumentParser(
+        prog="python3 -m pilotfish.deploy.install",
+        description="Installs a bundle into a root file system, or onto this system.",
+    )
+    top.add_argument("bundle", type=Path, nargs="?", help="folder that `pilotfish bundle` made")
+    top.add_argument("--root", type=Path, default=Path("/"), help="root file system (default: /)")
+    admission.add_arguments(top)
+    action = top.add_mutually_exclusive_group()
+    action.add_argument("--verify", action="store_true", help="look at the bundle, install nothing")
+    action.add_argument("--rollback", action="store_true", help="go back to the previous version")
+    action.add_argument("--uninstall", action="store_true", help="remove it; /etc/pilotfish stays")
+    action.add_argument("--check", action="store_true", help="compare with what was installed")
+    top.add_argument("--purge", action="store_true", help="--uninstall: settings and state as well")
+    return top
+
+
+def run(args: argparse.Namespace, progress: Progress = _silent) -> int:
+    """Do what the arguments say; returns the exit code. Raises `PilotfishError`."""
+    root = Rootfs.at(args.root)
+    if root.release is not None:
+        say(f"{root.root}: {root.release}")
+    here = Installation(root, say, progress)
+    if args.rollback:
+        here.roll_back()
+    elif args.uninstall:
+        here.uninstall(purge=args.purge)
+    elif args.check:
+        faults = here.check()
+        for fault in faults:
+            say(fault)
+        return 1 if faults else 0
+    elif args.bundle is None:
+        raise InstallError("Name a bundle, or one of --rollback, --uninstall and --check.")
+    elif args.verify:
+        here.verify(args.bundle, admission.demanded(args))
+    else:
+        here.install(args.bundle, admission.demanded(args))
+    return 0
+
+
+def say(line: str) -> None:
+    """A line to whoever watches; that nobody does any more is no reason to stop half-way."""
+    with suppress(BrokenPipeError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    args = parser().parse_args(arguments)
+    try:
+        return run(args)
+    except PilotfishError as error:
+        print(f"pilotfish: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"pilotfish: {error}", file=sys.stderr)
+        return 74
+    except KeyboardInterrupt:
+        print("pilotfish: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""`manifest.json` of a bundle: what it is for, and hash, size and mode of every file in it.
+
+In:  a folder. Out: a `Manifest` that the folder was compared with, or a `BundleError`.
+Law: a folder that passes `verify` holds exactly the files that the manifest names, byte for byte;
+no links, nothing besides (but the manifest's signature, `deploy.signatures`). What `reading` hands
+out is what the manifest names, whatever became of the folder since. The digest covers the whole
+manifest, so it names the bundle. It guards against damage; a folder that can be rewritten can be
+given another digest, hence signatures.
+
+Standard library only: this runs on the board before anything is installed.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pilotfish.deploy import signatures
+from pilotfish.deploy.errors import BundleError
+from pilotfish.wire.prose import one_line
+
+NAME = "manifest.json"
+FORMAT = 1
+ROOMS = ("wheels", "artifacts", "systemd", "config", "keys", "signers")
+ROLES = ("device", "edge")
+MACHINES = ("aarch64", "x86_64")
+MODES = (0o644, 0o755, 0o600)
+_MAX_BYTES = 4 << 20
+_PART = re.compile(r"[A-Za-z0-9_+@!][A-Za-z0-9._+@!-]{0,199}")
+_VERSION = re.compile(r"[0-9][0-9A-Za-z.+!]{0,63}")
+_PYTHON = re.compile(r"3\.[0-9]{1,2}")
+_CHUNK = 1 << 20
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file: SHA-256 in hex, size in bytes, mode as it is to be installed."""
+
+    sha256: str
+    size: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a bundle holds; paths are relative, with slashes."""
+
+    version: str
+    role: str
+    python: str
+    machine: str
+    files: dict[str, Entry]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything else in the manifest."""
+        plain = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(plain.encode()).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """What the installed version's folder is called."""
+        return f"{self.version}-{self.digest[:8]}"
+
+    @property
+    def size(self) -> int:
+        """Of all files, in bytes."""
+        return sum(entry.size for entry in self.files.values())
+
+    def encode(self) -> bytes:
+        """The bytes of `manifest.json`."""
+        fields = {"digest": self.digest, **self._fields()}
+        return json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
+
+    def verify(self, folder: Path, progress: Progress) -> None:
+        """Compare every file of a bundle with the manifest; `BundleError` names the first fault."""
+        found = dict(_walk(folder))
+        for beside in (NAME, signatures.NAME):
+            found.pop(beside, None)
+        for path in self.files:
+            if path not in found:
+                raise BundleError(f"The bundle is incomplete: {path} is missing.")
+        done = 0
+        for path, size in found.items():
+            entry = self.files.get(path)
+            if entry is None:
+                raise BundleError(
+                    f"The bundle holds {one_line(path)}, which its manifest does not name."
+                )
+            if size != entry.size or hash_file(folder / path) != entry.sha256:
+                raise BundleError(f"{path} is not what the bundle's manifest says: copy it again.")
+            done += size
+            progress("checking the bundle", done, self.size)
+
+    def _fields(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+
+def describe(folder: Path, version: str, role: str, python: str, machine: str) -> Manifest:
+    """The manifest of a folder as it is now; secrets are 0600, the rest is 0644."""
+    files = {}
+    for path, size in sorted(_walk(folder)):
+        mode = 0o600 if path.startswith("keys/") and path.endswith(".key") else 0o644
+        files[path] = Entry(hash_file(folder / path), size, mode)
+    return _checked(Manifest(version, role, python, machine, files))
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a bundle, its own digest and every path in it checked."""
+    return decode(read_bytes(folder))
+
+
+def read_bytes(folder: Path) -> bytes:
+    """The bytes of a bundle's manifest, whatever they say."""
+    path = folder / NAME
+    try:
+        with opened(path) as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise BundleError(
+            f"{folder} is no bundle: {NAME} cannot be read ({error.strerror})."
+        ) from error
+    if len(raw) > _MAX_BYTES:
+        raise BundleError(f"{path} is too large to be a bundle's manifest.")
+    return raw
+
+
+def decode(raw: bytes) -> Manifest:
+    """A manifest out of its bytes; `BundleError` if they are anything else."""
+    try:
+        fields = json.loads(raw, object_pairs_hook=_without_doubles)
+        if fields["format"] != FORMAT:
+            raise BundleError(
+                f"The bundle has format {fields['format']!r}; this pilotfish reads {FORMAT}: "
+                "make the bundle and install it with the same version."
+            )
+        files = {path: Entry(**entry) for path, entry in fields["files"].items()}
+        names = ("version", "role", "python", "machine")
+        manifest = Manifest(files=files, **{name: fields[name] for name in names})
+        digest = fields["digest"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BundleError(f"{NAME} of the bundle is damaged: copy the bundle again.") from error
+    if _checked(manifest).digest != digest or manifest.encode() != raw:
+        raise BundleError(f"{NAME} of the bundle was changed: its digest does not fit.")
+    return manifest
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, in hex; a link in its place is an error."""
+    digest = hashlib.sha256()
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def opened(path: Path) -> BinaryIO:
+    """A file of a bundle; `BundleError` for anything but a file, which is not waited for either."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # which is what a link makes
+            raise
+        raise BundleError(f"{path} is a link, not a file: copy the bundle again.") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BundleError(f"{path} is not a file: copy the bundle again.")
+    return os.fdopen(descriptor, "rb")
+
+
+class CheckedReader:
+    """A file of a bundle that is hashed as it is read, up to the size that the manifest names."""
+
+    def __init__(self, file: BinaryIO, path: str, entry: Entry) -> None:
+        self._file = file
+        self._path = path
+        self._entry = entry
+        self._left = entry.size
+        self._digest = hashlib.sha256()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next ``size`` bytes, or all that are left."""
+        wanted = self._left if size < 0 else min(size, self._left)
+        data = self._file.read(wanted)
+        if wanted and not data:
+            raise self._changed()
+        self._left -= len(data)
+        self._digest.update(data)
+        return data
+
+    def finish(self) -> None:
+        """`BundleError` unless all was read, and is what the manifest says."""
+        if self._left or self._digest.hexdigest() != self._entry.sha256:
+            raise self._changed()
+
+    def _changed(self) -> BundleError:
+        return BundleError(f"{self._path} of the bundle changed while it was read: copy it again.")
+
+
+@contextmanager
+def reading(folder: Path, path: str, entry: Entry) -> Iterator[CheckedReader]:
+    """Read a file of a bundle once, to its end.
+
+    What was read must not be used before this ends without an error: only then is it what the
+    manifest says.
+    """
+    with opened(folder / path) as file:
+        reader = CheckedReader(file, path, entry)
+        yield reader
+        reader.finish()
+
+
+def is_plain(path: str) -> bool:
+    """Whether a path stays below the folder that it is joined to, and no shell trips over it."""
+    return all(_PART.fullmatch(part) for part in path.split("/"))
+
+
+def _checked(manifest: Manifest) -> Manifest:
+    """The manifest, if its fields are of the right kind and each path is a plain one."""
+    if not (
+        all(isinstance(field, str) for field in (manifest.version, manifest.python))
+        and _VERSION.fullmatch(manifest.version)
+        and _PYTHON.fullmatch(manifest.python)
+        and manifest.role in ROLES
+        and manifest.machine in MACHINES
+    ):
+        raise BundleError(f"{NAME} of the bundle is damaged: version, role, Python or machine.")
+    for path, entry in manifest.files.items():
+        room, _, name = path.partition("/")
+        fits = {  # beside the configuration are the folders of the keys and of the signers
+            "config": "/" not in name and name not in ("keys", "signers"),
+            "signers": "/" not in name and name.endswith(".pub"),
+        }
+        if not is_plain(path) or room not in ROOMS or not name or not fits.get(room, True):
+            raise BundleError(f"The bundle names a file {path!r}, which no bundle may hold.")
+        if not (
+            isinstance(entry.sha256, str)
+            and isinstance(entry.size, int)
+            and type(entry.mode) is int
+            and entry.mode in MODES
+        ):
+            raise BundleError(f"{NAME} of the bundle is damaged at {path}.")
+    return manifest
+
+
+def _walk(folder: Path, below: str = "") -> Iterator[tuple[str, int]]:
+    """Every file below a folder: its path and size. Anything but files and folders is refused."""
+    for entry in os.scandir(folder):
+        path = f"{below}{entry.name}"
+        status = entry.stat(follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            inside = list(_walk(Path(entry.path), f"{path}/"))
+            if not inside:
+                raise BundleError(
+                    f"The bundle holds {one_line(path)}, an empty folder, which none should."
+                )
+            yield from inside
+        elif stat.S_ISREG(status.st_mode):
+            yield path, status.st_size
+        else:
+            raise BundleError(
+                f"The bundle holds {one_line(path)}, which is neither a file nor a folder."
+            )
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a key stands twice")
+    return fields

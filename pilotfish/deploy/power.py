@@ -1,0 +1,69 @@
+"""The power mode of a Jetson, by name.
+
+    python -m pilotfish.deploy.power --mode MAXN_SUPER --clocks yes
+
+In:  the modes of ``/etc/nvpmodel.conf``, whose numbers differ from board to board.
+Out: NVIDIA's own `nvpmodel` has set the mode, and `jetson_clocks` the clocks. A mode that needs a
+restart of the board is not forced: it holds from the next one on. Standard library only.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pilotfish.deploy.errors import InstallError
+
+MODES = Path("/etc/nvpmodel.conf")
+_MODE = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", re.MULTILINE)
+
+
+def modes(text: str) -> dict[str, int]:
+    """Name → number of every mode that an nvpmodel.conf defines."""
+    return {name: int(number) for number, name in _MODE.findall(text)}
+
+
+def set_mode(name: str, definitions: Path = MODES) -> None:
+    """Have ``nvpmodel`` set a mode; `InstallError` names those that this board has."""
+    try:
+        known = modes(definitions.read_text(errors="replace"))
+    except OSError as error:
+        raise InstallError(f"{definitions} cannot be read: {error.strerror}.") from error
+    found = {mode.casefold(): number for mode, number in known.items()}.get(name.casefold())
+    if found is None:
+        raise InstallError(
+            f"This board has no power mode {name!r}; it has {', '.join(known) or 'none'}."
+        )
+    _run("nvpmodel", "-m", str(found))
+
+
+def _run(*command: str) -> None:
+    """Run one of NVIDIA's tools; without stdin, so that none asks whether to restart the board."""
+    try:
+        subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
+    except FileNotFoundError:
+        raise InstallError(f"{command[0]} is missing: this is no Jetson.") from None
+    except subprocess.CalledProcessError as error:
+        raise InstallError(f"{command[0]} ended with {error.returncode}.") from None
+
+
+def main() -> int:
+    """The command; what it does is for `pilotfish-power.service`."""
+    parser = argparse.ArgumentParser(prog="pilotfish.deploy.power", description=__doc__)
+    parser.add_argument("--mode", default="", help="as nvpmodel.conf calls it; empty: leave it")
+    parser.add_argument("--clocks", default="no", choices=("yes", "no"), help="all at the maximum")
+    args = parser.parse_args()
+    try:
+        if args.mode:
+            set_mode(args.mode)
+        if args.clocks == "yes":
+            _run("jetson_clocks")
+    except InstallError as error:
+        print(f"pilotfish: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Recognise a root file system: whose Python is in it, for which machine, of which board.
+
+In:  a folder, or ``/``. Out: a `Rootfs`, or an `InstallError` that says what was given instead.
+Links in a root file system are absolute as its own system sees them; here they are read that way
+and never followed out of it.
+
+Standard library only: this runs on the board before anything is installed.
+"""
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.deploy.errors import InstallError
+
+_ELF_MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine: EM_X86_64, EM_AARCH64
+_MAX_LINKS = 20
+_SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
+
+
+@dataclass(frozen=True)
+class Rootfs:
+    """Where to install, and what was found there.
+
+    pythons: every CPython there is, "3.10", with its machine.
+    release: NVIDIA's L4T release line, if the file system is a Jetson's.
+    """
+
+    root: Path
+    pythons: dict[str, str]
+    release: str | None
+
+    @classmethod
+    def at(cls, root: Path) -> "Rootfs":
+        """Look at a folder."""
+        root = root.resolve()
+        if (root / "rootfs").is_dir() and (root / "apply_binaries.sh").exists():
+            raise InstallError(
+                f"{root} is the BSP, not the root file system in it: name {root / 'rootfs'}."
+            )
+        if not root.is_dir():
+            raise InstallError(f"{root} is no folder.")
+        found = cls(root, dict(_pythons(root)), _release(root))
+        if not found.pythons:
+            raise InstallError(
+                f"{root} is no root file system with Python: usr/bin holds no python3.N. In a BSP, "
+                "unpack the sample root file system and run apply_binaries.sh first."
+            )
+        return found
+
+    @property
+    def live(self) -> bool:
+        """Whether this is the running system, with systemd: in a chroot nothing can be started."""
+        return self.root == Path("/") and _SYSTEMD_RUNS.is_dir()
+
+    def require(self, python: str, machine: str) -> None:
+        """`InstallError` unless a bundle for this Python and machine runs here."""
+        machines = sorted(set(self.pythons.values()))
+        if machine not in machines:
+            raise InstallError(
+                f"The bundle is for {machine}, but {self.root} is for {' and '.join(machines)}: "
+                "make another with --machine."
+            )
+        if self.pythons.get(python) != machine:
+            there = ", ".join(sorted(self.pythons))
+            raise InstallError(
+                f"The bundle is for Python {python}, but {self.root} has {there}: make another "
+                "with --python."
+            )
+
+    def path(self, inside: str) -> Path:
+        """A path of that system as one of this, links above its last part resolved within."""
+        parent, _, name = inside.strip("/").rpartition("/")
+        return resolve(self.root, parent) / name
+
+
+def resolve(root: Path, inside: str) -> Path:
+    """Follow the links of a path as the system at ``root`` would; never leaves ``root``."""
+    done = root
+    rest = [part for part in inside.split("/") if part]
+    links = 0
+    while rest:
+        part = rest.pop(0)
+        if part == "..":
+            done = done.parent if done != root else root
+        elif part != ".":
+            step = done / part
+            if step.is_symlink():
+                links += 1
+                if links > _MAX_LINKS:
+                    raise InstallError(f"{step} is a link that leads nowhere.")
+                target = os.readlink(step)
+                done = root if target.startswith("/") else done
+                rest = [piece for piece in target.split("/") if piece] + rest
+            else:
+                done = step
+    return done
+
+
+def _pythons(root: Path) -> "list[tuple[str, str]]":
+    found = []
+    for path in sorted(resolve(root, "usr/bin").glob("python3.*")):
+        version = path.name.removeprefix("python")
+        machine = _machine(resolve(root, f"usr/bin/{path.name}"))
+        if machine is not None and version.removeprefix("3.").isdecimal():
+            found.append((version, machine))
+    return found
+
+
+def _machine(path: Path) -> str | None:
+    """For which machine an ELF file is; None if it is none, or for a machine we do not know."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(20)
+    except OSError:
+        return None
+    if len(head) < 20 or head[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian
+        return None
+    (machine,) = struct.unpack_from("<H", head, 18)
+    return _ELF_MACHINES.get(machine)
+
+
+def _release(root: Path) -> str | None:
+    try:
+        text = resolve(root, "etc/nv_tegra_release").read_text(errors="replace")
+    except OSError:
+        return None
+    return text.strip().partition("\n")[0].lstrip("# ")

@@ -1,0 +1,134 @@
+"""Configuration, keys and signers below ``/etc/pilotfish``: what is a person's stays a person's.
+
+Law: a configuration file that someone edited is never overwritten: the new one is laid beside it as
+``NAME.new``. One that is still as some installed version brought it follows the current version.
+Keys that are there are never replaced. Signers are added by bundles whose signature was verified,
+and by no others; none is ever removed, and a revoked one stays so.
+
+Standard library only: this runs on the board before anything is installed.
+"""
+
+import hashlib
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from pilotfish.deploy import files, manifest, signatures
+from pilotfish.deploy.admission import Admitted
+from pilotfish.deploy.manifest import Entry, Manifest
+from pilotfish.deploy.rootfs import Rootfs, resolve
+from pilotfish.deploy.signatures import Signers
+from pilotfish.deploy.versions import Versions
+
+FOLDER = "etc/pilotfish"
+SIGNERS = f"{FOLDER}/signers"
+
+
+def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
+    """Lay down the configuration of a version; yields a sentence for each thing that was done."""
+    ours = _shipped(versions)
+    for source in sorted((versions.folder(name) / "config").glob("*")):
+        content = source.read_bytes()
+        target = root.path(f"{FOLDER}/{source.name}")
+        aside = target.with_name(f"{source.name}.new")
+        there = target.read_bytes() if target.is_file() and not target.is_symlink() else None
+        if target.is_symlink():
+            yield f"{target} is a link and stays"
+        elif there is None or _sha(there) in ours.get(source.name, set()):
+            files.remove(aside)
+            if files.put(target, content, 0o644 if there is None else _mode(target)):
+                yield f"{target} written"
+        elif there != content and files.put(aside, content):
+            yield f"{target} was edited and stays; the new one is {aside.name} beside it"
+
+
+def bring_keys(root: Rootfs, bundle: Path, held: Manifest) -> Iterator[str]:
+    """Copy the bundle's keys where none are; yields a sentence for each thing that was done."""
+    for path, entry in held.files.items():
+        if not path.startswith("keys/"):
+            continue
+        target = root.path(f"{FOLDER}/{path}")
+        content = _read(bundle, path, entry)
+        if target.is_symlink():
+            yield f"{target} is a link and stays"
+        elif not target.exists():
+            files.put(target, content, entry.mode)
+            yield f"{target} written"
+        elif target.read_bytes().strip() != content.strip():
+            yield f"{target} is another key than the bundle's, and stays"
+
+
+def bring_signers(root: Rootfs, bundle: Path, admitted: Admitted) -> Iterator[str]:
+    """Have the root trust those that it shall trust; yields a sentence for each that is new.
+
+    A root without signers of its own takes over those that admitted the bundle. Others take the
+    bundle's, which one of theirs vouches for. A bundle that was not verified brings none.
+    """
+    if admitted.signers is None:
+        return
+    folder = resolve(root.root, SIGNERS)
+    if not folder.exists():
+        _found(folder, admitted.signers)
+        for name in sorted(admitted.signers.trusted.values()):
+            yield f"signer {name} is trusted by {folder}"
+    there = Signers.load(folder)
+    for path, entry in admitted.held.files.items():
+        if not path.startswith("signers/"):
+            continue
+        key = signatures.parse_public(_read(bundle, path, entry), path)
+        target = folder / Path(path).name
+        if key in there.revoked:
+            yield f"{path} is revoked in {folder}, and stays so"
+        elif key not in there.trusted and target.exists():
+            yield f"{target} is another signer than the bundle's, and stays"
+        elif key not in there.trusted:
+            files.put(target, signatures.public_file(key))
+            yield f"signer {target.stem} is trusted by {folder}"
+
+
+def _found(folder: Path, signers: Signers) -> None:
+    """Make a folder of signers; it appears whole, since one that is there decides."""
+    made = folder.with_name(f".{folder.name}.pilotfish-partial")
+    files.remove_tree(made)
+    files.folder(made)
+    for name, content in signers.files().items():
+        files.put(made / name, content)
+    files.move(made, folder)
+
+
+def edited(root: Rootfs, versions: Versions, name: str) -> list[str]:
+    """The configuration files of a version that were edited since."""
+    ours = _shipped(versions)
+    found = []
+    for source in sorted((versions.folder(name) / "config").glob("*")):
+        target = root.path(f"{FOLDER}/{source.name}")
+        known = ours.get(source.name, set())
+        if target.is_symlink() or (target.is_file() and _sha(target.read_bytes()) not in known):
+            found.append(source.name)
+    return found
+
+
+def _shipped(versions: Versions) -> dict[str, set[str]]:
+    """SHA-256 of each configuration file as any installed version brought it."""
+    found: dict[str, set[str]] = {}
+    for name in versions.names():
+        for path in (versions.folder(name) / "config").glob("*"):
+            found.setdefault(path.name, set()).add(manifest.hash_file(path))
+    return found
+
+
+def _read(bundle: Path, path: str, entry: Entry) -> bytes:
+    """A small file of a bundle."""
+    content = io.BytesIO()
+    with manifest.reading(bundle, path, entry) as source:
+        shutil.copyfileobj(source, content)
+    return content.getvalue()
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777

@@ -1,0 +1,273 @@
+"""Signatures of bundles: those of OpenSSH (`ssh-keygen -Y`), Ed25519, in a namespace of our own.
+
+    signer.key                     a secret key, readable by its owner only (`pilotfish keys new`)
+    signers/signer.pub             its public key; the folder is one that can be trusted as it is
+    /etc/pilotfish/signers         what a board trusts, and by default the machine that flashes it:
+        NAME.pub                   a public key of OpenSSH, one a file
+        NAME.revoked               one that is never trusted again, whatever brings it
+    manifest.json.sig              in a bundle: the signature of its manifest, byte for byte
+
+In:  a manifest's bytes and its signature. Out: the name of the trusted signer, or an error.
+Law: only what `ssh-keygen` itself verified for one trusted Ed25519 key passes. A file of a signer
+that cannot be read trusts nothing and takes no trust from others; one of a revoked signer that
+cannot be read ends everything, since it is not known what it revokes.
+
+Standard library only: this runs on the board before anything is installed.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.deploy import files
+from pilotfish.deploy.errors import SignatureError
+from pilotfish.wire.errors import KeysError
+
+SIGNER = "signer"
+NAMESPACE = "pilotfish-bundle"
+FOLDER = Path("/etc/pilotfish/signers")
+NAME = "manifest.json.sig"
+MAX_BYTES = 4096  # of a public key's file and of a signature
+_KIND = b"ssh-ed25519"
+_BEGIN, _END = "-----BEGIN SSH SIGNATURE-----", "-----END SSH SIGNATURE-----"
+_MAGIC = b"SSHSIG\0\0\0\1"  # with its version (OpenSSH, PROTOCOL.sshsig)
+
+
+@dataclass(frozen=True)
+class Signers:
+    """The keys of a folder: raw public keys, each with the name of its file.
+
+    faults: a sentence for each file that could not be read as a key.
+    """
+
+    folder: Path
+    trusted: Mapping[bytes, str]
+    revoked: Mapping[bytes, str]
+    faults: Sequence[str]
+
+    @classmethod
+    def load(cls, folder: Path) -> "Signers":
+        """Read a folder of signers; `KeysError` if it is not there, or cannot be relied upon."""
+        try:
+            names = sorted(os.listdir(folder))
+            open_to_all = folder.stat().st_mode & stat.S_IWOTH
+        except OSError as error:
+            raise KeysError(
+                f"The signers in {folder} cannot be read ({error.strerror}): put the .pub files of "
+                "those that you trust there, or name their folder with --signers."
+            ) from error
+        if open_to_all:
+            raise KeysError(f"Every user may write to {folder}: run `chmod o-w {folder}`.")
+        # in capitals, too, as disks without small letters have it
+        ended = [name for name in names if name.lower().endswith(".revoked")]
+        revoked = {read_public(folder / name): name for name in ended}
+        trusted: dict[bytes, str] = {}
+        faults = []
+        for name in names:
+            if name.endswith(".pub"):
+                try:
+                    key = read_public(folder / name)
+                except KeysError as error:
+                    faults.append(str(error))
+                else:
+                    if key not in revoked:
+                        trusted[key] = name.removesuffix(".pub")
+        return cls(folder, trusted, revoked, faults)
+
+    def files(self) -> dict[str, bytes]:
+        """What a folder that trusts and revokes the same would hold."""
+        trusted = {f"{name}.pub": key for key, name in self.trusted.items()}
+        revoked = {name: key for key, name in self.revoked.items()}
+        return {name: public_file(key) for name, key in (trusted | revoked).items()}
+
+    def verify(self, content: bytes, signature: bytes) -> str:
+        """Return the name of the trusted signer; `SignatureError` for any other signature."""
+        key, namespace = _opened(signature)
+        if namespace != NAMESPACE.encode():
+            raise SignatureError(
+                f"The bundle's signature is for {namespace.decode(errors='replace')!r}, not for "
+                f"{NAMESPACE!r}: sign it with `pilotfish bundle --sign`."
+            )
+        if key in self.revoked:
+            raise SignatureError(
+                f"The bundle is signed with a revoked key ({self.folder / self.revoked[key]}): "
+                "have it signed with another."
+            )
+        if key not in self.trusted:
+            raise SignatureError(
+                f"The bundle is signed by {fingerprint(key)}, which is not among the "
+                f"{len(self.trusted)} trusted signers in {self.folder}: put that signer's .pub "
+                "there if it is to be trusted."
+            )
+        with tempfile.TemporaryDirectory() as scratch:
+            allowed, signed = Path(scratch, "allowed"), Path(scratch, "signature")
+            allowed.write_bytes(f'{SIGNER} namespaces="{NAMESPACE}" '.encode() + public_file(key))
+            signed.write_bytes(signature)
+            done = _keygen(
+                *("-Y", "verify", "-n", NAMESPACE, "-I", SIGNER, "-f", allowed, "-s", signed),
+                stdin=content,
+            )
+        if done.returncode != 0:
+            raise SignatureError(
+                f"The bundle was changed since {self.trusted[key]} signed it: copy it again from "
+                f"where it was made. (ssh-keygen says: {_last_line(done)}.)"
+            )
+        return self.trusted[key]
+
+
+def create(directory: Path) -> Path:
+    """Make a signer's pair in a key folder; returns the public file. Never overwrites."""
+    secret, public = directory / f"{SIGNER}.key", directory / "signers" / f"{SIGNER}.pub"
+    for path in (secret, public):
+        if os.path.lexists(path):
+            raise KeysError(f"{path} exists already; remove it first if it is to be replaced.")
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch) / SIGNER
+        done = _keygen("-q", "-t", "ed25519", "-N", "", "-C", "", "-f", made)
+        if done.returncode != 0:
+            raise KeysError(f"ssh-keygen makes no key: {_last_line(done)}.")
+        key = read_public(made.with_suffix(".pub"))
+        try:
+            files.folder(directory, 0o700)
+            files.put(secret, made.read_bytes(), 0o600)
+            files.put(public, public_file(key))
+        except OSError as error:
+            raise KeysError(f"{secret} cannot be written: {error.strerror}.") from error
+    return public
+
+
+def listing(directory: Path) -> list[dict[str, str]]:
+    """The signers of a key folder, as `wire.keys.listing` has its keys; kind: ``signer``."""
+    folder = directory / "signers"
+    if not folder.exists():
+        return []
+    there = Signers.load(folder)
+    names = {name: key for key, name in there.trusted.items()}
+    names |= {name: key for key, name in there.revoked.items()}
+    return [
+        {"name": name, "kind": SIGNER, "public": public_file(key).decode().strip()}
+        for name, key in sorted(names.items())
+    ]
+
+
+def require_secret(secret: Path) -> None:
+    """`KeysError` unless there is a secret key that only its owner reads, and a tool to use it."""
+    try:
+        mode = secret.stat().st_mode
+    except OSError as error:
+        raise KeysError(
+            f"{secret} cannot be read ({error.strerror}): make a signer's key with "
+            "`pilotfish keys new signer`."
+        ) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise KeysError(f"{secret} is open to other users: run `chmod 600 {secret}`.")
+    _tool()
+
+
+def sign(content: bytes, secret: Path) -> bytes:
+    """The signature of ``content`` with a secret key; ssh-keygen may ask for its passphrase."""
+    require_secret(secret)
+    done = _keygen("-Y", "sign", "-q", "-n", NAMESPACE, "-f", secret, stdin=content)
+    if done.returncode != 0:
+        raise KeysError(f"{secret} signs nothing: {_last_line(done)}.")
+    try:
+        _opened(done.stdout)
+    except SignatureError as error:
+        raise KeysError(f"{secret} is not a key of Ed25519: make one that is.") from error
+    return done.stdout
+
+
+def read_public(path: Path) -> bytes:
+    """The raw key in a file of one line, ``ssh-ed25519 BASE64 COMMENT``; `KeysError` otherwise."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            mode = os.fstat(descriptor).st_mode
+            content = file.read(MAX_BYTES + 1) if stat.S_ISREG(mode) else b""
+    except OSError as error:
+        raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
+    if mode & stat.S_IWOTH:
+        raise KeysError(f"Every user may write to {path}: run `chmod o-w {path}`.")
+    return parse_public(content, str(path))
+
+
+def parse_public(content: bytes, what: str) -> bytes:
+    """The raw key out of the bytes of such a file, which is called ``what``."""
+    lines = content.strip().splitlines()
+    words = lines[0].split() if len(lines) == 1 and len(content) <= MAX_BYTES else []
+    if len(words) >= 2 and words[0] == _KIND:
+        try:
+            return _raw(base64.b64decode(words[1], validate=True))
+        except (binascii.Error, ValueError):
+            pass
+    raise KeysError(f"{what} does not hold a signer's key: one line, ssh-ed25519, is expected.")
+
+
+def public_file(key: bytes) -> bytes:
+    """What a public key's file holds; also the end of a line in OpenSSH's lists."""
+    return _KIND + b" " + base64.b64encode(_blob(key)) + b"\n"
+
+
+def fingerprint(key: bytes) -> str:
+    """A key's name as `ssh-keygen -l` prints it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(_blob(key)).digest()).decode().rstrip("=")
+
+
+def _blob(key: bytes) -> bytes:
+    return b"".join(len(part).to_bytes(4, "big") + part for part in (_KIND, key))
+
+
+def _raw(blob: bytes) -> bytes:
+    """The 32 bytes in an Ed25519 key as SSH writes it; ValueError for anything else."""
+    key = blob[-32:]
+    if _blob(key) != blob:
+        raise ValueError("no key of Ed25519")
+    return key
+
+
+def _opened(signature: bytes) -> tuple[bytes, bytes]:
+    """Raw public key and namespace that a signature names; whether it holds, ssh-keygen says."""
+    try:
+        begin, *lines, end = signature.decode("ascii").strip().splitlines()
+        blob = base64.b64decode("".join(lines), validate=True)
+        if begin != _BEGIN or end != _END or not blob.startswith(_MAGIC):
+            raise ValueError("no signature")
+        rest = blob[len(_MAGIC) :]
+        parts = []
+        for _ in range(2):
+            size = int.from_bytes(rest[:4], "big")
+            parts.append(rest[4 : 4 + size])
+            rest = rest[4 + size :]
+        return _raw(parts[0]), parts[1]
+    except ValueError as error:
+        raise SignatureError(
+            f"{NAME} of the bundle is no signature of an Ed25519 key: have the bundle signed again."
+        ) from error
+
+
+def _tool() -> str:
+    found = shutil.which("ssh-keygen")
+    if found is None:
+        raise SignatureError(
+            "ssh-keygen is missing here, which signs and verifies bundles: install the package "
+            "openssh-client."
+        )
+    return found
+
+
+def _keygen(*arguments: object, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+    command = [_tool(), *map(str, arguments)]
+    return subprocess.run(command, check=False, capture_output=True, input=stdin)
+
+
+def _last_line(done: "subprocess.CompletedProcess[bytes]") -> str:
+    lines = (done.stderr.strip() or done.stdout.strip()).decode(errors="replace").splitlines()
+    return lines[-1].strip().rstrip(".") if lines else "no reason was given"

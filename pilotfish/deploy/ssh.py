@@ -1,0 +1,237 @@
+"""Take the installer to a board that runs, over the system's own ``ssh``.
+
+In:  ``user@host`` and what to do there. Out: the installer's exit code; what it says passes
+     through.
+Law: a bundle is admitted here before a byte of it is sent, and what is sent is compared with the
+manifest that was admitted. On the board the installed version verifies it once more, with the
+board's own signers, before any code of the bundle runs; where no installed version can, this
+machine's does. Python there takes modules from the named place and its own library only: not from
+the login's folder, nor its variables.
+Host keys are checked as the user's ssh does it, nothing asks for a password (``BatchMode``,
+``sudo -n``), and the temporary copy on the board, which holds a secret key, is readable by its
+owner only and removed at the end, also after an error or Ctrl-C.
+"""
+
+import io
+import shlex
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.deploy import admission, manifest, signatures, wheelhouse
+from pilotfish.deploy.admission import Admitted, Demands
+from pilotfish.deploy.errors import BundleError, RemoteError
+from pilotfish.deploy.manifest import CheckedReader, Entry, Progress
+from pilotfish.deploy.wheels import Wheel
+
+_SSH_FAILED = 255
+# Prints the folder that the copy goes to, or ends with one of the codes below.
+_PROBE = """\
+command -v python3 >/dev/null && command -v tar >/dev/null || exit 41
+python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' || exit 42
+[ "$(id -u)" = 0 ] || sudo -n true || exit 43
+umask 077
+mktemp -d "${TMPDIR:-/var/tmp}/pilotfish-XXXXXXXX" || exit 44
+"""
+_REFUSALS = {
+    41: "it lacks python3 or tar",
+    42: "its python3 is older than 3.10",
+    43: "this user may not use sudo without a password: log in as root, or allow it in sudoers",
+    44: "no temporary folder can be made",
+}
+# The modules of the version that the board runs; one from before signatures has no such file.
+_TRUSTED = "/opt/pilotfish/current/site"
+_VERIFIER = f"{_TRUSTED}/pilotfish/deploy/admission.py"
+_OWN = "flashing.whl"
+_RUN = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from pilotfish.deploy.install import main; sys.exit(main())"
+)
+
+Source = bytes | tuple[Path, str, Entry]  # what a file holds, or a file of a bundle
+Sources = Mapping[str, Source]  # by their names in the copy
+
+
+@dataclass(frozen=True)
+class Board:
+    """A machine that ssh reaches. options: for ``ssh -o``."""
+
+    address: str
+    port: int | None = None
+    options: Sequence[str] = ()
+
+    def install(
+        self,
+        bundle: Path,
+        demands: Demands,
+        arguments: Sequence[str],
+        say: Callable[[str], None],
+        progress: Progress,
+    ) -> int:
+        """Admit a bundle, copy it there and install it; ``arguments`` are the installer's."""
+        admitted = admission.admit(bundle, demands, say)
+        held = admitted.held
+        held.verify(bundle, progress)
+        wheels = [path for path in held.files if path.startswith("wheels/")]
+        wheel = next((path for path in wheels if _is_ours(path)), None)
+        if wheel is None:
+            raise BundleError("The bundle holds no wheel of pilotfish.")
+        words = [*arguments, *(["--downgrade"] if demands.downgrade else [])]
+        sources = {**_sources(bundle, admitted), **_own()}
+        with self._copied(sources, progress) as there:
+            words += ["--signers", f"{there}/trusted"] if admitted.signers else ["--unsigned"]
+            words += [f"{there}/bundle"]
+            install = f"{_python(f'{there}/bundle/{wheel}')} {shlex.join(words)}"
+            here, installed = (
+                f"{_python(place)} --verify {shlex.join(words)}"
+                for place in (f"{there}/{_OWN}", _TRUSTED)
+            )
+            verify = f"if [ -e {_VERIFIER} ]; then {installed}; else {here}; fi"
+            return self._as_root(f"{verify} && {install}")
+
+    def do(self, arguments: Sequence[str], progress: Progress) -> int:
+        """Run the installer there without a bundle: to check, to go back, to uninstall."""
+        with self._copied(_own(), progress) as there:
+            return self._as_root(f"{_python(f'{there}/{_OWN}')} {shlex.join(arguments)}")
+
+    def _as_root(self, script: str) -> int:
+        """Run a script there; returns its exit code."""
+        command = f"sh -c {shlex.quote(script)}"
+        done = subprocess.run(
+            self._ssh(f'cd / && if [ "$(id -u)" = 0 ]; then {command}; else sudo -n {command}; fi'),
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if done.returncode == _SSH_FAILED:
+            raise RemoteError(
+                f"The connection to {self.address} broke. What was begun there is whole or not "
+                "there at all: run the same command again."
+            )
+        return done.returncode
+
+    @contextmanager
+    def _copied(self, sources: Sources, progress: Progress) -> Iterator[str]:
+        """A temporary folder on the board with copies of these files."""
+        there = self._probe()
+        trouble = ""
+        try:
+            self._send(sources, there, progress)
+            yield there
+        except RemoteError as error:
+            trouble = f"{error} "
+            raise
+        finally:
+            left = self._ssh(f"rm -rf -- {shlex.quote(there)}")
+            if subprocess.run(left, check=False, stdin=subprocess.DEVNULL).returncode != 0:
+                raise RemoteError(
+                    f"{trouble}{self.address} keeps a temporary copy: remove {there} there."
+                )
+
+    def _probe(self) -> str:
+        done = subprocess.run(
+            self._ssh(_PROBE), check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines()
+            reason = _REFUSALS.get(done.returncode, lines[-1] if lines else "ssh gives no reason")
+            raise RemoteError(f"{self.address} cannot be used: {reason}.")
+        there = (done.stdout.strip().splitlines() or [""])[-1]
+        if not there.startswith("/"):
+            raise RemoteError(f"{self.address} cannot be used: its shell runs no commands.")
+        return there
+
+    def _send(self, sources: Sources, there: str, progress: Progress) -> None:
+        """Stream the files as a tar archive, so that nothing but ssh and tar is needed."""
+        total = sum(_size(source) for source in sources.values())
+        done = 0
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            progress("copying to the board", done, total)
+
+        command = self._ssh(f"umask 077; tar -xf - --no-same-owner -C {shlex.quote(there)}")
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            with (
+                suppress(BrokenPipeError),  # its exit code says why
+                tarfile.open(fileobj=process.stdin, mode="w|") as archive,
+            ):
+                for name, source in sources.items():
+                    info = tarfile.TarInfo(name)
+                    info.size, info.mode = _size(source), 0o600
+                    with _opened(source) as file:
+                        archive.addfile(info, _Counted(file, count))
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+        if process.returncode != 0:
+            raise RemoteError(f"The bundle could not be copied to {self.address}.")
+
+    def _ssh(self, command: str) -> list[str]:
+        if shutil.which("ssh") is None:
+            raise RemoteError("ssh is missing here: install an OpenSSH client.")
+        options = ("BatchMode=yes", "ServerAliveInterval=15", *self.options)
+        port = [] if self.port is None else ["-p", str(self.port)]
+        return [
+            *("ssh", "-T", *port),
+            *(word for option in options for word in ("-o", option)),
+            *("--", self.address, command),
+        ]
+
+
+def _sources(bundle: Path, admitted: Admitted) -> Sources:
+    """A bundle as it was admitted, and beside it the signers that are trusted here."""
+    files: dict[str, Source] = {f"bundle/{manifest.NAME}": admitted.raw}
+    if admitted.signers and admitted.signature:
+        files[f"bundle/{signatures.NAME}"] = admitted.signature
+        files |= {f"trusted/{name}": key for name, key in admitted.signers.files().items()}
+    return files | {
+        f"bundle/{path}": (bundle, path, entry) for path, entry in admitted.held.files.items()
+    }
+
+
+def _own() -> dict[str, Source]:
+    """The pilotfish that runs here."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return {_OWN: wheelhouse.pack(Path(scratch)).path.read_bytes()}
+
+
+def _is_ours(path: str) -> bool:
+    return Wheel.of(Path(path)).name == wheelhouse.NAME
+
+
+def _size(source: Source) -> int:
+    return len(source) if isinstance(source, bytes) else source[2].size
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[io.BytesIO | CheckedReader]:
+    if isinstance(source, bytes):
+        yield io.BytesIO(source)
+    else:
+        with manifest.reading(*source) as file:
+            yield file
+
+
+def _python(place: str) -> str:
+    """The beginning of a command that runs the installer out of a folder or wheel there."""
+    return shlex.join(["python3", "-I", "-B", "-c", _RUN, place])
+
+
+class _Counted:
+    """A file that tells how much was read from it."""
+
+    def __init__(self, file: io.BytesIO | CheckedReader, tell: Callable[[int], None]) -> None:
+        self._file = file
+        self._tell = tell
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next ``size`` bytes."""
+        data = self._file.read(size)
+        self._tell(len(data))
+        return data

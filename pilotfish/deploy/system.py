@@ -1,0 +1,196 @@
+"""What systemd is told: units, the service's user, folders, what starts at boot.
+
+Units are copied, not linked: `systemctl enable` resolves links, and would pin the version that is
+current while it runs. They come after a version has become current, so that an old version never
+meets a unit that it does not know.
+
+A foreign root file system is treated from outside by systemd's own tools (``--root``), which run
+nothing in it. On the running system units are also reloaded and started.
+
+A unit that a Debian package brought (`deploy.deb`) is the package's: it is neither replaced nor
+removed.
+
+Standard library only: this runs on the board before anything is installed.
+"""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pilotfish.deploy import files
+from pilotfish.deploy.errors import InstallError
+from pilotfish.deploy.rootfs import Rootfs
+from pilotfish.deploy.versions import Versions
+
+UNITS = "usr/lib/systemd/system"
+_SUFFIXES = (".service", ".socket", ".timer", ".path", ".target")
+_PACKAGED = "var/lib/dpkg/info/pilotfish-edge.list"
+_TOOLS = ("systemctl", "systemd-sysusers", "systemd-tmpfiles")
+# What starts at boot; the other units are there for whoever enables them.
+ENABLED = {
+    "device": ("pilotfish-device.service", "pilotfish-engine-build.service"),
+    "edge": ("pilotfish-edge.service",),
+}
+_POLL_S = 0.5
+_STEADY = 3  # so often in a row active, for a unit that falls over at once is active as well
+_MAX_RESTARTS = 3
+_JOURNAL_LINES = 30
+
+
+def require_tools() -> None:
+    """`InstallError` unless systemd's tools are on this machine."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise InstallError(
+            f"{' and '.join(missing)} is missing here: an installation needs systemd's tools "
+            "(on Debian and Ubuntu: the package systemd)."
+        )
+
+
+def targets(folder: Path) -> dict[Path, str]:
+    """The files of a version's ``systemd`` folder that systemd reads, each with its place."""
+    found = {}
+    for path in sorted(folder.glob("*")):
+        if path.suffix in _SUFFIXES:
+            found[path] = f"{UNITS}/{path.name}"
+        elif path.suffix in (".sysusers", ".tmpfiles"):
+            found[path] = f"usr/lib/{path.suffix[1:]}.d/{path.stem}.conf"
+    return found
+
+
+def packaged(root: Rootfs) -> set[str]:
+    """The paths of a root that the edge's Debian package brought."""
+    try:
+        listed = root.path(_PACKAGED).read_text()
+    except FileNotFoundError:
+        return set()
+    return {line.strip("/") for line in listed.splitlines()}
+
+
+def bring(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
+    """Bring systemd to what a version says; yields a sentence for each thing that was done."""
+    wanted = targets(versions.folder(name) / "systemd")
+    others = packaged(root)
+    for path, place in wanted.items():
+        if place in others:
+            yield f"/{place} belongs to a package and stays"
+        elif files.put(root.path(place), path.read_bytes()):
+            yield f"/{place} written"
+    for other in versions.names():
+        known = {*targets(versions.folder(other) / "systemd").values()}
+        for place in known - {*wanted.values()} - others:
+            if place.startswith(UNITS):
+                _systemctl(root, "disable", place.rpartition("/")[2])
+            if files.remove(root.path(place)):
+                yield f"/{place} removed"
+    for tool, options in (("systemd-sysusers", ()), ("systemd-tmpfiles", ("--create",))):
+        kind = f"usr/lib/{tool.removeprefix('systemd-')}.d/"
+        names = [place.rpartition("/")[2] for place in wanted.values() if place.startswith(kind)]
+        if names:
+            _run(tool, f"--root={root.root}", *options, *names)
+    if root.live:
+        _run("systemctl", "daemon-reload")
+
+
+def enable(root: Rootfs, versions: Versions, name: str, role: str) -> Iterator[str]:
+    """Have the role's units start at boot, if the version before did not have them.
+
+    Whoever disabled a unit since keeps it disabled over an upgrade.
+    """
+    before = versions.previous
+    known: set[str] = set()
+    if before is not None and before != name:
+        known = {path.name for path in targets(versions.folder(before) / "systemd")}
+    for unit in units(versions, name, role):
+        if unit not in known and not is_enabled(root, unit):
+            _systemctl(root, "enable", unit)
+            yield f"{unit} enabled"
+
+
+def units(versions: Versions, name: str, role: str) -> list[str]:
+    """The units of a role that a version has."""
+    there = {path.name for path in targets(versions.folder(name) / "systemd")}
+    return [unit for unit in ENABLED[role] if unit in there]
+
+
+def is_enabled(root: Rootfs, unit: str) -> bool:
+    """Whether a unit starts at boot."""
+    command = ["systemctl", f"--root={root.root}", "is-enabled", "--quiet", unit]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def withdraw(root: Rootfs, versions: Versions) -> Iterator[str]:
+    """Stop, disable and remove every unit and snippet that any installed version brought."""
+    places = sorted(
+        {
+            place
+            for name in versions.names()
+            for place in targets(versions.folder(name) / "systemd").values()
+        }
+        - packaged(root)
+    )
+    names = [place.rpartition("/")[2] for place in places if place.startswith(UNITS)]
+    there = [name for name in names if root.path(f"{UNITS}/{name}").exists()]
+    if there:
+        _systemctl(root, "disable", *there)
+        if root.live:
+            _run("systemctl", "stop", *there)
+    for place in places:
+        if files.remove(root.path(place)):
+            yield f"/{place} removed"
+    if root.live:
+        _run("systemctl", "daemon-reload")
+
+
+def restart(unit: str, patience_s: float) -> str | None:
+    """Restart a unit of the running system and wait until it is active.
+
+    Returns None, or why it is not: a sentence, then the last lines of its journal.
+    """
+    _run("systemctl", "stop", unit)
+    # forget earlier failures and count restarts from now; a unit without any is an error to it
+    subprocess.run(["systemctl", "reset-failed", unit], check=False, capture_output=True)
+    _run("systemctl", "start", "--no-block", unit)
+    until_s = time.monotonic() + patience_s
+    active = 0
+    while time.monotonic() < until_s and active < _STEADY:
+        time.sleep(_POLL_S)
+        state = _properties(unit)
+        active = active + 1 if state["ActiveState"] == "active" else 0
+        if state["ActiveState"] == "failed" or int(state["NRestarts"] or 0) >= _MAX_RESTARTS:
+            return f"{unit} fails (result: {state['Result']}).\n{journal(unit)}"
+        if state["Job"]:  # it waits for another unit, such as the build of an engine
+            continue
+        if state["ActiveState"] == "inactive" and state["ConditionResult"] == "no":
+            return f"{unit} does not start: one of its conditions does not hold.\n{journal(unit)}"
+    if active:
+        return None
+    return f"{unit} is not active after {patience_s:.0f} s.\n{journal(unit)}"
+
+
+def journal(unit: str) -> str:
+    """The last lines that a unit logged."""
+    command = ["journalctl", "-u", unit, "-n", str(_JOURNAL_LINES), "--no-pager", "-o", "cat"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return done.stdout.rstrip()
+
+
+def _properties(unit: str) -> dict[str, str]:
+    names = ("ActiveState", "Job", "Result", "NRestarts", "ConditionResult")
+    command = ["systemctl", "show", unit, *(f"--property={name}" for name in names)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    lines = (line.partition("=") for line in done.stdout.splitlines())
+    return dict.fromkeys(names, "") | {name: value for name, _, value in lines}
+
+
+def _systemctl(root: Rootfs, verb: str, *names: str) -> None:
+    _run("systemctl", f"--root={root.root}", "--quiet", verb, *names)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        raise InstallError(f"`{' '.join(command)}` failed: {lines[-1] if lines else 'no reason'}")

@@ -1,0 +1,196 @@
+"""The versions installed below ``/opt/pilotfish``: staging a new one, and which one is current.
+
+    versions/<version>-<digest8>/{bin,site,artifacts,systemd,config,manifest.json,installed.json}
+    current -> versions/…       what the units run
+    previous -> versions/…      what `--rollback` goes back to
+
+Law: a folder below ``versions`` whose name does not begin with a dot is complete. A version is made
+under a hidden name and appears by one rename; it becomes current by another. So at any moment
+``current`` names a whole version, and what a kill or a power cut left is swept by the next run.
+
+Standard library only: this runs on the board before anything is installed.
+"""
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pilotfish.deploy import files, manifest
+from pilotfish.deploy.errors import InstallError
+from pilotfish.wire.files import sync
+
+HOME = "opt/pilotfish"
+LISTING = "installed.json"
+_INCOMING = ".incoming-"
+
+
+class Versions:
+    """All versions below one root."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.all = home / "versions"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else installs meanwhile; sweeps what an interrupted run left."""
+        files.folder(self.all)
+        descriptor = os.open(self.home, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InstallError(
+                    f"Another installation is at work in {self.home}: wait for it."
+                ) from None
+            for left in self.all.glob(".*"):
+                files.remove_tree(left)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @property
+    def current(self) -> str | None:
+        """Name of the version that the units run."""
+        return self._named("current")
+
+    @property
+    def previous(self) -> str | None:
+        """Name of the version before it."""
+        return self._named("previous")
+
+    def folder(self, name: str) -> Path:
+        """Where a version is, or would be."""
+        return self.all / name
+
+    def names(self) -> list[str]:
+        """Every version that is there."""
+        if not self.all.is_dir():
+            return []
+        return sorted(path.name for path in self.all.iterdir() if not path.name.startswith("."))
+
+    def incoming(self, name: str) -> Path:
+        """An empty hidden folder for a version to be made in."""
+        path = self.all / f"{_INCOMING}{name}"
+        files.remove_tree(path)
+        path.mkdir()
+        path.chmod(0o755)
+        return path
+
+    def adopt(self, made: Path, name: str) -> None:
+        """Give a finished folder its name.
+
+        Where the version is there already but damaged, each damaged file is replaced in its place:
+        it may be current, and must not be missing for a moment.
+        """
+        (made / LISTING).write_bytes(_encode(listing(made)))
+        (made / LISTING).chmod(0o644)
+        files.sync_all(made)
+        target = self.folder(name)
+        if not target.exists():
+            os.rename(made, target)
+            sync(self.all)
+            return
+        _mend(made, target)
+        files.remove_tree(made)
+
+    def switch(self, name: str) -> bool:
+        """Make a version current, and the one that was current the previous one."""
+        before = self.current
+        if before == name:
+            return False
+        if before is not None:
+            files.link(self.home / "previous", f"versions/{before}")
+        return files.link(self.home / "current", f"versions/{name}")
+
+    def undo(self, before: str, earlier: str | None) -> None:
+        """Take a `switch` back: ``before`` was current then, ``earlier`` the previous version."""
+        files.link(self.home / "current", f"versions/{before}")
+        if earlier is None:
+            files.remove(self.home / "previous")
+        else:
+            files.link(self.home / "previous", f"versions/{earlier}")
+
+    def back(self) -> str:
+        """Make the previous version current; returns its name.
+
+        The other one stays, as the previous. A run that was cut between the two links left both
+        with one name: then only the second link is missing.
+        """
+        current, previous = self.current, self.previous
+        others = [name for name in self.names() if name != current]
+        if current is not None and previous == current and others:
+            files.link(self.home / "previous", f"versions/{others[-1]}")
+            return current
+        if current is None or previous is None or previous == current:
+            raise InstallError("There is no previous version to go back to.")
+        files.link(self.home / "current", f"versions/{previous}")
+        files.link(self.home / "previous", f"versions/{current}")
+        return previous
+
+    def prune(self) -> None:
+        """Remove every version but the current and the previous one."""
+        for name in self.names():
+            if name not in (self.current, self.previous):
+                hidden = self.all / f".{name}"
+                os.rename(self.folder(name), hidden)
+                files.remove_tree(hidden)
+
+    def faults(self, name: str) -> list[str]:
+        """What differs from what was installed: a sentence for each, none if all is well."""
+        folder = self.folder(name)
+        try:
+            expected = json.loads((folder / LISTING).read_bytes())
+        except (OSError, ValueError):
+            return [f"{folder / LISTING} is missing or damaged."]
+        found = listing(folder)
+        return [
+            *(f"{folder / path} is missing." for path in expected if path not in found),
+            *(
+                f"{folder / path} was changed."
+                for path, entry in found.items()
+                if path in expected and expected[path] != entry
+            ),
+            *(f"{folder / path} does not belong there." for path in found if path not in expected),
+        ]
+
+    def _named(self, link: str) -> str | None:
+        try:
+            name = os.readlink(self.home / link).rpartition("/")[2]
+        except OSError:
+            return None
+        return name if self.folder(name).is_dir() else None
+
+
+def listing(folder: Path) -> dict[str, list[str | int]]:
+    """Every file of a version: SHA-256 and mode; of a link its target."""
+    found: dict[str, list[str | int]] = {}
+    for parent, folders, names in os.walk(folder):
+        for name in sorted([*names, *folders]):
+            path = Path(parent) / name
+            relative = str(path.relative_to(folder))
+            if path.is_symlink():
+                found[relative] = [os.readlink(path)]
+            elif name in names and relative != LISTING:
+                found[relative] = [manifest.hash_file(path), stat.S_IMODE(path.stat().st_mode)]
+    return found
+
+
+def _encode(found: dict[str, list[str | int]]) -> bytes:
+    return json.dumps(found, indent=0, sort_keys=True).encode() + b"\n"
+
+
+def _mend(made: Path, target: Path) -> None:
+    """Bring a version's folder to what was made afresh, file by file."""
+    wanted, there = listing(made), listing(target)
+    for path, entry in wanted.items():
+        if there.get(path) != entry:
+            files.folder((target / path).parent)
+            files.move(made / path, target / path)
+    for path in there.keys() - wanted.keys():
+        files.remove(target / path)
+    files.move(made / LISTING, target / LISTING)

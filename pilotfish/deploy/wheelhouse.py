@@ -1,0 +1,242 @@
+"""The wheels of a bundle: pilotfish's own, what it needs on a board's Python and CPU, given ones.
+
+In:  the running pilotfish, its pins (`constraints.txt`), a Python version, a machine, wheels that a
+     vendor built. Out: a folder of wheels, each checked.
+Law: no source distribution is ever built; versions are those of the pins; every file that comes
+over the network has the hash that the resolution named. A given wheel is taken in place of whatever
+has its name; one of ONNX Runtime, whatever its name, in place of the one for CPUs.
+
+`uv` resolves, since it evaluates markers for the board's Python (pip takes those of the Python that
+runs it); `pip` fetches. Both are configured by their own files and variables: mirrors, proxies.
+"""
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from importlib import metadata, resources
+from importlib.util import find_spec
+from pathlib import Path
+
+from pilotfish.deploy.errors import BundleError, FetchError
+from pilotfish.deploy.manifest import Progress
+from pilotfish.deploy.wheels import Wheel, normalized
+
+NAME = "pilotfish"
+EXTRAS = ("serve",)
+RUNTIME = "onnxruntime"
+RUNTIME_EXTRA = "cpu"
+# The newest C library that wheels may ask for: 2.28 is older than that of every supported system.
+_GLIBC_MINOR = 28
+_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+_DATE = (1980, 1, 1, 0, 0, 0)  # a wheel depends on its files alone
+_PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
+_UNREACHABLE = re.compile(
+    r"failed to fetch|error sending request|dns error|connection|timed out|network", re.IGNORECASE
+)
+
+
+def gather(
+    out: Path, python: str, machine: str, given: Sequence[Path], progress: Progress
+) -> list[Wheel]:
+    """Fill the folder ``out`` with every wheel that a bundle needs."""
+    progress("packing pilotfish", 0, 1)
+    own = pack(out)
+    progress("packing pilotfish", 1, 1)
+    replacing = [_given(path, python, machine) for path in given]
+    with tempfile.TemporaryDirectory() as scratch:
+        pins = resolve(Path(scratch), own, replacing, python, machine, progress)
+        fetch(Path(scratch), pins, out, python, machine, progress)
+    for wheel in replacing:
+        shutil.copyfile(wheel.path, out / wheel.path.name)
+    wheels = [Wheel.of(path) for path in sorted(out.iterdir())]
+    for count, wheel in enumerate(wheels):
+        progress("checking wheels", count, len(wheels))
+        wheel.verify()
+    progress("checking wheels", len(wheels), len(wheels))
+    return wheels
+
+
+def resolve(
+    scratch: Path,
+    own: Wheel,
+    given: Sequence[Wheel],
+    python: str,
+    machine: str,
+    progress: Progress,
+) -> list[str]:
+    """The wheels to be fetched: ``name==version`` and their hashes, a requirement each.
+
+    Raises:
+        FetchError: if there is no set of wheels for that Python and machine, or no network.
+    """
+    names = {wheel.name for wheel in given}
+    runtime = any(name.startswith(RUNTIME) for name in names)
+    extras = ",".join([*EXTRAS, *([] if runtime else [RUNTIME_EXTRA])])
+    wanted = scratch / "wanted.txt"
+    wanted.write_text(
+        f"{NAME}[{extras}] @ {own.path.resolve().as_uri()}\n"
+        + "".join(f"{wheel.name} @ {wheel.path.resolve().as_uri()}\n" for wheel in given)
+    )
+    pins = scratch / "pins.txt"
+    pins.write_text("\n".join(_pins(leave_out=names)))
+    locked = scratch / "locked.txt"
+    progress("resolving", 0, 1)
+    command = _command(
+        "uv",
+        *("pip", "compile", wanted, "--constraints", pins, "--output-file", locked, "--quiet"),
+        *("--python-version", python),
+        *("--python-platform", f"{machine}-manylinux_2_{_GLIBC_MINOR}"),
+        *("--only-binary", ":all:", "--generate-hashes", "--no-annotate", "--no-header"),
+    )
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        what = f"The wheels for Python {python} on {machine} cannot be resolved"
+        raise FetchError(f"{what}: {_reason(done.stderr)}")
+    progress("resolving", 1, 1)
+    return _requirements(locked.read_text())
+
+
+def fetch(
+    scratch: Path,
+    requirements: Sequence[str],
+    out: Path,
+    python: str,
+    machine: str,
+    progress: Progress,
+) -> None:
+    """Fetch what was resolved into ``out``; every file is compared with its hashes."""
+    listed = scratch / "fetch.txt"
+    listed.write_text("\n".join(requirements))
+    command = _command(
+        "pip",
+        *("download", "--requirement", listed, "--dest", out),
+        *("--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-input"),
+        *("--python-version", python, "--implementation", "cp", "--progress-bar", "off"),
+        *("--disable-pip-version-check",),
+        *(f"--platform={platform}" for platform in platforms(machine)),
+    )
+    count = len(requirements)
+    progress("fetching wheels", 0, count)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        begun = 0
+        for line in process.stdout:
+            lines.append(line)
+            begun += line.startswith("Collecting ")
+            progress("fetching wheels", max(0, begun - 1), count)
+    progress("fetching wheels", count, count)
+    if process.returncode != 0:
+        raise FetchError(f"The wheels cannot be fetched: {_reason(''.join(lines))}")
+
+
+def platforms(machine: str) -> Iterator[str]:
+    """Every platform tag of wheels that may be taken: pip counts none of them from another."""
+    for minor in range(_GLIBC_MINOR, 4, -1):
+        yield f"manylinux_2_{minor}_{machine}"
+        if minor in _OLD_NAMES:
+            yield f"{_OLD_NAMES[minor]}_{machine}"
+
+
+def pack(out: Path) -> Wheel:
+    """Write a wheel of the pilotfish that runs, from its own files; no build tool is needed.
+
+    The same files give the same bytes. Metadata are those of the installation.
+    """
+    try:
+        distribution = metadata.distribution(NAME)
+    except metadata.PackageNotFoundError:
+        distribution = None
+    known = (distribution.metadata.get_all("Provides-Extra") or []) if distribution else []
+    if distribution is None or not {*EXTRAS, RUNTIME_EXTRA} <= {*known}:
+        raise BundleError(
+            "This pilotfish was never installed, or its installation is older than its code: run "
+            "`pip install -e '.[bundle]'` in its folder."
+        )
+    files = dict(_modules(distribution))
+    info = f"{NAME}-{distribution.version}.dist-info"
+    for name in ("METADATA", "entry_points.txt", "top_level.txt"):
+        text = distribution.read_text(name) or (
+            distribution.read_text("PKG-INFO") if name == "METADATA" else None
+        )
+        if text is not None:
+            files[f"{info}/{name}"] = text.encode()
+    files[f"{info}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: pilotfish\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    record = f"{info}/RECORD"
+    rows = [f"{name},{_record_hash(content)},{len(content)}" for name, content in files.items()]
+    files[record] = "\n".join([*rows, f"{record},,", ""]).encode()
+    path = out / f"{NAME}-{distribution.version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            member = zipfile.ZipInfo(name, _DATE)
+            member.external_attr = 0o100644 << 16
+            member.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(member, content)
+    return Wheel.of(path)
+
+
+def _modules(distribution: metadata.Distribution) -> Iterator[tuple[str, bytes]]:
+    """Every file of pilotfish's packages, by its name in a wheel."""
+    for package in sorted((distribution.read_text("top_level.txt") or "").split()):
+        spec = find_spec(package)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            for parent, folders, names in os.walk(folder, followlinks=True):
+                folders[:] = sorted(name for name in folders if name != "__pycache__")
+                for name in sorted(names):
+                    path = Path(parent) / name
+                    yield f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes()
+
+
+def _record_hash(content: bytes) -> str:
+    digest = hashlib.sha256(content).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _given(path: Path, python: str, machine: str) -> Wheel:
+    """A wheel that was named on the command line, if the board can use it."""
+    if not path.is_file():
+        raise BundleError(f"{path} is no file.")
+    wheel = Wheel.of(path)
+    if not wheel.fits(python, machine):
+        raise BundleError(f"{path.name} is not for Python {python} on {machine}.")
+    return wheel
+
+
+def _pins(leave_out: set[str]) -> Iterator[str]:
+    """The pins that pilotfish is tested with; those of given wheels do not hold."""
+    shipped = resources.files("pilotfish.deploy") / "constraints.txt"
+    for line in shipped.read_text().splitlines():
+        match = _PIN.match(line)
+        if match and normalized(match["name"]) not in leave_out:
+            yield line
+
+
+def _requirements(locked: str) -> list[str]:
+    """Requirements of the form that pip reads, without those that are files here already."""
+    return [line for line in locked.replace("\\\n", " ").splitlines() if _PIN.match(line)]
+
+
+def _command(tool: str, *arguments: object) -> list[str]:
+    """The command line of a tool that is a Python module here; `FetchError` if it is not."""
+    if find_spec(tool) is None:
+        raise FetchError(f"Bundles need {tool}, which is not installed: pip install {tool}.")
+    return [sys.executable, "-m", tool, *map(str, arguments)]
+
+
+def _reason(output: str) -> str:
+    """Why a tool failed, in one line."""
+    if _UNREACHABLE.search(output):
+        return "the package index cannot be reached. Bundles are made where there is a network."
+    lines = [line.strip(" │╰─▶×├") for line in output.splitlines() if line.strip()]
+    return " ".join(lines) if lines else "no reason was given"

@@ -1,0 +1,317 @@
+"""An artifact: a directory with a graph, its weights, a tokenizer and `manifest.json`.
+
+The manifest says where the model came from and what a program must know before it loads the
+graph. `Artifact.open` reads and checks it; `Manifest.encode` gives the bytes to write. A stage of a
+model (`engines.cut`) is an artifact too, but only to those who ask for one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from io import RawIOBase
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from pilotfish.engines.cut import Cut, check_chain
+from pilotfish.engines.errors import ArtifactError
+
+MANIFEST_NAME = "manifest.json"
+GRAPH_NAME = "model.onnx"
+HEAD_NAME = "head.onnx"  # of a first stage: hidden states to logits
+TOKENIZER_NAME = "tokenizer.json"
+FORMAT = 1
+
+Precision = Literal["fp32", "fp16", "int8", "int4"]
+# The precision of the output projection, where it is not the other weights': 4 bits there cost a
+# drafter more acceptance than anywhere else, and 8 hardly any time.
+HEADS: dict[Precision, Precision] = {"int4": "int8"}
+Dialect = Literal["opset24", "opset17", "contrib"]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the weights came from.
+
+    `location` is a hub id, a file name or a directory name (not its path: that would say more
+    about the machine than about the model). `sha256` covers the files that were read. Of a model
+    that was cut short, `first_layers` is how many of its layers were kept, the first ones.
+    `ignored_keys` are keys of its configuration that the exporter did not know and was told to
+    let pass.
+    """
+
+    kind: Literal["default", "gguf", "directory", "hub", "random"]
+    location: str
+    revision: str | None = None
+    sha256: dict[str, Sha256] = {}
+    ignored_keys: list[str] = []
+    first_layers: Positive | None = None
+
+
+class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of the model; `context` is the largest number of positions."""
+
+    layers: Positive
+    hidden: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    intermediate: Positive
+    context: Positive
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`manifest.json`.
+
+    `vocab_size` counts the tokens that the tokenizer knows; `padded_vocab_size` is the width of
+    the graph's logits. `tokenizer_fingerprint` hashes the id-ordered token strings, so two
+    artifacts with equal vocabularies agree whatever files they came from. `head` is the precision
+    of the output projection, None where it is `precision`. `stage` is None for a whole model; all
+    else but `files` describes that model, also where this is a stage of it.
+    """
+
+    format: int = FORMAT
+    model: str
+    source: Source
+    architecture: str
+    precision: Precision
+    head: Precision | None = None
+    dialect: Dialect
+    opset: Positive
+    dimensions: Dimensions
+    vocab_size: Positive
+    padded_vocab_size: Positive
+    kv_dtype: Literal["float32", "float16"]
+    bos_id: TokenId | None
+    eos_ids: list[TokenId]
+    chat_template: str | None
+    tokenizer_fingerprint: Sha256
+    files: dict[str, Sha256]
+    stage: Cut | None = None
+
+    @property
+    def layers(self) -> int:
+        """Layers that the graph has, and a cache keeps keys and values of."""
+        return self.dimensions.layers if self.stage is None else self.stage.layers
+
+    @property
+    def digest(self) -> str:
+        """What the artifact is, in 16 hex digits: a hash of its files' names and hashes."""
+        listed = "".join(f"{name} {value}\n" for name, value in sorted(self.files.items()))
+        return hashlib.sha256(listed.encode()).hexdigest()[:16]
+
+    @property
+    def origin(self) -> str:
+        """Which weights these are, in 16 hex digits, whatever precision or dialect they are in.
+
+        A hash of the SHA-256s of the files that were read, in the order of the files' names, which
+        do not count; where there are none (random weights), of the source and the dimensions. A
+        model that was cut short is another one.
+        """
+        source = self.source
+        hashes = [value for _, value in sorted(source.sha256.items())]
+        if hashes and source.first_layers is not None:
+            hashes.append(f"first {source.first_layers} layers")
+        made = (source.kind, source.location, source.revision, self.dimensions)
+        return hashlib.sha256(msgspec.json.encode(hashes or made)).hexdigest()[:16]
+
+    def encode(self) -> bytes:
+        """Indented JSON, ready to be written to `manifest.json`."""
+        fields = msgspec.to_builtins(self)
+        if self.stage is None:
+            del fields["stage"]  # whole models are written as they were before there were stages
+        if self.head is None:
+            del fields["head"]  # likewise
+        if self.source.first_layers is None:
+            del fields["source"]["first_layers"]  # likewise
+        if not self.source.ignored_keys:
+            del fields["source"]["ignored_keys"]  # likewise
+        return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
+
+
+class Artifact:
+    """An opened artifact directory. Build one with `Artifact.open`."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, stage: bool = False) -> Artifact:
+        """Read and check the manifest, and see that every file it names is there.
+
+        Hashes are not computed here, for weights can be many gigabytes: see `verify`.
+
+        Args:
+            stage: take a stage of a model as well as a whole one.
+
+        Raises:
+            ArtifactError: if this is no artifact, is from a newer version, or lacks a file; or is a
+                stage, and none was asked for.
+        """
+        directory = Path(path)
+        manifest = _read_manifest(directory)
+        if not stage:
+            check_whole(directory, manifest)
+        for name in manifest.files:
+            if not os.path.isfile(directory / name):  # Path.is_file raises for a name too long
+                raise ArtifactError(
+                    f"{directory} lacks {name}, which its manifest names: export the model again"
+                )
+        return cls(directory, manifest)
+
+    @property
+    def graph_path(self) -> Path:
+        """The ONNX graph; its external data lie beside it."""
+        return self.path / GRAPH_NAME
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The `tokenizer.json` of the model."""
+        return self.path / TOKENIZER_NAME
+
+    @property
+    def head_path(self) -> Path:
+        """The graph of the head, which a first stage has beside its own."""
+        return self.path / HEAD_NAME
+
+    def verify(self) -> None:
+        """Compare every file with its SHA-256 in the manifest.
+
+        Raises:
+            ArtifactError: naming the first file that differs.
+        """
+        for name, expected in self.manifest.files.items():
+            if file_sha256(self.path / name) != expected:
+                raise self.altered(name)
+
+    def altered(self, name: str) -> ArtifactError:
+        """The error of a file that is not what the manifest says."""
+        return ArtifactError(
+            f"{self.path / name} is not the file that was exported (its SHA-256 differs): export "
+            "the model again, or restore a copy of it"
+        )
+
+
+def open_stages(folder: str | os.PathLike[str]) -> list[Artifact]:
+    """What `pilotfish export split` made in `folder`: the stages of one model, from the first on.
+
+    Raises:
+        ArtifactError: if it holds none, or one is missing, damaged, or of another cut.
+    """
+    found = [Artifact.open(path, stage=True) for path in Path(folder).glob("stage-*")]
+    places = {artifact.manifest.stage: artifact for artifact in found}
+    cuts = sorted((cut for cut in places if cut is not None), key=lambda cut: cut.index)
+    if not found or None in places or len(cuts) < len(found):
+        raise ArtifactError(
+            f"{folder} holds no stages of a model: make them with `pilotfish export split`"
+        )
+    check_chain(cuts)
+    return [places[cut] for cut in cuts]
+
+
+def check_whole(path: Path, manifest: Manifest) -> None:
+    """Raise `ArtifactError` for a stage of a model."""
+    if manifest.stage is not None:
+        raise ArtifactError(
+            f"{path} is {manifest.stage} of {manifest.model}, which cannot run alone: name the "
+            "artifact that it was cut from"
+        )
+
+
+def file_sha256(path: Path, on_chunk: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file as lower-case hex; `on_chunk` hears the bytes of each chunk read."""
+    with path.open("rb", buffering=0) as file:
+        return sha256_of(file, on_chunk)
+
+
+def sha256_of(
+    file: RawIOBase, on_chunk: Callable[[int], None] | None = None, chunk_bytes: int = 1 << 22
+) -> str:
+    """SHA-256 of the rest of an unbuffered file; other threads run while it is read and hashed."""
+    digest, chunk = hashlib.sha256(), memoryview(bytearray(chunk_bytes))
+    while size := file.readinto(chunk):
+        digest.update(chunk[:size])
+        if on_chunk:
+            on_chunk(size)
+    return digest.hexdigest()
+
+
+def _read_manifest(directory: Path) -> Manifest:
+    """The manifest of `directory`, checked for what its types do not say."""
+    try:
+        data = (directory / MANIFEST_NAME).read_bytes()
+    except FileNotFoundError:
+        state = "holds no manifest.json" if directory.is_dir() else "does not exist"
+        raise ArtifactError(
+            f"{directory} is not an artifact: it {state}. "
+            "Make one with `pilotfish export model SOURCE --out DIR`"
+        ) from None
+    except OSError as error:
+        raise ArtifactError(f"{directory / MANIFEST_NAME} cannot be read: {error}") from None
+    # A newer format may have any fields, so its number is looked at first.
+    try:
+        found = msgspec.json.decode(data, type=_Format).format
+        if found != FORMAT:
+            raise ArtifactError(
+                f"{directory} has manifest format {found}, and this version reads {FORMAT}: "
+                "export the model again, or install the version that made it"
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _invalid(directory, str(error)) from None
+    _check(directory, manifest)
+    return manifest
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def _check(directory: Path, manifest: Manifest) -> None:
+    """Refuse a manifest whose parts contradict each other."""
+    problem = None
+    if manifest.vocab_size > manifest.padded_vocab_size:
+        problem = "vocab_size exceeds padded_vocab_size"
+    elif any(token >= manifest.vocab_size for token in manifest.eos_ids):
+        problem = "an eos id is outside the vocabulary"
+    elif manifest.bos_id is not None and manifest.bos_id >= manifest.vocab_size:
+        problem = "bos_id is outside the vocabulary"
+    elif any(Path(name).name != name for name in manifest.files):
+        problem = "files must be plain names, without a path"
+    elif missing := _needed(manifest.stage) - manifest.files.keys():
+        problem = f"files does not name {', '.join(sorted(missing))}"
+    elif manifest.stage is not None and not _fits(manifest.stage, manifest.dimensions.layers):
+        problem = f"{manifest.stage} is no part of {manifest.dimensions.layers} layers"
+    if problem:
+        raise _invalid(directory, problem)
+
+
+def _invalid(directory: Path, problem: str) -> ArtifactError:
+    return ArtifactError(
+        f"{directory / MANIFEST_NAME} is not valid ({problem}): export the model again, or restore "
+        "a copy of it"
+    )
+
+
+def _needed(stage: Cut | None) -> set[str]:
+    """Files that an artifact cannot be without."""
+    if stage is None:
+        return {GRAPH_NAME, TOKENIZER_NAME}
+    return {GRAPH_NAME, TOKENIZER_NAME, HEAD_NAME} if stage.first else {GRAPH_NAME}
+
+
+def _fits(stage: Cut, layers: int) -> bool:
+    """Whether a model of so many layers can have this stage."""
+    before, after = stage.index - 1, stage.count - stage.index  # stages, of a layer at least
+    return (
+        before <= stage.first_layer
+        and 0 <= after <= layers - stage.end
+        and stage.first == (stage.first_layer == 0)
+        and stage.last == (stage.end == layers)
+    )

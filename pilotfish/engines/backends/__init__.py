@@ -1,0 +1,88 @@
+"""Backends by the name of their provider. A new one is one file and one line.
+
+A provider counts only after it has run the model: what was chosen, and why others were not, goes to
+the log of `pilotfish.engines`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, kv_names
+from pilotfish.engines.errors import ProviderError
+
+__all__ = [
+    "AUTO", "PROVIDERS", "Answers", "Backend", "Binding", "Load", "kv_names", "nothing_runs",
+    "open_backend",
+]  # fmt: skip
+
+log = logging.getLogger("pilotfish.engines")
+
+PROVIDERS = {  # best first
+    "tensorrt": "pilotfish.engines.backends.tensorrt:TensorRTBackend",
+    "tensorrt-ep": "pilotfish.engines.backends.tensorrt_ep:TensorRTProviderBackend",
+    "cuda": "pilotfish.engines.backends.cuda:CudaBackend",
+    "cpu": "pilotfish.engines.backends.cpu:CpuBackend",
+}
+# What auto tries. ONNX Runtime's TensorRT builds engines for minutes when it loads: by name only.
+AUTO = ("tensorrt", "cuda", "cpu")
+
+
+def open_backend(
+    load: Load, provider: str, probe: Callable[[Backend], None]
+) -> tuple[Backend, str]:
+    """Load on the first provider that passes `probe`; returns it and its name.
+
+    Args:
+        provider: a name of PROVIDERS, or "auto": the best that works without building anything.
+        probe: runs the model, and raises if it cannot.
+
+    Raises:
+        ProviderError: if no runtime is there, or nothing that was asked for works.
+        ArtifactError: if that is because a file is damaged.
+    """
+    if provider != "auto" and provider not in PROVIDERS:
+        raise ProviderError(f"unknown provider {provider!r}: choose auto, {', '.join(PROVIDERS)}")
+    wanted = AUTO if provider == "auto" else (provider,)
+    reasons: list[str] = []
+    for name in wanted:
+        try:
+            backend = _kind(name)(load)
+            probe(backend)
+        except Exception as error:  # runtimes raise their own classes and plain RuntimeError
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reasons.append(f"{name}: {reason}")
+            log.info("provider %s cannot be used: %s", name, reason)
+            continue
+        log.info("provider %s: it ran the model%s", name, _because(reasons))
+        return backend, name
+    raise nothing_runs(load.artifact, load.artifact.graph_path, wanted, reasons)
+
+
+def nothing_runs(
+    artifact: Artifact, graph: Path, wanted: Sequence[str], reasons: Sequence[str]
+) -> ProviderError:
+    """The error where none of these providers ran the graph.
+
+    The CPU runs whatever is whole. So where it was tried, the files are looked at.
+
+    Raises:
+        ArtifactError: naming a file that is damaged, instead.
+    """
+    if "cpu" in wanted:
+        artifact.verify()
+    return ProviderError(f"no provider can run {graph}: {'; '.join(reasons)}")
+
+
+def _kind(name: str) -> Callable[[Load], Backend]:
+    module, _, attribute = PROVIDERS[name].partition(":")
+    kind: Callable[[Load], Backend] = getattr(import_module(module), attribute)
+    return kind
+
+
+def _because(reasons: list[str]) -> str:
+    return f" (fell back: {'; '.join(reasons)})" if reasons else ""

@@ -1,0 +1,96 @@
+"""What slots ask of whatever computes their passes.
+
+A backend has loaded one artifact and holds the keys and values of its slots. `bind` gives the
+inputs of a run over neighbouring slots as arrays in the host's memory, for `engines.passes` to
+fill; `Binding.run` computes, and writes the answers into arrays of the host as well. Where keys and
+values lie, and what is copied where, is the backend's own affair. Not thread-safe: one owner.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.kv import KVCache
+
+KEY_VALUE = ("key", "value")
+
+# By the names of a graph's outputs but for the cache, f32 [rows, width] each; equally many rows.
+Answers: TypeAlias = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to load.
+
+    Attributes:
+        context: positions of each slot, at least.
+        flexible: fewer positions will do, where an engine was built for fewer.
+        build: an engine may be built now, which takes minutes.
+    """
+
+    artifact: Artifact
+    slots: int
+    context: int
+    flexible: bool = False
+    threads: int | None = None
+    build: bool = True
+
+
+class Binding(ABC):
+    """One run over neighbouring slots."""
+
+    @abstractmethod
+    def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> NDArray[Any]:
+        """The array that the graph will read as `name`; the caller fills all of it.
+
+        A backend may hold integers narrower than `dtype`.
+        """
+
+    @abstractmethod
+    def run(self, answers: Answers, row: int, rows: int) -> None:
+        """Compute; `rows` rows of each answer go to `answers` from `row` on."""
+
+
+class Backend(ABC):
+    """A loaded graph with the keys and values of its slots.
+
+    Attributes:
+        cache: keys and values.
+        context: positions of each slot.
+        batches: whether a run may hold several slots.
+        widths: numbers in a row of each answer, by its name.
+        narrow: passes of more tokens have a run of their own; None = none do.
+        widest: tokens that a run takes of one pass; None = any number.
+        trusted: whether the probe may take it for granted that the cache is read as written.
+    """
+
+    cache: KVCache
+    context: int
+    batches: bool
+    widths: Mapping[str, int]
+    narrow: int | None = None
+    widest: int | None = None
+    trusted: bool = False
+
+    @abstractmethod
+    def bind(self, first: int, count: int) -> Binding:
+        """Inputs and answers of runs over slots first … first + count − 1.
+
+        Good until the cache moves.
+        """
+
+    def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
+        """An array for answers, in the memory that this backend writes to fastest."""
+        return np.empty(shape, np.float32)
+
+
+def kv_names(layers: int) -> list[str]:
+    """Names of all planes without `past.` or `present.`: key of layer i at 2i, value at 2i + 1."""
+    return [f"{layer}.{what}" for layer in range(layers) for what in KEY_VALUE]

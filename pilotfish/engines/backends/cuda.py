@@ -1,0 +1,100 @@
+"""ONNX Runtime on a GPU: keys and values stay in its memory, bound to past and present alike.
+
+The small inputs are bound anew for each run, for ONNX Runtime copies what is bound from the host
+when it is bound, not when it runs. Not run on a GPU yet: see docs/engines.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, kv_names
+from pilotfish.engines.backends.cpu import form
+from pilotfish.engines.cudart import Cuda
+from pilotfish.engines.device_cache import DeviceCache, doubling
+from pilotfish.engines.runtime import open_session
+
+FIRST_CAPACITY = 256
+
+
+class CudaBackend(Backend):
+    """ONNX Runtime's CUDA provider; subclasses are providers that share its memory.
+
+    Attributes:
+        provider: ONNX Runtime's name of it.
+        others: providers for operators that it does not know.
+        device: where keys and values lie, as IOBinding calls it.
+        apart: whether a run must not write where it reads.
+    """
+
+    provider: ClassVar[str] = "CUDAExecutionProvider"
+    others: ClassVar[tuple[str, ...]] = ()
+    device: ClassVar[str] = "cuda"
+    apart: ClassVar[bool] = False
+
+    def __init__(self, load: Load) -> None:
+        manifest = load.artifact.manifest
+        self._session = open_session(
+            load.artifact.graph_path, load.threads, self.provider, self.options(load), self.others
+        )
+        self.context = load.context
+        self.batches, self.widths = form(self._session)
+        self._cuda = Cuda()  # after the session, which may have brought the library with it
+        self.cache: DeviceCache = DeviceCache(
+            self._cuda, manifest, load.slots, self.capacities(load), apart=self.apart
+        )
+        self._names = kv_names(manifest.layers)
+
+    def options(self, load: Load) -> dict[str, str]:
+        """The provider's own options."""
+        return {}
+
+    def capacities(self, load: Load) -> list[int]:
+        """Of the cache. Twice the context only for the padding of several slots."""
+        longest = [2 * load.context] if load.slots > 1 else []
+        return doubling(min(FIRST_CAPACITY, load.context), load.context) + longest
+
+    def bind(self, first: int, count: int) -> Binding:
+        """Bind the slots' pieces of the cache."""
+        binding = DeviceBinding(self._session, self._cuda)
+        shape, kind = self.cache.shape(count), self.cache.dtype.type
+        for plane, name in enumerate(self._names):
+            past, present = self.cache.addresses(plane, first)
+            binding.io.bind_input(f"past.{name}", self.device, 0, kind, shape, past)
+            binding.io.bind_output(f"present.{name}", self.device, 0, kind, shape, present)
+        return binding
+
+    def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
+        """Pinned memory."""
+        return self._cuda.host_array(shape, np.float32)
+
+
+class DeviceBinding(Binding):
+    """One IOBinding whose cache lies on the device, and everything else on the host."""
+
+    def __init__(self, session: Any, cuda: Cuda) -> None:
+        self._session = session
+        self._cuda = cuda
+        self.io = session.io_binding()
+        self._inputs: dict[str, NDArray[Any]] = {}
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> NDArray[Any]:
+        """The array that the graph will read as `name`; the caller fills all of it."""
+        array = self._inputs.get(name)
+        if array is None or array.shape != shape:
+            array = self._inputs[name] = np.zeros(shape, dtype)
+        return array
+
+    def run(self, answers: Answers, row: int, rows: int) -> None:
+        """One run of the graph."""
+        for name, array in self._inputs.items():
+            self.io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for name, answer in answers.items():
+            part = answer[row : row + rows]
+            self.io.bind_output(name, "cpu", 0, np.float32, part.shape, part.ctypes.data)
+        self._cuda.synchronize()  # copies within the cache: ONNX Runtime's stream is its own
+        self._session.run_with_iobinding(self.io)
+        self.io.synchronize_outputs()

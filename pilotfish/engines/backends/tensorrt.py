@@ -1,0 +1,233 @@
+"""TensorRT itself: an engine, one execution context per profile, everything on one stream.
+
+The inputs of a run stand in one pinned block, whose copy on the GPU has fixed addresses; keys and
+values never leave the GPU. Not run on a GPU yet: see docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, kv_names
+from pilotfish.engines.cudart import Cuda, Memory
+from pilotfish.engines.device_cache import DeviceCache
+from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.tensorrt.build import Order, engine_for, expect_engine
+from pilotfish.engines.tensorrt.gates import array_dtype, tensorrt_version
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+ALIGNMENT = 256  # of tensors, in bytes: what cudaMalloc gives, too
+MASK = "attention_mask"
+
+Shape = tuple[int, ...]
+
+
+@dataclass
+class _Context:
+    """An execution context, and what it has been told."""
+
+    handle: trt.IExecutionContext
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    addresses: dict[str, int] = field(default_factory=dict)
+    piece: object = None  # of the cache, that it reads and writes
+
+
+class TensorRTBackend(Backend):
+    """An engine of the standard dialects."""
+
+    def __init__(self, load: Load) -> None:
+        if not load.build:
+            expect_engine(load.artifact)
+        tensorrt_version()  # says first what is missing most often
+        self._cuda = Cuda()
+        manifest = load.artifact.manifest
+        order = Order.here(self._cuda, load.artifact, load.slots, load.context)
+        built = engine_for(order, flexible=load.flexible, may_build=load.build)
+        self._built = built
+        profiles = built.order.profiles
+        self.batches = True
+        self.context = built.order.context
+        self.narrow, self.widest = profiles.narrow, profiles.widest
+        self.names = kv_names(manifest.layers)
+        engine = built.engine
+        self._dtypes = _tensors(engine)
+        answers = ("hidden_states", "logits")
+        self.widths = {name: int(engine.get_tensor_shape(name)[1]) for name in answers}
+        self.cache: DeviceCache = DeviceCache(
+            self._cuda,
+            manifest,
+            load.slots,
+            profiles.capacities,
+            apart=not _is_in_place(engine, self.names),
+        )
+        self._contexts = [self._context(index) for index in range(len(profiles.both))]
+        largest = {
+            name: max(math.prod(each.maximum[name]) for each in profiles.both)
+            for name in self._dtypes
+            if name in profiles.decode.maximum and not name.startswith("past.")
+        }
+        self._stage(largest)
+        self._memory: dict[str, Memory] = {}
+        self._rows = 0
+
+    def bind(self, first: int, count: int) -> Binding:
+        """The slots' pieces of the cache."""
+        return TensorRTBinding(self, first, count)
+
+    def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
+        """Pinned memory."""
+        return self._cuda.host_array(shape, np.float32)
+
+    def input(self, name: str, shape: Shape) -> NDArray[Any]:
+        """The part of the pinned block that is this input, in the engine's own type."""
+        begin, dtype = self._places[name], self._dtypes[name]
+        size = math.prod(shape) * dtype.itemsize
+        return self._host[begin : begin + size].view(dtype).reshape(shape)
+
+    def run(
+        self,
+        piece: object,
+        shapes: dict[str, Shape],
+        cache: dict[str, tuple[int, int]],
+        answers: Answers,
+    ) -> None:
+        """One run: inputs up, the engine, answers down.
+
+        Args:
+            piece: stands for `cache`, so that a context need not be told twice.
+            shapes: of all inputs.
+            cache: where each plane is read and written.
+            answers: where they go, all of their rows.
+        """
+        slots, size = shapes["unpack"]
+        wide = slots == 1 and size > (self.narrow or size)
+        context = self._contexts[int(wide)]
+        if context.piece is not piece:
+            for name, (past, present) in cache.items():
+                self._address(context, f"past.{name}", past)
+                self._address(context, f"present.{name}", present)
+            context.piece = piece
+        self._make_room(len(next(iter(answers.values()))))
+        for name, memory in self._memory.items():
+            self._address(context, name, memory.address)
+        self._shape(context, shapes)
+        mask = math.prod(shapes[MASK]) * self._dtypes[MASK].itemsize
+        self._cuda.upload(self._device.address, self._host[: self._places[MASK] + mask])
+        if not context.handle.execute_async_v3(self._cuda.stream):
+            raise ProviderError("TensorRT could not run the engine: its log says why (-v)")
+        for name, array in answers.items():
+            self._cuda.download(array, self._memory[name].address)
+        self._cuda.synchronize()
+
+    def _context(self, profile: int) -> _Context:
+        """A context that stays with one profile, for switching costs."""
+        handle = self._built.engine.create_execution_context()
+        if handle is None or not handle.set_optimization_profile_async(profile, self._cuda.stream):
+            raise ProviderError("TensorRT has no memory for the engine's activations")
+        self._cuda.synchronize()
+        return _Context(handle)
+
+    def _stage(self, largest: dict[str, int]) -> None:
+        """Lay out the block of inputs; the mask, by far the longest, comes last."""
+        self._places: dict[str, int] = {}
+        end = 0
+        for name in sorted(largest, key=lambda name: name == MASK):
+            self._places[name] = end
+            size = largest[name] * self._dtypes[name].itemsize
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        self._host = self._cuda.host_array((end,), np.uint8)
+        self._device = self._cuda.allocate(end)
+        for context in self._contexts:
+            for name, place in self._places.items():
+                self._address(context, name, self._device.address + place)
+
+    def _make_room(self, rows: int) -> None:
+        """Memory for the answers of so many rows."""
+        if rows > self._rows:
+            self._rows = rows
+            for name, width in self.widths.items():
+                size = rows * width * np.dtype(np.float32).itemsize
+                self._memory[name] = self._cuda.allocate(size)
+
+    def _address(self, context: _Context, name: str, address: int) -> None:
+        if context.addresses.get(name) != address:
+            if not context.handle.set_tensor_address(name, address):
+                raise ProviderError(f"TensorRT refuses the address of {name}")
+            context.addresses[name] = address
+
+    def _shape(self, context: _Context, shapes: dict[str, Shape]) -> None:
+        """Tell the context which shapes are new, and see that it then knows all."""
+        if context.shapes == shapes:
+            return
+        for name, shape in shapes.items():
+            if context.shapes.get(name) != shape and not context.handle.set_input_shape(
+                name, shape
+            ):
+                raise ProviderError(f"TensorRT refuses the shape {shape} of {name}")
+        missing = context.handle.infer_shapes()
+        if missing:
+            raise ProviderError(f"TensorRT does not know {', '.join(missing)}")
+        context.shapes = dict(shapes)
+
+
+class TensorRTBinding(Binding):
+    """Neighbouring slots: shapes and addresses of one kind of run."""
+
+    def __init__(self, backend: TensorRTBackend, first: int, count: int) -> None:
+        self._backend = backend
+        self._piece = object()
+        cache = backend.cache
+        self._cache = {
+            name: cache.addresses(plane, first) for plane, name in enumerate(backend.names)
+        }
+        piece = cache.shape(count)
+        self._shapes: dict[str, Shape] = {f"past.{name}": piece for name in backend.names}
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    def input(self, name: str, shape: Shape, dtype: Any = np.int64) -> NDArray[Any]:
+        """The array that the engine will read as `name`; the caller fills all of it."""
+        array = self._arrays.get(name)
+        if array is None or array.shape != shape:
+            array = self._arrays[name] = self._backend.input(name, shape)
+            self._shapes[name] = shape
+        return array
+
+    def run(self, answers: Answers, row: int, rows: int) -> None:
+        """One run of the engine."""
+        parts = {name: answer[row : row + rows] for name, answer in answers.items()}
+        self._backend.run(self._piece, self._shapes, self._cache, parts)
+
+
+def _tensors(engine: trt.ICudaEngine) -> dict[str, np.dtype[Any]]:
+    """Name and type of all inputs and outputs; shape tensors, which live on the host, are none."""
+    import tensorrt as trt
+
+    dtypes = {}
+    for index in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(index)
+        if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
+            raise ProviderError(f"the engine wants {name} on the host, which no graph asks for")
+        dtypes[name] = array_dtype(engine.get_tensor_dtype(name))
+    return dtypes
+
+
+def _is_in_place(engine: trt.ICudaEngine, names: list[str]) -> bool:
+    """Whether the engine writes each cache over the one that it reads: then it has to be so.
+
+    KVCacheUpdate does. Any other engine must not be given one address for both.
+    """
+    if not hasattr(engine, "get_aliased_input_tensor"):
+        return False
+    aliased = [
+        engine.get_aliased_input_tensor(f"present.{name}") == f"past.{name}" for name in names
+    ]
+    if any(aliased) and not all(aliased):
+        raise ProviderError("the engine writes some caches in place and others not")
+    return all(aliased)

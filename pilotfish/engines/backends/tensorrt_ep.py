@@ -1,0 +1,57 @@
+"""ONNX Runtime's TensorRT provider: it builds an engine when it loads, and keeps it in our cache.
+
+One profile covers all passes, for shapes outside it would have the engine built again. TensorRT
+must not write where it reads, so the cache is `apart`. Not run on a GPU yet: see docs/engines.md.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pilotfish.engines.backends.backend import Load
+from pilotfish.engines.backends.cuda import CudaBackend
+from pilotfish.engines.cache import cache_directory
+from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.tensorrt.profiles import Profiles
+
+
+class TensorRTProviderBackend(CudaBackend):
+    """The standard dialects."""
+
+    provider: ClassVar[str] = "TensorrtExecutionProvider"
+    others: ClassVar[tuple[str, ...]] = ("CUDAExecutionProvider",)
+    apart: ClassVar[bool] = True
+
+    def __init__(self, load: Load) -> None:
+        manifest = load.artifact.manifest
+        if manifest.dialect == "contrib":
+            raise ProviderError(
+                "TensorRT knows no operator of the dialect contrib: export the model with "
+                "--dialect opset17"
+            )
+        self._profiles = Profiles.of(manifest, load.slots, load.context)
+        self.narrow, self.widest = self._profiles.narrow, self._profiles.widest
+        super().__init__(load)
+
+    def options(self, load: Load) -> dict[str, str]:
+        """Profile and caches."""
+        folder = cache_directory() / "engines" / load.artifact.manifest.digest / "onnxruntime"
+        folder.mkdir(parents=True, exist_ok=True)
+        minimum, optimum, maximum = (
+            ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
+            for shapes in self._profiles.union()
+        )
+        return {
+            "trt_engine_cache_enable": "1",
+            "trt_engine_cache_path": str(folder),
+            "trt_timing_cache_enable": "1",
+            "trt_timing_cache_path": str(folder),
+            "trt_fp16_enable": str(int(load.artifact.manifest.precision == "fp16")),
+            "trt_profile_min_shapes": minimum,
+            "trt_profile_opt_shapes": optimum,
+            "trt_profile_max_shapes": maximum,
+        }
+
+    def capacities(self, load: Load) -> list[int]:
+        """Those of the profile."""
+        return list(self._profiles.capacities)

@@ -1,0 +1,231 @@
+"""The little of CUDA that a device-resident cache needs, straight from libcudart.
+
+In:  host arrays and addresses. Out: memory of the GPU, pinned arrays of the host, copies on one
+stream. The structures are those of CUDA's driver_types.h, the same from CUDA 11 to 13. Memory is
+freed when the object that stands for it goes. Not run on a GPU yet: see docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import weakref
+from collections.abc import Iterator
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.errors import CudaError
+
+# The linker's name, then those of CUDA 13, 12 and 11.
+NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
+FOLDERS = ("/usr/local/cuda/lib64",)
+WHEELS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib")  # below site-packages
+
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
+COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # cudaDeviceAttr
+NAME_BYTES = 256  # cudaDeviceProp begins with the name
+PROPERTIES_BYTES = 8192  # more than any version's cudaDeviceProp
+
+
+class Pitched(ctypes.Structure):
+    """cudaPitchedPtr: rows of `pitch` bytes, `ysize` of them in a layer."""
+
+    _fields_ = (("ptr", c_void_p), ("pitch", c_size_t), ("xsize", c_size_t), ("ysize", c_size_t))
+
+
+class Position(ctypes.Structure):
+    """cudaPos: x in bytes, y in rows, z in layers."""
+
+    _fields_ = (("x", c_size_t), ("y", c_size_t), ("z", c_size_t))
+
+
+class Extent(ctypes.Structure):
+    """cudaExtent: width in bytes, height in rows, depth in layers."""
+
+    _fields_ = (("width", c_size_t), ("height", c_size_t), ("depth", c_size_t))
+
+
+class Copy3D(ctypes.Structure):
+    """cudaMemcpy3DParms, between pitched memories."""
+
+    _fields_ = (
+        ("srcArray", c_void_p),
+        ("srcPos", Position),
+        ("srcPtr", Pitched),
+        ("dstArray", c_void_p),
+        ("dstPos", Position),
+        ("dstPtr", Pitched),
+        ("extent", Extent),
+        ("kind", c_int),
+    )
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What an engine is tied to: the GPU's name and its compute capability, e.g. "8.7"."""
+
+    name: str
+    compute: str
+
+
+class Memory:
+    """Zeroed memory of the GPU."""
+
+    def __init__(self, cuda: Cuda, size: int) -> None:
+        pointer = c_void_p()
+        cuda.call("cudaMalloc", byref(pointer), size)
+        self.address = pointer.value or 0
+        self.size = size
+        self._free = weakref.finalize(self, cuda.free, "cudaFree", self.address)
+        cuda.call("cudaMemsetAsync", self.address, 0, size, cuda.stream)
+
+
+class Cuda:
+    """The first GPU, and one stream on which everything happens in order.
+
+    Raises:
+        CudaError: here and in every method, with CUDA's own words.
+    """
+
+    def __init__(self) -> None:
+        self._library = _declared(_load())
+        count = c_int()
+        self.call("cudaGetDeviceCount", byref(count))
+        stream = c_void_p()
+        self.call("cudaStreamCreate", byref(stream))
+        self.stream = stream.value or 0
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """One function of the library; raises what it reports."""
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            words = self._library.cudaGetErrorString(code) or b"?"
+            raise CudaError(f"{name}: {words.decode(errors='replace')} (CUDA error {code})")
+
+    def free(self, name: str, address: int) -> None:
+        """Give memory back; at the interpreter's end the driver may be gone, which is no matter."""
+        getattr(self._library, name)(address)
+
+    def describe(self) -> Gpu:
+        """Name and compute capability of the GPU."""
+        properties = ctypes.create_string_buffer(PROPERTIES_BYTES)
+        current = hasattr(self._library, "cudaGetDeviceProperties_v2")  # CUDA 12
+        self.call("cudaGetDeviceProperties" + "_v2" * current, properties, 0)
+        name = properties.raw[:NAME_BYTES].split(b"\0")[0].decode(errors="replace")
+        parts = []
+        for attribute in (COMPUTE_MAJOR, COMPUTE_MINOR):
+            value = c_int()
+            self.call("cudaDeviceGetAttribute", byref(value), attribute, 0)
+            parts.append(value.value)
+        return Gpu(name=name, compute=f"{parts[0]}.{parts[1]}")
+
+    def allocate(self, size: int) -> Memory:
+        """Zeroed memory of the GPU."""
+        return Memory(self, max(size, 1))
+
+    def host_array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """A zeroed array in pinned memory, which copies need no detour for."""
+        pointer = c_void_p()
+        size = max(math.prod(shape) * np.dtype(dtype).itemsize, 1)
+        self.call("cudaHostAlloc", byref(pointer), size, 0)
+        address = pointer.value or 0
+        buffer = (ctypes.c_char * size).from_address(address)
+        weakref.finalize(buffer, self.free, "cudaFreeHost", address)
+        array: NDArray[Any] = np.ndarray(shape, dtype, buffer)
+        array.fill(0)
+        return array
+
+    def upload(self, address: int, array: NDArray[Any]) -> None:
+        """Copy a contiguous array to the GPU; it must not change before `synchronize`."""
+        self.call(
+            "cudaMemcpyAsync",
+            address,
+            array.ctypes.data,
+            array.nbytes,
+            HOST_TO_DEVICE,
+            self.stream,
+        )
+
+    def download(self, array: NDArray[Any], address: int) -> None:
+        """Copy from the GPU into a contiguous array; it is there after `synchronize`."""
+        self.call(
+            "cudaMemcpyAsync",
+            array.ctypes.data,
+            address,
+            array.nbytes,
+            DEVICE_TO_HOST,
+            self.stream,
+        )
+
+    def copy_rows(
+        self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, rows: int
+    ) -> None:
+        """Copy `rows` of `width` bytes within the GPU; pitches are the distances of rows."""
+        self.call(
+            "cudaMemcpy2DAsync",
+            target,
+            target_pitch,
+            source,
+            source_pitch,
+            width,
+            rows,
+            DEVICE_TO_DEVICE,
+            self.stream,
+        )
+
+    def copy_block(self, parameters: Copy3D) -> None:
+        """Copy a block within the GPU."""
+        self.call("cudaMemcpy3DAsync", byref(parameters), self.stream)
+
+    def synchronize(self) -> None:
+        """Wait until everything so far is done."""
+        self.call("cudaStreamSynchronize", self.stream)
+
+
+def _candidates() -> Iterator[str]:
+    yield from NAMES
+    places = [Path(folder) for folder in FOLDERS]
+    places += [Path(entry) / wheel for entry in sys.path for wheel in WHEELS]
+    for place in places:
+        yield from (str(found) for found in sorted(place.glob("libcudart.so*"), reverse=True))
+
+
+def _load() -> Any:
+    """The first libcudart that can be loaded."""
+    for name in _candidates():
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise CudaError("the CUDA runtime (libcudart) is not installed")
+
+
+def _declared(library: Any) -> Any:
+    """The library with the types of its functions declared."""
+    size, pointer = c_size_t, c_void_p
+    signatures: dict[str, tuple[Any, ...]] = {
+        "cudaGetDeviceCount": (POINTER(c_int),),
+        "cudaDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+        "cudaMalloc": (POINTER(c_void_p), size),
+        "cudaFree": (pointer,),
+        "cudaHostAlloc": (POINTER(c_void_p), size, ctypes.c_uint),
+        "cudaFreeHost": (pointer,),
+        "cudaMemsetAsync": (pointer, c_int, size, pointer),
+        "cudaMemcpyAsync": (pointer, pointer, size, c_int, pointer),
+        "cudaMemcpy2DAsync": (pointer, size, pointer, size, size, size, c_int, pointer),
+        "cudaMemcpy3DAsync": (POINTER(Copy3D), pointer),
+        "cudaStreamCreate": (POINTER(c_void_p),),
+        "cudaStreamSynchronize": (pointer,),
+    }
+    for name, types in signatures.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, c_int
+    library.cudaGetErrorString.argtypes = (c_int,)
+    library.cudaGetErrorString.restype = c_char_p
+    return library

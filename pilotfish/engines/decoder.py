@@ -1,0 +1,119 @@
+"""Run an artifact: tokens in; logits and hidden states out; keys and values kept per slot.
+
+Slots, chains, trees, `rollback` and `keep` are those of `engines.slots`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.artifact import Artifact, check_whole
+from pilotfish.engines.backends import Binding
+from pilotfish.engines.passes import Pass, fill_positions, fill_rows, fill_tokens
+from pilotfish.engines.slots import Slots
+
+__all__ = ["Decoder", "Output", "Pass"]
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """Answer to one pass; views into buffers that the next forward overwrites.
+
+    Attributes:
+        logits: f32 [rows, vocab_size], padding ids cut off.
+        hidden: f32 [rows, hidden_size], the last layer after the final norm.
+    """
+
+    logits: NDArray[np.float32]
+    hidden: NDArray[np.float32]
+
+
+class Decoder(Slots):
+    """One model with `slots` sequences.
+
+    Args:
+        context: positions per slot; None = all that the model has, or that a TensorRT engine was
+            built for.
+        threads: of one run; None = the cores that this process may use.
+        provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best that works without
+            building an engine first (see docs/engines.md).
+
+    Raises:
+        ArtifactError: if the directory is no artifact, or only a stage of a model.
+        ProviderError: if no inference runtime can run it.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact | str | Path,
+        *,
+        slots: int = 1,
+        context: int | None = None,
+        threads: int | None = None,
+        provider: str = "auto",
+    ) -> None:
+        opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact)
+        check_whole(opened.path, opened.manifest)
+        self.vocab_size = opened.manifest.vocab_size
+        super().__init__(
+            opened,
+            slots=slots,
+            context=context,
+            threads=threads,
+            provider=provider,
+            vocabulary=self.vocab_size,
+        )
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return self._backend.widths["hidden_states"]
+
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+        """Append each pass to its slot and answer it; at most one pass per slot.
+
+        Nothing is appended if it raises.
+
+        Raises:
+            CapacityError: if a slot would exceed its context.
+            ValueError: if a pass is malformed, or a slot has two.
+        """
+        self._check(passes)
+        places = self._append(passes)
+        logits, hidden = self._answers["logits"], self._answers["hidden_states"]
+        return [Output(logits[rows, : self.vocab_size], hidden[rows]) for rows in places]
+
+    def prefill(
+        self,
+        slot: int,
+        tokens: NDArray[np.int64] | Sequence[int],
+        *,
+        rows: int = 1,
+        chunk: int = 128,
+    ) -> Output:
+        """Append a long text in chunks; logits and hidden states of its last `rows` tokens.
+
+        Raises:
+            CapacityError: if the slot would exceed its context; then nothing is appended.
+            ValueError: as `forward`.
+        """
+        row = np.asarray(tokens, np.int64)
+        self._check([Pass(slot, row, rows)])
+        last = max((len(row) - 1) // chunk * chunk, 0)
+        last = min(last, len(row) - rows)
+        for start in range(0, last, chunk):
+            self.forward([Pass(slot, row[start : min(start + chunk, last)], 0)])
+        return self.forward([Pass(slot, row[last:], rows)])[0]
+
+    def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:
+        fill_tokens(binding, passes)
+        fill_positions(binding, passes, self._cache.lengths)
+        return fill_rows(binding, passes)
+
+    def _example(self) -> Pass:
+        return Pass(0, np.array([0, min(1, self.vocab_size - 1)]), 1)

@@ -1,0 +1,184 @@
+"""Messages → the token ids of a prompt in which no message has written a control token.
+
+A rendered chat template is one text, and "<|im_end|>" in it is a control token: the template's own,
+or what a user typed to end the turn and begin another in a false name. The law of `Dialogue.ids`:
+control tokens come from the template alone. What a message says is text, and becomes the tokens of
+that text. Where no message has written one, the ids are those of the rendered text, which are
+transformers' `apply_chat_template`'s.
+
+Templates trim, cut and search what messages say, so that nothing can be told from the text alone.
+Therefore the template is rendered again, with everything in the messages *blunted* that a control
+token is written with, and both texts must have the same control tokens. If not, the messages'
+control tokens are *hidden*: written with characters that stand for others, and turned back once
+the text has been split at the template's own. If these are still not the same, as with a template
+that makes "<|im_end|>" of "<|IM_END|>", all that control tokens are written with is hidden.
+
+Control tokens are those that the tokenizer calls special. Others, such as Qwen 3's <think>, are
+text that has a token of its own, wherever it stands. All messages are treated alike, the
+assistant's as well: they come from the client. Not text are the names in them: of fields, and, as
+"role" and "type" of a part, those that templates compare, and write where a control token stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pilotfish.engines.chat import ChatTemplate
+from pilotfish.engines.errors import TemplateError, TextTooLongError
+from pilotfish.engines.tokenizer import Tokenizer
+
+_NAMES = frozenset(("role", "type"))
+_BLUNT = ".-~*+=,;:!?"
+_PRIVATE = range(0xE000, 0xF900)  # characters without a meaning of their own
+
+# What Unicode calls white space, as the tokenizers do; Python's own idea of it has \x1f, too.
+_WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+_BLUNT_GROWTH = 4  # blunted text may have so many times the tokens
+
+
+class Dialogue:
+    """A chat template and the tokenizer that reads it. Thread-safe."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._tokens = tokenizer.special_tokens
+        self._controls = {token.content: id for id, token in self._tokens.items()}
+        written = sorted(self._controls, key=len, reverse=True)  # of two the longer one is found
+        self._written = re.compile("|".join(map(re.escape, written)) or r"(?!)")
+        self._signs = sorted(set().union(*map(_signs, written)))
+        self._blunt = next((sign for sign in _BLUNT if sign not in "".join(written)), "\ufffd")
+
+    def ids(self, messages: Sequence[Mapping[str, Any]], most: int | None = None) -> list[int]:
+        """The prompt for these messages, ready for the assistant's answer.
+
+        most: as in `Tokenizer.encode`. Raises `TemplateError`, `TextTooLongError`, `ArtifactError`.
+        """
+        plain = self._template.render(messages)
+        ids = self._tokenizer.encode(plain, special=True, most=most)
+        own = self._own_controls(messages, most)
+        if self._controls_in(ids) == own:
+            return ids
+        hiding = self._hiding(plain, messages)
+
+        def hidden(text: str) -> str:
+            return _replaced(text, hiding)
+
+        def without_controls(text: str) -> str:
+            return self._written.sub(lambda found: hidden(found[0]), text)
+
+        ids = self._read(self._template.render(_said(messages, without_controls)), hiding, most)
+        if self._controls_in(ids) == own:
+            return ids
+        return self._read(self._template.render(_said(messages, hidden)), hiding, most)
+
+    def _own_controls(self, messages: Sequence[Mapping[str, Any]], most: int | None) -> list[int]:
+        """The control tokens that the template writes, in their order."""
+        blunting = dict.fromkeys([*self._signs, *self._likenesses(messages)], self._blunt)
+        blunted = self._template.render(_said(messages, lambda text: _replaced(text, blunting)))
+        room = None if most is None else _BLUNT_GROWTH * most
+        return self._controls_in(self._tokenizer.encode(blunted, special=True, most=room))
+
+    def _likenesses(self, messages: Sequence[Mapping[str, Any]]) -> set[str]:
+        """Characters of the messages that the tokenizer takes for signs, as NFKC makes "<" of "＜".
+
+        It does so where it looks for a control token in the normalized text.
+        """
+        if not any(token.normalized for token in self._tokens.values()):
+            return set()
+        signs = set(self._tokenizer.normalized("".join(self._signs))).union(self._signs)
+        return {
+            one
+            for one in _characters(messages)
+            if signs.intersection(self._tokenizer.normalized(one))
+        }
+
+    def _controls_in(self, ids: Iterable[int]) -> list[int]:
+        return [id for id in ids if id in self._tokens]
+
+    def _hiding(self, plain: str, messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """For each sign a character that is nowhere in the texts."""
+        used = _characters(messages).union(plain)
+        free = [character for character in map(chr, _PRIVATE) if character not in used]
+        if len(free) < len(self._signs):
+            raise TemplateError("the messages leave no character that could stand for others")
+        return dict(zip(self._signs, free[: len(self._signs)], strict=True))
+
+    def _read(self, text: str, hiding: Mapping[str, str], most: int | None) -> list[int]:
+        """The ids of a rendering: its control tokens are the template's, all else is text."""
+        shown = {mark: sign for sign, mark in hiding.items()}
+        ids: list[int] = []
+        for piece, control in self._pieces(text):
+            if piece:
+                encode = self._tokenizer.encode_later if ids else self._tokenizer.encode
+                ids += encode(_replaced(piece, shown), most=most)
+            if control is not None:
+                ids.append(control)
+            if most is not None and len(ids) > most:
+                raise TextTooLongError(f"the messages have more than {most} tokens")
+        return ids
+
+    def _pieces(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """Text, and the control token behind it; the last text has none.
+
+        White space around a control token belongs to it where the tokenizer says so.
+        """
+        start, trimmed = 0, False
+        for found in self._written.finditer(text):
+            control = self._controls[found[0]]
+            token = self._tokens[control]
+            piece = text[start : found.start()]
+            piece = piece.lstrip(_WHITE) if trimmed else piece
+            yield piece.rstrip(_WHITE) if token.lstrip else piece, control
+            start, trimmed = found.end(), token.rstrip
+        rest = text[start:]
+        yield rest.lstrip(_WHITE) if trimmed else rest, None
+
+
+def _signs(written: str) -> set[str]:
+    """Characters without which a control token cannot be written; punctuation, if it has any."""
+    visible = {character for character in written if not character.isspace()}
+    return {character for character in visible if not character.isalnum()} or visible
+
+
+def _said(value: Any, change: Callable[[str], str]) -> Any:
+    """Messages with all that they say changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {
+            name if name.isidentifier() else change(name): (
+                inner if name in _NAMES and _is_name(inner) else _said(inner, change)
+            )
+            for name, inner in value.items()
+        }
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_said(inner, change) for inner in value]
+    return value
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isidentifier()
+
+
+def _characters(messages: Sequence[Mapping[str, Any]]) -> set[str]:
+    """All that the messages are written with."""
+    used: set[str] = set()
+
+    def noted(text: str) -> str:
+        used.update(text)
+        return text
+
+    _said(messages, noted)
+    return used
+
+
+def _replaced(text: str, replacements: Mapping[str, str]) -> str:
+    """The text with characters replaced; by far the fastest way for long texts."""
+    for old, new in replacements.items():
+        text = text.replace(old, new)
+    return text

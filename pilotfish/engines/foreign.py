@@ -1,0 +1,192 @@
+"""What a `tokenizer.json` may hold that comes over a network.
+
+The library that reads it takes whatever it is told: a padding of a billion tokens, text that is
+replaced by longer text again and again, tables that make it abort the process. So before it sees
+the file of somebody else, everything in there must be of the kinds that language models have, and
+in bounds. Not bounded is how long one regular expression takes to split one text: the library gives
+up (which is a typed error) after ten million steps, but counts them anew at every character.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pilotfish.engines.errors import ArtifactError
+
+MAX_TOKENS = 1 << 20
+MAX_TEMPLATE = 1 << 19  # characters of a chat template; to compile so many takes seconds
+MAX_GROWTH = 64  # characters that one character may become before it is split into tokens
+_MAX_ADDED = 1 << 16
+_MAX_ADDED_TEXT = 1 << 20  # characters of all added tokens; each costs some 70 bytes of tables
+_MAX_STEPS = 1 << 15  # characters of JSON that say what is done to a text, one step after the other
+
+_Id = Annotated[int, Meta(ge=0, lt=MAX_TOKENS)]
+_Pattern = dict[str, Annotated[str, Meta(max_length=1 << 13)]]  # {"Regex": …} or {"String": …}
+_Empty = Annotated[str, Meta(max_length=0)]
+
+
+class _Step(Struct, frozen=True, tag_field="type", tag=lambda name: name.lstrip("_")):
+    """A step of a tokenizer, by its name; fields that are not told here do no harm."""
+
+
+class _NFC(_Step, frozen=True): ...
+
+
+class _NFD(_Step, frozen=True): ...
+
+
+class _NFKC(_Step, frozen=True): ...
+
+
+class _NFKD(_Step, frozen=True): ...
+
+
+class _Lowercase(_Step, frozen=True): ...
+
+
+class _Prepend(_Step, frozen=True):
+    prepend: Annotated[str, Meta(max_length=MAX_GROWTH)]
+
+
+class _Replace(_Step, frozen=True):
+    pattern: _Pattern
+    content: Annotated[str, Meta(max_length=MAX_GROWTH)]
+
+
+class _Normalizers(_Step, frozen=True, tag="Sequence", forbid_unknown_fields=True):
+    normalizers: list[_Normalizer]
+
+
+class _Split(_Step, frozen=True):
+    pattern: _Pattern
+
+
+class _ByteLevel(_Step, frozen=True): ...
+
+
+class _Digits(_Step, frozen=True): ...
+
+
+class _Punctuation(_Step, frozen=True): ...
+
+
+class _Whitespace(_Step, frozen=True): ...
+
+
+class _WhitespaceSplit(_Step, frozen=True): ...
+
+
+class _Metaspace(_Step, frozen=True):
+    replacement: Annotated[str, Meta(max_length=1)]
+    prepend_scheme: str = "always"
+
+
+class _PreTokenizers(_Step, frozen=True, tag="Sequence", forbid_unknown_fields=True):
+    pretokenizers: list[_PreTokenizer]
+
+
+class _SpecialToken(Struct, frozen=True):
+    ids: Annotated[list[_Id], Meta(max_length=8)]
+
+
+_Template = Annotated[list[Any], Meta(max_length=16)]  # the text itself may stand there repeatedly
+
+
+class _TemplateProcessing(_Step, frozen=True):
+    single: _Template
+    pair: _Template
+    special_tokens: dict[str, _SpecialToken]
+
+
+class _RobertaProcessing(_Step, frozen=True): ...
+
+
+class _Processors(_Step, frozen=True, tag="Sequence", forbid_unknown_fields=True):
+    processors: list[_Processor]
+
+
+class _ByteFallback(_Step, frozen=True): ...
+
+
+class _Fuse(_Step, frozen=True): ...
+
+
+class _Strip(_Step, frozen=True):
+    start: int
+    stop: int
+
+
+class _Decoders(_Step, frozen=True, tag="Sequence", forbid_unknown_fields=True):
+    decoders: list[_Decoder]
+
+
+_Normalizer = _NFC | _NFD | _NFKC | _NFKD | _Lowercase | _Prepend | _Replace | _Normalizers
+_PreTokenizer = (
+    _Split | _ByteLevel | _Digits | _Punctuation | _Whitespace | _WhitespaceSplit | _Metaspace
+    | _PreTokenizers
+)  # fmt: skip
+_Processor = _ByteLevel | _TemplateProcessing | _RobertaProcessing | _Processors
+_Decoder = _ByteLevel | _Replace | _ByteFallback | _Fuse | _Strip | _Metaspace | _Decoders
+
+
+class _Bpe(Struct, frozen=True):
+    vocab: Annotated[dict[str, _Id], Meta(max_length=MAX_TOKENS)]
+    merges: list[Any]
+    dropout: None = None
+    continuing_subword_prefix: _Empty | None = None
+    end_of_word_suffix: _Empty | None = None
+    type: Literal["BPE"] = "BPE"
+
+
+class _Added(Struct, frozen=True):
+    id: _Id
+    content: Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class _TokenizerFile(Struct, frozen=True):
+    model: _Bpe
+    added_tokens: Annotated[list[_Added], Meta(max_length=_MAX_ADDED)] = []
+    normalizer: _Normalizer | None = None
+    pre_tokenizer: _PreTokenizer | None = None
+    post_processor: _Processor | None = None
+    decoder: _Decoder | None = None
+
+
+def check_foreign(text: str) -> None:
+    """Raise `ArtifactError` for a `tokenizer.json` that is not of a kind known to do no harm."""
+    try:
+        found = json.loads(text, object_pairs_hook=_distinct)
+        file = msgspec.convert(found, _TokenizerFile)
+        growth = _growth(file.normalizer)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"this tokenizer is of a kind that is not taken: {error}") from None
+    if growth > MAX_GROWTH:
+        raise ArtifactError("this tokenizer makes far more text of a text before it splits it")
+    added = growth * sum(len(token.content) for token in file.added_tokens)
+    if added > _MAX_ADDED_TEXT:
+        raise ArtifactError("this tokenizer's added tokens are longer than any language model's")
+    steps = {name: part for name, part in found.items() if name not in ("model", "added_tokens")}
+    if len(json.dumps(steps)) > _MAX_STEPS:
+        raise ArtifactError("this tokenizer does more to a text than any language model's")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; one that says a thing twice might say another one to another reader."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return found
+
+
+def _growth(normalizer: _Normalizer | None) -> int:
+    """How many characters may come of one, whatever it is."""
+    if isinstance(normalizer, _Replace):
+        return max(1, len(normalizer.content))
+    growth = 1
+    for step in normalizer.normalizers if isinstance(normalizer, _Normalizers) else ():
+        growth *= _growth(step)
+    return growth

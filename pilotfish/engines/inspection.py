@@ -1,0 +1,111 @@
+"""Are a model's files still those that were exported? Found out while a daemon serves.
+
+In:  an opened artifact. Out: `passed`, or `damage`, one sentence that names the file.
+
+Hashing gigabytes takes longer than loading them, so it is not waited for: a thread reads the files
+once, a piece at a time, and pauses after each so that it has `SHARE` of a core and of the disk.
+hashlib and reads let the interpreter's lock go. The thread keeps its priority: one that is
+seldom scheduled could hold that lock meanwhile, and a round would wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import ExitStack
+from io import RawIOBase
+
+from pilotfish.engines.artifact import Artifact, sha256_of
+from pilotfish.engines.errors import ArtifactError
+
+_log = logging.getLogger("pilotfish.engines")
+
+SHARE = 0.2  # of a core
+PIECE_BYTES = 1 << 18  # a fraction of a millisecond's work, so that a pass hardly waits for it
+
+
+class Inspection:
+    """Holds the files open until they are read, so that a model in their place is not mistaken.
+
+    passed: every file is what the manifest says. damage: what is wrong, also in the log; "" as long
+    as nothing is. Either is told once; both may be read from any thread.
+
+    Raises:
+        ArtifactError: if a file cannot be opened.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.passed = False
+        self.damage = ""
+        self._artifact = artifact
+        self._files: dict[str, RawIOBase] = {}
+        self._close = threading.Event()
+        self._thread = threading.Thread(target=self._inspect, name="inspection", daemon=True)
+        with ExitStack() as stack:
+            for name in artifact.manifest.files:
+                path = artifact.path / name
+                try:
+                    self._files[name] = stack.enter_context(path.open("rb", buffering=0))
+                except OSError as error:
+                    raise ArtifactError(
+                        f"{path} cannot be read ({error.strerror}): export the model again"
+                    ) from None
+            self._opened = stack.pop_all()
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it, finished or not."""
+        self._close.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._opened.close()
+
+    def _inspect(self) -> None:
+        began_s = time.monotonic()
+        path = self._artifact.path
+        try:
+            for name, file in self._files.items():
+                path = self._artifact.path / name
+                digest = sha256_of(file, _Pace(self._close), PIECE_BYTES)
+                if digest != self._artifact.manifest.files[name]:
+                    raise self._artifact.altered(name)
+        except _ClosedError:
+            return
+        except OSError as error:
+            self._tell(f"{path} cannot be read ({error.strerror}): restore a copy of it")
+        except ArtifactError as error:
+            self._tell(str(error))
+        else:
+            self.passed = True
+            _log.info(
+                "the files of %s are those that were exported, found in %.1f s",
+                self._artifact.path, time.monotonic() - began_s,
+            )  # fmt: skip
+        finally:  # or a model that was replaced would take its place on the disk until the end
+            self._opened.close()
+
+    def _tell(self, damage: str) -> None:
+        _log.error("the model that is served is damaged: %s", damage)
+        self.damage = damage
+
+
+class _ClosedError(Exception):
+    """The inspection was closed before its end."""
+
+
+class _Pace:
+    """Waits after each piece for as long as makes the work a share of the time."""
+
+    def __init__(self, close: threading.Event) -> None:
+        self._close = close
+        self._since_s = time.monotonic()
+
+    def __call__(self, size: int) -> None:
+        worked_s = time.monotonic() - self._since_s
+        if self._close.wait(worked_s * (1 / SHARE - 1)):
+            raise _ClosedError
+        self._since_s = time.monotonic()

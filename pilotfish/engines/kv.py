@@ -1,0 +1,96 @@
+"""Keys and values of all slots: static buffers whose capacity grows.
+
+[2 · layers, slots, kv_heads, C, head_dim], key of layer i at plane 2i, value at 2i + 1; a pass over
+neighbouring slots is given a piece of each plane. A slot's length says where the truth ends: what
+lies behind it is never seen, so rolling back is a smaller number.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.artifact import Manifest
+
+STEP = 64  # capacities are multiples of this many cells
+GROWTH = 1.0625  # attention costs C, so spare capacity is kept small
+
+
+class KVCache(ABC):
+    """Lengths and capacity; subclasses own the buffers.
+
+    Buffers begin as zeros: masked garbage must not be NaN.
+
+    Attributes:
+        lengths: tokens of each slot.
+        capacity: cells of each slot, C.
+        dtype: of keys and values.
+    """
+
+    def __init__(self, manifest: Manifest, slots: int, capacity: int) -> None:
+        self.dtype = np.dtype(manifest.kv_dtype)
+        self.capacity = capacity
+        self.lengths = [0] * slots
+
+    @abstractmethod
+    def reserve(self, cells: int) -> bool:
+        """Make room for `cells` in every slot; true if the buffers moved."""
+
+    def gather(self, slot: int, start: int, offsets: Sequence[int]) -> None:
+        """Move the entries at start + offsets to start, start + 1, …, and end the slot there.
+
+        Offsets ascend, so those that stand where they belong come first; they stay.
+        """
+        stay = next((i for i, offset in enumerate(offsets) if offset != i), len(offsets))
+        if stay < len(offsets):
+            self._move(slot, start + stay, [start + offset for offset in offsets[stay:]])
+        self.lengths[slot] = start + len(offsets)
+
+    @abstractmethod
+    def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
+        """Copy `cells`, which ascend, to target, target + 1, …; each lies behind its target."""
+
+    @abstractmethod
+    def take_in(self, slot: int, start: int, count: int) -> None:
+        """Hold the `count` cells from `start` on that a run has just appended, wherever it did."""
+
+
+class HostCache(KVCache):
+    """In the host's memory, written in place. `limit` is the length that no slot exceeds."""
+
+    def __init__(self, manifest: Manifest, slots: int, limit: int) -> None:
+        super().__init__(manifest, slots, min(STEP, limit))
+        sizes = manifest.dimensions
+        self._limit = limit
+        self._cells: NDArray[np.floating] = np.zeros(
+            (2 * manifest.layers, slots, sizes.kv_heads, self.capacity, sizes.head_dim), self.dtype
+        )
+
+    def reserve(self, cells: int) -> bool:
+        """Make room for `cells` in every slot; true if the buffers moved."""
+        if cells <= self.capacity:
+            return False
+        wanted = max(cells, int(self.capacity * GROWTH))
+        wanted = -(-wanted // STEP) * STEP
+        self.capacity = min(wanted, max(cells, self._limit))  # beyond the limit only for padding
+        planes, slots, heads, _, dim = self._cells.shape
+        old = self._cells
+        self._cells = np.zeros((planes, slots, heads, self.capacity, dim), self.dtype)
+        for slot, length in enumerate(self.lengths):
+            self._cells[:, slot, :, :length] = old[:, slot, :, :length]
+        return True
+
+    def piece(self, plane: int, first: int, count: int) -> NDArray[np.floating]:
+        """`count` neighbouring slots of a plane: [count, kv_heads, C, head_dim], contiguous."""
+        return self._cells[plane, first : first + count]
+
+    def take_in(self, slot: int, start: int, count: int) -> None:
+        """Nothing to do: runs write here."""
+
+    def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
+        # An index list among slices comes first: [n, planes, kv_heads, head_dim].
+        chosen = np.moveaxis(self._cells[:, slot, :, list(cells)], 0, 2)
+        self._cells[:, slot, :, target : target + len(cells)] = chosen

@@ -1,0 +1,53 @@
+"""How fast a model is: the time of a pass, by the number of tokens that it takes in."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pilotfish.engines.decoder import Decoder, Pass
+
+_SWEEPS = 4  # over all widths: what else the machine does falls on all of them
+_ENOUGH_S = 0.6  # at start somebody waits: a slow model is swept over less often
+
+
+def pass_times(decoder: Decoder, widths: Sequence[int]) -> dict[int, float]:
+    """Seconds of a pass over so many tokens of one empty slot, with all their rows, by width.
+
+    As `least_times`. Slot 0 must be empty, and is so again afterwards.
+    """
+    return least_times(lambda width: _pass_s(decoder, width), widths, decoder.context)
+
+
+def least_times(
+    pass_s: Callable[[int], float], widths: Sequence[int], context: int
+) -> dict[int, float]:
+    """The seconds that ``pass_s`` tells, by width: the least of a few, never less for more tokens.
+
+    Widths are ascending; those beyond the context are left out.
+    """
+    begun_s = time.perf_counter()
+    least: dict[int, float] = {}
+    for sweep in range(1 + _SWEEPS):
+        for width in widths:
+            if width > context:
+                break
+            taken_s = pass_s(width)
+            if sweep <= 1:  # the first pass of a shape is a slow one, and counts only if alone
+                least[width] = taken_s
+            least[width] = min(least[width], taken_s)
+        if time.perf_counter() - begun_s > _ENOUGH_S:
+            break
+    slowest_s = 0.0
+    for width, taken_s in least.items():
+        least[width] = slowest_s = max(slowest_s, taken_s)
+    return least
+
+
+def _pass_s(decoder: Decoder, width: int) -> float:
+    tokens = np.zeros(width, dtype=np.int64)
+    begun_s = time.perf_counter()
+    decoder.forward([Pass(slot=0, tokens=tokens, rows=width)])
+    taken_s = time.perf_counter() - begun_s
+    decoder.rollback(0, 0)
+    return taken_s

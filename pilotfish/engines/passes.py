@@ -1,0 +1,216 @@
+"""What a forward pass is given, and how several become the inputs of one run of a graph.
+
+Tokens of all passes stand packed in one row of T. Standard dialects attend over [B, S]: B
+neighbouring slots, S the longest pass among them (see export.dialects.padded). The contrib
+dialect takes one slot (see export.dialects.contrib).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.backends.backend import Binding
+
+HIDDEN_FROM_VIEW = -3e4  # added to a score, leaves weight 0, in half precision too
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """New tokens of one slot, appended at its length.
+
+    A token tree may grow over several passes. Its trunk is what the slot held before its first
+    node; each node sees the trunk, its ancestors and itself, and stands at trunk + depth.
+
+    Attributes:
+        tokens: i64 [S], S ≥ 1.
+        rows: logits and hidden states are wanted for the last `rows` tokens; None = all of them,
+            0 = none (prefill).
+        parents: i64 [T] for a tree of T ≥ S nodes so far. The last S are these tokens; the first
+            T − S were appended just before, under the same parents. parents[i] < i is the node
+            before node i, −1 the trunk. None = a chain behind all that the slot holds.
+    """
+
+    slot: int
+    tokens: NDArray[np.int64]
+    rows: int | None = None
+    parents: NDArray[np.int64] | None = None
+
+    @property
+    def wanted(self) -> int:
+        """Rows wanted, as a number."""
+        return len(self.tokens) if self.rows is None else self.rows
+
+    @property
+    def grown(self) -> int:
+        """Nodes of the tree that the slot holds already, T − S; 0 for a chain."""
+        return 0 if self.parents is None else len(self.parents) - len(self.tokens)
+
+    def depths(self) -> NDArray[np.int64]:
+        """Distance of each token from the trunk, 0 for a root; [S]."""
+        if self.parents is None:
+            return np.arange(len(self.tokens))
+        depths: list[int] = []
+        for parent in self.parents.tolist():
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return np.array(depths[self.grown :], np.int64)
+
+    def pieces(self, width: int) -> Iterator[Pass]:
+        """The same as passes of at most `width` tokens, to be appended one after the other."""
+        size = len(self.tokens)
+        for start in range(0, size, width):
+            end = min(start + width, size)
+            yield Pass(
+                self.slot,
+                self.tokens[start:end],
+                max(0, end - max(start, size - self.wanted)),
+                None if self.parents is None else self.parents[: self.grown + end],
+            )
+
+    def show(self, mask: NDArray[Any], length: int) -> None:
+        """Write into `mask` [S, C] what each token sees: the trunk, its ancestors and itself.
+
+        0 stands for seen, HIDDEN_FROM_VIEW for the rest. `length` is the slot's before the pass.
+        """
+        if self.parents is None:
+            first = length + 1  # every token of a chain sees the first one
+            mask[:, :first] = 0
+            mask[:, first:] = HIDDEN_FROM_VIEW
+            for i in range(1, len(self.tokens)):
+                mask[i, first : first + i] = 0
+            return
+        trunk = length - self.grown
+        mask[:, :trunk] = 0
+        mask[:, trunk:] = HIDDEN_FROM_VIEW
+        nodes = mask[:, trunk : trunk + len(self.parents)]
+        np.copyto(nodes, 0, where=_line(self.parents)[self.grown :])
+
+
+def _line(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """[T, T]: is node j an ancestor of node i, or i itself?"""
+    line = np.eye(len(parents), dtype=np.bool_)
+    for i, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            line[i, : parent + 1] = line[parent, : parent + 1]
+    return line
+
+
+def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
+    """Raise ValueError for a pass that no model could run.
+
+    `lengths` are those of all slots. Without a vocabulary any ids will do.
+    """
+    size, slots = len(item.tokens), len(lengths)
+    if not 0 <= item.slot < slots:
+        raise ValueError(f"slot {item.slot} is not among the {slots} of this decoder")
+    if item.tokens.ndim != 1 or size == 0:
+        raise ValueError("a pass needs a row of at least one token")
+    if vocabulary is not None:
+        ids = item.tokens.tolist()  # a few numbers: faster than an array's methods
+        if min(ids) < 0 or max(ids) >= vocabulary:
+            raise ValueError(f"token ids must lie in 0…{vocabulary - 1}")
+    if not 0 <= item.wanted <= size:
+        raise ValueError(f"{item.wanted} rows are wanted of {size} tokens")
+    if item.parents is not None:
+        _check_tree(item.parents, size, lengths[item.slot])
+
+
+def _check_tree(parents: NDArray[np.int64], size: int, length: int) -> None:
+    """Raise ValueError for a tree whose last `size` nodes do not fit behind `length` tokens."""
+    if parents.ndim != 1 or not size <= len(parents) <= length + size:
+        raise ValueError(
+            f"parents needs a row of {size} to {length + size} nodes: the tokens of the pass, and "
+            "before them those of the tree that the slot holds"
+        )
+    if any(not -1 <= parent < i for i, parent in enumerate(parents.tolist())):
+        raise ValueError("parents[i] must be -1 or an earlier node of the tree")
+
+
+def fill_tokens(binding: Binding, passes: Sequence[Pass]) -> None:
+    """The ids."""
+    tokens = binding.input("input_ids", (sum(len(item.tokens) for item in passes),))
+    end = 0
+    for item in passes:
+        start, end = end, end + len(item.tokens)
+        tokens[start:end] = item.tokens
+
+
+def fill_positions(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]) -> int:
+    """Where each token stands; `lengths` are those of all slots. Returns the number of tokens."""
+    total = sum(len(item.tokens) for item in passes)
+    positions = binding.input("position_ids", (total,))
+    end = 0
+    for item in passes:
+        start, end, length = end, end + len(item.tokens), lengths[item.slot]
+        if item.parents is None:
+            positions[start:end] = range(length, length + end - start)
+        else:
+            positions[start:end] = item.depths() + (length - item.grown)
+    return total
+
+
+def fill_rows(binding: Binding, passes: Sequence[Pass]) -> int:
+    """Which tokens are answered. Returns the number of rows that will be computed."""
+    # A graph that computes nothing is not worth the risk: where no row is wanted, take one.
+    wanted = max(sum(item.wanted for item in passes), 1)
+    rows = binding.input("logit_rows", (wanted,))
+    end = row = 0
+    for item in passes:
+        end += len(item.tokens)
+        rows[row : row + item.wanted] = range(end - item.wanted, end)
+        row += item.wanted
+    rows[row:] = 0  # the array is that of an earlier pass, which may have been longer
+    return wanted
+
+
+def fill_padded(
+    binding: Binding,
+    passes: Sequence[Pass],
+    first: int,
+    lengths: Sequence[int],
+    capacity: int,
+    dtype: np.dtype[Any],
+) -> None:
+    """The attention's inputs over slots first, first + 1, …, whose `lengths` are given.
+
+    What an idle slot or padding attends to does not matter, for nobody reads the answer; that
+    it is finite does, and masks always are.
+    """
+    count = len(lengths)
+    size = max(len(item.tokens) for item in passes)
+    total = sum(len(item.tokens) for item in passes)
+    unpack = binding.input("unpack", (count, size))
+    pack = binding.input("pack", (total,))
+    mask = binding.input("attention_mask", (count, 1, size, capacity), dtype)
+    binding.input("write_indices", (count,))[:] = lengths
+    end = 0
+    for item in passes:
+        own, slot = len(item.tokens), item.slot - first
+        start, end = end, end + own
+        unpack[slot, :own] = range(start, end)
+        unpack[slot, own:] = start
+        pack[start:end] = range(slot * size, slot * size + own)
+        item.show(mask[slot, 0, :own], lengths[slot])
+    busy = {item.slot - first for item in passes}
+    for slot in range(count):
+        if slot not in busy:
+            unpack[slot] = 0
+
+
+def fill_single(
+    binding: Binding, item: Pass, length: int, capacity: int, dtype: np.dtype[Any]
+) -> None:
+    """The attention's inputs for one slot under the contrib dialect.
+
+    The total is given as the capacity, for the bias must be as wide as the total and would
+    have to be bound for each pass; what is computed follows seqlens_k.
+    """
+    size = len(item.tokens)
+    binding.input("seqlens_k", (1,), np.int32)[0] = length + size - 1
+    binding.input("total_sequence_length", (1,), np.int32)[0] = capacity
+    bias = binding.input("attention_bias", (1, 1, size, capacity), dtype)
+    item.show(bias[0, 0], length)

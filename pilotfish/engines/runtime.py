@@ -1,0 +1,93 @@
+"""ONNX Runtime: which one is installed, and sessions that run a graph on one of its providers.
+
+Its own list of providers is what it was compiled with: whether one works, only a run shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pilotfish.engines.errors import ProviderError
+
+WHEELS = ("onnxruntime", "onnxruntime-gpu")
+
+SESSION_CONFIG = {
+    # Weights in 4 or 8 bits: multiply in int8, as MatMulNBits with accuracy_level 4 does.
+    "session.qdq_matmulnbits_accuracy_level": "4",
+}
+# A drafter and a target may share cores, where workers that spin between runs halve each other's
+# speed. Spinning for 200 µs bridges the gaps within a run and ends soon after it; runtimes
+# that lack the setting (and ignore it) are told to stop with the run, which costs some speed.
+SPIN_DURATION = ("session.intra_op.spin_duration_us", "200")
+SPIN_DURATION_SINCE = (1, 31)
+SPIN_STOP = ("session.force_spinning_stop", "1")
+
+
+def runtime_version() -> tuple[int, ...]:
+    """(major, minor) of the installed onnxruntime, whichever wheel it came from.
+
+    Raises:
+        ProviderError: if there is none, or both wheels are there and overwrite each other.
+    """
+    found = {}
+    for wheel in WHEELS:
+        try:
+            found[wheel] = metadata.version(wheel)
+        except metadata.PackageNotFoundError:
+            continue
+    if not found:
+        raise ProviderError(
+            "no inference runtime is installed: pip install 'pilotfish[cpu]' or 'pilotfish[gpu]'"
+        )
+    if len(found) > 1:
+        raise ProviderError(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files: "
+            "pip uninstall both, then install 'pilotfish[cpu]' or 'pilotfish[gpu]'"
+        )
+    version = next(iter(found.values()))
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def open_session(
+    graph: Path,
+    threads: int | None,
+    provider: str,
+    options: Mapping[str, str] | None = None,
+    others: Sequence[str] = (),
+) -> Any:
+    """A session that runs `graph` on the execution provider of this name.
+
+    Args:
+        threads: of one pass; None is one for each core that this process may use.
+        options: the provider's own.
+        others: providers for operators that it does not know; the CPU always is one.
+
+    Raises:
+        ProviderError: if no runtime is there, or it was built without the provider, or it cannot
+            load the graph there. (It raises classes of its own, too.)
+    """
+    spinning = SPIN_DURATION if runtime_version() >= SPIN_DURATION_SINCE else SPIN_STOP
+    # From 1.31 on the wheels for Linux can report home, and write a file for it when imported.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    if provider not in onnxruntime.get_available_providers():
+        raise ProviderError(f"onnxruntime {onnxruntime.__version__} was built without it")
+    session_options = onnxruntime.SessionOptions()
+    session_options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    session_options.log_severity_level = 4
+    for key, value in (*SESSION_CONFIG.items(), spinning):
+        session_options.add_session_config_entry(key, value)
+    session = onnxruntime.InferenceSession(
+        str(graph),
+        session_options,
+        providers=[(provider, dict(options or {})), *others],
+        enable_fallback=False,
+    )
+    if session.get_providers()[0] != provider:
+        raise ProviderError("onnxruntime could not load it and took another in its place")
+    return session

@@ -1,0 +1,226 @@
+"""Sequences in slots, and the runs of a graph that append to them.
+
+What a `Decoder` and a `Stage` of a model share: lengths and trees of the slots, which passes go
+into one run, and what each run is given. A slot holds one sequence. Passes append tokens to any
+number of slots, in one run of the graph where its dialect can (else in one run per slot), as chains
+or as trees, which may grow over several passes; `rollback` forgets the last tokens, `keep` turns a
+tree into the path that was accepted. Not thread-safe: one owner.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_backend
+from pilotfish.engines.errors import CapacityError, ProviderError
+from pilotfish.engines.passes import Pass, check, fill_padded, fill_single
+
+# Idle slots between two busy ones cost attention; a run of its own costs a reading of all weights.
+IDLE_BETWEEN = 4
+# Relative error of answers that rounding explains, in half precision and with 4-bit weights.
+PROBE_TOLERANCE = 0.1
+
+
+class Slots(ABC):
+    """`slots` sequences that one graph reads.
+
+    Args:
+        context: positions per slot; None = all that the model has, or that a TensorRT engine was
+            built for.
+        threads: of one run; None = the cores that this process may use.
+        provider: a name of `engines.backends.PROVIDERS`, or "auto".
+        vocabulary: ids of passes lie below it; None = ids do not matter.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        slots: int,
+        context: int | None,
+        threads: int | None,
+        provider: str,
+        vocabulary: int | None,
+    ) -> None:
+        self.artifact = artifact
+        self.slots = slots
+        longest = artifact.manifest.dimensions.context
+        self.context = min(context or longest, longest)
+        self._vocabulary = vocabulary
+        # Trunk and nodes of the tree (or chain) that each slot's last tokens are.
+        self._trees = [(0, 0)] * slots
+        self._bindings: dict[tuple[int, int], Binding] = {}
+        load = Load(
+            artifact,
+            slots,
+            self.context,
+            flexible=context is None,
+            threads=threads,
+            build=provider != "auto",
+        )
+        self._backend, self.provider = open_backend(load, provider, self._probe)
+        self.context = min(self.context, self._backend.context)
+
+    def length(self, slot: int) -> int:
+        """Tokens in the slot."""
+        return self._cache.lengths[slot]
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Forget all but the first `length` tokens of a slot."""
+        if not 0 <= length <= self._cache.lengths[slot]:
+            raise ValueError(f"slot {slot} has {self._cache.lengths[slot]} tokens, not {length}")
+        self._cache.lengths[slot] = length
+        self._trees[slot] = (length, 0)
+
+    def keep(self, slot: int, path: Sequence[int]) -> None:
+        """Of the last tree, or the last pass if that was a chain, keep the nodes at `path`.
+
+        Nodes are counted from the trunk, whichever pass appended them; a path runs from the root
+        down, so it ascends. Its keys and values move behind the trunk; nothing is computed again.
+        What is kept counts as a chain behind the same trunk.
+
+        Raises:
+            ValueError: if `path` does not ascend within the tree; then nothing changes.
+        """
+        trunk, count = self._trees[slot]
+        offsets = [int(offset) for offset in path]
+        if any(not 0 <= offset < count for offset in offsets) or offsets != sorted(set(offsets)):
+            raise ValueError(f"path must ascend within the last {count} tokens, not {offsets}")
+        self._cache.gather(slot, trunk, offsets)
+        self._trees[slot] = (trunk, len(offsets))
+
+    # --- what subclasses say ---------------------------------------------------------------
+
+    @abstractmethod
+    def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:
+        """Give a run all but the attention's inputs; returns the rows that it will compute."""
+
+    @abstractmethod
+    def _example(self) -> Pass:
+        """A pass of two tokens of slot 0, of which the last row at least is wanted."""
+
+    # --- passes ----------------------------------------------------------------------------
+
+    def _check(self, passes: Sequence[Pass]) -> None:
+        if len(passes) > 1 and len({item.slot for item in passes}) < len(passes):
+            raise ValueError("a slot can have one pass per forward")
+        for item in passes:
+            check(item, self._cache.lengths, self._vocabulary)
+            total = self._cache.lengths[item.slot] + len(item.tokens)
+            if total > self.context:
+                raise CapacityError(
+                    f"{total} tokens do not fit into a context of {self.context}: "
+                    "shorten the prompt or ask for fewer tokens"
+                )
+
+    def _append(self, passes: Sequence[Pass]) -> list[slice]:
+        """Run passes that were checked; which rows of `_answers` are each one's."""
+        # One more than wanted, for a run of which no row is wanted computes one all the same.
+        rows = sum(item.wanted for item in passes) + 1
+        if rows > self._rows:
+            self._allocate(rows)
+        done = 0
+        rows_of: dict[int, slice] = {}
+        for first, count, members in self._runs(passes):
+            self._run(first, count, members, done)
+            for item in members:
+                rows_of[item.slot] = slice(done, done + item.wanted)
+                done += item.wanted
+        for item in passes:
+            length = self._cache.lengths[item.slot]
+            self._trees[item.slot] = (length - item.grown, len(item.tokens) + item.grown)
+            self._cache.lengths[item.slot] = length + len(item.tokens)
+        return [rows_of[item.slot] for item in passes]
+
+    def _runs(self, passes: Sequence[Pass]) -> Iterator[tuple[int, int, list[Pass]]]:
+        """Passes that go into one run each: first slot, number of slots, passes."""
+        ordered = sorted(passes, key=lambda item: item.slot)
+        start = 0
+        for i, item in enumerate(ordered):
+            if i + 1 < len(ordered) and self._share(item, ordered[i + 1]):
+                continue
+            first = ordered[start].slot
+            yield first, item.slot - first + 1, ordered[start : i + 1]
+            start = i + 1
+
+    def _share(self, one: Pass, following: Pass) -> bool:
+        """Whether two passes, of which no other's slot lies between, go into one run."""
+        narrow = self._backend.narrow
+        return (
+            self._backend.batches
+            and following.slot - one.slot - 1 <= IDLE_BETWEEN
+            and (narrow is None or max(len(one.tokens), len(following.tokens)) <= narrow)
+        )
+
+    def _run_in_pieces(self, item: Pass, width: int, row: int) -> None:
+        """Runs of at most `width` tokens, for a pass that is wider than the backend takes."""
+        lengths = self._cache.lengths
+        length = lengths[item.slot]
+        try:
+            for piece in item.pieces(width):
+                self._run(item.slot, 1, [piece], row)
+                row += piece.wanted
+                lengths[item.slot] += len(piece.tokens)
+        finally:
+            lengths[item.slot] = length  # until the whole forward has succeeded
+
+    def _run(self, first: int, count: int, passes: list[Pass], row: int) -> None:
+        """One run of the graph; its rows go to the answers from `row` on."""
+        cache, backend = self._cache, self._backend
+        lengths = cache.lengths[first : first + count]
+        size = max(len(item.tokens) for item in passes)
+        if backend.widest is not None and size > backend.widest:
+            self._run_in_pieces(passes[0], backend.widest, row)
+            return
+        if cache.reserve(max(lengths) + size):
+            self._bindings.clear()
+        binding = self._bindings.get((first, count))
+        if binding is None:
+            binding = self._bindings[first, count] = backend.bind(first, count)
+        rows = self._fill(binding, passes)
+        if backend.batches:
+            fill_padded(binding, passes, first, lengths, cache.capacity, cache.dtype)
+        else:
+            fill_single(binding, passes[0], lengths[0], cache.capacity, cache.dtype)
+        binding.run(self._answers, row, rows)
+        for item in passes:
+            cache.take_in(item.slot, cache.lengths[item.slot], len(item.tokens))
+
+    def _probe(self, backend: Backend) -> None:
+        """Run a token, and see that the next one finds its keys and values; then forget both.
+
+        Raises:
+            ProviderError: if the answers are none, or the cache is not read as it was written.
+        """
+        self._backend, self._cache = backend, backend.cache
+        self._bindings.clear()
+        pair = self._example()
+        one, following = pair.pieces(1)
+        self._allocate(1 + pair.wanted)
+        name, answer = list(self._answers.items())[-1]  # logits, where there are any
+        answer.fill(np.nan)  # so that what never arrives shows
+        self._run(0, 1, [one], 0)
+        if not np.isfinite(answer[0]).all():
+            told = name.replace("_", " ")
+            raise ProviderError(f"it ran the model, but the {told} are no numbers")
+        if backend.trusted or self.context < len(pair.tokens):
+            return
+        self._cache.lengths[0] = 1
+        self._run(0, 1, [following], 0)
+        self._cache.lengths[0] = 0
+        self._run(0, 1, [pair], 1)
+        apart, together = (row - row.mean() for row in answer[[0, pair.wanted]])
+        if not np.linalg.norm(apart - together) <= PROBE_TOLERANCE * np.linalg.norm(together):
+            raise ProviderError("it ran the model, but forgets keys and values between passes")
+
+    def _allocate(self, rows: int) -> None:
+        """Room for the answers of so many rows."""
+        self._rows = rows
+        widths = self._backend.widths.items()
+        self._answers: Answers = {
+            name: self._backend.answers((rows, width)) for name, width in widths
+        }

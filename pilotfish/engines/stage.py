@@ -1,0 +1,242 @@
+"""Run one stage of a model that was cut into several, and its head.
+
+    Stage 1: tokens → states;   Stage k: states → states;   Stage N: states → hidden states
+    Head (in the folder of stage 1): hidden states → logits
+
+Each stage keeps keys and values of its own layers, in slots like a `Decoder`'s: all stages are
+given the same passes, rollbacks and keeps in the same order, and the states from one to the next.
+Not thread-safe: one owner.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.backends import Binding, nothing_runs
+from pilotfish.engines.cut import Cut
+from pilotfish.engines.errors import ArtifactError, ProviderError
+from pilotfish.engines.passes import Pass, fill_positions, fill_rows, fill_tokens
+from pilotfish.engines.runtime import open_session
+from pilotfish.engines.slots import Slots
+
+__all__ = ["Head", "Pass", "Stage"]
+
+log = logging.getLogger("pilotfish.engines")
+
+States = NDArray[np.float32]
+
+# ONNX Runtime's names of the providers that run parts of a model, best first.
+PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+# Of a number that comes in, by the type that the stage computes in. The squares of 32,768 such
+# numbers still have a sum in float32: no norm overflows, and puts into the cache what stays there.
+LARGEST = {"float32": 2.0**56, "float16": 65504.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Fed(Pass):
+    """A pass whose tokens come as states, f32 [S, width]; their ids do not matter."""
+
+    states: States | None = None
+
+    def pieces(self, width: int) -> Iterator[Fed]:
+        """The same as passes of at most `width` tokens, to be appended one after the other."""
+        start = 0
+        for piece in super().pieces(width):
+            end = start + len(piece.tokens)
+            states = None if self.states is None else self.states[start:end]
+            yield Fed(piece.slot, piece.tokens, piece.rows, piece.parents, states)
+            start = end
+
+
+class Stage(Slots):
+    """Some layers of a model, with `slots` sequences.
+
+    Args:
+        artifact: a folder that `pilotfish export split` has made.
+        context: positions per slot; None = all that the model has.
+        threads: of one run; None = the cores that this process may use.
+        provider: "cpu", "cuda" or "auto".
+
+    Raises:
+        ArtifactError: if the directory is no stage of a model.
+        ProviderError: if no inference runtime can run it.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact | str | Path,
+        *,
+        slots: int = 1,
+        context: int | None = None,
+        threads: int | None = None,
+        provider: str = "auto",
+    ) -> None:
+        opened, self.cut = _open(artifact)
+        _check_provider(provider)
+        self._largest = LARGEST[opened.manifest.kv_dtype]
+        self.width = opened.manifest.dimensions.hidden
+        super().__init__(
+            opened,
+            slots=slots,
+            context=context,
+            threads=threads,
+            provider=provider,
+            vocabulary=opened.manifest.vocab_size if self.cut.first else None,
+        )
+
+    @property
+    def first(self) -> bool:
+        """Whether it takes tokens, not states."""
+        return self.cut.first
+
+    @property
+    def last(self) -> bool:
+        """Whether it gives hidden states after the final norm, and only those that are wanted."""
+        return self.cut.last
+
+    @property
+    def answer_width(self) -> int:
+        """Numbers in a row of the answer: `width`, unless the last stage's norm is narrower."""
+        return next(iter(self._backend.widths.values()))
+
+    def forward(self, passes: Sequence[Pass], states: States | None = None) -> States:
+        """Append each pass to its slot; at most one pass per slot. Nothing is if it raises.
+
+        Args:
+            passes: as a `Decoder` takes them. Only the first stage looks at the ids, only the last
+                one at `rows`.
+            states: f32 [T, width], what the stage before has answered to the same passes; None for
+                the first stage.
+
+        Returns:
+            f32 [T, width], token by token in the order of the passes; of the last stage f32
+            [rows wanted, answer_width]. Good until the next forward.
+
+        Raises:
+            CapacityError: if a slot would exceed its context.
+            ValueError: if a pass is malformed, a slot has two, or these are not their states.
+        """
+        self._check(passes)
+        places = self._append(self._fed(passes, states))
+        (answer,) = self._answers.values()
+        if all(place.stop == after.start for place, after in pairwise(places)):
+            return answer[places[0].start : places[-1].stop] if places else answer[:0]
+        return np.concatenate([answer[place] for place in places])
+
+    def _fed(self, passes: Sequence[Pass], states: States | None) -> list[Fed]:
+        """The passes with what they are fed, and with as many rows as the graph will answer."""
+        total = sum(len(item.tokens) for item in passes)
+        wanted = None if self.first else (total, self.width)
+        if wanted != (None if states is None else states.shape):
+            raise ValueError(f"{self.cut} of {total} tokens takes states of the shape {wanted}")
+        # A NaN makes the largest one NaN, which no limit allows.
+        if states is not None and not np.abs(states).max(initial=0.0) <= self._largest:
+            raise ValueError(f"states hold what is not finite, or beyond ±{self._largest:g}")
+        fed, end = [], 0
+        for item in passes:
+            start, end = end, end + len(item.tokens)
+            own = None if states is None else states[start:end]
+            rows = item.rows if self.last else None
+            fed.append(Fed(item.slot, item.tokens, rows, item.parents, own))
+        return fed
+
+    def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:
+        total = fill_positions(binding, passes, self._cache.lengths)
+        if self.first:
+            fill_tokens(binding, passes)
+        else:
+            array = binding.input("states", (total, self.width), np.float32)
+            np.concatenate([_states(item) for item in passes], out=array)
+        return fill_rows(binding, passes) if self.last else total
+
+    def _example(self) -> Pass:
+        tokens = np.array([0, min(1, self.artifact.manifest.vocab_size - 1)])
+        rows = 1 if self.last else None
+        if self.first:
+            return Fed(0, tokens, rows)
+        states = np.random.default_rng(0).standard_normal((len(tokens), self.width), np.float32)
+        return Fed(0, tokens, rows, None, states)
+
+
+class Head:
+    """What turns hidden states into logits; it lies in the folder of a model's first stage.
+
+    Args:
+        artifact: that folder.
+        threads: of one run; None = the cores that this process may use.
+        provider: "cpu", "cuda" or "auto".
+
+    Raises:
+        ArtifactError: if the directory is not the first stage of a model.
+        ProviderError: if no inference runtime can run it.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact | str | Path,
+        *,
+        threads: int | None = None,
+        provider: str = "auto",
+    ) -> None:
+        opened, cut = _open(artifact)
+        if not cut.first:
+            raise ArtifactError(f"{opened.path} is {cut}: the head is in the folder of stage 1")
+        _check_provider(provider)
+        self.vocab_size = opened.manifest.vocab_size
+        self._session, self.provider = self._load(opened, threads, provider)
+        self.width = int(self._session.get_inputs()[0].shape[1])
+
+    def logits(self, hidden: States) -> NDArray[np.float32]:
+        """f32 [n, vocab_size], padding ids cut off, of hidden states f32 [n, width]."""
+        if len(hidden) == 0:
+            return np.empty((0, self.vocab_size), np.float32)
+        (logits,) = self._session.run(["logits"], {"hidden_states": hidden})
+        answer: NDArray[np.float32] = logits[:, : self.vocab_size]
+        return answer
+
+    def _load(self, artifact: Artifact, threads: int | None, provider: str) -> tuple[Any, str]:
+        """A session on the first provider that runs the head, and its name."""
+        reasons = []
+        wanted = tuple(PROVIDERS) if provider == "auto" else (provider,)
+        for name in wanted:
+            try:
+                session = open_session(artifact.head_path, threads, PROVIDERS[name])
+                width = session.get_inputs()[0].shape[1]
+                session.run(["logits"], {"hidden_states": np.zeros((1, width), np.float32)})
+            except Exception as error:  # runtimes raise their own classes and plain RuntimeError
+                reasons.append(f"{name}: {str(error).strip() or type(error).__name__}")
+                log.info("provider %s cannot run the head: %s", name, reasons[-1])
+                continue
+            return session, name
+        raise nothing_runs(artifact, artifact.head_path, wanted, reasons)
+
+
+def _open(artifact: Artifact | str | Path) -> tuple[Artifact, Cut]:
+    opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact, stage=True)
+    if opened.manifest.stage is None:
+        raise ArtifactError(
+            f"{opened.path} is a whole model, not a stage of one: cut it with "
+            "`pilotfish export split`"
+        )
+    return opened, opened.manifest.stage
+
+
+def _states(item: Pass) -> States:
+    assert isinstance(item, Fed)
+    assert item.states is not None
+    return item.states
+
+
+def _check_provider(name: str) -> None:
+    if name not in {"auto", *PROVIDERS}:
+        known = ", ".join(PROVIDERS)
+        raise ProviderError(f"stages of a model do not run on {name!r}: choose auto, {known}")

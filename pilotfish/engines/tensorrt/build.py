@@ -1,0 +1,291 @@
+"""From an artifact to an engine: look into the cache, else build, here and now.
+
+Building reads `model.onnx` with TensorRT's own parser and measures kernels on the GPU at hand, for
+minutes. Not run on a GPU yet: see docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.cache import replace_file
+from pilotfish.engines.cudart import Cuda, Gpu
+from pilotfish.engines.errors import BuildError, ProviderError
+from pilotfish.engines.tensorrt.cache import EngineCache, EngineKey
+from pilotfish.engines.tensorrt.fixing import fix_size
+from pilotfish.engines.tensorrt.gates import (
+    check_dialect,
+    is_strongly_typed,
+    logger,
+    network_flags,
+    tensorrt_version,
+)
+from pilotfish.engines.tensorrt.profiles import Profiles
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+log = logging.getLogger("pilotfish.engines")
+
+Progress = Callable[[str, int, "int | None"], None]
+
+CAPACITY = "C"  # what graphs call it
+
+
+@dataclass(frozen=True)
+class Order:
+    """An engine that is wanted: the artifact, on this TensorRT and GPU, for so much."""
+
+    tensorrt: str  # its version
+    gpu: Gpu
+    artifact: Artifact
+    slots: int
+    context: int
+
+    @classmethod
+    def here(cls, cuda: Cuda, artifact: Artifact, slots: int, context: int | None) -> Order:
+        """For this machine; without a context, for all that the model has.
+
+        Raises:
+            ProviderError: if TensorRT is not installed.
+        """
+        longest = artifact.manifest.dimensions.context
+        context = min(context or longest, longest)
+        return cls(tensorrt_version(), cuda.describe(), artifact, slots, context)
+
+    @property
+    def profiles(self) -> Profiles:
+        """opset24 updates the cache by TensorScatter: TensorRT wants its length fixed."""
+        manifest = self.artifact.manifest
+        fixed = manifest.dialect == "opset24"
+        return Profiles.of(manifest, self.slots, self.context, fixed=fixed)
+
+    @property
+    def key(self) -> EngineKey:
+        """What the engine will be tied to."""
+        manifest = self.artifact.manifest
+        return EngineKey(
+            tensorrt=self.tensorrt,
+            gpu=self.gpu.name,
+            compute=self.gpu.compute,
+            artifact=manifest.digest,
+            dialect=manifest.dialect,
+            precision=manifest.precision,
+            slots=self.slots,
+            context=self.context,
+            profiles=self.profiles.digest,
+        )
+
+    def of(self, key: EngineKey) -> Order:
+        """The same for the slots and the context of another key."""
+        return Order(self.tensorrt, self.gpu, self.artifact, key.slots, key.context)
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine that TensorRT took, what it was built for, and where it lies."""
+
+    engine: trt.ICudaEngine
+    order: Order
+    path: Path
+    runtime: trt.Runtime  # must outlive the engine
+
+
+def find_engine(order: Order, *, flexible: bool) -> Built | None:
+    """The smallest engine in the cache that will do, if any: of as many slots, and as much context.
+
+    If `flexible`, any context will do, and the longest is taken. An engine that TensorRT refuses
+    is thrown away.
+    """
+    cache = EngineCache()
+    fitting = [
+        key
+        for key in cache.keys(order.key)
+        if key.slots >= order.slots and (flexible or key.context >= order.context)
+    ]
+    if flexible:
+        fitting.sort(key=lambda key: -key.context)
+    for key in fitting:
+        found = _open(order.of(key))
+        if found:
+            return found
+    return None
+
+
+def ensure_engine(order: Order, progress: Progress | None = None) -> tuple[Built, bool]:
+    """Exactly this engine, and whether it had to be built; nobody else builds it at once.
+
+    Raises:
+        BuildError: if TensorRT cannot build it, or not read what it built.
+    """
+    cache, key = EngineCache(), order.key
+    found = _open(order)
+    if found:
+        return found, False
+    with cache.lock(key):
+        found = _open(order)  # whoever had the lock may have built it
+        if found:
+            return found, False
+        timing = cache.timing(key)
+        known = timing.read_bytes() if timing.is_file() else b""
+        plan, measured = _interruptible(lambda stop: build(order, known, progress, stop))
+        cache.write(key, plan)
+        if measured:
+            replace_file(timing, measured)
+    found = _open(order)
+    if not found:
+        raise BuildError("TensorRT built an engine and cannot read it back: is the GPU in order?")
+    return found, True
+
+
+def _open(order: Order) -> Built | None:
+    """The engine from the cache, unless it is not there, damaged, or refused by TensorRT."""
+    cache, key = EngineCache(), order.key
+    plan = cache.read(key)
+    if plan is None:
+        return None
+    import tensorrt as trt
+
+    runtime = trt.Runtime(logger())
+    engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        log.warning("%s: TensorRT refuses it: it will have to be built again", cache.path(key))
+        cache.discard(key)
+        return None
+    return Built(engine, order, cache.path(key), runtime)
+
+
+def build(
+    order: Order, known: bytes, progress: Progress | None, stop: threading.Event
+) -> tuple[bytes, bytes]:
+    """The plan, and what was measured while it was built.
+
+    Args:
+        known: what an earlier build measured.
+        stop: set to give up, where this TensorRT can.
+    """
+    import tensorrt as trt
+
+    profiles, messages = order.profiles, logger()
+    builder = trt.Builder(messages)
+    network = builder.create_network(network_flags())
+    parser = trt.OnnxParser(network, messages)  # owns the weights: must outlive the build
+    _parse(order, parser, profiles)
+    config = builder.create_builder_config()
+    if order.artifact.manifest.precision == "fp16" and not is_strongly_typed():
+        config.set_flag(trt.BuilderFlag.FP16)
+    for each in profiles.both:
+        profile = builder.create_optimization_profile()
+        for name in each.maximum:
+            shapes = (each.minimum[name], each.optimum[name], each.maximum[name])
+            profile.set_shape(name, *(trt.Dims(list(shape)) for shape in shapes))
+        if config.add_optimization_profile(profile) < 0:
+            raise BuildError(f"TensorRT refuses the profile {each.name}: its log says why (-v)")
+    timings = config.create_timing_cache(known)
+    if timings is None or not config.set_timing_cache(timings, ignore_mismatch=False):
+        timings = config.create_timing_cache(b"")  # that of another driver, or damaged
+        config.set_timing_cache(timings, ignore_mismatch=False)
+    if hasattr(trt, "IProgressMonitor"):
+        monitor = _monitor(progress, stop)
+        config.progress_monitor = monitor
+    elif progress:
+        progress("building the engine", 0, None)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise BuildError("TensorRT built no engine: its log says why (pilotfish -v …)")
+    return bytes(plan), bytes(timings.serialize())
+
+
+def _parse(order: Order, parser: trt.OnnxParser, profiles: Profiles) -> None:
+    """Read the graph into the network, with a capacity that is fixed where it has to be."""
+    check_dialect(order.artifact.manifest, parser)
+    path = str(order.artifact.graph_path)
+    if len(profiles.capacities) == 1 and order.artifact.manifest.dialect == "opset24":
+        model = fix_size(order.artifact.graph_path.read_bytes(), CAPACITY, profiles.capacities[0])
+        read = parser.parse(model, path)  # the path says where the weights are
+    else:
+        read = parser.parse_from_file(path)
+    if not read:
+        said = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+        raise BuildError(f"TensorRT {order.tensorrt} cannot read {path}: {'; '.join(said)}")
+
+
+def _monitor(progress: Progress | None, stop: threading.Event) -> trt.IProgressMonitor:
+    """Shows the outermost phases; called from TensorRT's own threads."""
+    import tensorrt as trt
+
+    total: dict[str, int] = {}
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # a library without types
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            if parent_phase is None:
+                total[phase_name] = num_steps
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            if progress and phase_name in total:
+                progress(phase_name, step + 1, total[phase_name])
+            return not stop.is_set()
+
+        def phase_finish(self, phase_name: str) -> None:
+            if progress and phase_name in total:
+                progress(phase_name, total[phase_name], total[phase_name])
+
+    return Monitor()
+
+
+def _interruptible(work: Callable[[threading.Event], tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """Do it in a thread, so that Ctrl-C is heard: the builder would not come back for minutes."""
+    stop = threading.Event()
+    outcome: list[tuple[bytes, bytes]] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work(stop))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="tensorrt-build", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.2)
+    except BaseException:
+        stop.set()
+        raise
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def expect_engine(artifact: Artifact) -> None:
+    """Raise ProviderError if there is surely no engine, before a GPU is touched to look for one."""
+    if not EngineCache().knows(artifact.manifest.digest):
+        raise ProviderError(f"no engine is built here: pilotfish export engine {artifact.path}")
+
+
+def engine_for(order: Order, *, flexible: bool, may_build: bool) -> Built:
+    """An engine for a decoder.
+
+    Raises:
+        ProviderError: if there is none and none may be built.
+    """
+    found = find_engine(order, flexible=flexible)
+    if found:
+        return found
+    if not may_build:
+        raise ProviderError(
+            f"no engine is built here for {order.slots} slots of {order.context} tokens: "
+            f"pilotfish export engine {order.artifact.path}"
+        )
+    log.warning("building a TensorRT engine of %s: minutes; it is kept", order.artifact.path)
+    return ensure_engine(order)[0]

@@ -1,0 +1,141 @@
+"""Built engines and timing caches, below `cache_directory()/engines`.
+
+An engine holds for one version of TensorRT, one GPU, one artifact and one set of profiles: all of
+it is in the key, and the key in the file. A file is a line of JSON and the plan; it appears whole
+or not at all, and is used only if length, SHA-256 and key are right. Anything here may be deleted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from pilotfish.engines.cache import cache_directory, replace_file
+
+log = logging.getLogger("pilotfish.engines")
+
+SUFFIX = ".engine"
+HEADER_LIMIT = 1 << 16
+
+
+class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is tied to; another value of any field is another engine.
+
+    `artifact` is its digest, `compute` the GPU's capability (its SM), `profiles` the digest of all
+    shapes. `slots` and `context` follow from those, and say for which decoders it will do.
+    """
+
+    tensorrt: str
+    gpu: str
+    compute: str
+    artifact: str
+    dialect: str
+    precision: str
+    slots: int
+    context: int
+    profiles: str
+
+    @property
+    def name(self) -> str:
+        """32 hex digits."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
+
+    def same_machine(self, other: EngineKey) -> bool:
+        """Whether it is the same model for the same TensorRT and GPU, whatever the profiles."""
+        return self == msgspec.structs.replace(
+            other, slots=self.slots, context=self.context, profiles=self.profiles
+        )
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: EngineKey
+    size: int
+    sha256: str
+
+
+class EngineCache:
+    """The engines of this machine. Several processes may use it at once."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or cache_directory() / "engines"
+
+    def path(self, key: EngineKey) -> Path:
+        """Where this engine is, or would be."""
+        return self._folder / key.artifact / f"{key.name}{SUFFIX}"
+
+    def knows(self, artifact: str) -> bool:
+        """Whether any engine is there for the artifact of this digest."""
+        return any((self._folder / artifact).glob(f"*{SUFFIX}"))
+
+    def keys(self, key: EngineKey) -> list[EngineKey]:
+        """Of the engines that are there for the same model, TensorRT and GPU, smallest first."""
+        found = []
+        for path in self.path(key).parent.glob(f"*{SUFFIX}"):
+            header = _read(path)[0]
+            if header and header.key.same_machine(key):
+                found.append(header.key)
+        return sorted(found, key=lambda each: (each.slots, each.context))
+
+    def read(self, key: EngineKey) -> bytes | None:
+        """The plan; None if there is none, or it is damaged or another's (which is logged)."""
+        path = self.path(key)
+        if not path.is_file():
+            return None
+        header, plan = _read(path, whole=True)
+        fault = None
+        if header is None:
+            fault = "is no engine file"
+        elif header.key != key:
+            fault = "was built for something else"
+        elif len(plan) != header.size or hashlib.sha256(plan).hexdigest() != header.sha256:
+            fault = "is truncated or damaged"
+        if fault:
+            log.warning("%s %s: it is not used", path, fault)
+            return None
+        return plan
+
+    def write(self, key: EngineKey, plan: bytes | memoryview) -> Path:
+        """Keep a plan, whole or not at all."""
+        path = self.path(key)
+        digest = hashlib.sha256(plan).hexdigest()
+        header = _Header(key=key, size=len(plan), sha256=digest)
+        replace_file(path, msgspec.json.encode(header) + b"\n", plan)
+        return path
+
+    def discard(self, key: EngineKey) -> None:
+        """Forget an engine that TensorRT would not take."""
+        self.path(key).unlink(missing_ok=True)
+
+    def timing(self, key: EngineKey) -> Path:
+        """Where measured kernels are kept, for any model on this TensorRT and GPU."""
+        listed = f"{key.tensorrt}\n{key.gpu}\n{key.compute}"
+        return self._folder / f"timing-{hashlib.sha256(listed.encode()).hexdigest()[:16]}.cache"
+
+    @contextmanager
+    def lock(self, key: EngineKey) -> Iterator[None]:
+        """Nobody else builds this engine meanwhile; it falls when the process does."""
+        path = self.path(key).with_suffix(".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.warning("another process builds this engine: waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _read(path: Path, *, whole: bool = False) -> tuple[_Header | None, bytes]:
+    """Header and, if `whole`, the plan; no header if the file does not begin with one."""
+    try:
+        with path.open("rb") as file:
+            header = msgspec.json.decode(file.readline(HEADER_LIMIT), type=_Header)
+            return header, file.read() if whole else b""
+    except (OSError, msgspec.DecodeError):
+        return None, b""

@@ -1,0 +1,124 @@
+"""The installed TensorRT, and what differs between its versions 8.6 to 11.
+
+Versions are told apart by what they have, not by their number:
+
+    8.6     networks need EXPLICIT_BATCH; fp16 needs a flag; integers are 32 bits wide
+    10      STRONGLY_TYPED: types are the graph's own; IProgressMonitor
+    10.15   the parser knows the operators of the dialect opset24; get_aliased_input_tensor
+    11      EXPLICIT_BATCH and the flag FP16 are gone
+
+The module is imported where it is used: it is large, and mostly not there.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.errors import BuildError, ProviderError
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+log = logging.getLogger("pilotfish.tensorrt")
+_loggers: dict[type[trt.ILogger], trt.ILogger] = {}
+
+# Operators that the dialect opset24 needs and older parsers lack.
+OPSET24_OPERATORS = ("TensorScatter", "RMSNormalization", "RotaryEmbedding")
+JETSON = Path("/etc/nv_tegra_release")
+
+
+def tensorrt_version() -> str:
+    """Of the installed TensorRT.
+
+    Raises:
+        ProviderError: if it is not installed; says where it comes from.
+    """
+    try:
+        import tensorrt as trt
+    except ImportError as error:
+        source = (
+            "it comes with JetPack: sudo apt install python3-libnvinfer (for the system's Python)"
+            if JETSON.exists()
+            else "pip install 'pilotfish[tensorrt]' beside NVIDIA's driver; on a Jetson: "
+            "sudo apt install python3-libnvinfer"
+        )
+        raise ProviderError(f"TensorRT cannot be imported ({error}): {source}") from None
+    version: str = trt.__version__
+    return version
+
+
+def logger() -> trt.ILogger:
+    """TensorRT's messages in our log; errors as warnings, for what follows from them is ours.
+
+    Always the same one: TensorRT wants one for everything, and as long as anything lives.
+    """
+    import tensorrt as trt
+
+    if trt.ILogger not in _loggers:
+        _loggers[trt.ILogger] = _new_logger()
+    return _loggers[trt.ILogger]
+
+
+def _new_logger() -> trt.ILogger:
+    import tensorrt as trt
+
+    class Log(trt.ILogger):  # type: ignore[misc]  # a class of a library that has no types
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
+            if severity in {trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR}:
+                log.warning("%s", msg)
+            elif severity != trt.ILogger.VERBOSE:
+                log.debug("%s", msg)
+
+    return Log()
+
+
+def is_strongly_typed() -> bool:
+    """Whether networks can take their types from the graph, and nothing else."""
+    import tensorrt as trt
+
+    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+
+def network_flags() -> int:
+    """How networks are created."""
+    import tensorrt as trt
+
+    flags = trt.NetworkDefinitionCreationFlag
+    return 1 << int(flags.STRONGLY_TYPED if is_strongly_typed() else flags.EXPLICIT_BATCH)
+
+
+def array_dtype(dtype: trt.DataType) -> np.dtype[Any]:
+    """The host's type for a type of TensorRT."""
+    import tensorrt as trt
+
+    names = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT64": np.int64}
+    for name, ours in names.items():
+        if hasattr(trt.DataType, name) and dtype == getattr(trt.DataType, name):
+            return np.dtype(ours)
+    raise ProviderError(f"the engine has an input or output of type {dtype}, which no graph has")
+
+
+def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
+    """See that this TensorRT can read the artifact.
+
+    Raises:
+        BuildError: naming the dialect to export instead.
+    """
+    if manifest.dialect == "contrib":
+        problem = "TensorRT knows no operator of the dialect contrib"
+    elif manifest.dialect == "opset24" and not all(
+        parser.supports_operator(name) for name in OPSET24_OPERATORS
+    ):
+        problem = f"TensorRT {tensorrt_version()} does not know the dialect opset24 (10.15 does)"
+    else:
+        return
+    precision = manifest.precision if manifest.precision in {"fp32", "fp16"} else "fp16"
+    raise BuildError(f"{problem}: export the model with --dialect opset17 --precision {precision}")

@@ -1,0 +1,129 @@
+"""Optimisation profiles: for which shapes an engine is built.
+
+Two of them: `decode` takes up to NARROW tokens of every slot, `prefill` up to CHUNK tokens of one.
+The decoder cuts its passes to fit (`Backend.narrow`, `Backend.widest`), so every run fits one.
+
+    T packed tokens   N rows asked for   B slots   S tokens of the widest pass   C capacity
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.backends.backend import kv_names
+from pilotfish.engines.device_cache import doubling
+
+NARROW = 16  # a chain, or a small tree
+CHUNK = 128  # what Decoder.prefill feeds at once
+ALIGNMENT = 64  # of capacities
+FIRST_CAPACITY = 256
+USUAL_CAPACITY = 1024
+USUAL_SLOTS, USUAL_WINDOW = 8, 4
+
+Shape = tuple[int, ...]
+Shapes = dict[str, Shape]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Shapes of all inputs, by name: the smallest, the usual and the largest."""
+
+    name: str
+    minimum: Shapes
+    optimum: Shapes
+    maximum: Shapes
+
+    def holds(self, shapes: Shapes) -> bool:
+        """Whether a run with these inputs fits."""
+        return all(
+            low <= size <= high
+            for name, shape in shapes.items()
+            for low, size, high in zip(self.minimum[name], shape, self.maximum[name], strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """What an engine is built for. The capacity is one number where the dialect needs it fixed."""
+
+    decode: Profile
+    prefill: Profile
+    narrow: int
+    widest: int
+    capacities: tuple[int, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest, slots: int, context: int, *, fixed: bool = False) -> Profiles:
+        """For so many slots of so many positions; for `fixed` see `engines.tensorrt.fixing`."""
+        narrow, widest = min(NARROW, context), min(CHUNK, context)
+        # A slot's end may lie within the padding of a wider pass of another slot.
+        cells = context + (narrow if slots > 1 else 0)
+        last = -(-cells // ALIGNMENT) * ALIGNMENT
+        capacities = [last] if fixed else doubling(min(FIRST_CAPACITY, last), last)
+        least, most = capacities[0], last
+        usual = max(least, min(USUAL_CAPACITY, last))
+        batch, window = min(USUAL_SLOTS, slots), min(USUAL_WINDOW, narrow)
+
+        def shapes(batch: int, size: int, rows: int, capacity: int) -> Shapes:
+            return input_shapes(manifest, batch, size, batch * size, rows, capacity)
+
+        smallest = shapes(1, 1, 1, least)
+        return cls(
+            decode=Profile(
+                "decode",
+                smallest,
+                shapes(batch, window, batch * window, usual),
+                shapes(slots, narrow, slots * narrow, most),
+            ),
+            prefill=Profile(
+                "prefill",
+                smallest,
+                shapes(1, widest, 1, usual),
+                shapes(1, widest, widest, most),
+            ),
+            narrow=narrow,
+            widest=widest,
+            capacities=tuple(capacities),
+        )
+
+    @property
+    def both(self) -> tuple[Profile, Profile]:
+        """In the order in which an engine numbers them."""
+        return self.decode, self.prefill
+
+    def union(self) -> tuple[Shapes, Shapes, Shapes]:
+        """Least, usual and largest shapes over both, for runtimes that take one profile."""
+        maximum = {
+            name: tuple(map(max, shape, self.prefill.maximum[name]))
+            for name, shape in self.decode.maximum.items()
+        }
+        return self.decode.minimum, self.decode.optimum, maximum
+
+    @property
+    def digest(self) -> str:
+        """Changes with any shape."""
+        listed = [[p.name, p.minimum, p.optimum, p.maximum] for p in self.both]
+        return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def input_shapes(
+    manifest: Manifest, batch: int, size: int, total: int, rows: int, capacity: int
+) -> Shapes:
+    """Of a run over `batch` slots, the widest pass of `size` tokens, `total` tokens in all."""
+    sizes = manifest.dimensions
+    return {
+        "input_ids": (total,),
+        "position_ids": (total,),
+        "logit_rows": (rows,),
+        "unpack": (batch, size),
+        "pack": (total,),
+        "write_indices": (batch,),
+        "attention_mask": (batch, 1, size, capacity),
+        **{
+            f"past.{name}": (batch, sizes.kv_heads, capacity, sizes.head_dim)
+            for name in kv_names(manifest.layers)
+        },
+    }

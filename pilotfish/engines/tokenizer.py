@@ -1,0 +1,399 @@
+"""Text ↔ token ids, and ids → text while they are still coming.
+
+In: a `tokenizer.json`. Every token stands for bytes, and a text is the UTF-8 of its tokens' bytes,
+malformed parts replaced by U+FFFD. That is the law of `decode`, and `TextStream` keeps it: the
+concatenation of what it emits equals `decode` of all ids, whatever the split.
+
+Two families of vocabularies are known, told apart by the decoder: byte-level BPE (GPT-2, Llama 3,
+Qwen, SmolLM2), where each character of a token stands for one byte, and SentencePiece BPE with
+byte fall-back (Llama 2, Mistral), where "▁" is a space and <0x0A> a byte.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import chain
+from operator import add
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from pilotfish.engines.artifact import TOKENIZER_NAME, Artifact
+from pilotfish.engines.errors import ArtifactError, TextTooLongError
+
+# Texts are encoded one by one, each by the thread that asks: a pool of threads would take the cores
+# that a drafter computes on. The library reads this when it encodes first.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_CHUNK = 1 << 16  # characters whose tokens are counted at once
+_LONG = 1 << 10  # bytes of a token; Llama 3's longest has 128
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+SPACE_MARK = "▁"
+
+
+class Tokenizer:
+    """The tokenizer of an artifact.
+
+    Args:
+        location: an opened artifact, its directory, or a `tokenizer.json`.
+
+    Raises:
+        ArtifactError: if the file is missing, damaged, or of a family that is not known.
+    """
+
+    def __init__(self, location: Artifact | str | os.PathLike[str]) -> None:
+        path = location.path if isinstance(location, Artifact) else Path(location)
+        if path.is_dir():
+            path = path / TOKENIZER_NAME
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{path} cannot be read: {error}") from None
+        self._load(text, str(path))
+
+    @classmethod
+    def from_json(cls, text: str, name: str = TOKENIZER_NAME) -> Tokenizer:
+        """A tokenizer from the content of a `tokenizer.json`; errors call it by this name."""
+        tokenizer = cls.__new__(cls)
+        tokenizer._load(text, name)
+        return tokenizer
+
+    def _load(self, text: str, name: str) -> None:
+        with _complaining(f"{name} is not a tokenizer.json"):
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+            parsed = json.loads(text)
+        if not self._tokenizer.get_vocab_size():
+            raise ArtifactError(f"{name} has no tokens")
+        self._family = _family(parsed.get("decoder"), name)
+        self._bytes: dict[int, bytes] = {}  # of the tokens met so far
+        self._special = frozenset(self.special_tokens)
+        self._tokenizer.no_truncation()  # which some files ask for, as they do for padding
+        self._tokenizer.no_padding()
+        self._json = text
+
+    @cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        """One that reads special tokens as plain text; switching `_tokenizer` over and back would
+        not be thread-safe.
+        """
+        return _literal(self._json)
+
+    @cached_property
+    def _later(self) -> tokenizers.Tokenizer:
+        """`_literal` for what is not the first piece: "▁" may be put before that one alone."""
+        parsed = json.loads(self._json)
+        step = parsed.get("pre_tokenizer")
+        later = without_first_space(step, only="first")
+        if later == step:
+            return self._literal
+        return _literal(json.dumps(parsed | {"pre_tokenizer": later}))
+
+    @cached_property
+    def _continuing(self) -> tokenizers.Tokenizer:
+        """`_literal` that puts no space before a text."""
+        parsed = json.loads(self._json)
+        steps = {name: parsed.get(name) for name in ("normalizer", "pre_tokenizer")}
+        without = {name: without_first_space(step) for name, step in steps.items()}
+        if without == steps:
+            return self._literal
+        return _literal(json.dumps(parsed | without))
+
+    def encode(self, text: str, *, special: bool = False, most: int | None = None) -> list[int]:
+        """Token ids of `text`. No BOS is added. Other threads run meanwhile.
+
+        Args:
+            text: any string; lone surrogates become "?".
+            special: whether "<|im_start|>" and its like are one token each, as in a rendered
+                chat template, or plain text, as in what a user typed.
+            most: a text of clearly more tokens is refused after about so many were made, which
+                bounds time and memory. One of few more is not: look at what is returned.
+
+        Raises `ArtifactError` where the tokenizer breaks at the text, as a bad regular expression
+        can make it; so do all that encode. `TextTooLongError`: see `most`.
+        """
+        return self._ids(self._tokenizer if special else self._literal, text, most)
+
+    def encode_later(self, text: str, *, most: int | None = None) -> list[int]:
+        """`encode` of what follows a special token, in which special tokens are plain text."""
+        return self._ids(self._later, text, most)
+
+    def _ids(self, tokenizer: tokenizers.Tokenizer, text: str, most: int | None) -> list[int]:
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        if most is not None and len(text) > most:
+            self._check_length(tokenizer, text, most)
+        ids: list[int] = _encoded(tokenizer, text, offsets=False).ids
+        return ids
+
+    def _check_length(self, tokenizer: tokenizers.Tokenizer, text: str, most: int) -> None:
+        """Count the tokens of its parts in turn, until there are too many.
+
+        A cut between two parts may add tokens, but hardly more than the longest token has bytes.
+        """
+        found = 0
+        for start in range(0, len(text), _CHUNK):
+            part = _encoded(tokenizer, text[start : start + _CHUNK], offsets=False)
+            found += len(part) - self._longest
+            if found > most:
+                raise TextTooLongError(f"the text has more than {most} tokens")
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token as the vocabulary spells it, as far as that is credible."""
+        pieces = self._tokenizer.get_vocab(with_added_tokens=True)
+        return min(max(len(piece.encode("utf-8")) for piece in pieces), _LONG)
+
+    def encode_rest(self, text: str) -> tokenizers.Encoding:
+        """The encoding of text that continues another: no space is put before it.
+
+        Special tokens in it are plain text. It has the offsets of its tokens, in characters, and
+        their words; it must have no lone surrogates.
+        """
+        return _encoded(self._continuing, text)
+
+    def byte_token(self, byte: int) -> int | None:
+        """The token that stands for one byte, whatever is around it; None if there is none."""
+        id: int | None = self._tokenizer.token_to_id(self._family.byte_piece(byte))
+        return id
+
+    @cached_property
+    def steps(self) -> dict[str, Any]:
+        """How the file says that text becomes tokens: "normalizer", "pre_tokenizer",
+        "added_tokens" and "model", the latter without its tokens.
+        """
+        parsed = json.loads(self._json)
+        steps = {name: parsed.get(name) for name in ("normalizer", "pre_tokenizer", "added_tokens")}
+        model = {k: v for k, v in parsed["model"].items() if k not in ("vocab", "merges")}
+        return steps | {"model": model}
+
+    @cached_property
+    def neighbours(self) -> frozenset[str]:
+        """All pairs of characters that are neighbours in a token as the vocabulary spells it."""
+        pieces = self._tokenizer.get_vocab(with_added_tokens=True)
+        return frozenset(chain.from_iterable(map(character_pairs, pieces)))
+
+    @cached_property
+    def beginning(self) -> list[int]:
+        """What stands before a raw text, such as BOS; [] where the model wants nothing there."""
+        plain = self._ids(self._tokenizer, "a", None)
+        whole: list[int] = _encoded(self._tokenizer, "a", whole=True).ids
+        return whole[: -len(plain)] if plain and whole[-len(plain) :] == plain else []
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """Text of `ids`; special tokens are left out unless `special`."""
+        stream = TextStream(self, special=special)
+        return stream.push(ids) + stream.flush()
+
+    def piece(self, id: int) -> str:
+        """The token as the vocabulary spells it; "" for an id that it does not have."""
+        return self._tokenizer.id_to_token(id) or ""
+
+    def token_bytes(self, id: int) -> bytes:
+        """What the token adds to a text; b"" for an id that the vocabulary does not have."""
+        found = self._bytes.get(id)
+        if found is None:
+            found = self._bytes[id] = self._family.token_bytes(self.piece(id))
+        return found
+
+    @cached_property
+    def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
+        """Control tokens by their ids: how they are written, and found in a text."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {id: token for id, token in added.items() if token.special}
+
+    def normalized(self, text: str) -> str:
+        """The text as control tokens are looked for in it that are flagged as `normalized`."""
+        normalizer = self._tokenizer.normalizer
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        found: str = text if normalizer is None else normalizer.normalize_str(text)
+        return found
+
+    def is_special(self, id: int) -> bool:
+        """Whether the id is a control token such as <|im_end|>, not text."""
+        return id in self._special
+
+    @property
+    def drops_first_space(self) -> bool:
+        """Whether a text loses its first space, which SentencePiece put there when encoding."""
+        return self._family.drops_first_space
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The largest token id + 1."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over the token strings in the order of their ids.
+
+        Each is preceded by its UTF-8 length as a little-endian u32; 0xFFFFFFFF alone stands for
+        an id without a token.
+        """
+        by_id = {
+            id: piece for piece, id in self._tokenizer.get_vocab(with_added_tokens=True).items()
+        }
+        digest = hashlib.sha256()
+        for id in range(self.vocab_size):
+            piece = by_id.get(id)
+            if piece is None:
+                digest.update(b"\xff\xff\xff\xff")
+            else:
+                data = piece.encode("utf-8")
+                digest.update(len(data).to_bytes(4, "little") + data)
+        return digest.hexdigest()
+
+
+def _encoded(
+    tokenizer: tokenizers.Tokenizer, text: str, *, whole: bool = False, offsets: bool = True
+) -> tokenizers.Encoding:
+    """Of a batch of one: for that the library lets go of the interpreter, for a text it does not.
+
+    offsets: whether these are asked for, which takes half as long again.
+    """
+    encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
+    with _complaining("the tokenizer broke at a text"):
+        return encode([text], add_special_tokens=whole)[0]
+
+
+@contextmanager
+def _complaining(what: str) -> Iterator[None]:
+    """The library raises bare `Exception`, and where it panics a `BaseException` without a name."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ArtifactError(f"{what}: {error}") from None
+
+
+class TextStream:
+    """Text of tokens that come a few at a time. Not for use by two threads at once.
+
+    What `push` returns is final: an unfinished UTF-8 sequence waits for the tokens that finish it.
+    The cost of a push is that of its own tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._keep_special = special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at_start = tokenizer.drops_first_space
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these tokens complete; may be empty."""
+        tokenizer = self._tokenizer
+        data = b"".join(
+            tokenizer.token_bytes(id)
+            for id in ids
+            if self._keep_special or not tokenizer.is_special(id)
+        )
+        if self._at_start and data:
+            self._at_start = False
+            data = data.removeprefix(b" ")
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """What was held back, as U+FFFD; the stream then starts a new text."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        self._at_start = self._tokenizer.drops_first_space
+        return rest
+
+
+class _Family(NamedTuple):
+    """How a vocabulary's tokens stand for bytes."""
+
+    token_bytes: Callable[[str], bytes]
+    byte_piece: Callable[[int], str]
+    drops_first_space: bool
+
+
+def _byte_level(piece: str) -> bytes:
+    """Bytes of a byte-level token; one with a foreign character (an added token) is plain text."""
+    try:
+        return bytes(BYTE_OF_CHARACTER[character] for character in piece)
+    except KeyError:
+        return piece.encode("utf-8")
+
+
+def _sentencepiece(piece: str) -> bytes:
+    """Bytes of a SentencePiece token."""
+    if match := BYTE_TOKEN.fullmatch(piece):
+        return bytes([int(match[1], 16)])
+    return piece.replace(SPACE_MARK, " ").encode("utf-8")
+
+
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes follow U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(others)
+    }
+
+
+BYTE_OF_CHARACTER = _byte_characters()
+CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
+
+
+def _literal(text: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer of a tokenizer.json that reads special tokens as plain text."""
+    tokenizer = tokenizers.Tokenizer.from_str(text)
+    tokenizer.encode_special_tokens = True
+    tokenizer.post_processor = None  # it would add tokens, and trims offsets
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def character_pairs(text: str) -> Iterable[str]:
+    """Each pair of neighbouring characters."""
+    return map(add, text, text[1:])
+
+
+def without_first_space(step: Any, only: str | None = None) -> Any:
+    """A normalizer or pre-tokenizer of a tokenizer.json that puts no space before a text.
+
+    only: the one `prepend_scheme` by which it does not; other ways of putting one stay.
+    """
+    if step is None or (step["type"] == "Prepend" and only is None):
+        return None
+    if step["type"] == "Sequence":
+        [name] = step.keys() - {"type"}
+        kept = [without_first_space(part, only) for part in step[name]]
+        return {"type": "Sequence", name: [part for part in kept if part is not None]}
+    if only is not None and step.get("prepend_scheme") != only:
+        return step
+    if step["type"] == "Metaspace":  # older files have neither `prepend_scheme` nor `split`
+        mark, split = step["replacement"], step.get("split", True)
+        return {"type": "Metaspace", "replacement": mark, "prepend_scheme": "never", "split": split}
+    return {**step, "add_prefix_space": False} if "add_prefix_space" in step else step
+
+
+def _family(decoder: dict[str, Any] | None, name: str) -> _Family:
+    """The family of a vocabulary, from the `decoder` of its tokenizer.json."""
+    steps = [decoder] if decoder else []
+    if decoder and decoder["type"] == "Sequence":
+        steps = decoder["decoders"]
+    kinds = {step["type"] for step in steps}
+    if kinds == {"ByteLevel"}:
+        return _Family(_byte_level, CHARACTER_OF_BYTE.__getitem__, drops_first_space=False)
+    marks_spaces = any(
+        step.get("replacement") == SPACE_MARK or step.get("pattern") == {"String": SPACE_MARK}
+        for step in steps
+    )
+    if marks_spaces and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        strips = any(step["type"] == "Strip" and step["start"] for step in steps)
+        prepends = any(step.get("prepend_scheme", "never") != "never" for step in steps)
+        return _Family(_sentencepiece, "<0x{:02X}>".format, drops_first_space=strips or prepends)
+    raise ArtifactError(
+        f"{name}: the decoder {sorted(kinds)} belongs to a family of tokenizers that is not "
+        "supported (byte-level BPE and SentencePiece BPE are)"
+    )

@@ -1,0 +1,128 @@
+"""A model's vocabulary: what must be known to speak its tokens, without its weights.
+
+An edge hands it to devices whose drafter has another one (docs/wire.md); there it is what a prompt
+is made with and an answer is read by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Annotated
+
+import msgspec
+
+from pilotfish.engines.artifact import TOKENIZER_NAME, Artifact, Positive, TokenId
+from pilotfish.engines.chat import ChatTemplate
+from pilotfish.engines.dialogue import Dialogue
+from pilotfish.engines.errors import ArtifactError, TemplateError
+from pilotfish.engines.foreign import MAX_TEMPLATE, MAX_TOKENS, check_foreign
+from pilotfish.engines.tokenizer import Tokenizer
+
+
+class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Tokenizer, chat template and end tokens of a model.
+
+    tokenizer_json: the content of its `tokenizer.json`. vocab_size: true, without padding.
+    """
+
+    model: Annotated[str, msgspec.Meta(max_length=1024)]
+    tokenizer_json: str
+    vocab_size: Positive
+    bos_id: TokenId | None
+    eos_ids: Annotated[list[TokenId], msgspec.Meta(max_length=256)]
+    chat_template: Annotated[str, msgspec.Meta(max_length=MAX_TEMPLATE)] | None
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> Vocabulary:
+        """That of an artifact. Raises `ArtifactError` if its tokenizer cannot be read."""
+        manifest, path = artifact.manifest, artifact.tokenizer_path
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{path} cannot be read: {error}") from None
+        vocabulary = cls(
+            model=manifest.model,
+            tokenizer_json=text,
+            vocab_size=manifest.vocab_size,
+            bos_id=manifest.bos_id,
+            eos_ids=manifest.eos_ids,
+            chat_template=manifest.chat_template,
+        )
+        vocabulary.__dict__["fingerprint"] = manifest.tokenizer_fingerprint  # known without reading
+        vocabulary.__dict__["_place"] = str(path)
+        return vocabulary
+
+    @classmethod
+    def decode(cls, data: bytes, model: str) -> Vocabulary:
+        """What `encode` gave, of the model of this name; `ArtifactError` for anything else."""
+        try:
+            nameless = msgspec.msgpack.decode(data, type=cls)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"this is not a vocabulary: {error}") from None
+        vocabulary = msgspec.structs.replace(nameless, model=model)
+        if vocabulary.vocab_size > MAX_TOKENS:
+            raise ArtifactError(f"{vocabulary.vocab_size} tokens are more than any vocabulary has")
+        check_foreign(vocabulary.tokenizer_json)
+        tokenizer, size = vocabulary.tokenizer, vocabulary.vocab_size
+        ids = [*vocabulary.eos_ids, vocabulary.bos_id or 0, *tokenizer.beginning]
+        if tokenizer.vocab_size > size or max(ids) >= size:
+            raise ArtifactError("this vocabulary names tokens that it does not have")
+        return vocabulary
+
+    def encode(self) -> bytes:
+        """Its bytes, without the model's name: models may have the same vocabulary."""
+        return msgspec.msgpack.encode(msgspec.structs.replace(self, model=""))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) of its bytes."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+    @cached_property
+    def _place(self) -> str:
+        """What its `tokenizer.json` is called in errors."""
+        return TOKENIZER_NAME
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        return Tokenizer.from_json(self.tokenizer_json, self._place)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The hash of its token strings: where it is equal, the same ids mean the same tokens."""
+        return self.tokenizer.fingerprint
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """Its chat template; None for a model without one. Raises `TemplateError` if broken."""
+        if self.chat_template is None:
+            return None
+        piece = self.tokenizer.piece
+        return ChatTemplate(
+            self.chat_template,
+            bos_token="" if self.bos_id is None else piece(self.bos_id),
+            eos_token=piece(self.eos_ids[0]) if self.eos_ids else "",
+        )
+
+    @cached_property
+    def dialogue(self) -> Dialogue | None:
+        """What makes a prompt of messages; None for a model without a chat template."""
+        return None if self.template is None else Dialogue(self.template, self.tokenizer)
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The token that ends the model's turn in a chat; None if it has no end token.
+
+        Of several end tokens it is the one that the chat template puts behind an answer.
+        """
+        if not self.eos_ids:
+            return None
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        try:
+            text = self.template.render(turns, add_generation_prompt=False) if self.template else ""
+        except TemplateError:
+            text = ""
+        ends = [id for id in self.tokenizer.encode(text, special=True) if id in self.eos_ids]
+        return ends[-1] if ends else self.eos_ids[0]

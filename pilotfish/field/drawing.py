@@ -1,0 +1,91 @@
+"""How Pilotfish's plots look: one style, one palette, no global state; legible at phone width.
+
+Whoever draws imports what they need of matplotlib from here, so that its absence is one error.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pilotfish.wire.errors import UnsupportedError
+
+try:
+    from matplotlib import style
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("matplotlib"):
+        raise
+    raise UnsupportedError(
+        "Drawing needs matplotlib, which is not installed: pip install 'pilotfish[field]'."
+    ) from error
+
+__all__ = [
+    "MARKERS",
+    "PALETTE",
+    "Axes",
+    "FuncFormatter",
+    "MaxNLocator",
+    "NullFormatter",
+    "panels",
+    "plot",
+]
+
+INCHES = (4.8, 3.4)  # a figure fills a phone's width at about its natural size
+DPI = 200
+# distinguishable under the common colour blindnesses (Okabe and Ito, 2008), darkest first
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_STYLE = {
+    "font.size": 9,
+    "figure.titlesize": 10,
+    "figure.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.markersize": 4.5,
+    "figure.constrained_layout.use": True,
+}
+
+
+@contextmanager
+def plot(
+    path: Path, title: str, xlabel: str, ylabel: str, inches: tuple[float, float] = INCHES
+) -> Iterator[Axes]:
+    """Axes to draw on, in Pilotfish's style; afterwards they are at ``path``, as a PNG.
+
+    xlabel and ylabel name what is shown and its unit. How many samples there are (n) goes into the
+    title, or into the labels of the lines where it differs between them.
+    """
+    with panels(path, title, xlabel, [ylabel], inches) as (axes,):
+        yield axes
+
+
+@contextmanager
+def panels(
+    path: Path,
+    title: str,
+    xlabel: str,
+    ylabels: Sequence[str],
+    inches: tuple[float, float] = INCHES,
+) -> Iterator[list[Axes]]:
+    """Like `plot`, with axes below each other that share their x: one for each of ``ylabels``."""
+    with style.context(_STYLE):
+        figure = Figure(figsize=inches, dpi=DPI)
+        FigureCanvasAgg(figure)
+        axes: list[Axes] = list(figure.subplots(len(ylabels), 1, sharex=True, squeeze=False)[:, 0])
+        for each, ylabel in zip(axes, ylabels, strict=True):
+            each.set_ylabel(ylabel)
+            each.set_axisbelow(True)
+        figure.suptitle(title, x=0.01, horizontalalignment="left")
+        axes[-1].set_xlabel(xlabel)
+        yield axes
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # a run's name may be in any script
+            figure.savefig(path)

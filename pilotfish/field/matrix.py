@@ -1,0 +1,116 @@
+"""What a run measures, and in which order.
+
+In:  the settings of a run. Out: its configurations, and the cells of its matrix in blocks.
+
+A block is one prompt and one repeat: every configuration answers it once, in an order of the
+block's own. What drifts while a run goes on (a link that fades, a board that gets hot) then falls
+on all configurations alike, and what an answer does to the next one on each of them in turn.
+"""
+
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from pilotfish.device_runtime.plan import AUTO, plan
+from pilotfish.field.run import Cell, Configuration, Settings
+from pilotfish.speculation.tree import nodes_at_most
+from pilotfish.wire.errors import PromptTooLongError, TooLargeError, UnsupportedError
+from pilotfish.wire.messages import Welcome
+from pilotfish.wire.protocols import LOCAL, STREAM
+
+_WINDOWLESS = (STREAM, LOCAL, AUTO)  # the last picks its window itself
+
+
+def configurations(settings: Settings) -> list[Configuration]:
+    """Protocols × windows; protocols that have no window, or choose it themselves, once."""
+    found = [
+        Configuration(protocol, window)
+        for protocol in settings.protocols
+        for window in ((None,) if protocol in _WINDOWLESS else settings.windows)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def cells(settings: Settings) -> Iterator[Cell]:
+    """The matrix, block by block. The same settings give the same order."""
+    for repeat in range(settings.repeat):
+        for prompt in range(len(settings.prompts)):
+            order = configurations(settings)
+            random.Random(f"{settings.seed}/{repeat}/{prompt}").shuffle(order)
+            for configuration in order:
+                yield Cell(configuration, prompt, repeat)
+
+
+def warm_up(settings: Settings) -> Iterator[Cell]:
+    """What is answered before the first cell that counts: every configuration, a prompt each."""
+    for repeat in range(settings.warm_up):
+        prompt = repeat % len(settings.prompts)
+        for configuration in configurations(settings):
+            yield Cell(configuration, prompt, repeat)
+
+
+def remaining(settings: Settings, done: Collection[Cell]) -> list[Cell]:
+    """The cells that are still to be measured."""
+    return [cell for cell in cells(settings) if cell not in done]
+
+
+def needs_edge(settings: Settings) -> bool:
+    """Whether anything but the drafter alone is measured."""
+    return any(protocol != LOCAL for protocol in settings.protocols)
+
+
+def check(settings: Settings) -> None:
+    """`UnsupportedError` for a matrix that is empty, or that holds what no device can do."""
+    if not settings.prompts:
+        raise UnsupportedError("There are no prompts to measure with.")
+    if not settings.protocols or settings.repeat < 1:
+        raise UnsupportedError("Nothing is to be measured: name protocols, and repeats from 1 on.")
+    if not settings.windows and any(p not in _WINDOWLESS for p in settings.protocols):
+        raise UnsupportedError("Protocols that draft need windows: name them by --windows.")
+    for protocol, window in configurations(settings):
+        plan(
+            protocol=STREAM if protocol == AUTO else protocol,
+            window=window,
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            seed=settings.seed,
+            threshold=settings.threshold,
+            tau=settings.tau,
+        )
+
+
+def check_edge(settings: Settings, edge: Welcome) -> None:
+    """A typed error for what this edge does not offer, or takes less of."""
+    for protocol, window in configurations(settings):
+        if protocol not in (*edge.protocols, LOCAL, AUTO):
+            raise UnsupportedError(
+                f"The edge does not offer protocol {protocol}; it has {', '.join(edge.protocols)}."
+            )
+        if window is None or window == AUTO:
+            continue
+        asked = plan(protocol=protocol, window=window, temperature=settings.temperature)
+        nodes = nodes_at_most(asked.expansion)
+        if nodes > edge.limits.window:
+            raise TooLargeError(
+                f"A window {window} of {protocol} has {nodes} draft tokens, and this edge takes "
+                f"{edge.limits.window}: name smaller --windows."
+            )
+
+
+def check_prompts(prompts: Sequence[str], count: Callable[[str], int], context: int) -> None:
+    """`PromptTooLongError` for the first prompt that leaves no room, by its number.
+
+    count: a prompt's tokens; it may raise the same error for far too many.
+    """
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            tokens = count(prompt)
+        except PromptTooLongError:
+            found = f"more than {context - 1}"
+        else:
+            if tokens < context:
+                continue
+            found = str(tokens)
+        raise PromptTooLongError(
+            f"Prompt {number} has {found} tokens, and drafter and target together take at "
+            f"most {context - 1}: shorten it."
+        )

@@ -1,0 +1,190 @@
+"""The measuring loop: answer every cell of the matrix once, and have each round written down.
+
+In:  a device, a recorder, the settings of a run. Out: the answers, as they are finished.
+
+Every answer starts cold: before it, both ends are made to forget the last one, which shared a
+prompt with it more often than not. What the run file takes is measured and taken off: no stage
+contains it, and neither do first_token_s, total_s and at_s. Under `stream` nothing is taken off,
+for its tokens arrive while the file is written.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.energy import Meter, Rail
+from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.record import Generation, Round
+from pilotfish.field.recording import Recorder
+from pilotfish.field.run import Answer, Cell, Settings
+from pilotfish.wire.errors import (
+    EdgeLostError,
+    EdgeUnreachableError,
+    RateLimitedError,
+    TooManySessionsError,
+)
+from pilotfish.wire.protocols import LOCAL, STREAM
+
+PATIENCE_S = 60.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 8.0
+_PASSING = (EdgeLostError, EdgeUnreachableError, RateLimitedError, TooManySessionsError)
+
+
+class RoundLog:
+    """Takes a device's rounds to the run file: give it to `Device` as ``on_round``.
+
+    recording_s: what that took of the answer's time so far. first_token_s and total_s: since the
+    answer began, without what recording took.
+    """
+
+    def __init__(self) -> None:
+        self._recorder: Recorder | None = None
+        self._answer = 0
+        self._number = 0
+        self._begun_s = 0.0
+        self.recording_s = 0.0
+        self.first_token_s = 0.0
+        self.total_s = 0.0
+
+    @contextmanager
+    def of(self, recorder: Recorder, answer: int) -> Iterator[None]:
+        """Meanwhile, rounds belong to this answer; otherwise to nobody."""
+        self._recorder, self._answer, self._number = recorder, answer, 0
+        self.recording_s = self.first_token_s = 0.0
+        self._begun_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.total_s = time.monotonic() - self._begun_s - self.recording_s
+            self._recorder = None
+
+    def __call__(self, round_: Round) -> None:
+        """A round is complete."""
+        if self._recorder is None:
+            return
+        now_s = time.monotonic()
+        at_s = now_s - self._begun_s - self.recording_s
+        self.first_token_s = self.first_token_s or at_s
+        self._recorder.round(self._answer, self._number, at_s, round_)
+        self._number += 1
+        if round_.protocol != STREAM:
+            self.recording_s += time.monotonic() - now_s
+
+
+class Bench:
+    """One device, measured into one file. Whatever waits or fails is told in words by ``tell``."""
+
+    def __init__(
+        self,
+        device: Device,
+        log: RoundLog,
+        recorder: Recorder,
+        settings: Settings,
+        *,
+        rails: Sequence[Rail] = (),
+        patience_s: float = PATIENCE_S,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._device = device
+        self._log = log
+        self._recorder = recorder
+        self._settings = settings
+        self._rails = rails
+        self._patience_s = patience_s
+        self._tell = tell
+        self._prompts = [device.prompt(prompt) for prompt in settings.prompts]
+
+    def answers(self, cells: Iterable[Cell], *, warm_up: bool = False) -> Iterator[Answer]:
+        """Answer these cells; each answer comes when it is in the file, without its rounds.
+
+        An edge that is gone is asked again after growing pauses, for as long as patience_s; then
+        its error is raised. The answer that it broke off stays in the file, unfinished.
+        """
+        for cell in cells:
+            yield self._patiently(cell, warm_up)
+
+    def _patiently(self, cell: Cell, warm_up: bool) -> Answer:
+        give_up_s: float | None = None
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._answer(cell, warm_up)
+            except _PASSING as error:
+                now_s = time.monotonic()
+                give_up_s = give_up_s or now_s + self._patience_s
+                left_s = give_up_s - now_s
+                if left_s <= 0.0:
+                    raise
+                self._tell(f"{error} Trying again in {min(pause_s, left_s):.3g} s.")
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _answer(self, cell: Cell, warm_up: bool) -> Answer:
+        (protocol, window), prompt, repeat = cell
+        settings, recorder, log = self._settings, self._recorder, self._log
+        asked = self._prompts[prompt]
+        self._forget(asked)
+        answer = Answer(
+            id=0,
+            protocol=protocol,
+            window=window,
+            prompt=prompt,
+            repeat=repeat,
+            warm_up=warm_up,
+            temperature=settings.temperature,
+            seed=settings.seed + repeat,
+            started_unix_s=time.time(),
+            finished=False,
+        )
+        number = recorder.begin(answer)
+        try:
+            with Meter(self._rails) as meter, log.of(recorder, number):
+                generation = self._device.generate(asked, **_options(settings, answer))
+        except BaseException as error:
+            with suppress(OSError):  # the disk may be what failed
+                recorder.end(number, error=str(error) or type(error).__name__)
+            raise
+        columns = _columns(generation, log) | {"energy_j": meter.joules}
+        recorder.end(number, finished=True, **columns)
+        return Answer(**{**vars(answer), **columns, "id": number, "finished": True})
+
+    def _forget(self, prompt: Prompt) -> None:
+        """Make both ends drop what they hold of earlier answers: ask for a token after another."""
+        other = (int(prompt.ids[0]) + 1) % self._device.tokenizer.vocab_size
+        protocol = LOCAL if self._device.welcome is None else STREAM
+        self._device.generate([other], protocol=protocol, max_tokens=1, seed=0)
+
+
+def _options(settings: Settings, answer: Answer) -> Options:
+    return Options(
+        protocol=answer.protocol,
+        window=answer.window,
+        max_tokens=settings.max_tokens,
+        temperature=settings.temperature,
+        seed=answer.seed,
+        threshold=settings.threshold,
+        tau=settings.tau,
+    )
+
+
+def _columns(generation: Generation, log: RoundLog) -> dict[str, Any]:
+    """What the generation and the log say about the answer, as fields of it."""
+    used = [round_.window for round_ in generation.rounds]
+    return {
+        "protocol_used": generation.protocol,
+        "window_used": max(used, default=0) or None,
+        "prompt_tokens": generation.prompt_tokens,
+        "tokens": len(generation.tokens),
+        "finish_reason": generation.finish_reason,
+        "first_token_s": log.first_token_s,
+        "total_s": log.total_s,
+        "recording_s": log.recording_s,
+        "link": generation.link,
+        "choice": generation.choice,
+        "pings": generation.probing.pings,
+        "probe_uplink_bytes": generation.probing.uplink_bytes,
+        "probe_downlink_bytes": generation.probing.downlink_bytes,
+    }

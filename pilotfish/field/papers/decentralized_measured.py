@@ -1,0 +1,195 @@
+"""decentralized's rounds on stages of our own model, as `benchmarks/pipeline.py` measured them.
+
+Unlike all else here these are measurements, of SmolLM2-135M-Instruct (fp32, 30 layers) in N stages,
+each a process of one thread on one machine of two cores, CURVE between all, t₁ emulated on each of
+the N hops of a round: 0, 1, 3, 10 times what a stage computes for a window of 4. The int4 export
+drafts, by `greedy`; γ = 0 is `stream`. Medians of 12 rounds.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pilotfish.field.papers.decentralized import eq_4_speculative_s, eq_9_speed_up, hops
+from pilotfish.field.papers.sheet import Sheet, Value
+
+COLUMNS = (
+    *("nodes", "window", "t1_over_c", "t1_ms", "tokens", "measured_ms", "draft_ms", "compute_ms"),
+)
+ROUNDS = 12  # of each row
+TABLE = """
+ 2  0  0    0.000    1.000   25.136    0.000   23.106
+ 2  4  0    0.000    3.000   55.059   19.625   32.122
+ 2  8  0    0.000    3.333   93.673   52.809   37.523
+ 2  0  1   16.061    1.000   64.306    0.000   28.448
+ 2  4  1   16.061    3.000   95.172   26.303   33.405
+ 2  8  1   16.061    3.333  126.944   48.784   42.540
+ 2  0  3   48.183    1.000  125.883    0.000   27.556
+ 2  4  3   48.183    3.000  178.064   34.369   43.295
+ 2  8  3   48.183    3.333  203.480   53.907   48.780
+ 2  0 10  160.609    1.000  352.752    0.000   29.313
+ 2  4 10  160.609    3.000  417.460   49.329   43.064
+ 2  8 10  160.609    3.333  432.334   56.698   49.346
+ 4  0  0    0.000    1.000   34.656    0.000   30.066
+ 4  4  0    0.000    3.000   74.608   26.193   42.536
+ 4  8  0    0.000    3.333  108.946   52.936   49.936
+ 4  0  1   10.634    1.000   77.721    0.000   30.183
+ 4  4  1   10.634    3.000  122.172   27.807   44.948
+ 4  8  1   10.634    3.333  153.578   53.311   50.707
+ 4  0  3   31.902    1.000  163.757    0.000   31.039
+ 4  4  3   31.902    3.000  212.835   35.782   43.001
+ 4  8  3   31.902    3.333  234.432   53.268   46.851
+ 4  0 10  106.339    1.000  458.009    0.000   27.221
+ 4  4 10  106.339    3.000  515.994   44.954   41.450
+ 4  8 10  106.339    3.333  541.378   60.965   48.055
+ 8  0  0    0.000    1.000   37.679    0.000   30.603
+ 8  4  0    0.000    3.000   70.139   26.031   35.797
+ 8  8  0    0.000    3.333  102.299   53.966   40.915
+ 8  0  1    4.475    1.000   74.426    0.000   29.308
+ 8  4  1    4.475    3.000  109.077   25.294   41.355
+ 8  8  1    4.475    3.333  149.260   51.573   52.200
+ 8  0  3   13.424    1.000  149.381    0.000   32.700
+ 8  4  3   13.424    3.000  197.402   32.708   46.665
+ 8  8  3   13.424    3.333  229.059   56.682   53.812
+ 8  0 10   44.746    1.000  398.544    0.000   32.872
+ 8  4 10   44.746    3.000  456.396   40.755   64.380
+ 8  8 10   44.746    3.333  501.905   60.370   65.663
+"""
+
+
+def compared(rows: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
+    """The measurements, each with the model and the paper's (4) and (9) beside it.
+
+    A row has N, γ, t₁ over a stage's compute c and in ms, k, and the median round with its drafting
+    and Σ c, in ms. It gets ``hops_ms`` and T, ``model_ms``; ``off``, T over the round less 1;
+    ``fixed_ms``, what a round takes besides at t₁ = 0, and ``off_fixed``, with that; ``eq4_ms``, of
+    k tokens; ``gain``, tokens a second over those of γ = 0, and ``eq9`` for it. t₀ is Σ c of γ = 0.
+    """
+    found = []
+    for row in rows:
+        nodes, t1_ms, k = int(number(row, "nodes")), number(row, "t1_ms"), number(row, "tokens")
+        window, round_ms = int(number(row, "window")), number(row, "measured_ms")
+        computed_ms = number(row, "draft_ms") + number(row, "compute_ms")
+        near = _like(rows, row, t1_over_c=0)
+        fixed_ms = number(near, "measured_ms") - number(near, "draft_ms")
+        fixed_ms -= number(near, "compute_ms")
+        alone = _like(rows, row, window=0)
+        t0_ms = number(alone, "compute_ms")
+        model_ms = computed_ms + hops(nodes) * t1_ms
+        found.append(
+            {
+                **row,
+                "hops_ms": hops(nodes) * t1_ms,
+                "model_ms": model_ms,
+                "off": model_ms / round_ms - 1.0,
+                "fixed_ms": fixed_ms,
+                "off_fixed": (model_ms + fixed_ms) / round_ms - 1.0,
+                "eq4_ms": eq_4_speculative_s(k, nodes, t0_ms, t1_ms),
+                "gain": k / round_ms * number(alone, "measured_ms") / number(alone, "tokens"),
+                "eq9": eq_9_speed_up(k, window, nodes, t0_ms, t1_ms),
+            }
+        )
+    return found
+
+
+def _like(
+    rows: Sequence[Mapping[str, Value]], row: Mapping[str, Value], **other: Value
+) -> Mapping[str, Value]:
+    """The row for the same case, but for what is ``other``."""
+    wanted = {key: row[key] for key in COLUMNS[:3]} | other
+    return next(one for one in rows if all(one[key] == wanted[key] for key in wanted))
+
+
+def _measurements() -> list[dict[str, Value]]:
+    whole = COLUMNS[:3]
+    return [
+        {"rounds": ROUNDS}
+        | {
+            key: int(cell) if key in whole else float(cell)
+            for key, cell in zip(COLUMNS, line.split(), strict=True)
+        }
+        for line in TABLE.strip().splitlines()
+    ]
+
+
+def measured() -> Sheet:
+    """The measurements."""
+    columns: dict[str, tuple[str, int | None]] = {
+        "nodes": ("N", 0),
+        "window": ("γ", 0),
+        "t1_over_c": ("t₁/c", 0),
+        "t1_ms": ("t₁", 0),
+        "measured_ms": ("round", 0),
+        "model_ms": ("T", 0),
+        "off": ("off", 3),
+        "off_fixed": ("(+)", 3),
+        "eq4_ms": ("(4)", 0),
+        "tokens": ("k", 1),
+        "gain": ("gain", 2),
+        "eq9": ("(9)", 2),
+    }
+    note = (
+        "Times in ms. off: T = γ·T_draft + Σ c + H·t₁ over the measured round, less 1; (+): with "
+        "what a round costs besides where t₁ = 0. gain: tokens a second over those of γ = 0. JSON "
+        "has the parts of T, and t₁ = 0."
+    )
+    title = "Rounds measured on SmolLM2-135M in N stages, and the model"
+    return Sheet("measured", title, columns, ROWS, note, lambda row: bool(row["t1_over_c"]))
+
+
+def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
+    """A round against N, and the gain against t₁; from the rows of the benchmark or of `ROWS`."""
+    return [_draw_rounds(rows, folder), _draw_gain(rows, folder)]
+
+
+def _draw_rounds(rows: Sequence[Mapping[str, Value]], folder: Path) -> Path:
+    from pilotfish.field.drawing import MARKERS, PALETTE, plot
+
+    path, window = folder / "decentralized_rounds.png", 4
+    title = f"A round over N stages, γ = {window}, medians of {rows[0]['rounds']}"
+    title += "\npoints measured; the model solid, (4) dotted"
+    with plot(path, title, "nodes N", "round (ms)") as axes:
+        ratios = sorted({number(row, "t1_over_c") for row in rows})
+        for ratio, colour, marker in zip(ratios, PALETTE, MARKERS, strict=False):
+            chosen = [row for row in rows if (row["window"], row["t1_over_c"]) == (window, ratio)]
+            nodes = [number(row, "nodes") for row in chosen]
+            label = f"t₁ = {ratio:g} c"
+            axes.plot(
+                nodes, [number(r, "measured_ms") for r in chosen], marker, color=colour, label=label
+            )
+            axes.plot(nodes, [number(r, "model_ms") for r in chosen], "-", color=colour)
+            axes.plot(nodes, [number(r, "eq4_ms") for r in chosen], ":", color=colour)
+        axes.set_xticks(sorted({number(row, "nodes") for row in rows}))
+        axes.set_ylim(bottom=0)
+        axes.legend(ncols=2)
+    return path
+
+
+def _draw_gain(rows: Sequence[Mapping[str, Value]], folder: Path) -> Path:
+    from pilotfish.field.drawing import MARKERS, PALETTE, plot
+
+    path, nodes = folder / "decentralized_gain.png", max(number(row, "nodes") for row in rows)
+    title = f"Speculation over {nodes:g} stages, medians of {rows[0]['rounds']} rounds"
+    title += "\nmeasured solid, (9) dotted"
+    with plot(path, title, "t₁ over a stage's compute", "tokens/s over token by token (×)") as axes:
+        windows = sorted({number(row, "window") for row in rows} - {0.0})
+        for window, colour, marker in zip(windows, PALETTE, MARKERS, strict=False):
+            chosen = [row for row in rows if (row["nodes"], row["window"]) == (nodes, window)]
+            ratios = [number(row, "t1_over_c") for row in chosen]
+            k = number(chosen[0], "tokens")
+            gains = [number(row, "gain") for row in chosen]
+            axes.plot(
+                ratios, gains, f"-{marker}", color=colour, label=f"γ = {window:g}, k = {k:.1f}"
+            )
+            axes.plot(ratios, [number(row, "eq9") for row in chosen], ":", color=colour)
+        axes.axhline(1.0, color="#888888", linewidth=0.8)
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    return path
+
+
+def number(row: Mapping[str, Value], key: str) -> float:
+    """A cell that holds a number."""
+    return float(str(row[key]))
+
+
+ROWS = compared(_measurements())

@@ -1,0 +1,206 @@
+"""specfed's payloads and bounds, with two workers made up by Zipf's law.
+
+The paper's figures 2 and 3 are measured on models; so are ours, in `field.papers.specfed_measured`.
+Here both reconstructions are worked out on distributions that we chose, and held against the
+bounds, which hold for any.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.field.papers import specfed_measured
+from pilotfish.field.papers.sheet import Constant, Paper, Sheet, Value
+from pilotfish.field.papers.specfed import (
+    eq_1_aggregate,
+    eq_4_retained,
+    eq_5_renormalised,
+    eq_6_spread,
+    eq_8_error,
+    eq_10_acceptance_variation,
+    eq_11_renormalised_error,
+    eq_12_spread_error_bound,
+    eq_17_bias_bound,
+    eq_19_acceptance_bound,
+    upload_bits,
+)
+from pilotfish.speculation.latency import transfer_s
+from pilotfish.speculation.theory import Values, beta
+from pilotfish.speculation.truncation import largest
+
+VOCABULARY = 32000
+PROBABILITY_BITS = 16
+# ours, from here on
+LENGTH = 8
+WEIGHTS = np.array([0.5, 0.5])
+KEPT = (32, 64, 128, 320, 640, 1280, 3200, 32000)
+RATES_MBPS = (10, 50, 100)
+
+_CONSTANTS = (
+    Constant("|V|", VOCABULARY, "tokens", "paper", "LLaMA's; §I: 32K or more"),
+    Constant("b_prob", PROBABILITY_BITS, "bit", "paper", "§I: FP16"),
+    Constant("workers", len(WEIGHTS), "", "paper", "§V-A"),
+    Constant("weights", "0.5, 0.5", "", "ours", "lost from the text"),
+    Constant("L", LENGTH, "tokens", "ours", "not printed; L + 1 positions travel"),
+    Constant("workers' p", "Zipf 1.4, 1.3", "", "ours", "the second's ranks mixed by a sine"),
+    Constant("drafter's q", "Zipf 1.2", "", "ours", "likewise, another sine"),
+)
+_REMARKS = (
+    "Renormalising costs exactly 2(1 − ρ) in L1, whatever the distribution; spreading costs less, "
+    "but may move acceptance more: (19) bounds both.",
+    "With an id of 15 bits beside each probability of 16, truncation saves bits only below "
+    f"K = {VOCABULARY * PROBABILITY_BITS // (PROBABILITY_BITS + 15):,}.",
+    "The bonus position is averaged too: L + 1 distributions travel, not L.",
+    "Figures 2 and 3 are measured, on SmolLM2-135M instead of the paper's models "
+    "(benchmarks/federated.py). As in the paper, spreading has the smaller bias everywhere, and at "
+    "temperature 1 and small K it moves acceptance by more than renormalising does.",
+    "At temperature 1.5 so small a model spreads its mass widely: 64 of 49,152 tokens have a "
+    "quarter of it, and no reconstruction of so few is near.",
+)
+
+
+def zipf(exponent: float, wobble: float) -> Values:
+    """p ∝ (id + 1)^−exponent · e^{sin(wobble·id)}, f64 [V]: Zipf's law, ranks mixed by the sine."""
+    ids = np.arange(VOCABULARY, dtype=np.float64)
+    weights: Values = np.power(ids + 1.0, -exponent) * np.exp(np.sin(wobble * ids))
+    normalised: Values = weights / weights.sum()
+    return normalised
+
+
+def workers() -> Values:
+    """Both workers' distributions, [2, V]."""
+    return np.stack([zipf(1.4, 0.0), zipf(1.3, 1.0)])
+
+
+def drafter() -> Values:
+    """The drafter's distribution, [V]."""
+    return zipf(1.2, 2.0)
+
+
+def payloads() -> Sheet:
+    """Bytes a worker and window, and how long they take, against K."""
+    full = upload_bits(LENGTH + 1, VOCABULARY, VOCABULARY, PROBABILITY_BITS) / 8.0
+    rows: list[dict[str, Value]] = []
+    for kept in KEPT:
+        size = upload_bits(LENGTH + 1, kept, VOCABULARY, PROBABILITY_BITS) / 8.0
+        times = {f"uplink_{m}mbps_ms": transfer_s(size, m * 1e6) * 1e3 for m in RATES_MBPS}
+        rows.append({"kept": kept, "upload_bytes": size, "share": size / full, **times})
+    columns: dict[str, tuple[str, int | None]] = {
+        "kept": ("K", 0),
+        "upload_bytes": ("bytes", 0),
+        "share": ("of full", 4),
+        **{f"uplink_{mbps}mbps_ms": (f"ms at {mbps} Mbit/s", 1) for mbps in RATES_MBPS},
+    }
+    return Sheet("payloads", "What a worker uploads a window", columns, rows)
+
+
+def _rebuilt(p: Values, kept: list[NDArray[np.integer]], scheme: str) -> Values:
+    rebuild = eq_5_renormalised if scheme == "renormalised" else eq_6_spread
+    return np.stack([rebuild(*worker) for worker in zip(p, kept, strict=True)])
+
+
+def distortion(count: int) -> dict[str, Value]:
+    """Errors of both reconstructions with K = count, and their bounds."""
+    p, q = workers(), drafter()
+    kept = [largest(worker, count) for worker in p]
+    retained = np.array([eq_4_retained(*worker) for worker in zip(p, kept, strict=True)])
+    aggregate = eq_1_aggregate(WEIGHTS, p)
+    row: dict[str, Value] = {"kept": count, "retained_1": retained[0], "retained_2": retained[1]}
+    for scheme in ("renormalised", "spread"):
+        rebuilt = _rebuilt(p, kept, scheme)
+        merged = eq_1_aggregate(WEIGHTS, rebuilt)
+        row[f"local_error_1_{scheme}"] = eq_8_error(rebuilt[0], p[0])
+        row[f"bias_{scheme}"] = eq_8_error(merged, aggregate)
+        row[f"acceptance_{scheme}"] = float(beta(merged, q))
+        row[f"acceptance_variation_{scheme}"] = eq_10_acceptance_variation(merged, aggregate, q)
+    others = VOCABULARY - count
+    row["local_error_1_spread_bound"] = eq_12_spread_error_bound(float(retained[0]), others)
+    row["acceptance_full"] = float(beta(aggregate, q))
+    row["bias_bound"] = eq_17_bias_bound(WEIGHTS, retained)
+    row["acceptance_bound"] = eq_19_acceptance_bound(WEIGHTS, retained)
+    return row
+
+
+def distortions() -> Sheet:
+    """`distortion` against K."""
+    columns: dict[str, tuple[str, int | None]] = {
+        "kept": ("K", 0),
+        "retained_1": ("ρ₁", 3),
+        "retained_2": ("ρ₂", 3),
+        "bias_renormalised": ("bias (5)", 4),
+        "bias_spread": ("bias (6)", 4),
+        "bias_bound": ("bound (17)", 4),
+        "acceptance_variation_renormalised": ("Δβ (5)", 4),
+        "acceptance_variation_spread": ("Δβ (6)", 4),
+        "acceptance_bound": ("bound (19)", 4),
+    }
+    title = "Two Zipf workers (ours): bias in L1 and change of acceptance"
+    return Sheet("distortions", title, columns, [distortion(kept) for kept in KEPT])
+
+
+def bounds() -> Sheet:
+    """The bounds as functions of the retained masses and of the first worker's weight."""
+    rows: list[dict[str, Value]] = []
+    for retained in ((0.8, 0.8), (0.9, 0.9), (0.9, 0.98), (0.95, 0.95), (0.99, 0.99)):
+        for first in (0.5, 0.8):
+            weights = np.array([first, 1.0 - first])
+            rows.append(
+                {
+                    "retained_1": retained[0],
+                    "retained_2": retained[1],
+                    "weight_1": first,
+                    "local_error_1": eq_11_renormalised_error(retained[0]),
+                    "bias_bound": eq_17_bias_bound(weights, np.array(retained)),
+                    "acceptance_bound": eq_19_acceptance_bound(weights, np.array(retained)),
+                }
+            )
+    columns: dict[str, tuple[str, int | None]] = {
+        "retained_1": ("ρ₁", 2),
+        "retained_2": ("ρ₂", 2),
+        "weight_1": ("w₁", 1),
+        "local_error_1": ("2(1 − ρ₁)", 3),
+        "bias_bound": ("bias ≤ (17)", 3),
+        "acceptance_bound": ("Δβ ≤ (19)", 3),
+    }
+    return Sheet("bounds", "Lemma 1, Theorems 2 and 3", columns, rows)
+
+
+def draw(folder: Path) -> list[Path]:
+    """Uplink time against K and rate; bias against K, worked out; figures 2 and 3, measured."""
+    from pilotfish.field.drawing import MARKERS, PALETTE, plot
+
+    time_path, bias_path = folder / "specfed_uplink.png", folder / "specfed_bias.png"
+    title = f"Upload of a worker, L = {LENGTH}\nclosed form; the last point is the full vocabulary"
+    with plot(time_path, title, "kept tokens K", "uplink time of a window (ms)") as axes:
+        for mbps, colour, marker in zip(RATES_MBPS, PALETTE, MARKERS, strict=False):
+            sizes = [upload_bits(LENGTH + 1, k, VOCABULARY, PROBABILITY_BITS) / 8.0 for k in KEPT]
+            times = [transfer_s(size, mbps * 1e6) * 1e3 for size in sizes]
+            axes.plot(KEPT, times, marker=marker, color=colour, label=f"{mbps} Mbit/s")
+        axes.set(xscale="log", yscale="log")
+        axes.set_xticks([32, 320, 3200, 32000], ["32", "320", "3200", "32000"])
+        axes.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+        axes.legend()
+    rows = [distortion(kept) for kept in KEPT[:-1]]
+    title = "Bias of the aggregate\nclosed form, two Zipf workers (ours)"
+    lines = {"bias_bound": "bound (17)", "bias_renormalised": "renormalised (5)"}
+    lines["bias_spread"] = "spread (6)"
+    with plot(bias_path, title, "kept tokens K", "‖p̃ − p‖₁ (probability mass)") as axes:
+        for (key, label), colour, marker in zip(lines.items(), PALETTE, MARKERS, strict=False):
+            values = [float(str(row[key])) for row in rows]
+            axes.plot(KEPT[:-1], values, marker=marker, color=colour, label=label)
+        axes.set_xscale("log")
+        axes.set_xticks([32, 320, 3200], ["32", "320", "3200"])
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    measured = [row for row in specfed_measured.ROWS if row["workers"] == 2]
+    return [time_path, bias_path, *specfed_measured.draw(measured, folder)]
+
+
+PAPER = Paper(
+    title="SpecFed: Federated Inference with Speculative Decoding and Compressed Transmission",
+    constants=_CONSTANTS,
+    sheets=lambda: [payloads(), distortions(), bounds(), specfed_measured.measured()],
+    remarks=_REMARKS,
+    draw=draw,
+)

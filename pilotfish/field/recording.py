@@ -1,0 +1,238 @@
+"""Writing a run file: every round is on the disk before the next one begins.
+
+In:  the facts of a run, the begin and end of each answer, its rounds as they happen.
+Out: the SQLite database that `field.run` reads.
+
+One transaction a round, in WAL mode with ``synchronous=FULL``, so that a kill or a power cut loses
+the running round and no other. The exception is `stream`: its tokens come faster than some disks
+sync, and waiting for the disk would slow down what is measured. They are handed to the operating
+system one by one, where a kill cannot reach them, and synced with the end of their answer. After
+each answer the log is folded into the file, and when the run is closed the file stands alone.
+
+One writer at a time: an advisory lock on the file, which ends with the process that holds it.
+"""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from pilotfish.device_runtime.record import STAGES, Round
+from pilotfish.field.run import Answer, Cell, Configuration, Facts, Start
+from pilotfish.field.run_file import (
+    FORMAT,
+    creation,
+    damage_told,
+    defend,
+    format_of,
+    open_read_only,
+    upgrade,
+)
+from pilotfish.wire.errors import RunFileError
+from pilotfish.wire.protocols import STREAM
+
+_ROUND = f"INSERT INTO rounds VALUES ({', '.join('?' * (14 + len(STAGES)))})"
+
+
+class Recorder:
+    """A run file, opened for writing; make one with `create` or `resume`. Not thread-safe.
+
+    Whatever keeps the disk from taking a write is an OSError that names the file.
+    """
+
+    def __init__(self, path: Path, lock: int, database: sqlite3.Connection) -> None:
+        self.path = path
+        self._lock = lock
+        self._database = database
+
+    @classmethod
+    def create(cls, path: Path, facts: Facts) -> "Recorder":
+        """A new file with these facts; `RunFileError` if something has been begun there already."""
+        expect_nothing(path)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock(path, lock)
+            database = _open(path)
+            # tables and facts appear together, before the log begins: killed in between, the file
+            # is empty again, and `begun` says so
+            database.executescript(f"BEGIN; {creation()}")
+            with database:
+                database.executemany("INSERT INTO facts VALUES (?, ?)", _encoded(facts).items())
+            database.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            os.close(lock)
+            raise OSError(f"{path} cannot be written: {error}.") from error
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, lock, database)
+
+    @classmethod
+    def resume(cls, path: Path) -> "Recorder":
+        """A file that is there; `RunFileError` if it is none of ours, or is being written."""
+        begun(path)  # before it is looked at: what a journal puts back may be another schema
+        open_read_only(path).close()
+        lock = os.open(path, os.O_RDWR)
+        try:
+            _lock(path, lock)
+            with damage_told(path):
+                database = _open(path)
+                database.execute("PRAGMA journal_mode = WAL")
+                for version in range(format_of(database), FORMAT):
+                    database.executescript(f"BEGIN; {upgrade(version)} COMMIT;")
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, lock, database)
+
+    def started(self, starts: Sequence[Start]) -> None:
+        """Note that measuring began (again)."""
+        with self._writing() as database:
+            value = _json(starts)
+            database.execute("UPDATE facts SET value = ? WHERE name = 'starts'", (value,))
+
+    def finished(self) -> set[Cell]:
+        """The cells of the matrix that have been measured."""
+        with damage_told(self.path):
+            rows = self._database.execute(
+                "SELECT protocol, window, prompt, repeat FROM answers "
+                "WHERE finished AND NOT warm_up"
+            ).fetchall()
+        return {Cell(Configuration(row[0], row[1]), row[2], row[3]) for row in rows}
+
+    def begin(self, answer: Answer) -> int:
+        """An answer is about to begin; returns the id that its rounds and its end go by."""
+        columns = ("protocol", "window", "prompt", "repeat", "warm_up", "temperature", "seed")
+        values = [getattr(answer, name) for name in (*columns, "started_unix_s")]
+        with self._writing() as database:
+            cursor = database.execute(
+                f"INSERT INTO answers ({', '.join(columns)}, started_unix_s) "
+                f"VALUES ({', '.join('?' * len(values))})",
+                values,
+            )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def round(self, answer: int, number: int, at_s: float, round_: Round) -> None:
+        """A round that has just been committed by both ends."""
+        values = (
+            answer,
+            number,
+            at_s,
+            round_.protocol,
+            round_.start,
+            round_.window,
+            round_.nodes,
+            round_.accepted,
+            msgspec.json.encode(round_.tokens).decode(),
+            round_.uplink_bytes,
+            round_.downlink_bytes,
+            *(getattr(round_.timings, stage) for stage in STAGES),
+            round_.forgiven,
+            round_.inquired,
+            round_.deviation,
+        )
+        with self._writing(sync=round_.protocol != STREAM) as database:
+            database.execute(_ROUND, values)
+
+    def end(self, answer: int, **columns: Any) -> None:
+        """The answer is complete, or has an ``error``; columns are fields of `field.run.Answer`."""
+        values = [_column(value) for value in columns.values()]
+        with self._writing() as database:
+            database.execute(
+                f"UPDATE answers SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?",
+                (*values, answer),
+            )
+        with self._told():  # from here on the file holds the answer without its log
+            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def close(self) -> None:
+        """Leave a file that stands alone, if no reader is at it, and let go of it."""
+        try:
+            with suppress(sqlite3.OperationalError):
+                self._database.execute("PRAGMA journal_mode = DELETE")
+        finally:
+            self._database.close()
+            os.close(self._lock)
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _writing(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
+        """A transaction, on the disk at its end, or at least out of the reach of a kill."""
+        with self._told():
+            self._database.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
+            with self._database:
+                yield self._database
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise OSError(f"{self.path} cannot be written: {error}.") from error
+
+
+def begun(path: Path) -> bool:
+    """Whether anything was ever written there; a file that was cut off before that is empty."""
+    if not path.exists():
+        return False
+    if path.is_dir():
+        raise RunFileError(f"{path} is a folder: name a file in it.")
+    if path.with_name(path.name + "-journal").exists():
+        with damage_told(path):
+            _open(path).close()  # takes back what was not committed
+    return path.stat().st_size > 0
+
+
+def expect_nothing(path: Path) -> None:
+    """`RunFileError` if something was begun there already."""
+    if begun(path):
+        raise RunFileError(f"{path} exists: go on with it by --resume, or name another file.")
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path.resolve(), timeout=1.0)
+    defend(database)
+    database.execute("SELECT 1 FROM sqlite_master").fetchone()
+    database.execute("PRAGMA synchronous = FULL")
+    return database
+
+
+def _lock(path: Path, file: int) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunFileError(
+            f"{path} is being written by another `pilotfish field measure`: wait for it, or name "
+            "another file."
+        ) from None
+
+
+def _encoded(facts: Facts) -> dict[str, str]:
+    """Name and value, as JSON, of every fact."""
+    return {name: _json(getattr(facts, name)) for name in facts.__dataclass_fields__}
+
+
+def _column(value: Any) -> Any:
+    """A value as SQLite takes it: what has parts becomes JSON."""
+    return value if value is None or isinstance(value, int | float | str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=lambda scalar: scalar.item()).decode()

@@ -1,0 +1,134 @@
+"""Recorded rounds under another link, or on other machines: what they would have taken.
+
+In:  rounds of answers as measured, a link, and compute times where they shall differ.
+Out: seconds; a model's, not a measurement.
+
+Each round keeps what it drafted, accepted and sent. Its time is that of `speculation.latency`:
+T = draft + encode + T_comm + queue + verify + settle, where T_comm comes from the round's own bytes
+and exchanges and the other link instead of from the clock. Bytes are frames as handed to ZeroMQ:
+what encryption and TCP add is not in them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from pilotfish.device_runtime.plan import AUTO
+from pilotfish.device_runtime.record import Round
+from pilotfish.field.report.figures import lossless, order, steady, steady_token_ms
+from pilotfish.field.run import Answer, Configuration
+from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
+from pilotfish.wire.errors import RunFileError, UnsupportedError
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM
+
+
+def replayed(
+    rounds: Sequence[Round],
+    link: Link,
+    draft_s: float | None = None,
+    verify_s: float | None = None,
+) -> float:
+    """Seconds per committed token of one answer's rounds over ``link``.
+
+    draft_s: seconds of a drafter's pass, which makes a token of a chain or a level of a tree.
+    verify_s: seconds of a target's pass. None: as recorded. A pass of `stream` is verify_s or the
+    recorded mean, with what the device does meanwhile; its one RTT is spread over these tokens.
+    """
+    tokens = sum(len(round_.tokens) for round_ in rounds)
+    if tokens == 0:
+        raise UnsupportedError("These rounds committed no token: there is nothing to replay.")
+    if all(round_.protocol == STREAM for round_ in rounds):
+        down_bytes = sum(round_.downlink_bytes for round_ in rounds)
+        if verify_s is None:
+            verify_s = sum(r.timings.total - _on_link(r) for r in rounds) / tokens
+        return streamed_token_s(verify_s, down_bytes / tokens, link, tokens)
+    return sum(round_s(round_, link, draft_s, verify_s) for round_ in rounds) / tokens
+
+
+def round_s(
+    round_: Round, link: Link, draft_s: float | None = None, verify_s: float | None = None
+) -> float:
+    """Seconds of one round of a speculative protocol, or of one of `local`, over ``link``."""
+    timings = round_.timings
+    draft = timings.draft if draft_s is None else draft_s * _passes(round_)
+    if round_.protocol == LOCAL:
+        return draft + timings.settle
+    verify = timings.verify if verify_s is None else verify_s
+    compute = draft + timings.encode + timings.queue + verify + timings.settle
+    sizes = round_.uplink_bytes, round_.downlink_bytes
+    return compute + communication_s(*sizes, link, round_.exchanges)
+
+
+def _passes(round_: Round) -> int:
+    """Passes of the drafter in a round: one a level, or the one of a token of `local`.
+
+    And one for the last token where its state goes with the window (`wisv-full`).
+    """
+    if round_.protocol == LOCAL:
+        return 1
+    exchange = EXCHANGES.get(round_.protocol)
+    last = exchange is not None and exchange.reads_last and round_.window > 0
+    return round_.window + last
+
+
+def _on_link(round_: Round) -> float:
+    return round_.timings.uplink + round_.timings.downlink
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """One (protocol, window): seconds per committed token, medians over n answers.
+
+    modelled_s: [links], in the order of the links.
+    """
+
+    configuration: Configuration
+    n: int
+    measured_s: float
+    modelled_s: list[float]
+
+
+def replay(
+    answers: Iterable[Answer],
+    links: Sequence[Link],
+    draft_s: float | None = None,
+    verify_s: float | None = None,
+) -> list[Replay]:
+    """Every (protocol, window) of a run over each of the links, by its answers' steady rounds.
+
+    Answers under ``auto`` count to what was chosen, for over another link it would choose anew.
+    Answers that ended with their first round have no steady ones; `RunFileError` if none has.
+    """
+    groups: dict[Configuration, list[Answer]] = {}
+    for answer in answers:
+        if steady_token_ms(answer) is not None:
+            groups.setdefault(_carried_out(answer), []).append(answer)
+    if not groups:
+        raise RunFileError(
+            "The run has no finished answer with more rounds than the first, which reads the "
+            "prompt: there is nothing to replay."
+        )
+    return [
+        Replay(
+            configuration=each,
+            n=len(groups[each]),
+            measured_s=median((steady_token_ms(a) or 0.0) * 1e-3 for a in groups[each]),
+            modelled_s=[
+                median(replayed(steady(a), link, draft_s, verify_s) for a in groups[each])
+                for link in links
+            ],
+        )
+        for each in sorted(groups, key=order)
+    ]
+
+
+def best(replays: Sequence[Replay], link: int) -> Replay:
+    """The fastest over the link of this index; one whose text is another only if all are such."""
+    own = [found for found in replays if lossless(found.configuration.protocol)]
+    return min(own or replays, key=lambda found: found.modelled_s[link])
+
+
+def _carried_out(answer: Answer) -> Configuration:
+    if answer.protocol != AUTO or answer.choice is None:
+        return answer.configuration
+    return Configuration(answer.choice.protocol, answer.choice.window or None)

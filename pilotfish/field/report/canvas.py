@@ -1,0 +1,79 @@
+"""What the report's plots share: size, titles, legends, and a look for every protocol."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+
+from pilotfish.field.drawing import MARKERS, PALETTE, Axes
+from pilotfish.field.report.statistics import Spread
+
+WIDTH = 3.75  # inches: at a phone's 360 CSS pixels the letters keep their size
+_TITLE_LETTERS = 42
+_NBSP = "\N{NO-BREAK SPACE}"
+_together = re.compile(r"(?<!;) ")  # within one statement of n
+_unit = re.compile(r"(?<=\d) (?=%|ms)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A plot as a file, and the same in words: what it shows, in which units, of how many."""
+
+    path: Path
+    alt: str
+
+
+class Looks:
+    """Colour and marker of every protocol, the same in all plots of a report."""
+
+    def __init__(self, protocols: Iterable[str]) -> None:
+        self._order = list(dict.fromkeys(protocols))
+
+    def colour(self, protocol: str) -> str:
+        """A colour of the palette."""
+        return PALETTE[self._order.index(protocol) % len(PALETTE)]
+
+    def marker(self, protocol: str) -> str:
+        """A marker; protocols that share a colour differ in it."""
+        at = self._order.index(protocol)
+        return MARKERS[(at + at // len(PALETTE)) % len(MARKERS)]
+
+
+def plain(text: str) -> str:
+    """Text from a file, so that no letter of it is taken for a formula."""
+    return text.replace("$", r"\$")
+
+
+def shorten(text: str, letters: int) -> str:
+    """A name that fits beside an axis."""
+    return text if len(text) <= letters else text[: letters - 1] + "…"
+
+
+def title(run: str, finding: str, n: str) -> str:
+    """The run, what was found, and of how many samples, in lines that fit."""
+    lines = (run, finding, f"({_together.sub(_NBSP, n)})")
+    return plain("\n".join(fill(_unit.sub(_NBSP, line), _TITLE_LETTERS) for line in lines))
+
+
+def counted(counts: Iterable[int], what: str) -> str:
+    """``n = 12 answers each``, or from the fewest to the most; ``what`` begins with a plural."""
+    found = sorted(set(counts))
+    if found[-1] == 1:
+        what = re.sub(r"s\b", "", what, count=1)
+    span = f"{found[0]}" if len(found) == 1 else f"{found[0]}–{found[-1]}"
+    return f"n = {span} {what}"
+
+
+def legend_below(axes: Axes, columns: int = 3) -> None:
+    """The legend under the axes, where it hides nothing."""
+    figure = axes.get_figure()
+    assert figure is not None
+    figure.legend(loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.0)
+
+
+def whiskers(found: Spread) -> list[list[float]] | None:
+    """The interval as matplotlib takes it: below and above the median; None without one."""
+    if found.low is None or found.high is None:
+        return None
+    return [[found.median - found.low], [found.high - found.median]]

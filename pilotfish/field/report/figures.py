@@ -1,0 +1,166 @@
+"""From the answers of a run to figures: one set for each (protocol, window) that was asked for.
+
+In:  finished answers with their rounds. Out: medians with intervals, stages, bytes, acceptance.
+
+The first round of an answer reads the prompt, so times per token, per round and per stage are of
+the rounds after it, called *steady*. It is in the first token's time, in the whole answer's
+tokens/s, and in what does not depend on it: acceptance, tokens a round, bytes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pilotfish.device_runtime.record import STAGES, Round, acceptance, deviation
+from pilotfish.field.report.statistics import Position, Spread, positions, spread
+from pilotfish.field.run import Answer, Configuration
+from pilotfish.wire.protocols import EXCHANGES, NAMES, STREAM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What one (protocol, window) of a run came to. Bytes are frames as handed to ZeroMQ.
+
+    n: answers. rounds: all of them. A Spread is over answers, that of round_ms over steady rounds.
+    None is what was not measured: acceptance where nothing was drafted, joules without a sensor,
+    steady figures where every answer ended with its first round. forgiven: of the accepted tokens,
+    the share that the target would have said otherwise; asked: the share of rounds in which the
+    edge asked for hidden states; both of rounds that a decision head judged. deviation: a verified
+    position's total variation from the target's law, of rounds that could relax.
+    """
+
+    configuration: Configuration
+    n: int
+    rounds: int
+    token_ms: Spread | None
+    round_ms: Spread | None
+    tokens_per_s: Spread | None
+    first_token_ms: Spread | None
+    joules_per_token: Spread | None
+    acceptance: float | None
+    forgiven: float | None
+    asked: float | None
+    deviation: float | None
+    tokens_per_round: float | None
+    up_bytes_per_token: float | None
+    down_bytes_per_token: float | None
+    stages_ms: dict[str, float]  # mean of a committed token, by stage
+    positions: list[Position]
+
+
+def steady(answer: Answer) -> list[Round]:
+    """The rounds after the one that read the prompt."""
+    return answer.rounds[1:]
+
+
+def steady_token_ms(answer: Answer) -> float | None:
+    """Milliseconds per committed token of an answer's steady rounds; None if they have no token."""
+    rounds = steady(answer)
+    tokens = _tokens(rounds)
+    return sum(r.timings.total for r in rounds) * 1e3 / tokens if tokens else None
+
+
+def figures(answers: Sequence[Answer]) -> list[Figures]:
+    """The figures of every (protocol, window), in `order`."""
+    groups: dict[Configuration, list[Answer]] = {}
+    for answer in answers:
+        groups.setdefault(answer.configuration, []).append(answer)
+    return [_figures(each, groups[each]) for each in sorted(groups, key=order)]
+
+
+def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
+    """The protocols, each once, in the order of the figures."""
+    return list(dict.fromkeys(f.configuration.protocol for f in all_figures))
+
+
+def lowest(all_figures: Sequence[Figures]) -> Figures | None:
+    """The fixed choice that took least per token.
+
+    What is not lossless does not compete, for its text is not the target's, nor does ``auto``,
+    which chooses one of the others.
+    """
+    known = [f for f in all_figures if f.token_ms and lossless(f.configuration.protocol)]
+    return min(known, key=lambda f: f.token_ms.median if f.token_ms else 0.0, default=None)
+
+
+def lossless(protocol: str) -> bool:
+    """Whether its text is the target's; of ``auto`` and of unknown protocols nobody knows."""
+    return protocol == STREAM or (protocol in EXCHANGES and EXCHANGES[protocol].lossless)
+
+
+def order(configuration: Configuration) -> tuple[int, str, int, int]:
+    """Sorts protocols as they are registered, and their windows from short to ``auto``."""
+    protocol, window = configuration
+    registered = NAMES.index(protocol) if protocol in NAMES else len(NAMES)
+    return registered, protocol, int(window == "auto"), window if isinstance(window, int) else 0
+
+
+def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
+    rounds = [round_ for answer in answers for round_ in answer.rounds]
+    drafted = [round_ for round_ in rounds if round_.window]
+    judged = [round_ for round_ in drafted if _judged(round_.protocol)]
+    relaxed = [round_ for round_ in drafted if _relaxes(round_.protocol)]
+    after_prompt = [round_ for answer in answers for round_ in steady(answer)]
+    tokens = _tokens(rounds)
+    return Figures(
+        configuration=configuration,
+        n=len(answers),
+        rounds=len(rounds),
+        token_ms=_over(answers, steady_token_ms),
+        round_ms=spread([r.timings.total * 1e3 for r in after_prompt], independent=False),
+        tokens_per_s=_over(answers, lambda a: a.tokens / a.total_s if a.total_s else None),
+        first_token_ms=_over(answers, lambda a: a.first_token_s * 1e3),
+        joules_per_token=_over(answers, _joules_per_token),
+        acceptance=acceptance(drafted) if drafted else None,
+        forgiven=_share(sum(r.forgiven for r in judged), sum(r.accepted for r in judged)),
+        asked=_share(sum(r.inquired > 0 for r in judged), len(judged)),
+        deviation=deviation(relaxed),
+        tokens_per_round=tokens / len(rounds) if rounds else None,
+        up_bytes_per_token=sum(r.uplink_bytes for r in rounds) / tokens if tokens else None,
+        down_bytes_per_token=sum(r.downlink_bytes for r in rounds) / tokens if tokens else None,
+        stages_ms=_stages_ms(after_prompt),
+        positions=positions(drafted),
+    )
+
+
+def _stages_ms(rounds: Sequence[Round]) -> dict[str, float]:
+    """Milliseconds of each stage in a committed token; means, so that they add up."""
+    tokens = _tokens(rounds)
+    if not tokens:
+        return {}
+    return {
+        stage: sum(getattr(r.timings, stage) for r in rounds) * 1e3 / tokens for stage in STAGES
+    }
+
+
+def _joules_per_token(answer: Answer) -> float | None:
+    if answer.energy_j is None or not answer.tokens:
+        return None
+    return answer.energy_j / answer.tokens
+
+
+def _over(answers: Sequence[Answer], value: Callable[[Answer], float | None]) -> Spread | None:
+    """The spread over the answers that have this value."""
+    return spread([found for found in map(value, answers) if found is not None])
+
+
+def _judged(protocol: str) -> bool:
+    return protocol in EXCHANGES and EXCHANGES[protocol].judged
+
+
+def _relaxes(protocol: str) -> bool:
+    return protocol in EXCHANGES and EXCHANGES[protocol].relaxes
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _tokens(rounds: Sequence[Round]) -> int:
+    return sum(len(round_.tokens) for round_ in rounds)
+
+
+def flat(found: dict[str, Any]) -> dict[str, Any]:
+    """Figures as a dictionary has them, with the configuration as two keys of their own."""
+    protocol, window = found.pop("configuration")
+    return {"protocol": protocol, "window": window, **found}

@@ -1,0 +1,122 @@
+"""What `auto` chose, and what it would have cost to choose otherwise.
+
+In:  the answers of a run, those under ``auto`` with the choice that each began with.
+Out: choices by count, predicted against measured, and the fixed choices of the same run beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from pilotfish.device_runtime.plan import AUTO
+from pilotfish.field.report.figures import order, steady_token_ms
+from pilotfish.field.report.statistics import Spread, spread
+from pilotfish.field.run import Answer, Configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A possibility of ``auto``, in milliseconds per committed token.
+
+    chosen: how often. forecast_ms: median of what was expected of it before an answer, over the
+    ``forecasts`` answers before which it was weighed. measured: what it took when it was chosen.
+    fixed: what it took where the same run asked for it by name. reason: that of its last choice.
+    """
+
+    configuration: Configuration
+    chosen: int
+    forecasts: int
+    forecast_ms: float | None
+    measured: Spread | None
+    fixed: Spread | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hindsight:
+    """``auto`` in one run. predicted: (predicted, measured) ms per token, one pair an answer."""
+
+    policies: list[str]
+    n: int
+    auto: Spread | None
+    alternatives: list[Alternative]
+    predicted: list[tuple[float, float]]
+
+    @property
+    def best(self) -> Alternative | None:
+        """The fixed choice of the same run with the lowest median, of the protocols it weighed."""
+        weighed = {a.configuration.protocol for a in self.alternatives if a.forecasts or a.chosen}
+        known = [
+            a
+            for a in self.alternatives
+            if a.fixed is not None and a.configuration.protocol in weighed
+        ]
+        return min(known, key=lambda a: a.fixed.median if a.fixed else 0.0, default=None)
+
+    @property
+    def behind(self) -> float | None:
+        """By what share auto's median is above that of the best fixed choice; below: negative."""
+        if self.auto is None or self.best is None or self.best.fixed is None:
+            return None
+        return self.auto.median / self.best.fixed.median - 1.0
+
+    @property
+    def error(self) -> float | None:
+        """The median of |predicted / measured − 1|."""
+        return median(abs(p / m - 1.0) for p, m in self.predicted) if self.predicted else None
+
+
+def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
+    """Of the finished answers of a run; None where none was under ``auto``."""
+    under_auto = [answer for answer in answers if answer.protocol == AUTO]
+    if not under_auto:
+        return None
+    fixed = _milliseconds([answer for answer in answers if answer.protocol != AUTO])
+    chosen: dict[Configuration, list[Answer]] = {}
+    forecasts: dict[Configuration, list[float]] = {}
+    for answer in under_auto:
+        if answer.choice is not None:
+            chosen.setdefault(_named(answer.choice.protocol, answer.choice.window), []).append(
+                answer
+            )
+            for protocol, window, token_s in answer.choice.forecasts:
+                forecasts.setdefault(_named(protocol, window), []).append(token_s * 1e3)
+    alternatives = [
+        Alternative(
+            configuration=each,
+            chosen=len(chosen.get(each, [])),
+            forecasts=len(forecasts.get(each, [])),
+            forecast_ms=median(forecasts[each]) if each in forecasts else None,
+            measured=spread([ms for a in chosen.get(each, []) if (ms := steady_token_ms(a))]),
+            fixed=spread(fixed.get(each, [])),
+            reason=_last_reason(chosen.get(each, [])),
+        )
+        for each in sorted({*chosen, *fixed, *forecasts}, key=order)
+    ]
+    choices = [(a.choice, steady_token_ms(a)) for a in under_auto if a.choice is not None]
+    return Hindsight(
+        policies=list(dict.fromkeys(choice.policy for choice, _ in choices)),
+        n=len(under_auto),
+        auto=spread([ms for answer in under_auto if (ms := steady_token_ms(answer))]),
+        alternatives=alternatives,
+        predicted=[(c.token_s * 1e3, ms) for c, ms in choices if c.token_s is not None and ms],
+    )
+
+
+def _named(protocol: str, window: int) -> Configuration:
+    """As a fixed choice is called: a choice of a protocol without windows has window 0."""
+    return Configuration(protocol, window or None)
+
+
+def _last_reason(answers: Sequence[Answer]) -> str:
+    reasons = [answer.choice.reason for answer in answers if answer.choice is not None]
+    return reasons[-1] if reasons else ""
+
+
+def _milliseconds(answers: Sequence[Answer]) -> dict[Configuration, list[float]]:
+    """Steady milliseconds per token of every configuration's answers."""
+    found: dict[Configuration, list[float]] = {}
+    for answer in answers:
+        if ms := steady_token_ms(answer):
+            found.setdefault(answer.configuration, []).append(ms)
+    return found

@@ -1,0 +1,166 @@
+"""Latency against window, within a run and between runs.
+
+In:  the figures of runs. Out: files, and for each what it shows in words, for who cannot see it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pilotfish.field.drawing import Axes, plot
+from pilotfish.field.report.canvas import (
+    WIDTH,
+    Looks,
+    Picture,
+    counted,
+    legend_below,
+    plain,
+    shorten,
+    title,
+    whiskers,
+)
+from pilotfish.field.report.figures import Figures, lowest, protocols_of
+from pilotfish.field.report.statistics import Spread
+from pilotfish.field.run import WindowSetting
+
+_WITHOUT_WINDOW = "no γ"
+
+
+def latency(path: Path, run: str, all_figures: Sequence[Figures], looks: Looks) -> Picture | None:
+    """Time per token against the window, a line for each protocol (wisv figures 4 and 7)."""
+    known = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
+    if not known:
+        return None
+    finding = _lowest([f for f, _ in known])
+    n = counted((found.n for _, found in known), "answers a point")
+    columns = _columns([f for f, _ in known])
+    protocols = protocols_of([f for f, _ in known])
+    with plot(
+        path,
+        title(run, finding, n),
+        "window γ (drafted tokens a round)",
+        "time per committed token (ms)",
+        (WIDTH, 3.9),
+    ) as axes:
+        for i, protocol in enumerate(protocols):
+            aside = 0.24 * ((i + 0.5) / len(protocols) - 0.5)  # so that intervals do not cover
+            points = sorted(
+                (columns.index(_column(f)) + aside, found)
+                for f, found in known
+                if f.configuration.protocol == protocol
+            )
+            _line(axes, points, protocol, looks)
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_xlim(-0.5, len(columns) - 0.5)
+        axes.set_ylim(bottom=0)
+        legend_below(axes)
+    return Picture(
+        path=path,
+        alt=f"{run}: time per committed token in ms against the window γ in drafted tokens, median "
+        f"and 95 % interval by protocol; {finding} ({n}).",
+    )
+
+
+def _lowest(all_figures: Sequence[Figures]) -> str:
+    best = lowest(all_figures)
+    if best is None or best.token_ms is None:
+        return "no fixed choice with a target was measured"
+    return f"lowest fixed choice: {best.configuration}, {best.token_ms.median:.1f} ms"
+
+
+def _line(axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, looks: Looks) -> None:
+    """Medians with intervals, joined where the protocol has windows to compare."""
+    for x, found in points:
+        axes.errorbar(
+            x, found.median, whiskers(found), color=looks.colour(protocol), capsize=2, linewidth=1
+        )
+    if len(points) == 1:  # a level to hold the others against
+        axes.axhline(
+            points[0][1].median, color=looks.colour(protocol), linewidth=0.8, linestyle=":"
+        )
+    axes.plot(
+        [x for x, _ in points],
+        [found.median for _, found in points],
+        color=looks.colour(protocol),
+        marker=looks.marker(protocol),
+        linewidth=1.4,
+        label=plain(protocol),
+    )
+
+
+def _column(figures: Figures) -> str:
+    window = figures.configuration.window
+    return _WITHOUT_WINDOW if window is None else str(window)
+
+
+def _columns(all_figures: Sequence[Figures]) -> list[str]:
+    """The windows from short to long, then those that set themselves, then what has none."""
+
+    def order(window: WindowSetting | None) -> tuple[int, int]:
+        return (0, window) if isinstance(window, int) else (1 if window == "auto" else 2, 0)
+
+    windows = sorted({f.configuration.window for f in all_figures}, key=order)
+    return [_WITHOUT_WINDOW if window is None else str(window) for window in windows]
+
+
+def compared(
+    path: Path, runs: Sequence[tuple[str, Sequence[Figures]]], looks: Looks
+) -> Picture | None:
+    """Runs below each other, with each protocol at its best window; None for less than two."""
+    known = [(run, best) for run, found in runs if (best := _best_windows(found))]
+    if len(known) < 2:
+        return None
+    n = counted((f.n for _, best in known for f, _ in best), "answers a point")
+    with plot(
+        path,
+        title("Each protocol at its best window", f"{len(known)} runs", n),
+        "time per committed token (ms)",
+        "run",
+        (WIDTH, 1.9 + 0.5 * len(known)),
+    ) as axes:
+        protocols = protocols_of([f for _, best in known for f, _ in best])
+        for i, protocol in enumerate(protocols):
+            aside = 0.5 * ((i + 0.5) / len(protocols) - 0.5)  # so that points do not cover
+            points = [
+                (at + aside, found)
+                for at, (_, best) in enumerate(known)
+                for f, found in best
+                if f.configuration.protocol == protocol
+            ]
+            _dots(axes, points, protocol, looks)
+        axes.set_yticks(range(len(known)), [plain(shorten(run, 18)) for run, _ in known])
+        axes.set_ylim(len(known) - 0.4, -0.6)
+        axes.set_xlim(left=0)
+        legend_below(axes, 4)
+    return Picture(
+        path=path,
+        alt="Time per committed token in ms of every protocol at its best window, a row for each "
+        f"run: {', '.join(run for run, _ in known)} ({n}).",
+    )
+
+
+def _dots(axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, looks: Looks) -> None:
+    """A protocol's medians with intervals, in the rows of the runs."""
+    colour = looks.colour(protocol)
+    for y, found in points:
+        axes.errorbar(found.median, y, xerr=whiskers(found), color=colour, capsize=2, linewidth=1)
+    axes.scatter(
+        [found.median for _, found in points],
+        [y for y, _ in points],
+        color=colour,
+        marker=looks.marker(protocol),
+        s=22,
+        zorder=3,
+        label=plain(protocol),
+    )
+
+
+def _best_windows(all_figures: Sequence[Figures]) -> list[tuple[Figures, Spread]]:
+    """Of each protocol the figures with the lowest median time per token."""
+    known = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
+    return [
+        min(
+            (pair for pair in known if pair[0].configuration.protocol == protocol),
+            key=lambda pair: pair[1].median,
+        )
+        for protocol in protocols_of([f for f, _ in known])
+    ]

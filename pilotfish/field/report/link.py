@@ -1,0 +1,51 @@
+"""What the answers of a run know of the link: quantities, units, and what is absent.
+
+In:  answers, each with the link's state at its begin. Out: numbers in the units of a panel.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pilotfish.field.run import Answer
+from pilotfish.wire.link.state import LinkState, Reading
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One of `LinkState`: its name, what it shares a panel with and in which unit, that unit in SI.
+
+    The panel's label is a heading, and below it the unit in brackets.
+    """
+
+    name: str
+    panel: str
+    si: float
+    reading: Callable[[LinkState], Reading | None]
+
+    def points(self, answers: Sequence[Answer]) -> list[tuple[int, float]]:
+        """The index of each answer that has a reading, and that, in the panel's unit."""
+        readings = [(at, self.reading(a.link)) for at, a in enumerate(answers) if a.link]
+        return [(at, reading.value / self.si) for at, reading in readings if reading is not None]
+
+
+QUANTITIES = (
+    Quantity("RTT", "RTT, jitter\n(ms)", 1e-3, lambda link: link.rtt),
+    Quantity("jitter", "RTT, jitter\n(ms)", 1e-3, lambda link: link.jitter),
+    Quantity("goodput up", "goodput\n(Mbit/s)", 1e6, lambda link: link.up),
+    Quantity("goodput down", "goodput\n(Mbit/s)", 1e6, lambda link: link.down),
+    Quantity(
+        "retransmissions", "sent again\n(% of segments)", 1e-2, lambda link: link.retransmitted
+    ),
+    Quantity("signal", "signal\n(dBm)", 1.0, lambda link: link.signal),
+)
+
+
+def measured(answers: Sequence[Answer]) -> list[Quantity]:
+    """The quantities that some answer of the run has a reading of."""
+    return [quantity for quantity in QUANTITIES if quantity.points(answers)]
+
+
+def unmeasured(answers: Sequence[Answer]) -> list[str]:
+    """The names of the others."""
+    known = measured(answers)
+    return [quantity.name for quantity in QUANTITIES if quantity not in known]

@@ -1,0 +1,89 @@
+"""A run as a report shows it: its facts, the answers that count, and how many do not."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pilotfish.field.report.figures import Figures, figures, flat
+from pilotfish.field.report.hindsight import Hindsight, hindsight
+from pilotfish.field.report.link import unmeasured
+from pilotfish.field.report.plausible import expect_plausible
+from pilotfish.field.report.statistics import LEVEL, RESAMPLES
+from pilotfish.field.run import Answer, Facts, Run
+from pilotfish.wire.errors import RunFileError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A run file, read. name: what tells it from the other runs of the report."""
+
+    name: str
+    path: Path
+    facts: Facts
+    answers: list[Answer]  # finished, and no warm-up
+    warm_up: int
+    unfinished: int
+    figures: list[Figures]
+    hindsight: Hindsight | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Its figures, for ``--json``; times in the units that the keys name."""
+        first, last = self.answers[0], self.answers[-1]
+        return {
+            "run": self.name,
+            "file": str(self.path),
+            "began_unix_s": first.started_unix_s,
+            "ended_unix_s": last.started_unix_s + last.total_s,
+            "answers": len(self.answers),
+            "left_out": {"warm_up": self.warm_up, "unfinished": self.unfinished},
+            "not_measured": unmeasured(self.answers),
+            "figures": [flat(asdict(found)) for found in self.figures],
+            "auto": None if self.hindsight is None else _auto(self.hindsight),
+            "interval": {"level": LEVEL, "bootstrap_resamples": RESAMPLES},
+        }
+
+
+def read(path: str | Path) -> Measured:
+    """A run file and its figures; `RunFileError` if it is none, or holds no finished answer."""
+    path = Path(path)
+    with Run.open(path) as run:
+        every = list(run.answers(warm_up=True, finished=False))
+        facts = run.facts
+    expect_plausible(path, every)
+    answers = [answer for answer in every if answer.finished and not answer.warm_up]
+    if not any(answer.rounds for answer in answers):
+        raise RunFileError(
+            f"{path} has no finished answer: go on with it by `pilotfish field measure --resume`."
+        )
+    answers = [answer for answer in answers if answer.rounds]
+    return Measured(
+        name=path.stem.encode(errors="replace").decode(),
+        path=path,
+        facts=facts,
+        answers=answers,
+        warm_up=sum(answer.warm_up for answer in every),
+        unfinished=sum(not answer.finished and not answer.warm_up for answer in every),
+        figures=figures(answers),
+        hindsight=hindsight(answers),
+    )
+
+
+def named_apart(runs: Sequence[Measured]) -> list[Measured]:
+    """The runs, with a number to those whose name another one has."""
+    apart: dict[str, Measured] = {}
+    for run in runs:
+        name, number = run.name, 1
+        while name in apart:
+            number += 1
+            name = f"{run.name} ({number})"
+        apart[name] = replace(run, name=name)
+    return list(apart.values())
+
+
+def _auto(seen: Hindsight) -> dict[str, Any]:
+    found = asdict(seen)
+    found["alternatives"] = [flat(each) for each in found["alternatives"]]
+    best = seen.best.configuration if seen.best is not None else None
+    found["best_fixed"] = None if best is None else best._asdict()
+    return {**found, "behind_best_fixed": seen.behind, "median_error": seen.error}

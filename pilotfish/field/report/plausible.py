@@ -1,0 +1,65 @@
+"""Whether what a run file says can have happened.
+
+In:  answers, each value of its kind already. Out: nothing, or a `RunFileError`. Figures and plots
+may then divide, take logarithms and draw without asking again.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pilotfish.device_runtime.record import STAGES, Round
+from pilotfish.field.run import Answer
+from pilotfish.wire.errors import RunFileError
+
+_LONGEST_S = 1e7  # of a stage or an answer: four months
+_LATEST_UNIX_S = 4e9  # the year 2096
+_LARGEST = 1e15  # of what else is counted or measured
+
+
+def expect_plausible(path: Path, answers: Sequence[Answer]) -> None:
+    """`RunFileError` names the first answer with an impossible value."""
+    for answer in answers:
+        for what, value, low, high in _values(answer):
+            if not low <= value <= high:  # NaN is neither
+                raise RunFileError(
+                    f"{path} is damaged: answer {answer.id} has {value:g} as its {what}. Restore a "
+                    "copy of it."
+                )
+
+
+def _values(answer: Answer) -> Iterator[tuple[str, float, float, float]]:
+    """What it is, the value, and the bounds between which it may lie."""
+    yield "begin", answer.started_unix_s, 0.0, _LATEST_UNIX_S
+    yield "time", answer.total_s, 0.0, _LONGEST_S
+    yield "first token's time", answer.first_token_s, 0.0, _LONGEST_S
+    yield "tokens", answer.tokens, 0, _LARGEST
+    yield "energy", answer.energy_j or 0.0, -_LARGEST, _LARGEST
+    if isinstance(answer.window, int):
+        yield "window", answer.window, 0, _LARGEST
+    for round_ in answer.rounds:
+        yield from _of_round(round_)
+    if answer.link is not None:
+        for name in ("rtt", "jitter", "up", "down", "retransmitted"):
+            reading = getattr(answer.link, name)
+            yield f"link's {name}", reading.value if reading else 0.0, 0.0, _LARGEST
+        signal = answer.link.signal
+        yield "link's signal", signal.value if signal else 0.0, -_LARGEST, _LARGEST
+    if answer.choice is not None:
+        yield "chosen window", answer.choice.window, 0, _LARGEST
+        for forecast in answer.choice.forecasts:
+            yield "forecast window", forecast.window, 0, _LARGEST
+        times = [answer.choice.token_s or 0.0, *(f.token_s for f in answer.choice.forecasts)]
+        yield "least forecast", min(times), 0.0, _LONGEST_S
+        yield "largest forecast", max(times), 0.0, _LONGEST_S
+
+
+def _of_round(round_: Round) -> Iterator[tuple[str, float, float, float]]:
+    yield "window of a round", round_.window, 0, 1e4
+    yield "accepted tokens of a round", round_.accepted, 0, round_.window
+    yield "forgiven tokens of a round", round_.forgiven, 0, round_.accepted
+    yield "deviation of a round", round_.deviation, 0.0, round_.verified
+    yield "hidden states of a round", round_.inquired, 0, round_.window
+    yield "bytes up of a round", round_.uplink_bytes, 0, _LARGEST
+    yield "bytes down of a round", round_.downlink_bytes, 0, _LARGEST
+    for stage in STAGES:
+        yield f"{stage} time of a round", getattr(round_.timings, stage), 0.0, _LONGEST_S

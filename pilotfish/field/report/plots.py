@@ -1,0 +1,196 @@
+"""The plots of what was measured: one PNG each, units on both axes, n in the title.
+
+In:  the figures of one run. Out: files, and for each what it shows in words, for who cannot see it.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from pilotfish.device_runtime.record import STAGES
+from pilotfish.field.drawing import (
+    MARKERS,
+    PALETTE,
+    Axes,
+    FuncFormatter,
+    MaxNLocator,
+    NullFormatter,
+    panels,
+    plot,
+)
+from pilotfish.field.report.canvas import (
+    WIDTH,
+    Looks,
+    Picture,
+    counted,
+    legend_below,
+    plain,
+    title,
+)
+from pilotfish.field.report.figures import Figures, protocols_of
+from pilotfish.field.report.statistics import Position, share_interval
+
+_ROW = 0.27  # inches a row of a chart with one row for each (protocol, window)
+_ROWS = 7  # of which there is room for so many at least
+FEW = 10  # a share of fewer rounds says too little to be drawn
+
+
+def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
+    """Where the time of a committed token goes: a bar for each (protocol, window)."""
+    known = [f for f in all_figures if f.stages_ms]
+    if not known:
+        return None
+    means = {stage: sum(f.stages_ms[stage] for f in known) / len(known) for stage in STAGES}
+    largest = max(STAGES, key=lambda stage: means[stage])
+    share = 100 * means[largest] / (sum(means.values()) or 1.0)
+    finding = f"on average {share:.0f} % of a token's time is {largest}"
+    n = counted((f.n for f in known), "answers a bar")
+    with plot(
+        path,
+        title(run, finding, n),
+        "time per committed token (ms, mean)",
+        "protocol and window γ (tokens)",
+        (WIDTH, 1.7 + _ROW * max(len(known), _ROWS)),
+    ) as axes:
+        left = [0.0] * len(known)
+        for stage, colour in zip(STAGES, PALETTE, strict=True):
+            widths = [f.stages_ms[stage] for f in known]
+            axes.barh(range(len(known)), widths, left=left, color=colour, label=stage, height=0.7)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        _rows(axes, known)
+        legend_below(axes, 4)
+    return Picture(
+        path=path,
+        alt=f"{run}: mean time per committed token in ms by stage ({', '.join(STAGES)}), a bar for "
+        f"each protocol and window γ in tokens; {finding} ({n}).",
+    )
+
+
+def _rows(axes: Axes, all_figures: Sequence[Figures]) -> None:
+    """A row for each (protocol, window), the first one on top."""
+    axes.set_yticks(range(len(all_figures)), [plain(str(f.configuration)) for f in all_figures])
+    axes.set_ylim(len(all_figures) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+
+
+def depths(path: Path, run: str, all_figures: Sequence[Figures], looks: Looks) -> Picture | None:
+    """Who gets how far: rounds that reach each depth, and of those the ones that accept it.
+
+    All windows of a protocol together, each depth over the rounds that drafted so far; shares of
+    fewer than `FEW` rounds are not drawn. None where nothing was drafted.
+    """
+    pooled = {protocol: _pooled(all_figures, protocol) for protocol in protocols_of(all_figures)}
+    known = {protocol: found for protocol, found in pooled.items() if found}
+    if not known:
+        return None
+    first = [found[0] for found in known.values()]
+    share = sum(p.accepted for p in first) / sum(p.reached for p in first)
+    finding = f"the first drafted token is accepted in {100 * share:.0f} % of rounds"
+    n = counted((p.drafted for p in first), "rounds a protocol")
+    ylabels = ["reached\n(% of rounds)", "accepted when\nreached (%)"]
+    with panels(
+        path, title(run, finding, n), "depth in the window (tokens)", ylabels, (WIDTH, 4.4)
+    ) as (reached, accepted):
+        for i, (protocol, found) in enumerate(known.items()):
+            aside = 0.2 * ((i + 0.5) / len(known) - 0.5)  # so that equals do not cover each other
+            _depths(reached, accepted, found, aside, protocol, looks)
+        for axes in (reached, accepted):
+            axes.set_ylim(0, 104)
+        accepted.xaxis.set_major_locator(MaxNLocator(integer=True))
+        legend_below(reached)
+    return Picture(
+        path=path,
+        alt=f"{run}: by depth in the window in tokens, the % of rounds that reach it and the % of "
+        f"those that accept it, with 95 % intervals, by protocol; {finding} ({n}).",
+    )
+
+
+def _depths(
+    reached: Axes,
+    accepted: Axes,
+    found: Sequence[Position],
+    aside: float,
+    protocol: str,
+    looks: Looks,
+) -> None:
+    """The two lines of a protocol, and the intervals of what it accepted of what it reached."""
+    colour, marker = looks.colour(protocol), looks.marker(protocol)
+    reached.plot(
+        [p.depth + aside for p in found],
+        [100 * p.reached / p.drafted for p in found],
+        color=colour,
+        marker=marker,
+        linewidth=1.4,
+        label=plain(protocol),
+    )
+    met = [p for p in found if p.reached >= FEW]
+    shares = [100 * p.accepted / p.reached for p in met]
+    accepted.plot(
+        [p.depth + aside for p in met], shares, color=colour, marker=marker, linewidth=1.4
+    )
+    for p in met:
+        low, high = share_interval(p.accepted, p.reached)
+        accepted.vlines(p.depth + aside, 100 * low, 100 * high, color=colour, linewidth=0.8)
+
+
+def _pooled(all_figures: Sequence[Figures], protocol: str) -> list[Position]:
+    """The positions of all windows of a protocol together."""
+    found = [p for f in all_figures if f.configuration.protocol == protocol for p in f.positions]
+    return [
+        Position(
+            depth=depth,
+            drafted=sum(p.drafted for p in found if p.depth == depth),
+            reached=sum(p.reached for p in found if p.depth == depth),
+            accepted=sum(p.accepted for p in found if p.depth == depth),
+        )
+        for depth in sorted({p.depth for p in found})
+    ]
+
+
+def freight(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
+    """Bytes of a committed token, up and down, on a log scale; None where nothing was sent."""
+    known = [f for f in all_figures if f.up_bytes_per_token or f.down_bytes_per_token]
+    if not known:
+        return None
+    ways = (
+        ("up", PALETTE[0], MARKERS[2], [f.up_bytes_per_token or 0.0 for f in known]),
+        ("down", PALETTE[1], MARKERS[4], [f.down_bytes_per_token or 0.0 for f in known]),
+    )
+    totals = [sum(way[3][at] for way in ways) for at in range(len(known))]
+    least = known[totals.index(min(totals))].configuration
+    most = known[totals.index(max(totals))].configuration
+    finding = f"{min(totals):.0f} bytes a token ({least}) to {max(totals):,.0f} ({most})"
+    n = counted((f.n for f in known), "answers each")
+    with plot(
+        path,
+        title(run, finding, n),
+        "bytes per committed token (log scale)",
+        "protocol and window γ (tokens)",
+        (WIDTH, 1.5 + _ROW * max(len(known), _ROWS)),
+    ) as axes:
+        for at in range(len(known)):
+            ends = [way[3][at] for way in ways if way[3][at]]
+            axes.plot(ends, [at] * len(ends), color="#bbbbbb", linewidth=1)
+        for name, colour, marker, values in ways:
+            shown = [at for at, value in enumerate(values) if value]
+            sizes = [values[at] for at in shown]
+            axes.scatter(sizes, shown, color=colour, marker=marker, s=26, label=name)
+        _decades(axes, [value for way in ways for value in way[3] if value])
+        _rows(axes, known)
+        legend_below(axes)
+    return Picture(
+        path=path,
+        alt=f"{run}: bytes per committed token, up and down, on a log scale, for each protocol and "
+        f"window γ in tokens; {finding} ({n}).",
+    )
+
+
+def _decades(axes: Axes, values: Sequence[float]) -> None:
+    """A log scale from one power of ten to another, so that it has two labels at least."""
+    axes.set_xscale("log")
+    axes.set_xlim(
+        10.0 ** math.floor(math.log10(0.9 * min(values))),
+        10.0 ** math.ceil(math.log10(1.1 * max(values))),
+    )
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())

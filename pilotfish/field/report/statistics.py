@@ -1,0 +1,97 @@
+"""Figures of repeated measurements: medians, tails, intervals, and who got how far.
+
+In:  numbers of independent answers, or rounds as recorded. Out: figures, and how sure they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pilotfish.device_runtime.record import Round
+
+RESAMPLES = 2000
+LEVEL = 0.95
+_SEED = 0  # a report of the same file says the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """n values: their median, their 95th percentile, and an interval for the median.
+
+    low, high: 95 % percentile bootstrap of the median; None for fewer than 3 values, which say
+    too little about it, and for values that are not independent.
+    """
+
+    n: int
+    median: float
+    p95: float
+    low: float | None
+    high: float | None
+
+
+def spread(values: Sequence[float], *, independent: bool = True) -> Spread | None:
+    """The figures of some values; None for no values.
+
+    independent: of each other, so that an interval can be had. Rounds of one answer are not.
+    """
+    if not values:
+        return None
+    found = np.asarray(values, dtype=np.float64)
+    low, high = median_interval(values) if independent and len(values) > 2 else (None, None)
+    return Spread(
+        n=len(found),
+        median=float(np.median(found)),
+        p95=float(np.percentile(found, 95)),
+        low=low,
+        high=high,
+    )
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Low and high end of a 95 % interval for the median of what the values were drawn from.
+
+    Percentile bootstrap: the values are drawn again with replacement, as many as there are, and the
+    interval holds the medians of 95 % of such draws (Efron 1979).
+    """
+    drawn = np.random.default_rng(_SEED).choice(
+        np.asarray(values, dtype=np.float64), (RESAMPLES, len(values))
+    )
+    tail = 50.0 * (1.0 - LEVEL)
+    low, high = np.percentile(np.median(drawn, axis=1), [tail, 100.0 - tail])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """A depth of the windows, from 1: how many rounds drafted it, got there, and accepted it."""
+
+    depth: int
+    drafted: int  # rounds whose window was so long
+    reached: int  # of which all tokens before it were accepted
+    accepted: int
+
+
+def positions(rounds: Sequence[Round]) -> list[Position]:
+    """Acceptance at each depth (tslt Definition 2.1: a position counts once all before it passed).
+
+    accepted/reached is α at this depth; accepted/drafted the chance that a window gets so far.
+    """
+    return [
+        Position(
+            depth=depth,
+            drafted=sum(r.window >= depth for r in rounds),
+            reached=sum(r.window >= depth and r.accepted >= depth - 1 for r in rounds),
+            accepted=sum(r.accepted >= depth for r in rounds),
+        )
+        for depth in range(1, max((r.window for r in rounds), default=0) + 1)
+    ]
+
+
+def share_interval(count: int, of: int) -> tuple[float, float]:
+    """A 95 % interval for a share of which ``count`` in ``of`` were seen (Wilson 1927)."""
+    z = 1.959963984540054
+    share = count / of
+    centre = (share + z * z / (2 * of)) / (1 + z * z / of)
+    half = z * np.sqrt(share * (1 - share) / of + z * z / (4 * of * of)) / (1 + z * z / of)
+    return max(0.0, float(centre - half)), min(1.0, float(centre + half))

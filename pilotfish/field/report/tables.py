@@ -1,0 +1,232 @@
+"""The report's tables, as headings and cells of text; whoever shows them escapes them.
+
+In:  runs as measured. Out: text with units in the headings.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from pilotfish.field.report.figures import Figures, lowest
+from pilotfish.field.report.hindsight import Hindsight
+from pilotfish.field.report.measured import Measured
+from pilotfish.field.report.statistics import Spread
+from pilotfish.field.run import Model
+
+NONE = "–"  # not measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """headings: (group, heading) of each column; a group's columns stand side by side."""
+
+    headings: list[tuple[str, str]]
+    rows: list[list[str]]
+    best: int | None = None  # the row to mark
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number for reading; – where there is none."""
+    return NONE if value is None else f"{value:,.{digits}f}"
+
+
+def _percent(share: float | None) -> str:
+    return NONE if share is None else number(100 * share)
+
+
+def interval(found: Spread | None, digits: int = 1) -> str:
+    """Low and high end."""
+    if found is None or found.low is None:
+        return NONE
+    return f"{number(found.low, digits)}–{number(found.high, digits)}"
+
+
+def _median(pick: Callable[[Figures], Spread | None], digits: int = 1) -> Callable[[Figures], str]:
+    def cell(figures: Figures) -> str:
+        found = pick(figures)
+        return NONE if found is None else number(found.median, digits)
+
+    return cell
+
+
+def _p95(pick: Callable[[Figures], Spread | None], digits: int = 1) -> Callable[[Figures], str]:
+    def cell(figures: Figures) -> str:
+        found = pick(figures)
+        return NONE if found is None else number(found.p95, digits)
+
+    return cell
+
+
+_COLUMNS: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
+    ("", "protocol", lambda f: str(f.configuration)),
+    ("", "n", lambda f: str(f.n)),
+    ("ms a token", "median", _median(lambda f: f.token_ms)),
+    ("ms a token", "95 % interval", lambda f: interval(f.token_ms)),
+    ("ms a token", "p95", _p95(lambda f: f.token_ms)),
+    ("ms a round", "median", _median(lambda f: f.round_ms)),
+    ("ms a round", "p95", _p95(lambda f: f.round_ms)),
+    ("first token, ms", "median", _median(lambda f: f.first_token_ms, 0)),
+    ("first token, ms", "p95", _p95(lambda f: f.first_token_ms, 0)),
+    ("answer", "tokens/s", _median(lambda f: f.tokens_per_s)),
+    ("", "α", lambda f: number(f.acceptance, 2)),
+    ("", "tokens a round", lambda f: number(f.tokens_per_round, 2)),
+    ("bytes a token", "up", lambda f: number(f.up_bytes_per_token)),
+    ("bytes a token", "down", lambda f: number(f.down_bytes_per_token)),
+    ("energy", "J a token", _median(lambda f: f.joules_per_token, 2)),
+)
+_JUDGED: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
+    ("decision head, %", "of accepted forgiven", lambda f: _percent(f.forgiven)),
+    ("decision head, %", "of rounds asked back", lambda f: _percent(f.asked)),
+)
+_RELAXED: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
+    ("", "deviation a position", lambda f: number(f.deviation, 4)),
+)
+
+
+def latencies(run: Measured) -> Table:
+    """Medians and tails of every (protocol, window) of a run."""
+    best = lowest(run.figures)
+    judged = any(figures.asked is not None for figures in run.figures)
+    relaxed = any(figures.deviation is not None for figures in run.figures)
+    columns = (*_COLUMNS, *(_JUDGED if judged else ()), *(_RELAXED if relaxed else ()))
+    return Table(
+        headings=[(group, heading) for group, heading, _ in columns],
+        rows=[[cell(figures) for _, _, cell in columns] for figures in run.figures],
+        best=None if best is None else run.figures.index(best),
+    )
+
+
+def positions(run: Measured) -> Table:
+    """How many rounds drafted, reached and accepted each depth."""
+    return Table(
+        headings=[
+            ("", "protocol"),
+            ("", "depth"),
+            ("rounds", "drafted"),
+            ("rounds", "reached"),
+            ("rounds", "accepted"),
+            ("accepted of", "drafted, %"),
+            ("accepted of", "reached, %"),
+        ],
+        rows=[
+            [
+                str(f.configuration),
+                *map(str, (p.depth, p.drafted, p.reached, p.accepted)),
+                number(100 * p.accepted / p.drafted, 0),
+                number(100 * p.accepted / p.reached, 0) if p.reached else NONE,
+            ]
+            for f in run.figures
+            for p in f.positions
+        ],
+    )
+
+
+def choices(seen: Hindsight) -> Table:
+    """Every possibility of ``auto``: how often it was chosen, and what it costs."""
+
+    def median(found: Spread | None) -> str:
+        return NONE if found is None else number(found.median)
+
+    return Table(
+        headings=[
+            ("", "protocol"),
+            ("", "chosen"),
+            ("ms a token", "forecast"),
+            ("ms a token", "measured when chosen"),
+            ("ms a token", "measured as fixed choice"),
+            ("ms a token", "95 % interval of that"),
+            ("", "reason of the last choice"),
+        ],
+        rows=[
+            [
+                str(each.configuration),
+                f"{each.chosen}×" if each.chosen else NONE,
+                number(each.forecast_ms),
+                median(each.measured),
+                median(each.fixed),
+                interval(each.fixed),
+                each.reason or NONE,
+            ]
+            for each in seen.alternatives
+        ],
+    )
+
+
+def differences(runs: Sequence[Measured]) -> Table:
+    """What tells the runs apart: a row for each fact, a column for each run."""
+    facts = _facts(runs)
+    return Table(
+        headings=[("", "")] + [("", run.name) for run in runs],
+        rows=[[name, *values] for name, values in facts.items() if len(set(values)) > 1],
+    )
+
+
+def common(runs: Sequence[Measured]) -> Table:
+    """What all runs have in common; of a single run, everything."""
+    facts = _facts(runs)
+    return Table(
+        headings=[("", ""), ("", "all runs" if len(runs) > 1 else runs[0].name)],
+        rows=[[name, values[0]] for name, values in facts.items() if len(set(values)) == 1],
+    )
+
+
+def _facts(runs: Sequence[Measured]) -> dict[str, list[str]]:
+    """Each fact with its value in every run."""
+    columns = [dict(_conditions(run)) for run in runs]
+    names = dict.fromkeys(name for column in columns for name in column)
+    return {name: [column.get(name, NONE) for column in columns] for name in names}
+
+
+def _conditions(run: Measured) -> Iterator[tuple[str, str]]:
+    facts, settings = run.facts, run.facts.settings
+    first, last = run.answers[0], run.answers[-1]
+    yield "note", facts.note or NONE
+    yield "file", run.path.name
+    yield "measured (UTC)", _span(first.started_unix_s, last.started_unix_s + last.total_s)
+    yield "starts", str(len(facts.starts))
+    yield "answers that count", f"n = {len(run.answers)}"
+    yield "left out", f"{run.warm_up} warm-up, {run.unfinished} unfinished"
+    yield "drafter", _model(facts.drafter)
+    yield "target", NONE if facts.target is None else _model(facts.target)
+    yield "edge", facts.edge or NONE
+    yield "edge's software", facts.edge_software or NONE
+    yield "software", facts.software
+    yield "encrypted", "no" if facts.keys_path is None else "yes"
+    yield "protocols", ", ".join(settings.protocols)
+    yield "windows", ", ".join(map(str, settings.windows))
+    yield "prompts × repeats", f"{len(settings.prompts)} × {settings.repeat}"
+    yield "tokens at most", str(settings.max_tokens)
+    yield "temperature", f"{settings.temperature:g}"
+    if settings.threshold is not None:
+        yield "threshold", f"{settings.threshold:g}"
+    if settings.tau is not None:
+        yield "τ", f"{settings.tau:g}"
+    yield "seed", str(settings.seed)
+    yield "provider, threads", f"{settings.provider}, {settings.threads or 'all'}"
+    yield "energy from", facts.energy or "not measured"
+    for name, value in _leaves(facts.host):
+        yield f"host: {name}", value
+
+
+def _span(began_s: float, ended_s: float) -> str:
+    """From when to when; the day is not said twice."""
+    began, ended = (datetime.fromtimestamp(at, timezone.utc) for at in (began_s, ended_s))
+    until = "%H:%M" if began.date() == ended.date() else "%Y-%m-%d %H:%M"
+    return f"{began:%Y-%m-%d %H:%M} to {ended:{until}}"
+
+
+def _model(model: Model) -> str:
+    parts = [model.name, model.precision, model.digest[:12] if model.digest else None]
+    return ", ".join(part for part in parts if part)
+
+
+def _leaves(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Nested facts as flat ones; bytes read better as GiB."""
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        elif name.endswith("_bytes") and isinstance(value, int):
+            yield name.removesuffix("_bytes"), f"{value / 2**30:.1f} GiB"
+        else:
+            yield name.replace("_", " "), str(value)

@@ -1,0 +1,279 @@
+"""A run file: what was measured, as a SQLite database that `field measure` writes round by round.
+
+In:  a path. Out: the run's facts and its answers, each with its rounds.
+
+`docs/field.md` lists the tables. `field/recording.py` writes them; what is read here may have been
+cut off at any moment (an answer is ``finished`` or it does not count) and may come from anywhere,
+so every value is checked, and whatever is wrong with a file is one `RunFileError`.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from pilotfish.device_runtime.record import STAGES, Choice, Round, acceptance
+from pilotfish.field.run_file import damage_told, format_of, open_read_only
+from pilotfish.wire.link.state import LinkState
+
+WindowSetting: TypeAlias = int | Literal["auto"]
+
+
+class Configuration(NamedTuple):
+    """A protocol and its window; None where a protocol has none (stream, local, auto)."""
+
+    protocol: str
+    window: WindowSetting | None
+
+    def __str__(self) -> str:
+        return self.protocol if self.window is None else f"{self.protocol} γ={self.window}"
+
+
+class Cell(NamedTuple):
+    """A place in the matrix of a run: prompt is an index into the prompts, repeat counts from 0."""
+
+    configuration: Configuration
+    prompt: int
+    repeat: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is measured, and how often: the matrix protocols × windows × prompts × repeats.
+
+    warm_up: answers of every configuration before the first that counts. seed: repeat r of every
+    configuration draws with seed + r, and the order of the configurations comes from it too.
+    threshold: of the edge's decision head, under `wisv-full` and `wisv-selective`; tau: under
+    `adaptive`; None: the edge's own.
+    provider and threads: how the drafter is run.
+    """
+
+    prompts: tuple[str, ...]
+    protocols: tuple[str, ...] = ("greedy", "coupled", "stream")
+    windows: tuple[WindowSetting, ...] = (2, 4, 8)
+    repeat: int = 3
+    warm_up: int = 1
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+    threshold: float | None = None
+    tau: float | None = None
+    provider: str = "auto"
+    threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start of `field measure` (the first, or a resumption) and the host's facts then."""
+
+    unix_s: float
+    host: dict[str, Any]  # see `field.host.facts`
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as its manifest, or for a target its edge, tells of it.
+
+    digest: of the artifact's files, the first 16 hex digits.
+    """
+
+    name: str
+    precision: str | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What holds for a whole run. energy: where the joules come from; None without a sensor."""
+
+    software: str  # "pilotfish 0.2.0"
+    settings: Settings
+    starts: tuple[Start, ...]
+    drafter: Model
+    target: Model | None  # None when only `local` was measured
+    edge: str | None  # tcp://host:port
+    edge_software: str | None
+    draft_path: str
+    keys_path: str | None
+    note: str
+    energy: str | None
+
+    @property
+    def host(self) -> dict[str, Any]:
+        """The host's facts when the run began."""
+        return self.starts[0].host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer of the matrix. Times do not contain what recording them took.
+
+    protocol and window are what was asked for; protocol_used and window_used tell what became of
+    them (under ``auto``). link and choice are as of the answer's begin. at_s[i] is when round i was
+    committed, in seconds since the answer began; the first holds the reading of the prompt, for
+    every answer starts with cold caches. recording_s: spent on the run file between rounds.
+    """
+
+    id: int
+    protocol: str
+    window: WindowSetting | None
+    prompt: int
+    repeat: int
+    warm_up: bool
+    temperature: float
+    seed: int
+    started_unix_s: float
+    finished: bool
+    error: str | None = None  # why it is not finished, if anybody lived to tell
+    protocol_used: str | None = None
+    window_used: WindowSetting | None = None
+    prompt_tokens: int = 0
+    tokens: int = 0
+    finish_reason: str | None = None
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+    recording_s: float = 0.0
+    link: LinkState | None = None
+    choice: Choice | None = None
+    probe_uplink_bytes: int = 0
+    probe_downlink_bytes: int = 0
+    pings: int = 0
+    energy_j: float | None = None
+    rounds: list[Round] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
+
+    @property
+    def configuration(self) -> Configuration:
+        """What was asked for."""
+        return Configuration(self.protocol, self.window)
+
+    @property
+    def cell(self) -> Cell:
+        """Its place in the matrix."""
+        return Cell(self.configuration, self.prompt, self.repeat)
+
+    @property
+    def acceptance(self) -> float:
+        """α of its rounds; see `device_runtime.record.acceptance`."""
+        return acceptance(self.rounds)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds per committed token, reading the prompt included; 0 without tokens."""
+        return self.total_s / self.tokens if self.tokens else 0.0
+
+
+_ANSWER_COLUMNS = ", ".join(
+    column.name for column in fields(Answer) if column.name not in ("rounds", "at_s")
+)
+_ROUND_COLUMNS = (
+    "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
+    + ", ".join(f"{stage}_s" for stage in STAGES)
+)
+# by the file's format: what of lossy protocols there is, and zeros for what there is not
+_LOSSY_COLUMNS = {1: "0, 0, 0.0", 2: "forgiven, inquired, 0.0", 3: "forgiven, inquired, deviation"}
+
+
+class Run:
+    """A run file, opened for reading; what is being measured may be read meanwhile."""
+
+    def __init__(self, path: Path, database: sqlite3.Connection) -> None:
+        self.path = path
+        self._database = database
+        self._round_columns = f"{_ROUND_COLUMNS}, {_LOSSY_COLUMNS[format_of(database)]}"
+        self.facts = _facts(path, database)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Run":
+        """Open and check; `RunFileError` says what is wrong with the file."""
+        path = Path(path)
+        database = open_read_only(path)
+        try:
+            return cls(path, database)
+        except BaseException:
+            database.close()
+            raise
+
+    def answers(self, *, warm_up: bool = False, finished: bool = True) -> Iterator[Answer]:
+        """The answers in the order in which they were begun, each with its rounds.
+
+        Warm-up answers and those that were cut off are left out unless they are asked for.
+        """
+        wanted = "(finished OR ?) AND (NOT warm_up OR ?)"
+        with damage_told(self.path):
+            rows = self._database.execute(
+                f"SELECT {_ANSWER_COLUMNS} FROM answers WHERE {wanted} ORDER BY id",
+                (not finished, warm_up),
+            ).fetchall()
+        for row in rows:
+            with damage_told(self.path):
+                answer = self._answer(row)
+            yield answer
+
+    def _answer(self, row: sqlite3.Row) -> Answer:
+        values = {name: row[name] for name in row.keys()}  # noqa: SIM118  (a Row iterates values)
+        values["warm_up"], values["finished"] = bool(row["warm_up"]), bool(row["finished"])
+        for name in ("link", "choice"):
+            if values[name] is not None:
+                values[name] = msgspec.json.decode(values[name])
+        # a column that an unfinished answer has not got yet is what the dataclass says
+        known = {name: value for name, value in values.items() if value is not None}
+        answer = msgspec.convert({"window": None, **known}, Answer)
+        for columns in self._database.execute(
+            f"SELECT {self._round_columns} FROM rounds WHERE answer = ? ORDER BY number",
+            (answer.id,),
+        ):
+            at_s, round_ = _round(columns)
+            answer.at_s.append(at_s)
+            answer.rounds.append(round_)
+        return answer
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _facts(path: Path, database: sqlite3.Connection) -> Facts:
+    with damage_told(path):
+        rows = database.execute("SELECT name, value FROM facts").fetchall()
+        facts = {row["name"]: msgspec.json.decode(row["value"]) for row in rows}
+        found = msgspec.convert(facts, Facts)
+        if not found.starts:
+            raise msgspec.ValidationError("it was never started")
+        return found
+
+
+def _round(columns: sqlite3.Row) -> tuple[float, Round]:
+    """at_s and the record, from the columns of `_ROUND_COLUMNS` and `_LOSSY_COLUMNS`."""
+    at_s, protocol, start, window, nodes, accepted, tokens, up, down, *rest = columns
+    *stages, forgiven, inquired, deviation = rest
+    record = {
+        "protocol": protocol,
+        "start": start,
+        "window": window,
+        "nodes": nodes,
+        "accepted": accepted,
+        "tokens": msgspec.json.decode(tokens, type=list[int]),
+        "uplink_bytes": up,
+        "downlink_bytes": down,
+        "timings": dict(zip(STAGES, stages, strict=True)),
+        "forgiven": forgiven,
+        "inquired": inquired,
+        "deviation": deviation,
+    }
+    return msgspec.convert(at_s, float), msgspec.convert(record, Round)

@@ -1,0 +1,195 @@
+"""Is it a run file at all? A path in; out comes a connection to read from, or one clear error.
+
+A run file may come from anywhere, and SQLite's schema is code: views, triggers, generated columns,
+checks and defaults are computed when a table is read or written, without end if their author likes.
+So the schema must be, but for spaces, the one that `creation` and `upgrade` make, before anything
+else is read.
+"""
+
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from pilotfish.device_runtime.record import STAGES
+from pilotfish.wire.errors import RunFileError
+from pilotfish.wire.prose import one_line
+
+APPLICATION_ID = 0x504C4652  # "PLFR", what tells our files from other SQLite databases
+FORMAT = 3  # PRAGMA user_version; format 1 knows no decision head, 2 no deviation
+_OPENING_S = 120.0  # to check a whole file, on a slow card too
+_CELL_BYTES = 1 << 26  # of one value; a run of a thousand prompts has a fact of some megabytes
+_TOLD = 200  # characters of what SQLite says, which may quote the file
+_STEPS = 10_000  # of SQLite's machine, between two looks at the clock
+# columns of rounds that a format has and those before it have not
+_LATER = {
+    2: ("forgiven INTEGER NOT NULL DEFAULT 0", "inquired INTEGER NOT NULL DEFAULT 0"),
+    3: ("deviation REAL NOT NULL DEFAULT 0",),
+}
+
+
+def creation() -> str:
+    """SQL that makes the tables of an empty database, and says what they are."""
+    statements = "; ".join(_schema(FORMAT).values())
+    return (
+        f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT}; {statements};"
+    )
+
+
+def upgrade(version: int) -> str:
+    """SQL that makes a file of this format one of the next."""
+    added = (f"ALTER TABLE rounds ADD COLUMN {column};" for column in _LATER[version + 1])
+    return f"{' '.join(added)} PRAGMA user_version = {version + 1};"
+
+
+def _schema(version: int) -> dict[str, str]:
+    """Tables and indexes of a format, by name."""
+    later = [column for since, columns in _LATER.items() if since <= version for column in columns]
+    measures = ", ".join([*(f"{stage}_s REAL NOT NULL" for stage in STAGES), *later])
+    return {
+        "facts": "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+        "answers": """CREATE TABLE answers (
+    id INTEGER PRIMARY KEY,
+    protocol TEXT NOT NULL, window, prompt INTEGER NOT NULL, repeat INTEGER NOT NULL,
+    warm_up INTEGER NOT NULL, temperature REAL NOT NULL, seed INTEGER NOT NULL,
+    started_unix_s REAL NOT NULL, finished INTEGER NOT NULL DEFAULT 0, error TEXT,
+    protocol_used TEXT, window_used, prompt_tokens INTEGER, tokens INTEGER, finish_reason TEXT,
+    first_token_s REAL, total_s REAL, recording_s REAL, link TEXT, choice TEXT,
+    probe_uplink_bytes INTEGER, probe_downlink_bytes INTEGER, pings INTEGER, energy_j REAL
+)""",
+        "measured_once": """CREATE UNIQUE INDEX measured_once
+    ON answers (protocol, ifnull(window, ''), prompt, repeat) WHERE finished AND NOT warm_up""",
+        "rounds": f"""CREATE TABLE rounds (
+    answer INTEGER NOT NULL REFERENCES answers, number INTEGER NOT NULL, at_s REAL NOT NULL,
+    protocol TEXT NOT NULL, start INTEGER NOT NULL, window INTEGER NOT NULL,
+    nodes INTEGER NOT NULL, accepted INTEGER NOT NULL, tokens TEXT NOT NULL,
+    uplink_bytes INTEGER NOT NULL, downlink_bytes INTEGER NOT NULL,
+    {measures},
+    PRIMARY KEY (answer, number)
+) WITHOUT ROWID""",
+    }
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """A connection to a run file that is one, whole and of a format that this version knows."""
+    if not path.is_file():
+        raise RunFileError(f"There is no run file {path}: make one with `pilotfish field measure`.")
+    if path.stat().st_size == 0:
+        raise RunFileError(f"{path} is empty: nothing was ever measured into it.")
+    with damage_told(path):
+        database = _connect(path)
+        try:
+            _check_format(path, database)
+            _check_schema(path, database)
+            problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise RunFileError(
+                    f"{path} is damaged ({one_line(problem, _TOLD)}): restore a copy of it."
+                )
+            database.set_progress_handler(None, 0)  # from here on it is read as far as it is long
+        except BaseException:
+            database.close()
+            raise
+    return database
+
+
+def _check_format(path: Path, database: sqlite3.Connection) -> None:
+    """`RunFileError` unless the database is a run file that this version reads."""
+    if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise RunFileError(f"{path} is not a run file of `pilotfish field measure`.")
+    version = format_of(database)
+    if not 1 <= version <= FORMAT:
+        raise RunFileError(
+            f"{path} has format {version}, and this version of Pilotfish reads 1 to {FORMAT}: "
+            "use the version that made it."
+        )
+
+
+def _check_schema(path: Path, database: sqlite3.Connection) -> None:
+    """`RunFileError` unless there is what `field measure` makes, and nothing else."""
+    version = format_of(database)
+    rows = database.execute("SELECT type, name, sql FROM sqlite_master LIMIT 100")
+    found = {(str(kind), str(name)): _spaceless(sql) for kind, name, sql in rows}
+    wanted = {
+        ("index" if "INDEX" in sql else "table", name): _spaceless(sql)
+        for name, sql in _schema(version).items()
+    }
+    for kind, name in sorted(found.keys() | wanted.keys()):
+        one = (kind, name)
+        if found.get(one) == wanted.get(one):
+            continue
+        fault = f"its {kind} {name[:40]!r} is not that of a run file of format {version}"
+        if one not in found:
+            fault = f"it lacks the {kind} {name}"
+        elif one not in wanted:
+            fault = f"it has a {kind[:10]!r} {name[:40]!r}, which no run file has"
+        raise RunFileError(
+            f"{path} cannot be read: {fault}. Restore a copy of it, or measure again."
+        )
+
+
+def _spaceless(sql: object) -> str:
+    """A statement as it is compared: SQLite keeps its spaces, and puts others in."""
+    return "".join(str(sql).split())
+
+
+def format_of(database: sqlite3.Connection) -> int:
+    """The format of a run file."""
+    version: int = database.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def defend(database: sqlite3.Connection) -> None:
+    """Have SQLite trust nothing that stands in a schema; before anything else is asked of it."""
+    database.execute("PRAGMA trusted_schema = OFF")
+    database.execute("PRAGMA cell_size_check = ON")
+    if sys.version_info >= (3, 11):
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _CELL_BYTES)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Read-only; from a folder that cannot be written, too, when the run was closed properly."""
+    wal, journal = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "journal"))
+    until_s = time.monotonic() + _OPENING_S
+    for mode in ("mode=ro", "mode=ro&immutable=1"):
+        database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=10.0)
+        database.row_factory = sqlite3.Row
+        try:
+            defend(database)
+            database.execute("PRAGMA query_only = ON")
+            database.set_progress_handler(lambda: time.monotonic() > until_s, _STEPS)
+            database.execute("SELECT 1 FROM sqlite_master").fetchone()
+            return database
+        except sqlite3.OperationalError as error:
+            database.close()
+            if journal.exists():  # what is to be put back may be another schema
+                raise RunFileError(
+                    f"{path} was cut off while it was written, as the journal {journal.name} "
+                    "beside it says: go on with it by `pilotfish field measure --resume`."
+                ) from error
+            if wal.exists() or "immutable" in mode:
+                raise
+    raise AssertionError  # the loop returns or raises
+
+
+@contextmanager
+def damage_told(path: Path) -> Iterator[None]:
+    """Whatever reading a file can bring up, as one `RunFileError`."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise RunFileError(f"{path} cannot be read: {one_line(str(error), _TOLD)}.") from error
+    except (
+        sqlite3.DatabaseError,
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+        TypeError,  # a value of another kind than its column's, where JSON should stand
+    ) as error:
+        raise RunFileError(
+            f"{path} is not a run file, or is damaged: {one_line(str(error), _TOLD)}."
+        ) from error

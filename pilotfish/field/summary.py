@@ -1,0 +1,79 @@
+"""From the rounds of a generation to figures, and from figures to a table."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from pilotfish.device_runtime.record import STAGES, Generation
+
+Figures = dict[str, Any]
+
+
+def summary(generation: Generation) -> Figures:
+    """The figures of one generation. Bytes are frames as sent; timings are p50 in milliseconds."""
+    rounds = generation.rounds
+    count = max(1, len(rounds))
+    # [rounds, stages], seconds
+    stages = np.array([[getattr(r.timings, stage) for stage in STAGES] for r in rounds])
+    medians = np.median(stages, axis=0) * 1e3 if len(rounds) else np.zeros(len(STAGES))
+    return {
+        "protocol": generation.protocol,
+        "text": generation.text,
+        "window": max((r.window for r in rounds), default=0),
+        "tokens": len(generation.tokens),
+        "prompt_tokens": generation.prompt_tokens,
+        "finish_reason": generation.finish_reason,
+        "rounds": len(rounds),
+        "acceptance": round(generation.acceptance, 4),
+        "forgiven": generation.forgiven,
+        "deviation": None if generation.deviation is None else round(generation.deviation, 6),
+        "inquiries": sum(r.inquired > 0 for r in rounds),
+        "accepted_per_round": round(sum(r.accepted for r in rounds) / count, 3),
+        "tokens_per_round": round(len(generation.tokens) / count, 3),
+        "uplink_bytes_per_round": round(sum(r.uplink_bytes for r in rounds) / count, 1),
+        "downlink_bytes_per_round": round(sum(r.downlink_bytes for r in rounds) / count, 1),
+        "tokens_per_s": round(generation.tokens_per_s, 2),
+        "first_token_ms": round(generation.first_token_s * 1e3, 2),
+        "link": None if generation.link is None else asdict(generation.link),
+        "choice": None if generation.choice is None else asdict(generation.choice),
+        "probing": generation.probing._asdict(),
+        "timings_ms": {
+            stage: round(float(value), 3) for stage, value in zip(STAGES, medians, strict=True)
+        },
+    }
+
+
+# Rows of the report: heading, and how a generation's figures fill it; "" where they say nothing.
+_ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+    ("window γ", lambda f: f"{f['window']}"),
+    ("tokens", lambda f: f"{f['tokens']}"),
+    ("forgiven of these", lambda f: f"{f['forgiven'] or ''}"),
+    ("rounds", lambda f: f"{f['rounds']}"),
+    ("asked back in", lambda f: f"{f['inquiries'] or ''}"),
+    ("acceptance α", lambda f: f"{f['acceptance']:.2f}"),
+    ("deviation a position", lambda f: f"{f['deviation']:.4f}" if f["deviation"] else ""),
+    ("tokens a round", lambda f: f"{f['tokens_per_round']:.2f}"),
+    ("bytes up a round", lambda f: f"{f['uplink_bytes_per_round']:,.0f}"),
+    ("bytes down a round", lambda f: f"{f['downlink_bytes_per_round']:,.0f}"),
+    ("tokens/s", lambda f: f"{f['tokens_per_s']:.1f}"),
+    ("speed-up over stream", lambda f: f"{f['speedup']:.2f} ×" if "speedup" in f else ""),
+    ("first token, ms", lambda f: f"{f['first_token_ms']:.0f}"),
+)
+
+
+def report(figures: Sequence[Figures]) -> Table:
+    """A table of generations, a column each."""
+    table = Table("", caption="bytes are frames as sent; times are medians of a round")
+    for column in figures:
+        table.add_column(column["protocol"], justify="right")
+    for heading, cell in _ROWS:
+        cells = [cell(column) for column in figures]
+        if any(cells):
+            table.add_row(heading, *cells)
+    table.add_section()
+    for stage in STAGES:
+        table.add_row(f"{stage}, ms", *(f"{f['timings_ms'][stage]:.2f}" for f in figures))
+    return table

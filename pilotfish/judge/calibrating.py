@@ -1,0 +1,227 @@
+"""Chooses what makes a token key, for a pair (decentralized-dsd §2.3: λ₁, λ₂, λ₃ are calibrated).
+
+In:  prompts, τ, and a budget: the mean deviation a position that is accepted. Out: what target and
+     drafter say at each position of answers that the target samples; and, of that, the relaxation.
+
+Method. The text of an answer under `adaptive` is the target's but for the deviation, so positions
+are taken from answers of the target alone, each with p and the q̂ that a device would draft from
+there. As acceptance rises by exactly the deviation (`speculation.adaptive`), any λ that use up the
+budget accept equally much of a position; they differ in where. So what is maximised is the expected
+number of tokens of a round of γ drafts, 1 + Σₖ Π αᵢ over the positions that follow each other (tslt
+(8) with an α a position). λ₁ runs over quantiles of the entropy ratios, λ₃ over tenths, and for
+each pair of them λ₂ is the largest gap with which the mean deviation stays within the budget. Some
+prompts are kept out: what the choice does there is what it may be trusted with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.edge_runtime.relaxation_file import Outcome
+from pilotfish.judge.reading import Procedure, Readers
+from pilotfish.judge.speakers import Speaker
+from pilotfish.judge.tasks import Question
+from pilotfish.speculation.adaptive import HIGHEST_RATIO, Comparison, Relaxation
+from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.randomness import Purpose, noise, sample
+from pilotfish.speculation.truncation import truncate
+from pilotfish.wire.codecs.sparse import ROW_TOKENS
+from pilotfish.wire.errors import UnsupportedError
+
+QUANTILES, TENTHS = 20, 10
+
+Values = NDArray[np.float64]
+
+
+class Position(NamedTuple):
+    """What the rule goes by at one position, over the tokens [K] of q̂.
+
+    drawn: q̂. gap: |p − q̂|. gain: what τ adds to each token's acceptance where it is not key. All
+    f64 [K]. strict: the position's acceptance without that.
+    """
+
+    entropy_ratio: float
+    norm_match: float
+    strict: float
+    drawn: Values
+    gap: Values
+    gain: Values
+
+    @classmethod
+    def of(cls, seen: Comparison, tau: float) -> Position:
+        """The same of a comparison."""
+        strict = seen.strict()
+        return cls(
+            seen.entropy_ratio,
+            seen.norm_match,
+            float(strict.sum()),
+            seen.drafter,
+            seen.gap,
+            seen.softened(tau) - strict,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """The positions of some answers, one behind the other.
+
+    answer: i64 [n], to which answer each belongs. entropy_ratio, norm_match, strict: f64 [n]. at:
+    i64 [m], to which position each of the tokens belongs; drawn, gap, gain: f64 [m].
+    """
+
+    answer: NDArray[np.int64]
+    entropy_ratio: Values
+    norm_match: Values
+    strict: Values
+    at: NDArray[np.int64]
+    drawn: Values
+    gap: Values
+    gain: Values
+
+    @classmethod
+    def of(cls, answers: Sequence[Sequence[Position]]) -> Observed:
+        """Of answers of at least one position together."""
+        every = [position for answer in answers for position in answer]
+        return cls(
+            answer=np.repeat(np.arange(len(answers)), [len(answer) for answer in answers]),
+            entropy_ratio=np.array([one.entropy_ratio for one in every]),
+            norm_match=np.array([one.norm_match for one in every]),
+            strict=np.array([one.strict for one in every]),
+            at=np.repeat(np.arange(len(every)), [len(one.gap) for one in every]),
+            drawn=np.concatenate([one.drawn for one in every]),
+            gap=np.concatenate([one.gap for one in every]),
+            gain=np.concatenate([one.gain for one in every]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.answer)
+
+    def key(self, relaxation: Relaxation) -> NDArray[np.bool_]:
+        """Which of the tokens are key, bool [m]."""
+        everywhere = ~self.loose(relaxation.lambda1, relaxation.lambda3)
+        found: NDArray[np.bool_] = everywhere[self.at] | (self.gap > relaxation.lambda2)
+        return found
+
+    def loose(self, lambda1: float, lambda3: float) -> NDArray[np.bool_]:
+        """The positions at which λ₁ and λ₃ leave a token that is not key, bool [n]."""
+        found: NDArray[np.bool_] = (self.entropy_ratio <= lambda1) & (self.norm_match >= lambda3)
+        return found
+
+    def deviation(self, relaxation: Relaxation) -> Values:
+        """Of each position, f64 [n]."""
+        spared = np.where(self.key(relaxation), 0.0, self.gain)
+        return np.bincount(self.at, spared, len(self)).astype(np.float64)
+
+    def tokens(self, alpha: Values, window: int) -> float:
+        """Expected tokens of a round of γ = ``window`` drafts that begins at any of the positions.
+
+        alpha: the acceptance of each, f64 [n]. A round ends with its answer.
+        """
+        reached, total = np.ones(len(self)), np.ones(len(self))
+        for ahead in range(min(window, len(self))):
+            shifted = np.zeros(len(self))
+            same = self.answer[ahead:] == self.answer[: len(self) - ahead]
+            shifted[: len(self) - ahead] = np.where(same, alpha[ahead:], 0.0)
+            reached *= shifted
+            total += reached
+        return float(total.mean())
+
+    def outcome(self, relaxation: Relaxation, window: int) -> Outcome:
+        """What a relaxation does at these positions; of the τ that they were observed with."""
+        deviation = self.deviation(relaxation)
+        relaxed = np.minimum(1.0, self.strict + deviation)
+        key = np.bincount(self.at, self.drawn * self.key(relaxation), len(self))
+        return Outcome(
+            prompts=len(np.unique(self.answer)),
+            positions=len(self),
+            strict=float(np.minimum(1.0, self.strict).mean()),
+            relaxed=float(relaxed.mean()),
+            deviation=float(deviation.mean()),
+            key=min(1.0, float(key.mean())),
+            strict_tokens=self.tokens(self.strict, window),
+            relaxed_tokens=self.tokens(relaxed, window),
+        )
+
+
+def chosen(observed: Observed, tau: float, budget: float, window: int) -> Relaxation:
+    """The relaxation with the most expected tokens of a round, of those within the budget.
+
+    Where nothing fits it, not even a single token, every one is key.
+    """
+    best = Relaxation(tau=tau, lambda1=0.0, lambda2=0.0, lambda3=1.0)
+    most = observed.tokens(observed.strict, window)
+    order = np.argsort(observed.gap, kind="stable")
+    order = order[observed.gain[order] > 0.0]
+    ratios = np.unique(np.quantile(observed.entropy_ratio, np.linspace(0.0, 1.0, QUANTILES + 1)))
+    for lambda1 in np.minimum(ratios, HIGHEST_RATIO).tolist():
+        for lambda3 in np.linspace(1.0, 0.0, TENTHS + 1).tolist():
+            spared = order[observed.loose(lambda1, lambda3)[observed.at[order]]]
+            lambda2 = _widest(observed.gap[spared], observed.gain[spared], budget * len(observed))
+            found = Relaxation(tau=tau, lambda1=lambda1, lambda2=lambda2, lambda3=lambda3)
+            tokens = observed.tokens(observed.strict + observed.deviation(found), window)
+            if tokens > most:
+                best, most = found, tokens
+    return best
+
+
+def _widest(gaps: Values, gains: Values, most: float) -> float:
+    """The largest gap up to which the gains, in ascending order of the gaps, sum to ``most``."""
+    ends = np.flatnonzero(np.diff(gaps, append=np.inf) > 0.0)  # the last of equal gaps
+    fitting = ends[np.cumsum(gains)[ends] <= most]
+    return float(gaps[fitting[-1]]) if len(fitting) else 0.0
+
+
+def observe(
+    readers: Readers,
+    pair: Pair,
+    asked: Sequence[Question],
+    *,
+    ends: Collection[int],
+    most: int,
+    tau: float,
+    temperature: float,
+    draft_top_k: int,
+    window: int,
+    seed: int,
+    on_position: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[str, list[Position]]]:
+    """Of each question, by its key, the positions of an answer of at most ``most`` tokens.
+
+    They come in the order in which they are done; on_position is called after each position. ends:
+    the target's end tokens. draft_top_k: as the drafter will be truncated, 0 for not at all.
+    """
+    try:
+        target = Sampling(temperature=temperature)
+        drafter = Sampling(temperature=temperature, top_k=draft_top_k)
+    except ValueError as error:
+        raise UnsupportedError(f"{error}.") from error
+    if target.greedy:
+        raise UnsupportedError("Nothing can be relaxed at temperature 0: calibrate above it.")
+
+    def begin(number: int, question: Question) -> Procedure[list[Position]]:
+        """The target's own answer, and at each of its tokens both ends' distributions."""
+        speaker = Speaker(question, pair, ends, most)
+        answer: list[int] = []
+        found: list[Position] = []
+        drafts, start = speaker.window(answer), 0
+        while len(answer) < most and not speaker.ended(answer):
+            seen = yield drafts.look(answer[start:])
+            row = truncate(drafts.logits(seen)[0], drafter, ROW_TOKENS).row(0)
+            logits = yield from speaker.logits(answer)
+            p = probabilities(logits[None], target)[0]
+            found.append(Position.of(Comparison(p, row), tau))
+            words = noise(len(p), seed + number, Purpose.TARGET, len(answer))
+            answer.append(sample(p, words))
+            if len(answer) - start == window or not speaker.can_draft(answer[-1]):
+                drafts, start = speaker.window(answer), len(answer)
+            on_position()
+        return found
+
+    return readers.run([(one.key, partial(begin, n, one)) for n, one in enumerate(asked)])

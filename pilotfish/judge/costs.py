@@ -1,0 +1,131 @@
+"""What walked rounds would take over a link: `speculation.latency`'s model (wisv (5)–(10), (18)).
+
+In:  tallies, how fast drafter and target are, a link. Out: bytes and seconds; modelled, where
+     tokens and rounds are the real models'.
+
+A round takes T = γ·T_draft + T_verify(γ+1) + T_comm, with the bytes of headers and frames as they
+are handed to ZeroMQ. `wisv-full` needs the drafter's state at the last draft too, which costs a
+pass; `wisv-selective` makes that one while the window is with the edge. Neither the reading of the
+prompt is in it nor the head, which costs a hundredth of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.pace import pass_times
+from pilotfish.judge.sweeping import Tally
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.latency import Link, communication_s
+from pilotfish.wire.codecs.hidden import hidden_bytes
+from pilotfish.wire.protocols import EXCHANGES, WisvFull
+from pilotfish.wire.protocols.exchange import INQUIRY_BYTES, WINDOW_BYTES, Exchange, Sizes
+
+GREEDY, DSD, FULL, SELECTIVE = PROTOCOLS = ("greedy", "dsd", "wisv-full", "wisv-selective")
+JUDGED = (FULL, SELECTIVE)
+
+_SWEEPS = 3
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a drafter's pass over one token, and of a target's by the tokens in it."""
+
+    draft_s: float
+    verify_s: dict[int, float]
+
+    def verified_s(self, width: int) -> float:
+        """Of a pass over so many tokens: between the widths that were measured."""
+        widths = sorted(self.verify_s)
+        return float(np.interp(width, widths, [self.verify_s[one] for one in widths]))
+
+
+def measured(
+    drafter: Path, target: Path, windows: Iterable[int], *, threads: int | None, provider: str
+) -> Pace:
+    """How fast the two are on this machine, with an empty context."""
+    widths = sorted({1, *(width for one in windows for width in (one // 2 + 1, one + 1))})
+    return Pace(
+        _pass_times(drafter, [1], threads, provider)[1],
+        _pass_times(target, widths, threads, provider),
+    )
+
+
+def _pass_times(
+    path: Path, widths: Sequence[int], threads: int | None, provider: str
+) -> dict[int, float]:
+    decoder = Decoder(path, context=max(widths), threads=threads, provider=provider)
+    sweeps = [pass_times(decoder, widths) for _ in range(_SWEEPS)]
+    return {width: min(one[width] for one in sweeps) for width in widths}
+
+
+class Cost(NamedTuple):
+    """Of some answers together: seconds, bytes up and down, round trips."""
+
+    seconds: float
+    up: float
+    down: float
+    exchanges: float
+
+
+def missed_share(tallies: Iterable[Tally]) -> float:
+    """Of drafted tokens behind a rejection, those that mismatch too.
+
+    As far as windows were read to their ends; where none was, as often as before the rejections.
+    """
+    looked = missed = decided = verified = 0
+    for one in tallies:
+        looked += one.looked
+        missed += one.missed
+        decided += one.decided
+        verified += one.accepted + (one.decided - one.forgiven)
+    return missed / looked if looked else decided / max(verified, 1)
+
+
+def cost(
+    tallies: Sequence[Tally],
+    protocol: str,
+    link: Link,
+    pace: Pace,
+    sizes: Sizes,
+    *,
+    form: str,
+    missed: float,
+) -> Cost:
+    """What these answers take in all.
+
+    form: of hidden states. missed: `missed_share`, which tells how many states are asked for.
+    """
+    # the first exchange of `wisv-selective` is that of `greedy`
+    exchange: Exchange[Any] = EXCHANGES[DSD if protocol == DSD else GREEDY]
+    if protocol == FULL:
+        exchange = WisvFull(form)
+    seconds = up = down = exchanges = 0.0
+    for drafted, count in _windows(tallies).items():
+        sent = exchange.freight((1,) * drafted, Sampling(), 0.0, sizes)
+        passes = drafted + (exchange.reads_last and drafted > 0)
+        computing_s = passes * pace.draft_s + pace.verified_s(drafted + 1)
+        seconds += count * (computing_s + communication_s(sent.up, sent.down, link))
+        up, down, exchanges = up + count * sent.up, down + count * sent.down, exchanges + count
+    if protocol == SELECTIVE:
+        asked = sum(one.asked for one in tallies)
+        states = sum(one.decided + missed * one.behind for one in tallies)
+        again_up = asked * WINDOW_BYTES + states * hidden_bytes(sizes.hidden, form)
+        again_down = asked * INQUIRY_BYTES + states
+        seconds += communication_s(again_up, again_down, link, asked)
+        up, down, exchanges = up + again_up, down + again_down, exchanges + asked
+    return Cost(seconds, up, down, exchanges)
+
+
+def _windows(tallies: Iterable[Tally]) -> Mapping[int, int]:
+    found: dict[int, int] = {}
+    for one in tallies:
+        for drafted, count in one.drafted.items():
+            found[drafted] = found.get(drafted, 0) + count
+    return found

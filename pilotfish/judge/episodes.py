@@ -1,0 +1,168 @@
+"""What mining found, on disk: a folder with a file a question, and one that says how it was mined.
+
+A file is there whole or not at all, so mining that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.cache import replace_file
+from pilotfish.judge.reading import Floats, Ids
+from pilotfish.judge.speakers import Mismatch
+from pilotfish.wire.errors import UnsupportedError
+
+SETTINGS = "mined.json"
+_SUFFIX = ".safetensors"
+_META = "episode"
+
+
+class Labelled(NamedTuple):
+    """A mismatch, and what forgiving it would do."""
+
+    mismatch: Mismatch
+    critical: bool
+    stalling: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """One question's n mismatches, from left to right.
+
+    at: i64 [n], positions in the answer. tokens: i64 [n, 2], the drafter's and the target's.
+    drafter, target: f32 [n, d] each, the states at the drafted token. critical: bool [n], the
+    labels y. stalling: bool [n], those that gain nothing and are not known to be critical, see
+    `judge.mining`. answer: the target's own. outcome, right: what that came to, and whether
+    rightly.
+    """
+
+    key: str
+    at: Ids
+    tokens: Ids
+    drafter: Floats
+    target: Floats
+    critical: NDArray[np.bool_]
+    stalling: NDArray[np.bool_]
+    answer: list[int]
+    outcome: str
+    right: bool
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        labelled: Sequence[Labelled],
+        *,
+        answer: list[int],
+        outcome: str,
+        right: bool,
+    ) -> Episode:
+        """From single mismatches."""
+        mismatches = [one.mismatch for one in labelled]
+        return cls(
+            key=key,
+            at=np.array([one.at for one in mismatches], dtype=np.int64),
+            tokens=np.array([(m.drafted, m.wanted) for m in mismatches], np.int64).reshape(-1, 2),
+            drafter=_stacked([one.drafter for one in mismatches]),
+            target=_stacked([one.target for one in mismatches]),
+            critical=np.array([one.critical for one in labelled], dtype=np.bool_),
+            stalling=np.array([one.stalling for one in labelled], dtype=np.bool_),
+            answer=answer,
+            outcome=outcome,
+            right=right,
+        )
+
+    def write(self, folder: Path) -> None:
+        """The file is there whole when this returns."""
+        from safetensors.numpy import save
+
+        told = {"key": self.key, "answer": self.answer, "outcome": self.outcome}
+        data = save(
+            {
+                "at": self.at,
+                "tokens": self.tokens,
+                "drafter": self.drafter,
+                "target": self.target,
+                "critical": self.critical,
+                "stalling": self.stalling,
+            },
+            {_META: json.dumps({**told, "right": self.right})},
+        )
+        replace_file(folder / f"{self.key}{_SUFFIX}", data)
+
+    @classmethod
+    def read(cls, path: Path) -> Episode:
+        """One file; `UnsupportedError` if it is none."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="numpy") as file:
+                told: dict[str, Any] = json.loads(file.metadata()[_META])
+                return cls(**told, **{name: file.get_tensor(name) for name in list(file.keys())})
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            raise UnsupportedError(f"{path} is no episode: {error}. Remove it.") from error
+
+
+@dataclass(frozen=True)
+class Mined:
+    """How the episodes of a folder were made; those of one folder were made alike.
+
+    most, slack, right_only: see `judge.mining.mine`. Of both ends: model, origin
+    (`Manifest.origin`), precision and the width of the states.
+    """
+
+    task: str
+    instruction: str
+    most: int
+    slack: int | None
+    right_only: bool
+    drafter: dict[str, Any]
+    target: dict[str, Any]
+
+    def begin(self, folder: Path) -> None:
+        """Write it there; `UnsupportedError` if what is there was made otherwise."""
+        path = folder / SETTINGS
+        if path.exists():
+            there = Mined.read(folder)
+            if there != self:
+                raise UnsupportedError(
+                    f"{folder} was mined otherwise ({path}): choose another --out, or give the "
+                    "same pair, task, --max-tokens, --slack and --right-only."
+                )
+            return
+        replace_file(path, json.dumps(asdict(self), indent=2).encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Mined:
+        """How this folder was mined; `UnsupportedError` if it was not."""
+        try:
+            return cls(**json.loads((folder / SETTINGS).read_text("utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UnsupportedError(
+                f"{folder} holds no mined episodes ({error}): pilotfish judge mine makes them."
+            ) from error
+
+
+def done(folder: Path) -> set[str]:
+    """The questions whose episodes are there."""
+    return {path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")}
+
+
+def episodes(folder: Path) -> Iterator[Episode]:
+    """All of a folder, by the names of their questions."""
+    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+        yield Episode.read(path)
+
+
+def _stacked(states: Sequence[Floats]) -> Floats:
+    return np.stack(states) if states else np.empty((0, 0), dtype=np.float32)

@@ -1,0 +1,120 @@
+"""Mines traces: which mismatches change what an answer comes to (wisv §V-B, stage 1; AutoJudge).
+
+In:  a question. Out: its `Episode`. The target answers; then, from left to right, each token that
+the drafter would have said otherwise is replaced by the drafter's, and the target goes on from
+there to the end. If the outcome is another one, the mismatch is critical (y = 1) and the target's
+token is put back; if not, it is harmless, and the new answer is what is looked at further on. (So a
+label says: harmful, given that the harmless ones before it were forgiven.)
+
+Ours: a mismatch *stalls* if forgiving it gains no round, and then its token is put back, too. That
+often shows at once, and what it would change is not asked. Labelled harmless, as in the paper, such
+ones teach a head to forgive line breaks for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import NamedTuple
+
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.judge.episodes import Episode, Labelled
+from pilotfish.judge.reading import Procedure, Readers
+from pilotfish.judge.speakers import Mismatch, Speaker
+from pilotfish.judge.tasks import Question, Task
+
+# Forgiving saves about one round. About a third of all tokens are mismatches, some of which are
+# forgiven, so four more tokens cost that round again.
+SLACK = 4
+_AHEAD = 8  # tokens of the answer that the drafter looks at in one pass
+
+
+class _Found(NamedTuple):
+    """A mismatch. prefix: the answer up to it, with the drafter's token.
+
+    stalls_plainly: whether it shows without reading on that it stalls: the target wanted to end, or
+    it wants the same token again right behind and the drafter errs there again.
+    """
+
+    mismatch: Mismatch
+    prefix: list[int]
+    stalls_plainly: bool
+
+
+def mine(
+    readers: Readers,
+    pair: Pair,
+    task: Task,
+    asked: Sequence[Question],
+    *,
+    ends: Collection[int],
+    most: int,
+    slack: int | None = SLACK,
+    right_only: bool = False,
+) -> Iterator[Episode]:
+    """The episodes of these questions, each as soon as it is done; ``most`` tokens an answer.
+
+    slack: tokens by which a harmless mismatch may make the answer longer; None: by any, and none
+    stalls, as in the paper. right_only: take no mismatches from answers that are wrong, or that did
+    not come to their end: they have nothing to lose.
+    """
+
+    def begin(question: Question) -> Procedure[Episode]:
+        return episode(Speaker(question, pair, ends, most), task, slack, right_only=right_only)
+
+    for _, found in readers.run([(one.key, partial(begin, one)) for one in asked]):
+        yield found
+
+
+def episode(
+    speaker: Speaker, task: Task, slack: int | None = SLACK, *, right_only: bool = False
+) -> Procedure[Episode]:
+    """One question's mismatches, each with its label."""
+    question = speaker.question
+    answer = yield from speaker.finish([])
+    first = list(answer)
+    outcome = task.outcome(question, speaker.text(answer))
+    right = task.right(question, outcome)
+    labelled: list[Labelled] = []
+    if right_only and not (right and speaker.ended(first)):
+        return Episode.of(question.key, labelled, answer=first, outcome=outcome, right=right)
+    at = 0
+    while (found := (yield from _next_mismatch(speaker, answer, at))) is not None:
+        at = found.mismatch.at + 1
+        if found.stalls_plainly and slack is not None:
+            labelled.append(Labelled(found.mismatch, critical=False, stalling=True))
+            continue
+        other = yield from speaker.finish(found.prefix)
+        critical = task.outcome(question, speaker.text(other)) != outcome
+        endless = speaker.ended(answer) and not speaker.ended(other)
+        longer = slack is not None and (endless or len(other) > len(answer) + slack)
+        stalling = longer and not critical
+        labelled.append(Labelled(found.mismatch, critical, stalling))
+        if not critical and not stalling:
+            answer = other
+    return Episode.of(question.key, labelled, answer=first, outcome=outcome, right=right)
+
+
+def _next_mismatch(speaker: Speaker, answer: Sequence[int], start: int) -> Procedure[_Found | None]:
+    """The first mismatch from ``start`` on."""
+    window = speaker.window(answer[:start])
+    at = start
+    while at < len(answer):
+        ahead = list(takewhile(speaker.can_draft, answer[at : at + _AHEAD]))
+        seen = yield window.look(answer[start : at + len(ahead)], len(ahead) + 1)
+        for offset, choice in enumerate(window.choices(seen).tolist()[: len(answer) - at]):
+            if choice != answer[at + offset]:
+                at += offset
+                seen = yield window.look([*answer[start:at], choice])
+                again, state = int(window.choices(seen)[0]), seen.hidden[0].copy()
+                wanted, replaced = answer[at], [*answer[:at], choice]
+                wants, hidden = yield from speaker.target(replaced)
+                put_off = choice not in speaker.ends and wants[0] == wanted != again
+                return _Found(
+                    Mismatch(at, choice, wanted, state, hidden[0]),
+                    replaced,
+                    stalls_plainly=put_off or wanted in speaker.ends,
+                )
+        at += len(ahead)
+    return None

@@ -1,0 +1,159 @@
+"""Tasks: what is asked, what an answer comes to, and whether that is right.
+
+A question's *outcome* is what its answer comes to, as a short text that can be compared. One class
+a task, one line in `TASKS`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from pilotfish.wire.errors import UnsupportedError
+
+_COMMAND_S = 30.0
+_NUMBER = r"[-−]?\$?\s?[\d,]*\.?\d+"
+
+
+class Question(NamedTuple):
+    """key: its name among its like. asked: for the chat template. answer: the reference."""
+
+    key: str
+    asked: str
+    answer: str
+
+
+class Task(ABC):
+    """How answers are asked for and looked at. instruction: what follows the question."""
+
+    name: ClassVar[str]
+    instruction: ClassVar[str] = ""
+
+    def ask(self, question: str) -> str:
+        """The message that the models are given."""
+        return f"{question}\n\n{self.instruction}" if self.instruction else question
+
+    @abstractmethod
+    def outcome(self, question: Question, text: str) -> str:
+        """What an answer comes to; "" where it comes to nothing."""
+
+    def right(self, question: Question, outcome: str) -> bool:
+        """Whether that is the reference's."""
+        return outcome != "" and outcome == self.outcome(question, question.answer)
+
+
+class Gsm8k(Task):
+    """Grade-school mathematics: the final number (Cobbe et al. 2021)."""
+
+    name = "gsm8k"
+    instruction = (
+        "Think step by step in short sentences, at most one a step. End with a line '#### ' and "
+        "the number."
+    )
+
+    def outcome(self, question: Question, text: str) -> str:
+        """The number after the last "####" or in the last box, or else the last one."""
+        marked = re.findall(rf"(?:####|boxed{{)\D{{0,3}}?({_NUMBER})", text)
+        found = marked or re.findall(_NUMBER, text)
+        return _number(found[-1]) if found else ""
+
+
+class Exact(Task):
+    """The text itself, but for spaces around it and between its words."""
+
+    name = "exact"
+
+    def outcome(self, question: Question, text: str) -> str:
+        """The words."""
+        return " ".join(text.split())
+
+
+class Command(Task):
+    """A program of the user's own.
+
+    It is given one line of JSON (``question``, ``answer``, ``text``) and prints the outcome; it
+    ends with 0 if that is right and with 1 if it is not.
+    """
+
+    name = "command"
+
+    def __init__(self, command: Sequence[str]) -> None:
+        if not command:
+            raise UnsupportedError("Task command needs a program: --checker 'PROGRAM ARGUMENTS'.")
+        self._command = list(command)
+        self._right: dict[tuple[str, str], bool] = {}
+
+    def outcome(self, question: Question, text: str) -> str:
+        """What the program prints."""
+        asked = {"question": question.asked, "answer": question.answer, "text": text}
+        try:
+            done = subprocess.run(
+                self._command,
+                input=json.dumps(asked, ensure_ascii=False) + "\n",
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise UnsupportedError(f"The checker {self._command[0]} failed: {error}.") from error
+        if done.returncode not in (0, 1):
+            raise UnsupportedError(
+                f"The checker {self._command[0]} ended with {done.returncode}, and only 0 (right) "
+                f"and 1 (wrong) mean something: {done.stderr.strip()[:200]}"
+            )
+        outcome = done.stdout.strip()
+        self._right[question.key, outcome] = done.returncode == 0
+        return outcome
+
+    def right(self, question: Question, outcome: str) -> bool:
+        """What the program said when it printed this outcome."""
+        return self._right[question.key, outcome]
+
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Gsm8k, Exact, Command)}
+
+
+def task_named(name: str, checker: Sequence[str] = ()) -> Task:
+    """The task of that name; ``checker`` is `Command`'s."""
+    if name not in TASKS:
+        raise UnsupportedError(f"There is no task {name!r}: {', '.join(TASKS)}.")
+    return Command(checker) if name == Command.name else TASKS[name]()
+
+
+def questions(path: Path, task: Task) -> list[Question]:
+    """The lines of a file: JSON objects with "question" and "answer"; empty ones are skipped."""
+    found = []
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnsupportedError(f"The questions cannot be read: {error}.") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            said: dict[str, Any] = json.loads(line)
+            asked, answer = str(said["question"]), str(said["answer"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnsupportedError(
+                f'{path}, line {number} is no JSON object with "question" and "answer".'
+            ) from error
+        found.append(Question(f"{path.stem}-{number}", task.ask(asked), answer))
+    if not found:
+        raise UnsupportedError(f"{path} holds no question.")
+    return found
+
+
+def _number(text: str) -> str:
+    """1,234.50 as 1234.5."""
+    bare = re.sub(r"[\s$,]", "", text).replace("−", "-")
+    try:
+        return format(Decimal(bare).normalize(), "f")
+    except InvalidOperation:
+        return ""

@@ -1,0 +1,57 @@
+"""What a head's probabilities are worth: area under the ROC curve, thresholds, which to take."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.edge_runtime.head_file import CurvePoint
+
+POINTS = 26  # thresholds of the curve, as many as AutoJudge has
+
+
+def auc(scores: NDArray[np.floating], labels: NDArray[np.bool_]) -> float | None:
+    """The area under the ROC curve: how often a label of 1 scores above a 0; ties count half.
+
+    scores [n], labels [n]. None if the labels are all alike.
+    """
+    ones = int(labels.sum())
+    zeros = len(labels) - ones
+    if not ones or not zeros:
+        return None
+    _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(sizes) - (sizes - 1) / 2)[group]
+    return float((ranks[labels].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+
+
+def curve(logits: NDArray[np.floating]) -> list[CurvePoint]:
+    """`POINTS` quantiles of the head's probabilities, as AutoJudge's thresholds; least first."""
+    bounds = np.quantile(logits.astype(np.float64), np.linspace(0.0, 1.0, POINTS))
+    # a threshold of 1 would forgive all there is, and 0 nothing
+    bounds = np.clip(bounds, -30.0, 30.0)
+    return [
+        CurvePoint(
+            threshold=1.0 / (1.0 + math.exp(-bound)),
+            logit=bound,
+            forgiven=share(logits <= bound),
+        )
+        for bound in bounds.tolist()
+    ]
+
+
+def recommended(
+    points: list[CurvePoint], harmful: NDArray[np.floating], risk: float
+) -> CurvePoint | None:
+    """The largest threshold that forgives at most the share ``risk`` of harmful mismatches.
+
+    harmful: their logits under a good channel, [m]. None: reject all, for each forgives more.
+    """
+    allowed = [one for one in points if share(harmful <= (one.logit or 0.0)) <= risk]
+    return max(allowed, key=lambda one: one.threshold, default=None)
+
+
+def share(which: NDArray[np.bool_]) -> float:
+    """How much of it is true; 0 of nothing."""
+    return float(which.mean()) if which.size else 0.0

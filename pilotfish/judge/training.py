@@ -1,0 +1,353 @@
+"""Trains a decision head on instances (wisv §V-A, (26)): binary cross-entropy, classes balanced.
+
+In:  the instances of `judge.instances`. Out: a `DecisionHead` with the thresholds that its own
+     probabilities suggest (AutoJudge's 26 quantiles), and one of them recommended.
+
+Some questions are kept out of training: their loss ends it, and what the head's card says is about
+them. Only this module needs torch, and only when it trains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.edge_runtime.head import DecisionHead, token_buckets
+from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Tensors, Training, Value
+from pilotfish.engines.errors import EngineError
+from pilotfish.judge.episodes import Mined
+from pilotfish.judge.instances import GOOD, POOR, Instances, Sampling, split
+from pilotfish.judge.reading import Floats
+from pilotfish.judge.thresholds import auc, curve, recommended, share
+from pilotfish.speculation.channel import FEATURES
+from pilotfish.wire.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+
+CLIP = 3.0  # deviations
+_TOKENS_PACE = 10.0  # times the learning rate, for each is seen rarely
+_THREADS = 1  # a step is too small to share, and a sum depends on how it is shared out
+_LEAST_SPREAD = 0.01  # of one state's deviation, as a share of the mean one
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a head is trained.
+
+    width: h, of the hidden layer. batch: mismatches a step, each under all its channels. epochs: at
+    most; after patience ones without a better validation loss there are no more. validation: the
+    share of questions kept out. risk: the share of harmful mismatches that the recommended
+    threshold may forgive under a good channel. link: read the channel. tokens: read token ids,
+    hashed to ``buckets``, instead of states.
+    """
+
+    width: int = 32
+    dropout: float = 0.1
+    weight_decay: float = 30.0
+    learning_rate: float = 1e-4
+    batch: int = 64
+    epochs: int = 200
+    patience: int = 12
+    validation: float = 0.2
+    risk: float = 0.05
+    seed: int = 0
+    link: bool = True
+    tokens: bool = False
+    buckets: int = 512
+
+
+def train(
+    name: str,
+    mined: Mined,
+    whole: Instances,
+    sampling: Sampling,
+    options: Options,
+    progress: Progress = lambda done, most: None,
+) -> DecisionHead:
+    """A head called ``name``; ``progress`` is told of the epochs done, and how many at most.
+
+    sampling: how the instances were made, for the record. Raises `UnsupportedError` if there is too
+    little to learn from, and `EngineError` where torch is not installed.
+    """
+    learning, kept_out = split(whole.keys, options.validation, options.seed)
+    learnt, held = whole.of(learning), whole.of(kept_out)
+    card = HeadCard(
+        name=name,
+        drafter=End(**mined.drafter),
+        target=End(**mined.target),
+        features="tokens" if options.tokens else "states",
+        link=_link_scale(learnt) if options.link else None,
+        hidden=sampling.form,
+        threshold=0.0,
+        training=Training(
+            questions=len(whole.keys),
+            examples=whole.rejected.size,
+            task=mined.task,
+            seed=options.seed,
+        ),
+    )
+    tensors, epochs = _fit(card, learnt, held, options, progress)
+    told: dict[str, Value] = {
+        "slack": mined.slack,
+        "right_only": mined.right_only,
+        "epochs": epochs,
+        "kept_out": len(kept_out),
+    }
+    return _described(DecisionHead(card, tensors), held, sampling, options, told)
+
+
+def _described(
+    head: DecisionHead,
+    held: Instances,
+    sampling: Sampling,
+    options: Options,
+    known: dict[str, Value],
+) -> DecisionHead:
+    """The head with its curve, its threshold and its record, of which some is known already."""
+    # [n, K] and [n]
+    logits = np.stack([_logits(head, held, k) for k in range(held.rejected.shape[1])], axis=1)
+    good = head.logits(held.drafter, held.target, held.tokens, GOOD)
+    poor = head.logits(held.drafter, held.target, held.tokens, POOR)
+    points = curve(logits)
+    chosen = recommended(points, good[held.harmful], options.risk)
+    bound = -math.inf if chosen is None else chosen.logit or 0.0
+    told: dict[str, Value] = {
+        **asdict(options),
+        "channels": sampling.channels,
+        "sampling_seed": sampling.seed,
+        "relabelled": sampling.relabelling is not None,
+        **(sampling.relabelling._asdict() if sampling.relabelling else {}),
+        **known,
+        "forgiven_good": share(good <= bound),
+        "forgiven_poor": share(poor <= bound),
+        "harmful_forgiven_good": share(good[held.harmful] <= bound),
+    }
+    card = msgspec.structs.replace(
+        head.card,
+        threshold=0.0 if chosen is None else chosen.threshold,
+        curve=points,
+        training=msgspec.structs.replace(
+            head.card.training, auc=auc(good, held.harmful), options=told
+        ),
+    )
+    return DecisionHead(card, head.tensors)
+
+
+def _logits(head: DecisionHead, given: Instances, k: int) -> NDArray[np.float32]:
+    """z [n] under the k-th channel of each question."""
+    found = np.empty(len(given), np.float32)
+    for index, channels in enumerate(given.channels):
+        own = given.question == index
+        found[own] = head.logits(
+            given.drafter[own], given.target[own], given.tokens[own], channels[k]
+        )
+    return found
+
+
+def _link_scale(learnt: Instances) -> LinkScale:
+    links = learnt.links.reshape(-1, len(FEATURES))
+    return LinkScale(mean=links.mean(0).tolist(), std=links.std(0).tolist(), clip=CLIP)
+
+
+# Learning
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """n mismatches. inputs: f32 [n, d], standardised, or i64 [n, 2], which rows of w1.
+
+    question: i64 [n]. links: f32 [q, K, 4], standardised, or [q, 1, 0]. rejected: f32 [n, K].
+    """
+
+    inputs: torch.Tensor
+    question: torch.Tensor
+    links: torch.Tensor
+    rejected: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Layers:
+    """z = w2·dropout(ReLU(w1·u + b1)) + b2 (wisv (25)).
+
+    w1: [d, h]. link: [4, h], or [0, h]: w1's columns for c. b1, w2: [h]. b2: [1].
+    """
+
+    w1: torch.Tensor
+    link: torch.Tensor
+    b1: torch.Tensor
+    w2: torch.Tensor
+    b2: torch.Tensor
+
+    @classmethod
+    def drawn(cls, inputs: int, links: int, width: int) -> _Layers:
+        """Uniform within ±1/√(what a unit reads), as torch draws its own layers."""
+        import torch
+
+        def uniform(*shape: int, reads: int) -> torch.Tensor:
+            return ((2 * torch.rand(*shape) - 1) / math.sqrt(reads)).requires_grad_()
+
+        reads = inputs + links
+        return cls(
+            w1=uniform(inputs, width, reads=reads),
+            link=uniform(links, width, reads=reads),
+            b1=uniform(width, reads=reads),
+            w2=uniform(width, reads=width),
+            b2=uniform(1, reads=width),
+        )
+
+    def logits(self, data: _Data, rows: torch.Tensor, dropout: float) -> torch.Tensor:
+        """z of these mismatches under each channel, [b, K]; [b, 1] if the link is not read."""
+        from torch.nn import functional
+
+        picked = data.inputs[rows]
+        # [b, h], [b, K, h]
+        own = (
+            picked @ self.w1
+            if picked.is_floating_point()
+            else functional.embedding_bag(picked, self.w1, mode="sum")
+        )
+        inner = (own + self.b1)[:, None] + data.links[data.question[rows]] @ self.link
+        found: torch.Tensor = functional.dropout(inner.relu(), dropout) @ self.w2 + self.b2
+        return found
+
+    def groups(self, options: Options) -> list[dict[str, Any]]:
+        """What AdamW is told of each: the link is not decayed, and learns faster than the states.
+
+        AdamW moves all weights alike fast, so that thousands of a state's would be known by heart
+        before the link's few were learnt.
+        """
+        reads, links = (2 if options.tokens else len(self.w1)), max(len(self.link), 1)
+        rate = options.learning_rate * (_TOKENS_PACE if options.tokens else 1.0)
+        faster = max(1.0, math.sqrt(reads / links))
+        return [
+            {"params": [self.w1, self.w2], "lr": rate, "weight_decay": options.weight_decay},
+            {"params": [self.b1, self.b2], "lr": rate, "weight_decay": 0.0},
+            {"params": [self.link], "lr": rate * faster, "weight_decay": 0.0},
+        ]
+
+    def copy(self) -> _Layers:
+        """As they are now."""
+        return _Layers(*(one.detach().clone() for one in vars(self).values()))
+
+
+def _fit(
+    card: HeadCard, learnt: Instances, held: Instances, options: Options, progress: Progress
+) -> tuple[Tensors, int]:
+    """The tensors of the head with the least validation loss, and after how many epochs."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            "Training needs torch, which is not installed: pip install 'pilotfish[judge]'."
+        ) from error
+    scale = _state_scale(learnt) if card.features == "states" else None
+    with _repeatably(options.seed):
+        data, validation = (_data(card, one, scale, options) for one in (learnt, held))
+        positive = _balance(data)
+        inputs = data.inputs.shape[1] if scale else 2 * options.buckets
+        layers = _Layers.drawn(inputs, card.link_width, options.width)
+        optimizer = torch.optim.AdamW(layers.groups(options))
+        best, least, at = layers.copy(), math.inf, 0
+        for epoch in range(1, options.epochs + 1):
+            for rows in torch.split(torch.randperm(len(learnt)), options.batch):
+                optimizer.zero_grad()
+                torch.autograd.backward(_loss(layers, data, rows, positive, options.dropout))
+                optimizer.step()
+            with torch.no_grad():
+                everything = torch.arange(len(held))
+                loss = float(_loss(layers, validation, everything, positive, 0.0))
+            progress(epoch, options.epochs)
+            if loss < least:
+                best, least, at = layers.copy(), loss, epoch
+            if epoch - at >= options.patience:
+                break
+    tensors = {
+        "w1": torch.cat([best.w1, best.link]).T.numpy(),
+        **{name: getattr(best, name).numpy() for name in ("b1", "w2", "b2")},
+    }
+    return (tensors | {"mean": scale[0], "std": scale[1]} if scale else tensors), at
+
+
+def _loss(
+    layers: _Layers, data: _Data, rows: torch.Tensor, positive: torch.Tensor, dropout: float
+) -> torch.Tensor:
+    """(26), with labels of 1 weighted so that both classes count alike."""
+    from torch.nn import functional
+
+    wanted = data.rejected[rows]
+    logits = layers.logits(data, rows, dropout).expand_as(wanted)
+    found: torch.Tensor = functional.binary_cross_entropy_with_logits(
+        logits, wanted, pos_weight=positive
+    )
+    return found
+
+
+def _balance(data: _Data) -> torch.Tensor:
+    """Labels of 0 for each 1."""
+    ones = data.rejected.mean()
+    if not 0.0 < float(ones) < 1.0:
+        raise UnsupportedError(
+            "The mismatches to learn from are all to be rejected, or all harmless: mine more "
+            "questions, or look at what the task makes of answers."
+        )
+    balance: torch.Tensor = (1.0 - ones) / ones
+    return balance
+
+
+def _data(
+    card: HeadCard, given: Instances, scale: tuple[Floats, Floats] | None, options: Options
+) -> _Data:
+    import torch
+
+    inputs: NDArray[Any]
+    if scale is None:
+        inputs = token_buckets(given.tokens, options.buckets)
+        inputs[:, 1] += options.buckets
+    else:
+        inputs = (np.concatenate([given.drafter, given.target], axis=1) - scale[0]) / scale[1]
+    links = (
+        np.empty((len(given.keys), 1, 0))
+        if card.link is None
+        else card.link.standardised(given.links)
+    )
+    return _Data(
+        inputs=torch.from_numpy(inputs),
+        question=torch.from_numpy(given.question),
+        links=torch.from_numpy(links.astype(np.float32)),
+        rejected=torch.from_numpy(given.rejected.astype(np.float32)),
+    )
+
+
+def _state_scale(learnt: Instances) -> tuple[Floats, Floats]:
+    """Mean and deviation of the states, f32 [d_D + d_T] each."""
+    pair = (learnt.drafter, learnt.target)
+    mean = np.concatenate([states.mean(0, dtype=np.float64) for states in pair])
+    std = np.concatenate([states.std(0, dtype=np.float64) for states in pair])
+    # what hardly moved in training would otherwise decide alone where it does move
+    least = max(_LEAST_SPREAD * float(std.mean()), 1e-6)
+    return mean.astype(np.float32), np.maximum(std, least).astype(np.float32)
+
+
+@contextmanager
+def _repeatably(seed: int) -> Iterator[None]:
+    """torch draws by this seed and adds in one order; afterwards it is as it was."""
+    import torch
+
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.set_num_threads(_THREADS)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)

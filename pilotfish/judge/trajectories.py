@@ -1,0 +1,276 @@
+"""What an edge with a head commits, under many settings at once (wisv §III, §VI).
+
+In:  a question, and its courses: a window γ and a judge each. Out: each course's tokens and rounds,
+     as a device and an edge at temperature 0 would come to them, with the real models.
+
+A round is a walk. After a prefix the drafter says d and the target t. Is d = t, it is accepted;
+else the judge looks at both states at d, and either d stays (it is forgiven) or t is committed and
+the round ends, as it does with t behind γ accepted tokens. So nothing behind a rejection is ever
+read, and courses read what they share once: they walk together as long as they commit the same, and
+where they part, one side waits until the other has come to its end. Where a window began matters to
+the drafter alone, whose context is the committed text in its own tokens; it remembers what it said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from pilotfish.edge_runtime.head import Judge
+from pilotfish.judge.reading import Floats, Procedure
+from pilotfish.judge.speakers import Speaker, Window
+from pilotfish.wire.codecs.hidden import decode_hidden, encode_hidden
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """A window's size γ ≥ 1, and who decides on mismatches; without a judge all are rejected."""
+
+    window: int
+    judge: Judge | None = None
+
+    @property
+    def strict(self) -> bool:
+        """Whether every mismatch is rejected whatever the states: `greedy`, or threshold 0."""
+        return self.judge is None or self.judge.bound == -math.inf
+
+
+class Round(NamedTuple):
+    """One round of a course.
+
+    drafted: the window's tokens; where it ends with a rejection, an end token that the drafter may
+    have come to behind that is not known of. accepted: of these; forgiven: of the accepted.
+    decided: mismatches up to the rejection, or in the window. mismatched: in the whole window, m;
+    None where that was not looked at.
+    """
+
+    drafted: int
+    accepted: int
+    forgiven: int
+    decided: int
+    mismatched: int | None
+
+    @property
+    def behind(self) -> int:
+        """Drafted tokens behind the rejected one: what is there was not decided on."""
+        return max(0, self.drafted - self.accepted - 1)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """An answer: the target's ids, with the end token if there is one, and its rounds."""
+
+    tokens: list[int]
+    rounds: list[Round]
+
+
+def walks(speaker: Speaker, courses: Sequence[Course], *, whole: int = 0) -> Procedure[list[Walk]]:
+    """What each of the courses comes to, in their order.
+
+    whole: so many windows are also read to their ends, for `Round.mismatched`; each costs γ tokens.
+    """
+    found = yield from _Tree(speaker, whole).walked(courses)
+    return found
+
+
+@dataclass(eq=False)
+class _Walker:
+    """A course on its way. window: the open round's; None between two rounds."""
+
+    course: Course
+    rounds: list[Round] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    window: Window | None = None
+    start: int = 0  # where the window begins in the answer
+    drafted: int = 0
+    accepted: int = 0
+    forgiven: int = 0
+    decided: int = 0
+    mismatched: int | None = None
+
+    @property
+    def full(self) -> bool:
+        return self.accepted == self.drafted
+
+    def begin(self, window: Window, start: int, drafted: int, mismatched: int | None) -> None:
+        self.window, self.start = window, start
+        self.drafted, self.mismatched = drafted, mismatched
+        self.accepted = self.forgiven = self.decided = 0
+
+    def accept(self, *, mismatch: bool) -> None:
+        self.accepted += 1
+        self.forgiven += mismatch
+        self.decided += mismatch
+
+    def close(self) -> None:
+        """The round is over."""
+        mismatched = None if self.mismatched is None else max(self.mismatched, self.decided)
+        self.rounds.append(
+            Round(self.drafted, self.accepted, self.forgiven, self.decided, mismatched)
+        )
+        self.window = None
+
+    def end(self, answer: list[int]) -> None:
+        """The answer is over; with a round open it ended with a token of the drafter's."""
+        self.tokens = answer
+        if self.window is not None:
+            self.drafted = self.accepted  # an end token is a window's last
+            self.close()
+
+
+class _Mismatch:
+    """A draft, the target's token, and the states f32 [d] at the draft, for any judge."""
+
+    def __init__(self, draft: int, wanted: int, drafter: Floats, target: Floats) -> None:
+        self._tokens = np.array([(draft, wanted)], dtype=np.int64)
+        self._drafter, self._target = drafter[None], target[None]
+        self._sent: dict[str, Floats] = {}  # as an edge has the drafter's state, by format
+
+    def rejected(self, course: Course) -> bool:
+        if course.judge is None or course.strict:
+            return True
+        form = course.judge.form
+        if form not in self._sent:
+            frame = encode_hidden(self._drafter, form)
+            self._sent[form] = decode_hidden(frame, 1, self._drafter.shape[1], form)
+        return bool(course.judge(self._sent[form], self._target, self._tokens)[0])
+
+
+class _Said(NamedTuple):
+    """What a model says after a text, and its state f32 [d] at the text's last token."""
+
+    choice: int
+    state: Floats
+
+
+class _Branch(NamedTuple):
+    """Walkers that have committed or accepted the same tokens; and what the target says then."""
+
+    answer: list[int]
+    walkers: list[_Walker]
+    said: _Said | None = None
+
+
+class _Tree:
+    """All texts that one question's courses come through, depth first: a slot holds one of them."""
+
+    def __init__(self, speaker: Speaker, whole: int) -> None:
+        self._speaker = speaker
+        self._whole = whole  # windows that are still to be read to their ends
+        self._drafts: dict[bytes, _Said] = {}  # by the drafter's own ids
+
+    def walked(self, courses: Sequence[Course]) -> Procedure[list[Walk]]:
+        walkers = [_Walker(course) for course in courses]
+        branches = [_Branch([], walkers)]
+        while branches:
+            branch = branches.pop()
+            if len(branch.answer) == self._speaker.most or self._speaker.ended(branch.answer):
+                for walker in branch.walkers:
+                    walker.end(branch.answer)
+            else:
+                branches += yield from self._step(branch)
+        return [Walk(walker.tokens, walker.rounds) for walker in walkers]
+
+    def _step(self, branch: _Branch) -> Procedure[list[_Branch]]:
+        """The branches with one token more."""
+        answer, walkers, said = branch
+        wanted = (said or (yield from self._target(answer))).choice
+        yield from self._open(answer, [one for one in walkers if one.window is None])
+        # in the order of reading, so that the slot holds what is gone on with
+        following: dict[int, list[_Walker]] = {wanted: []}
+        read: dict[int, _Said] = {}
+        for window, drafting in _by_window(walkers).items():
+            for one in drafting:
+                if one.full:  # the target's token is the bonus
+                    one.close()
+                    following[wanted].append(one)
+            rest = [one for one in drafting if one.window is not None]
+            if rest:
+                yield from self._verify(answer, window, rest, wanted, following, read)
+        return [
+            _Branch([*answer, token], group, read.get(token))
+            for token, group in following.items()
+            if group
+        ]
+
+    def _verify(
+        self,
+        answer: list[int],
+        window: Window,
+        walkers: Sequence[_Walker],
+        wanted: int,
+        following: dict[int, list[_Walker]],
+        read: dict[int, _Said],
+    ) -> Procedure[None]:
+        """Send the walkers of one window on to its next token or to the target's.
+
+        read: what the target says behind drafts that it has read.
+        """
+        drafted = answer[walkers[0].start :]
+        draft = (yield from self._draft(window, drafted)).choice
+        judged = draft != wanted and not all(one.course.strict for one in walkers)
+        if judged:
+            own = (yield from self._draft(window, [*drafted, draft])).state
+            if draft not in read:
+                read[draft] = yield from self._target([*answer, draft])
+            mismatch = _Mismatch(draft, wanted, own, read[draft].state)
+        for one in walkers:
+            if draft == wanted:
+                one.accept(mismatch=False)
+            elif judged and not mismatch.rejected(one.course):
+                one.accept(mismatch=True)
+            else:
+                one.decided += 1
+                one.close()
+            token = wanted if one.window is None else draft
+            following.setdefault(token, []).append(one)
+
+    def _open(self, answer: list[int], walkers: Sequence[_Walker]) -> Procedure[None]:
+        """Begin a round here; what may still come bounds its window, as on a device."""
+        if not walkers:
+            return
+        window, start = self._speaker.window(answer), len(answer)
+        room = self._speaker.most - start - 1
+        rooms = [min(one.course.window, room) for one in walkers]
+        missed: list[bool] | None = None
+        if self._whole > 0:
+            self._whole -= 1
+            missed = yield from self._read_whole(window, answer, max(rooms))
+        for one, drafted in zip(walkers, rooms, strict=True):
+            if missed is None:
+                one.begin(window, start, drafted, None)
+            else:
+                one.begin(window, start, min(drafted, len(missed)), sum(missed[:drafted]))
+
+    def _read_whole(self, window: Window, answer: list[int], room: int) -> Procedure[list[bool]]:
+        """Which tokens of the window the target would say otherwise, given the draft's prefix."""
+        drafted: list[int] = []
+        while len(drafted) < room and not self._speaker.ended(drafted):
+            drafted.append((yield from self._draft(window, drafted)).choice)
+        choices, _ = yield from self._speaker.target([*answer, *drafted], len(drafted) + 1)
+        return [one != choice for one, choice in zip(drafted, choices.tolist(), strict=False)]
+
+    def _target(self, answer: Sequence[int]) -> Procedure[_Said]:
+        choices, states = yield from self._speaker.target(answer)
+        return _Said(int(choices[0]), states[0])
+
+    def _draft(self, window: Window, drafted: Sequence[int]) -> Procedure[_Said]:
+        """What the drafter says there; windows that began elsewhere often read the same ids."""
+        look = window.look(drafted)
+        key = look.ids.tobytes()
+        if key not in self._drafts:
+            seen = yield look
+            self._drafts[key] = _Said(int(window.choices(seen)[0]), seen.hidden[0].copy())
+        return self._drafts[key]
+
+
+def _by_window(walkers: Sequence[_Walker]) -> dict[Window, list[_Walker]]:
+    found: dict[Window, list[_Walker]] = {}
+    for one in walkers:
+        assert one.window is not None
+        found.setdefault(one.window, []).append(one)
+    return found

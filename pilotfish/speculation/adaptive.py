@@ -1,0 +1,183 @@
+"""Adaptive verification: tokens that matter little may stray (decentralized-dsd §2.3).
+
+In:  a chain's tokens, each with the q̂ that it was drawn from; the target's p there; a `Relaxation`.
+Out: how many tokens are accepted, what is sampled after them, and how far the law of each position
+     that was looked at is from p.
+
+A token is *key* if the drafter is much less certain than the target (λ₁), if the two disagree about
+the token itself (λ₂), or about what is likely at all (λ₃). Key tokens are accepted by min(1, p/q̂),
+others by min(1, p̃/q̂) with p̃ ∝ p^(1−τ)·q̂^τ. After any rejection norm(max(0, p − q̂)) is sampled,
+after a whole window p (the paper's line 16, p after a rejection too, is biased even at τ = 0).
+
+The *deviation* of a position is Σ (min(q̂, p̃) − p) over the tokens that are not key and have
+q̂ > p. That is what is accepted beyond p, and the residual lacks as much: it is the total variation
+between the position's law and p (DESIGN §6.7), and by just as much acceptance rises. τ alone does
+not bound it. The expected sum over a text's positions bounds the total variation between the laws
+of whole texts, for these are products of conditional laws.
+
+q̂ has few tokens. Over these p̃ is as above, and together they have p(those)^(1−τ): their mass,
+softened likewise. Normalised over them alone, as (8) reads, p̃ would leave p by all that p has
+elsewhere as soon as τ is not 0, by 0.045 a position on the default pair with 64 tokens. So p̃ goes
+from p at τ = 0, where `speculation.candidates` accepts the same, to q̂ at τ = 1, and no token is
+accepted less often as τ rises. One that p excludes, as by top-k, stays excluded.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.speculation.candidates import residual
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.rows import Row
+from pilotfish.speculation.tree import NumberedCoin, Walk
+from pilotfish.speculation.truncation import largest
+
+TOP = 10  # k of NormMatch: so many of each end's likeliest tokens are compared
+CERTAIN = 0.01  # ε, nats: a target that is more certain than this counts as just so certain
+HIGHEST_RATIO = 1e6  # λ₁ from which its clause says nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relaxation:
+    """How much is softened, and which tokens are key (decentralized-dsd (7), (8)).
+
+    tau: τ in [0, 1]; 0 is strict. lambda1: the H_d/H_t above which a token is key, 0 to 10⁶.
+    lambda2: the |p − q̂| of a token above which it is, 0 to 1. lambda3: the NormMatch below which it
+    is, 0 to 1. So 0, 0, 1 make nearly all tokens key, and 10⁶, 1, 0 none. Raises ValueError for
+    what is beyond these bounds, or NaN.
+    """
+
+    tau: float
+    lambda1: float
+    lambda2: float
+    lambda3: float
+
+    def __post_init__(self) -> None:
+        for name, most in (
+            *(("tau", 1.0), ("lambda1", HIGHEST_RATIO), ("lambda2", 1.0), ("lambda3", 1.0)),
+        ):
+            value = getattr(self, name)
+            if not 0.0 <= value <= most:  # NaN is not either
+                raise ValueError(f"{name} must be within 0 and {most:g}, not {value}")
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Target and drafter at one position, over the tokens [K] of q̂.
+
+    p: [V], needs to sum to 1 only roughly. row: q̂.
+    """
+
+    p: Floats
+    row: Row
+
+    @cached_property
+    def drafter(self) -> NDArray[np.float64]:
+        """q̂ of its tokens, f64 [K]."""
+        return self.row.probabilities()
+
+    @cached_property
+    def target(self) -> NDArray[np.float64]:
+        """p of the same tokens, f64 [K]: divided by the float64 sum of all."""
+        found: NDArray[np.float64] = self.p[self.row.support] / self.p.sum(dtype=np.float64)
+        return found
+
+    @cached_property
+    def entropy_ratio(self) -> float:
+        """H_d/H_t of the two predictive distributions, H_t being at least `CERTAIN`."""
+        return entropy(self.drafter) / max(entropy(self.p), CERTAIN)
+
+    @cached_property
+    def norm_match(self) -> float:
+        """Of each end's `TOP` likeliest tokens, those in common, over the fewer of both; [0, 1].
+
+        Ties with the last of them belong to them; where an end has fewer tokens, all do.
+        """
+        ours, theirs = likeliest(self.p), likeliest(self.drafter)
+        if self.row.ids is not None:
+            theirs = self.row.ids[theirs]
+        common = np.intersect1d(ours, theirs, assume_unique=True)
+        return len(common) / min(len(ours), len(theirs))
+
+    @cached_property
+    def gap(self) -> NDArray[np.float64]:
+        """|p − q̂| of each token, f64 [K]."""
+        found: NDArray[np.float64] = np.abs(self.target - self.drafter)
+        return found
+
+    def strict(self) -> NDArray[np.float64]:
+        """How much of each token's q̂ is accepted against p: min(q̂, p), f64 [K]."""
+        found: NDArray[np.float64] = np.minimum(self.drafter, self.target)
+        return found
+
+    def softened(self, tau: float) -> NDArray[np.float64]:
+        """How much is accepted against p̃, f64 [K]: min(q̂, p̃), never less than `strict`.
+
+        Where q̂ > p, p̃ is no less than p (Hölder); max(p, p̃) says so in spite of rounding.
+        """
+        if tau == 0.0:
+            return self.strict()
+        weights = np.where(self.target > 0.0, self.target ** (1.0 - tau) * self.drafter**tau, 0.0)
+        if not weights.any():  # the two have no token in common
+            return self.strict()
+        weights *= self.target.sum() ** (1.0 - tau) / weights.sum()
+        found: NDArray[np.float64] = np.minimum(self.drafter, np.maximum(self.target, weights))
+        return found
+
+    def key(self, relaxation: Relaxation) -> NDArray[np.bool_]:
+        """Which of the tokens are key, bool [K] (decentralized-dsd (7))."""
+        everywhere = self.entropy_ratio > relaxation.lambda1 or self.norm_match < relaxation.lambda3
+        found: NDArray[np.bool_] = (self.gap > relaxation.lambda2) | everywhere
+        return found
+
+    def accepted(self, relaxation: Relaxation) -> NDArray[np.float64]:
+        """How much of each token's q̂ is accepted, f64 [K]; over q̂ it is the probability."""
+        if relaxation.tau == 0.0:
+            return self.strict()
+        return np.where(self.key(relaxation), self.strict(), self.softened(relaxation.tau))
+
+    def deviation(self, accepted: NDArray[np.float64]) -> float:
+        """The position's total variation from p where so much is accepted, in [0, 1]."""
+        return min(1.0, float((accepted - self.strict()).sum()))
+
+
+def verify(
+    ids: Sequence[int] | NDArray[np.uint32],
+    q: Callable[[int], Row],
+    p: Callable[[int], Floats],
+    coin: NumberedCoin,
+    relaxation: Relaxation,
+) -> tuple[Walk, float]:
+    """Where a chain's tokens [γ] are accepted to, and the deviation of the positions looked at.
+
+    q: of each position, p: of each and of the one after the last, [V]; asked for on the way only.
+    coin: told a position's number and a probability, whether it happened.
+    """
+    deviation = 0.0
+    for index, token in enumerate(ids):
+        seen = Comparison(p(index), q(index))
+        accepted = seen.accepted(relaxation)
+        deviation += seen.deviation(accepted)
+        at = seen.row.index(int(token))
+        assert at is not None  # it was drawn from this row
+        if not coin(index, float(accepted[at]) / float(seen.drafter[at])):
+            rest = residual(seen.p / seen.p.sum(dtype=np.float64), seen.row)
+            return Walk(index, rest, rejected=True), deviation
+    return Walk(len(ids), p(len(ids)), rejected=False), deviation
+
+
+def entropy(p: Floats) -> float:
+    """−Σ p·ln p of a distribution, in nats; at least 0."""
+    # in place, for a second array of a large vocabulary's size costs more than its logarithms
+    terms = np.maximum(p, np.finfo(p.dtype).tiny)
+    np.log(terms, out=terms)
+    terms *= p
+    return max(0.0, -float(terms.sum(dtype=np.float64)))
+
+
+def likeliest(weights: Floats) -> NDArray[np.integer]:
+    """Indices of the `TOP` largest of ``weights`` that are above 0, ties with the last kept."""
+    return largest(weights, min(TOP, int(np.count_nonzero(weights))))

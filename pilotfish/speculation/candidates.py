@@ -1,0 +1,62 @@
+"""Accepting one of the candidates that were drawn for a position (tslt Algorithms 3 and 5).
+
+Words: the *candidates* x⁽¹⁾…x⁽ᵏ⁾ were drawn independently from q. They are taken in the order
+drawn, equal ones included: x⁽ⁱ⁾ is accepted with probability min(1, p⁽ⁱ⁾(x)/q(x)), where p⁽¹⁾ = p
+and p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) is the *residual* after the i-th rejection. When none is
+accepted, a sample of p⁽ᵏ⁺¹⁾ follows. The token that comes out then follows p exactly, whatever q
+(DESIGN §6.1 and §6.4: the printed ratio is upside down; sorting or deduplicating candidates
+biases).
+
+Chance enters through ``coin``: it is told a probability and says whether it happened, so that the
+tests can enumerate what really runs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.rows import Row
+
+Coin = Callable[[float], bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What became of the candidates.
+
+    accepted: the index of the one that was accepted, or None.
+    residual: f64 [V], normalised, what to sample from when none was accepted, else None.
+    """
+
+    accepted: int | None
+    residual: NDArray[np.float64] | None
+
+
+def choose(candidates: Sequence[int], q: Row, p: Floats, coin: Coin) -> Choice:
+    """Take the candidates [k] in order; p [V] needs to sum to 1 only roughly."""
+    # f64 [V], the residual so far
+    rest: NDArray[np.float64] = p / p.sum(dtype=np.float64)
+    for index, token in enumerate(candidates):
+        if coin(min(1.0, float(rest[token]) / q.probability(token))):
+            return Choice(index, None)
+        rest = residual(rest, q)
+    return Choice(None, rest)
+
+
+def residual(p: NDArray[np.float64], q: Row) -> NDArray[np.float64]:
+    """norm(max(0, p − q)) of a normalised p [V].
+
+    Where p ≤ q everywhere the candidate was certain to be accepted and nobody may ask for the
+    residual but by rounding; p itself is the answer then.
+    """
+    rest = p.copy()
+    rest[q.support] -= q.probabilities()
+    np.maximum(rest, 0.0, out=rest)
+    mass = rest.sum()
+    if mass > 0.0:
+        normalised: NDArray[np.float64] = rest / mass
+        return normalised
+    return p

@@ -1,0 +1,114 @@
+"""What the papers predict: acceptance, its bounds under truncation, tokens of a round.
+
+In:  distributions p of the target and q of the drafter, normalised, f64 [V] ([..., V] where said).
+Out: numbers that measured ones can be held against. Names and numbers are `tslt`'s; where it is
+     misprinted DESIGN §6.2–§6.4 holds.
+
+One candidate is accepted with probability β = 1 − TV(p, q). Truncating q to q̂ changes that by at
+most σ, the mass cut off. With k candidates the j-th meets p⁽ʲ⁾, what the rejections before it have
+left of p (`speculation.candidates`), and is accepted with probability β⁽ʲ⁾ = 1 − TV(p⁽ʲ⁾, q).
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.speculation.candidates import residual
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.rows import Row
+
+Values = NDArray[np.float64]
+
+
+def tv(p: Floats, q: Floats) -> Values:
+    """Total variation distance ½ Σ|p − q| of distributions [..., V]; f64 [...] (tslt (16))."""
+    distance: Values = np.abs(p - q).sum(axis=-1, dtype=np.float64) / 2
+    return distance
+
+
+def beta(p: Floats, q: Floats) -> Values:
+    """Acceptance of one candidate, β = Σ min(p, q) = 1 − TV, [..., V] to f64 [...] (tslt (15))."""
+    accepted: Values = np.minimum(p, q).sum(axis=-1, dtype=np.float64)
+    return accepted
+
+
+def sigma(q: Floats, kept: NDArray[np.integer] | slice) -> float:
+    """σ, the mass of q [V] outside the ``kept`` ids [K]; TV(q̂, q) = σ (tslt Theorem 3.2, (21))."""
+    outside = np.ones(len(q), dtype=np.bool_)
+    outside[kept] = False
+    return float(q[outside].sum(dtype=np.float64))
+
+
+def beta_bound(q: Floats, q_hat: Row) -> float:
+    """At most so much does acceptance change when q̂ is drafted from instead of q: |β̂ − β| ≤ this.
+
+    σ as in Theorem 3.2 (tslt (20)), plus the TV of the quantisation: between q̂ and q renormalised
+    on the tokens of q̂ (DESIGN §6.2). TV(q̂, q) itself, a tighter bound, is no more than this sum.
+    """
+    kept = q[q_hat.support]
+    mass = kept.sum(dtype=np.float64)
+    if mass <= 0.0:
+        return 1.0
+    return sigma(q, q_hat.support) + float(tv(kept / mass, q_hat.probabilities()))
+
+
+def residuals(p: Floats, q: Floats, k: int) -> list[Values]:
+    """p⁽¹⁾…p⁽ᵏ⁾ [V]: p⁽¹⁾ = p, p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) (tslt (25))."""
+    found: list[Values] = [p / p.sum(dtype=np.float64)]
+    row = Row(q)
+    while len(found) < k:
+        found.append(residual(found[-1], row))
+    return found
+
+
+def betas(p: Floats, q: Floats, k: int) -> Values:
+    """β⁽¹⁾…β⁽ᵏ⁾, f64 [k]: of the j-th of k candidates after j − 1 rejections (tslt (29)–(31)).
+
+    Where one is 1 those after it are never asked for, and say nothing.
+    """
+    return np.array([float(beta(rest, q)) for rest in residuals(p, q, k)])
+
+
+def betas_bound(p: Floats, q: Floats, k: int, distance: float) -> Values:
+    """Of each β⁽ʲ⁾, how much it changes at most when q moves by TV = ``distance``; f64 [k].
+
+    Theorem 4.14, tslt (35), where ``distance`` = σ: |β̂⁽ʲ⁾ − β⁽ʲ⁾| is at most
+    (1 + Σ_{i<j} Π_{i<s≤j} 2/Z⁽ˢ⁾)·σ. Here Z⁽ˢ⁾ = TV(p⁽ˢ⁻¹⁾, q), the mass of the residual that p⁽ˢ⁾
+    was normalised by; with TV(p⁽ˢ⁾, q), as (56) prints, it would not hold (DESIGN §6.4). An
+    acceptance cannot change by more than 1, which the bound soon exceeds.
+    """
+    moved = 0.0  # of TV(p̂⁽ʲ⁾, p⁽ʲ⁾), (33): each step doubles it and divides it by Z
+    bounds = []
+    for rest in residuals(p, q, k):
+        bounds.append(moved + distance)
+        z = float(tv(rest, q))
+        if moved + distance > 0.0:
+            moved = 2.0 * (moved + distance) / z if z > 0.0 else math.inf
+    return np.array(bounds)
+
+
+def theta(betas: Floats) -> Values:
+    """θ, that one of k candidates is accepted, from β⁽¹⁾…β⁽ᵏ⁾ [..., k]; f64 [...] (tslt (39)).
+
+    β⁽¹⁾ + Σ β⁽ⁱ⁾ Π_{j<i} (1 − β⁽ʲ⁾), which is 1 − Π (1 − β⁽ⁱ⁾).
+    """
+    rejected: Values = np.prod(1.0 - np.asarray(betas, dtype=np.float64), axis=-1)
+    return 1.0 - rejected
+
+
+def alpha(betas: Floats) -> float:
+    """α = E[θ] over n positions, from their β⁽¹⁾…β⁽ᵏ⁾ [n, k] (tslt (7) and (40)).
+
+    (40) goes on to approximate it by the means α⁽ⁱ⁾ = E[β⁽ⁱ⁾]: that is ``theta(betas.mean(0))``.
+    """
+    return float(theta(betas).mean())
+
+
+def tokens_per_round(alpha: float, length: int) -> float:
+    """Expected tokens of a round with a window of L levels, (1 − α^{L+1}) / (1 − α) (tslt (8)).
+
+    The sum 1 + α + … + α^L, the correction or bonus included, so L + 1 at α = 1. It assumes that
+    each token is accepted with the same α whatever came before it.
+    """
+    return math.fsum(alpha**i for i in range(length + 1))

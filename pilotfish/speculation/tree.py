@@ -1,0 +1,144 @@
+"""Token trees: drafting by an expansion ⟨k₁…k_L⟩, verification, path search (tslt §4).
+
+A tree's node 0 is its root, the last token before the window; nodes 1, 2, … are numbered breadth
+first, in the order in which they were first drawn. Each node above the last level has k candidates,
+drawn independently from its q; equal candidates share a node, but all are verified, in the order
+drawn (DESIGN §6.4). A chain is the tree ⟨1, 1, …⟩.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.speculation.candidates import Coin, choose
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.rows import Row
+
+Expansion = tuple[int, ...]
+# told the number of a candidate, counted over the whole tree in the order drawn, and a probability
+NumberedCoin = Callable[[int, float], bool]
+
+
+class Tree:
+    """A token tree as it grows. ``len`` is the number of its nodes without the root."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._parents: list[int] = []  # node numbers
+        # of each inner node, the nodes of its candidates in the order drawn
+        self.candidates: list[tuple[int, ...]] = []
+        self._level = range(1)  # the nodes of the last level
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def ids(self) -> NDArray[np.uint32]:
+        """The tokens of nodes 1…n, u32 [n]."""
+        return np.array(self._ids, dtype=np.uint32)
+
+    @property
+    def parents(self) -> NDArray[np.int64]:
+        """Of nodes 1…n, the index of the parent among them, −1 for the root; i64 [n]."""
+        return np.array(self._parents, dtype=np.int64) - 1
+
+    @property
+    def level(self) -> range:
+        """The nodes of the deepest level: the root's at first."""
+        return self._level
+
+    @property
+    def expansion(self) -> Expansion:
+        """⟨k₁…k_L⟩ of what has grown."""
+        found = []
+        node = 0
+        while node < len(self.candidates):
+            found.append(len(self.candidates[node]))
+            node = min(self.candidates[node])
+        return tuple(found)
+
+    def tokens(self, nodes: Sequence[int]) -> list[int]:
+        """The tokens of these nodes."""
+        return [self._ids[node - 1] for node in nodes]
+
+    def grow(self, drawn: Sequence[Sequence[int]]) -> None:
+        """Add a level: the tokens drawn for each node of the deepest level, in order."""
+        first = len(self._ids) + 1
+        for parent, tokens in zip(self._level, drawn, strict=True):
+            children: dict[int, int] = {}
+            for token in tokens:
+                if token not in children:
+                    self._ids.append(token)
+                    self._parents.append(parent)
+                    children[token] = len(self._ids)
+            self.candidates.append(tuple(children[token] for token in tokens))
+        self._level = range(first, len(self._ids) + 1)
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root's child down to ``node``; empty for the root."""
+        found: list[int] = []
+        while node:
+            found.append(node)
+            node = self._parents[node - 1]
+        return found[::-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """How far verification came, and what to sample next.
+
+    node: the last node that was accepted. weights: [V], the residual there after a rejection, or p
+    after a leaf.
+    """
+
+    node: int
+    weights: Floats
+    rejected: bool
+
+
+def verify(
+    candidates: Sequence[tuple[int, ...]],
+    ids: Sequence[int] | NDArray[np.uint32],
+    q: Callable[[int], Row],
+    p: Callable[[int], Floats],
+    coin: NumberedCoin,
+) -> Walk:
+    """Walk down from the root while candidates are accepted (tslt Algorithm 8).
+
+    candidates: of each inner node, its candidates' nodes. ids: the tokens of nodes 1…n.
+    q, p: the distributions at a node, asked for on the way only.
+    """
+    node = 0
+    while node < len(candidates):
+        first = sum(map(len, candidates[:node]))
+        choice = choose(
+            [int(ids[child - 1]) for child in candidates[node]],
+            q(node),
+            p(node),
+            _from(coin, first),
+        )
+        if choice.accepted is None:
+            assert choice.residual is not None
+            return Walk(node, choice.residual, rejected=True)
+        node = candidates[node][choice.accepted]
+    return Walk(node, p(node), rejected=False)
+
+
+def _from(coin: NumberedCoin, first: int) -> Coin:
+    """The coins of one node's candidates, numbered from ``first``."""
+    numbers = count(first)
+    return lambda probability: coin(next(numbers), probability)
+
+
+def nodes_at_most(expansion: Expansion) -> int:
+    """Nodes of a tree ⟨k₁…k_L⟩ without duplicates, the root not counted: Σ_l Π_{i≤l} kᵢ."""
+    return sum(math.prod(expansion[:level]) for level in range(1, len(expansion) + 1))
+
+
+def chain(length: int) -> list[tuple[int, ...]]:
+    """The candidates of a chain."""
+    return [(node,) for node in range(1, length + 1)]

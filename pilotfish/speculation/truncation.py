@@ -1,0 +1,125 @@
+"""Sparsify, then sample: the truncated, quantised and renormalised q̂ (tslt §3, corrected).
+
+In:  the drafter's logits, and how to shape them (temperature, top-K, top-ρ).
+Out: `SparseRows`, from which the drafter samples and which are shipped as they are. Any truncation
+     and any quantisation is lossless then, for the edge accepts against the very numbers sampled
+     from (DESIGN §6.2); they only cost acceptance: |β̂ − β| ≤ σ + TV of the quantisation.
+
+Weights are quantised in half octaves: a token of level c weighs w(c) = ⌊2³¹ · 2^(−c/2) + ½⌋, where
+level 0 is the row's heaviest. The worst rounding is a quarter octave, a factor of 2^(1/4) = 1.19.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.speculation.distributions import Floats, Sampling, nucleus
+from pilotfish.speculation.rows import Row
+
+STEPS_PER_OCTAVE = 2
+MAX_LEVEL = 62  # 31 octaves: w(62) = 1; what is lighter is left out
+_STEPS_PER_NAT = STEPS_PER_OCTAVE / math.log(2.0)
+
+# f64 [MAX_LEVEL + 1], whole numbers; by integer square roots, so that no platform's exp2 has a say
+LEVEL_WEIGHTS: NDArray[np.float64] = np.array(
+    [float((math.isqrt(1 << (64 - level)) + 1) >> 1) for level in range(MAX_LEVEL + 1)]
+)
+
+# Top-K looks at blocks first: the K-th largest of their maxima bounds the K-th weight from below.
+_BLOCKS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """Distributions over few tokens each, one behind the other.
+
+    ids: u32 [N], strictly ascending within a row. levels: u8 [N], half octaves below the row's
+    heaviest token; each row has a level 0. ends: i64 [n], where each row ends.
+    """
+
+    ids: NDArray[np.uint32]
+    levels: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def row(self, index: int) -> Row:
+        """One of the distributions."""
+        begin = int(self.ends[index - 1]) if index else 0
+        place = slice(begin, int(self.ends[index]))
+        return Row(LEVEL_WEIGHTS[self.levels[place]], self.ids[place])
+
+    def hold(self, rows: NDArray[np.int64], tokens: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which of the tokens u32 [n] are in their row, i64 [n]."""
+        wanted = (rows << 32) + tokens
+        inner = np.arange(len(self.ends)).repeat(np.diff(self.ends, prepend=0))
+        # i64 [N], ascending, for a row's ids are
+        held = (inner << 32) + self.ids
+        at = held.searchsorted(wanted)
+        found: NDArray[np.bool_] = held.take(at, mode="clip") == wanted
+        return found
+
+    @staticmethod
+    def join(parts: Sequence["SparseRows"]) -> "SparseRows":
+        """All the rows of ``parts``, in this order."""
+        if not parts:
+            return SparseRows(np.empty(0, np.uint32), np.empty(0, np.uint8), np.empty(0, np.int64))
+        sizes = np.concatenate([np.diff(part.ends, prepend=0) for part in parts])
+        return SparseRows(
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([part.levels for part in parts]),
+            np.cumsum(sizes),
+        )
+
+
+def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> SparseRows:
+    """q̂ of one row of ``logits`` [V]: shaped like `probabilities`, then quantised.
+
+    most: tokens that it may have; the likeliest are kept, of equal ones those of lower id.
+    """
+    ids = _kept(logits, sampling)
+    if most is not None and len(ids) > most:
+        ids = np.sort(ids[np.argsort(-logits[ids], kind="stable")[:most]])
+    if sampling.greedy:
+        levels = np.zeros(1, np.uint8)
+    else:
+        # [K], how far below the heaviest, in steps
+        depth = (logits.max() - logits[ids]).astype(np.float64)
+        depth *= _STEPS_PER_NAT / sampling.temperature
+        np.rint(depth, out=depth)
+        heavy = depth <= MAX_LEVEL
+        ids, levels = ids[heavy], depth[heavy].astype(np.uint8)
+    return SparseRows(ids.astype(np.uint32), levels, np.array([len(ids)]))
+
+
+def _kept(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:
+    """The ids that truncation keeps, ascending."""
+    if sampling.greedy:
+        return np.array([logits.argmax()])
+    ids = largest(logits, sampling.top_k) if sampling.top_k else np.arange(len(logits))
+    if sampling.top_p < 1.0:
+        weights = np.exp((logits[ids] - logits.max()) / logits.dtype.type(sampling.temperature))
+        ids = ids[nucleus(weights, sampling.top_p)]
+    return ids
+
+
+def largest(values: Floats, count: int) -> NDArray[np.integer]:
+    """Ids of the ``count`` largest of ``values`` [V], ascending; ties with the last are kept."""
+    size = len(values)
+    if count >= size:
+        return np.arange(size)
+    if count < _BLOCKS < size // 8:
+        whole = size - size % _BLOCKS
+        maxima = values[:whole].reshape(_BLOCKS, -1).max(axis=1)
+        bound = np.partition(maxima, _BLOCKS - count)[_BLOCKS - count]
+        ids = np.flatnonzero(values >= bound)
+    else:
+        ids = np.arange(size)
+    found = values[ids]
+    last = np.partition(found, len(ids) - count)[len(ids) - count]
+    kept: NDArray[np.integer] = ids[found >= last]
+    return kept
