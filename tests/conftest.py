@@ -14,12 +14,12 @@ from hypothesis import settings
 from pilotfish import Device, EdgeServer
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import keys
-from tests.judging import random_head, saved
-from tests.measuring import PROMPTS
-from tests.tiny import tiny_artifact
+from tests.support.judging import random_head, saved
+from tests.support.measuring import PROMPTS
+from tests.support.tiny import tiny_artifact
 
 if TYPE_CHECKING:
-    from tests.serving import Serving
+    from tests.support.serving import Serving
 
 # A shell that runs the tests in the background makes them, and so all their children, deaf to
 # Ctrl-C; what some of these tests are about.
@@ -76,7 +76,7 @@ def device(pair: Pair, edge: EdgeServer) -> Iterator[Device]:
 @pytest.fixture(scope="session")
 def service(pair: Pair, edge: EdgeServer) -> Iterator[Serving]:
     """A device service on loopback, for everybody here, with three lanes."""
-    from tests.serving import serving  # OpenAI's client takes a while to import
+    from tests.support.serving import serving  # OpenAI's client takes a while to import
 
     with serving(pair.draft, edge.endpoint, "--lanes", 3) as started:
         yield started

@@ -17,7 +17,7 @@ import numpy as np
 
 from pilotfish.export.sources.default import fetch_default
 from pilotfish.export.sources.gguf_file import GgufFile
-from tests.tokenizer_strings import make_strings
+from tests.support.tokenizer_strings import make_strings
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden_tokens.npz"
 PRETOKENIZERS = ("smollm", "gpt-2", "llama-bpe", "qwen2", "default")

@@ -13,8 +13,8 @@ from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from tests.reference.test_checkpoints import MODELS
-from tests.runnable import needs
-from tests.vocabularies import HERE, sentencepiece_metadata
+from tests.support.runnable import needs
+from tests.support.vocabularies import HERE, sentencepiece_metadata
 
 pytestmark = pytest.mark.reference
 TOLERANCE = 1e-3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pilotfish.export.sources import open_source
-from tests.vocabularies import HERE, sentencepiece_metadata
+from tests.support.vocabularies import HERE, sentencepiece_metadata
 
 pytestmark = pytest.mark.reference
 SIZES = {

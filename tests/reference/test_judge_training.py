@@ -19,7 +19,7 @@ from pilotfish.judge.thresholds import auc
 from pilotfish.judge.training import Options, train
 from pilotfish.speculation.channel import Channel
 from pilotfish.wire.errors import UnsupportedError
-from tests.made_episodes import MINED, D, episodes
+from tests.support.made_episodes import MINED, D, episodes
 
 pytestmark = pytest.mark.reference
 

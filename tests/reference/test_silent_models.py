@@ -20,8 +20,8 @@ from pilotfish.engines.decoder import Decoder
 from pilotfish.export.errors import ExportError
 from pilotfish.export.model import export_model
 from tests.reference.test_architectures import TOLERANCE, liven, reference
-from tests.small_checkpoints import LLAMA, tokenizer_json, write_gguf
-from tests.small_checkpoints import TOKENS as VOCABULARY
+from tests.support.small_checkpoints import LLAMA, tokenizer_json, write_gguf
+from tests.support.small_checkpoints import TOKENS as VOCABULARY
 
 pytestmark = pytest.mark.reference
 TOKENS = np.random.default_rng(1).integers(0, 259, 60)

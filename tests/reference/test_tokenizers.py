@@ -15,8 +15,8 @@ from pilotfish.engines.tokenizer import TextStream, Tokenizer
 from pilotfish.export.sources.default import fetch_default
 from pilotfish.export.sources.gguf import GgufSource
 from pilotfish.export.tokenizer import GgufVocabulary
-from tests.tokenizer_strings import make_strings
-from tests.vocabularies import HERE, sentencepiece_metadata, smollm2, smollm2_metadata
+from tests.support.tokenizer_strings import make_strings
+from tests.support.vocabularies import HERE, sentencepiece_metadata, smollm2, smollm2_metadata
 
 pytestmark = pytest.mark.reference
 TEMPLATES = Path(__file__).parent.parent / "data" / "templates"

@@ -1,0 +1,71 @@
+"""``pilotfish device run``: every protocol and its options, as a user types them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pilotfish import EdgeServer
+from pilotfish.wire.protocols import NAMES
+from tests.conftest import Pair
+from tests.support.hostile import COLD
+
+
+def device_run(pair: Pair, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pilotfish", "device", "run", "abc", "--draft", pair.draft]
+    return subprocess.run(
+        [*map(str, [*command, *arguments])], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("protocol", NAMES)
+def test_every_protocol_runs(pair: Pair, edge: EdgeServer, protocol: str) -> None:
+    temperature = 0 if protocol in COLD else 1
+    done = device_run(
+        pair, "--edge", edge.endpoint, "--protocol", protocol, "--temperature", temperature,
+        "--seed", 3, "--max-tokens", 12, "--json", "-",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["protocol"] == protocol
+    assert figures["tokens"] <= 12
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--protocol", "coupled", "--window", "auto"),
+        ("--protocol", "tslt", "--draft-top-k", "8", "--window", "6"),
+        ("--protocol", "tslt", "--draft-top-p", "0.8", "--draft-temperature", "0.5"),
+        ("--protocol", "tree", "--expansion", "3,2"),
+    ],
+)
+def test_options_of_drafting(pair: Pair, edge: EdgeServer, options: tuple[str, ...]) -> None:
+    done = device_run(
+        pair, "--edge", edge.endpoint, *options, "--temperature", 1, "--max-tokens", 12, "--stats"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "acceptance" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--protocol", "telepathy"), "coupled"),
+        (("--protocol", "greedy", "--temperature", "1"), "use coupled"),
+        (("--protocol", "tslt", "--expansion", "2,2"), "goes with tree"),
+        (("--protocol", "tree", "--expansion", "2,x"), "2,x"),
+        (("--protocol", "stream", "--draft-top-k", "3"), "nothing is drafted"),
+        (("--window", "wide"), "wide"),
+        (("--window", "1000"), "auto"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    pair: Pair, edge: EdgeServer, options: tuple[str, ...], words: str
+) -> None:
+    done = device_run(pair, "--edge", edge.endpoint, *options)
+    assert done.returncode in (2, 64)
+    assert "Traceback" not in done.stderr
+    assert words in done.stderr.splitlines()[-1]
+    assert done.stdout == ""

@@ -1,0 +1,98 @@
+"""Installing onto a system that runs: a version whose service does not start is taken back."""
+
+from __future__ import annotations
+
+import shutil
+
+from pilotfish.deploy.wheelhouse import pack
+from tests.deploy.booted.machine import Machine
+from tests.support.bundles import release, seal, tiny_bundle
+
+DEVICE = "pilotfish-device.service"
+GOOD = "[Service]\nExecStart=/bin/sleep {}\n[Install]\nWantedBy=multi-user.target\n"
+BAD = (
+    "[Service]\nExecStart=/bin/sh -c 'echo no such drafter; exit 1'\nRestart=always\n"
+    "RestartSec=0.1\n[Install]\nWantedBy=multi-user.target\n"
+)
+
+
+def bring(board: Machine, version: str, unit: str) -> str:
+    """A bundle of that version on the machine, whose unit is ``unit``; its path there."""
+    python = next(path.name for path in (board.root / "usr/bin").glob("python3.[0-9]*[0-9]"))
+    folder = board.root / "root" / version
+    tiny_bundle(folder, version=version, python=python.removeprefix("python"), units={DEVICE: unit})
+    (folder / f"wheels/pilotfish-{version}-py3-none-any.whl").unlink()
+    pack(folder / "wheels")
+    seal(folder)
+    shutil.copytree(release() / "signers", board.root / "root/signers", dirs_exist_ok=True)
+    return f"/root/{version}"
+
+
+def install(board: Machine, wheel_of: str, *words: str, code: int = 0) -> str:
+    """Run the installer on the machine, as `pilotfish flash --ssh` does; what it says."""
+    (wheel,) = (board.root / wheel_of.lstrip("/") / "wheels").glob("pilotfish-*.whl")
+    script = (
+        f"PYTHONPATH={wheel_of}/wheels/{wheel.name} python3 -B -m pilotfish.deploy.install "
+        f"--signers /root/signers {' '.join(words)}; echo code $?"
+    )
+    said = board.run("sh", "-c", script)
+    assert f"code {code}" in said.splitlines(), said
+    return said
+
+
+def runs(board: Machine) -> str:
+    """What the unit runs now."""
+    pid = board.show(DEVICE, "MainPID")
+    return board.run("cat", f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+
+
+def test_a_version_that_does_not_start_is_taken_back(board: Machine) -> None:
+    broken = bring(board, "0.9", BAD)
+    said = install(board, broken, broken, code=75)  # there is nothing to go back to
+    assert "no such drafter" in said
+    assert "Went back" not in said
+    one = bring(board, "1.0", GOOD.format(1001))
+    assert f"{DEVICE} is active" in install(board, one, one)
+    assert runs(board) == "/bin/sleep 1001"
+    install(board, one, "--check")
+
+    worse = bring(board, "2.0", BAD)
+    said = install(board, worse, worse, code=75)
+    assert "no such drafter" in said
+    assert "Went back to version 1.0" in said
+    assert "which is active" in said
+    assert runs(board) == "/bin/sleep 1001"
+    there = sorted(path.name[:3] for path in (board.root / "opt/pilotfish/versions").iterdir())
+    assert there == ["0.9", "1.0"]  # as it was before
+
+    three = bring(board, "3.0", GOOD.format(1003))
+    install(board, three, three)
+    assert runs(board) == "/bin/sleep 1003"
+    install(board, three, "--rollback")
+    assert runs(board) == "/bin/sleep 1001"
+    install(board, three, "--check")
+    board.reboot()
+    board.until_active(DEVICE)
+    assert runs(board) == "/bin/sleep 1001"
+
+    install(board, three, "--uninstall", "--purge")
+    assert board.show(DEVICE, "ActiveState") == "inactive"
+    assert board.show(DEVICE, "LoadState") == "not-found"
+    assert not (board.root / "opt/pilotfish").exists()
+    assert not (board.root / "etc/pilotfish").exists()
+    for path in (broken, one, worse, three):
+        shutil.rmtree(board.root / path.lstrip("/"))
+
+
+def test_a_service_that_waits_for_another_unit_is_waited_for(board: Machine) -> None:
+    """As at the first boot, while an engine is built: it has not begun, which is no failure."""
+    slow = board.root / "etc/systemd/system/slow.service"
+    slow.write_text("[Service]\nType=oneshot\nExecStart=/bin/sleep 6\n")
+    board.run("systemctl", "daemon-reload")
+    board.run("systemctl", "start", "--no-block", slow.name)
+    waiting = bring(board, "4.0", f"[Unit]\nAfter={slow.name}\n{GOOD.format(1004)}")
+    board.run("systemctl", "restart", "--no-block", slow.name)
+    assert f"{DEVICE} is active" in install(board, waiting, waiting)
+    assert runs(board) == "/bin/sleep 1004"
+    install(board, waiting, "--uninstall", "--purge")
+    shutil.rmtree(board.root / waiting.lstrip("/"))

@@ -1,0 +1,481 @@
+"""The drafter's tokens of a growing answer equal a fresh encoding, however the answer came."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from typing import Any, NamedTuple
+from unicodedata import normalize
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+
+from pilotfish.device_runtime.bridge.context import Context
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.pretokenizers import GPT2, LLAMA3, PRETOKENIZERS, QWEN2
+from pilotfish.export.tokenizer import GgufVocabulary
+from tests.support.tiny import tiny_tokenizer
+from tests.support.vocabularies import (
+    HERE,
+    byte_level,
+    merge_by_score,
+    sentencepiece,
+    sentencepiece_metadata,
+    smollm2,
+)
+
+LETTERS, CAPITALS = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+BEFORE, ENDING = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O = (
+    f"{BEFORE}{CAPITALS}*{LETTERS}+{ENDING}|{BEFORE}{CAPITALS}+{LETTERS}*{ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+WORDS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
+
+
+def plain(text: str, **rules: bool) -> AddedToken:
+    return AddedToken(text, **{"special": False, "normalized": False, **rules})
+
+
+# They overlap, hold places where words end, and a special one hides another.
+ADDED = [
+    *(plain(text) for text in ("<tool>", "end of.", "a.b", "1 2", "<|x", "\n-", "    ")),
+    *(AddedToken(text, special=True, normalized=False) for text in ("a <|", "<|im_end|>")),
+]
+
+
+class Drafter(NamedTuple):
+    """A vocabulary, and its twin that never puts a space before a text.
+
+    `keeps_bytes`: whether what it encodes decodes to the same, in some normal form.
+    """
+
+    own: Tokenizer
+    twin: Tokenizer
+    keeps_bytes: bool = True
+
+
+def same(tokenizer: Tokenizer, *, keeps_bytes: bool = True) -> Drafter:
+    return Drafter(tokenizer, tokenizer, keeps_bytes)
+
+
+def marked(
+    *, added: Sequence[AddedToken] = (), vocabulary: dict[str, int] | None = None, **parts: Any
+) -> Tokenizer:
+    """The small SentencePiece vocabulary without prefix space, with changes."""
+    metadata = sentencepiece_metadata() | {"tokenizer.ggml.add_space_prefix": False}
+    whole = json.loads(GgufVocabulary(metadata, HERE).tokenizer_json)
+    whole["model"] |= parts.pop("model", {})
+    whole["model"]["vocab"] |= vocabulary or {}
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(whole | parts))
+    tokenizer.add_tokens(list(added))
+    return Tokenizer.from_json(tokenizer.to_str())
+
+
+def metaspace(scheme: str, split: bool) -> Tokenizer:
+    step: dict[str, Any] = {"type": "Metaspace", "replacement": "▁"}
+    if scheme == "old":  # what older files say
+        step |= {"str_rep": "▁", "add_prefix_space": True}
+    else:
+        step |= {"prepend_scheme": scheme, "split": split}
+    tokenizer = marked(normalizer=None, pre_tokenizer=step)
+    return Tokenizer.from_json(json.dumps(json.loads(tokenizer._json) | {"pre_tokenizer": step}))
+
+
+def metaspaced(scheme: str, split: bool) -> Drafter:
+    return Drafter(metaspace(scheme, split), metaspace("never", split))
+
+
+def without_bytes() -> Tokenizer:
+    """SentencePiece without some byte tokens: characters that need them become <unk> together."""
+    whole = json.loads(marked()._json)
+    for byte in (0xE4, 0xE5, 0xF0):
+        whole["model"]["vocab"][f"unused {byte}"] = whole["model"]["vocab"].pop(f"<0x{byte:02X}>")
+    return Tokenizer.from_json(json.dumps(whole))
+
+
+# Settled by words.
+BYTE_LEVEL: dict[str, Callable[[], Drafter]] = {
+    **{
+        f"smollm2 {name}": lambda name=name: same(smollm2(name), keeps_bytes=False)
+        for name in ("smollm", "gpt-2", "qwen2", "llama-bpe", "default")
+    },
+    "gpt2": lambda: same(byte_level()),
+    "gpt2 prefix": lambda: Drafter(byte_level(prefix_space=True), byte_level()),
+    "qwen": lambda: same(byte_level(QWEN2, normalizer=normalizers.NFC(), added=ADDED)),
+    "llama3": lambda: same(byte_level(LLAMA3)),
+    "gpt4o": lambda: same(byte_level(GPT4O, added=ADDED)),
+    "deepseek": lambda: same(
+        byte_level(
+            *DEEPSEEK, normalizer=normalizers.Sequence([]), added=[plain("b.", normalized=True)]
+        )
+    ),
+    "default": lambda: same(byte_level(*PRETOKENIZERS["default"].patterns)),
+    "digits": lambda: same(byte_level(pre_tokenizers.Digits(True), GPT2)),
+    "falcon": lambda: same(byte_level(pre_tokenizers.Punctuation("contiguous"), GPT2)),
+    "tiny": lambda: same(Tokenizer.from_json(tiny_tokenizer(128)), keeps_bytes=False),
+    "tiny with bytes": lambda: same(Tokenizer.from_json(tiny_tokenizer(400))),
+}
+# Settled between characters that no token joins.
+SENTENCEPIECE: dict[str, Callable[[], Drafter]] = {
+    "sentencepiece": lambda: Drafter(sentencepiece(), marked()),
+    "metaspace first": lambda: metaspaced("first", False),
+    "metaspace always": lambda: metaspaced("always", True),
+    "metaspace old": lambda: metaspaced("old", True),
+    "sentencepiece added": lambda: same(
+        marked(added=[plain("q z"), plain("<tool>"), plain("\n-"), plain("!▁z")])
+    ),
+}
+# Forms for which nothing is settled.
+ODD: dict[str, Callable[[], Drafter]] = {
+    "looks behind": lambda: same(byte_level(rf"(?<=\p{{L}})[' .]\p{{L}}+|{WORDS}")),
+    "looks at the beginning": lambda: same(byte_level(rf"\A[ '.]|{WORDS}")),
+    "anchored": lambda: same(byte_level(rf"^[ '.]|{WORDS}")),
+    "looks for a word": lambda: same(byte_level(rf"\b[ '.]\p{{L}}+|{WORDS}")),
+    "merged": lambda: same(
+        byte_level(pre_tokenizers.Split(Regex(r"[.']"), "merged_with_next"), r".{5}")
+    ),
+    "string": lambda: same(byte_level(pre_tokenizers.Split(".", "isolated"), WORDS)),
+    "NFKC": lambda: same(byte_level(QWEN2, normalizer=normalizers.NFKC())),
+    "strip": lambda: same(byte_level(QWEN2, normalizer=normalizers.Strip()), keeps_bytes=False),
+    "single word": lambda: same(byte_level(QWEN2, added=[plain(".b", single_word=True)])),
+    "lstrip": lambda: same(byte_level(QWEN2, added=[plain(".", lstrip=True)]), keeps_bytes=False),
+    "rstrip": lambda: same(byte_level(QWEN2, added=[plain("a", rstrip=True)]), keeps_bytes=False),
+    "normalized": lambda: same(
+        byte_level(QWEN2, normalizer=normalizers.NFC(), added=[plain("é b", normalized=True)])
+    ),
+    "unsplit": lambda: same(byte_level(r"\p{Cs}")),
+    "unknown fused": lambda: same(marked(model={"byte_fallback": False}), keeps_bytes=False),
+    "unknown fused without a byte": lambda: same(without_bytes(), keeps_bytes=False),
+    # It takes even a text "<s>" for that token.
+    "whole text": lambda: same(
+        marked(vocabulary={"zq": 900}, model={"ignore_merges": True}), keeps_bytes=False
+    ),
+}
+DRAFTERS = BYTE_LEVEL | SENTENCEPIECE | ODD
+TARGETS = ("smollm2 qwen2", "sentencepiece", "tiny with bytes", "qwen")
+
+
+@cache
+def drafter(name: str) -> Drafter:
+    return DRAFTERS[name]()
+
+
+@cache
+def specials_of(tokenizer: Tokenizer) -> list[int]:
+    return [id for id in range(tokenizer.vocab_size) if tokenizer.is_special(id)]
+
+
+def fresh(
+    ids: Sequence[int], target: Tokenizer, drafter: Drafter, specials: dict[int, int]
+) -> list[int]:
+    """The law, as plainly as possible."""
+    own: list[int] = []
+    for special, run in groupby(ids, target.is_special):
+        if special:
+            own += [specials[id] for id in run if id in specials]
+            continue
+        text = b"".join(map(target.token_bytes, run)).decode("utf-8", "surrogateescape")
+        for part in re.split("([\udc80-\udcff])", text):
+            if not part:
+                continue
+            byte = ord(part[0]) - 0xDC00
+            if not 0x80 <= byte <= 0xFF:
+                own += drafter.twin.encode(part)
+                continue
+            piece = drafter.own.byte_token(byte)
+            own += drafter.twin.encode("\ufffd") if piece is None else [piece]
+    return own
+
+
+def data_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
+    return b"".join(tokenizer.token_bytes(id) for id in ids if not tokenizer.is_special(id))
+
+
+# What patterns, merges, normal forms and added tokens are particular about.
+ATOMS = (
+    *("a", "b", "don", "it", "x", "The", "fox", "end of", "É", "é", "e\u0301", "ſ", "zq", "q", "z"),
+    *(" ", " ", "  ", "    ", "\n", "\r\n", "\n\n", "\t", "\u00a0", "\u3000", "\u0085", "\x1c"),
+    *("'s", "'l", "l", "'ll", "'", "'RE", "'ve", "’s", "'t"),
+    *("!", ".", "...", "?!", "$", "=", "<", "`", "-", "--", "/", "+", "\u0338", "\u037e", "≠"),
+    *("1", "2", "12", "1234", "½", "²", "Ⅷ", "٣", "५"),
+    *("\u0301", "\u0302\u0323", "\u0323", "\u09c7", "\u09be", "क", "ि", "\u0f71", "\u212a"),
+    *("\u1112", "\u1161", "\u11ab", "한", "하", "你好", "世", "，", "。", "ありがとう", "・", "カ"),
+    *("👩‍👩‍👧", "😀", "\u200d", "🏽", "🇩🇪", "\x00", "\x7f", "\ufeff", "\ufffd", "\u0378", "𐀀"),
+    *(
+        "▁",
+        " ▁",
+        "▁a",
+        "<tool>",
+        "<to",
+        "ol>",
+        "<|",
+        "<|x",
+        "|>",
+        "a <|",
+        "a.b",
+        "1 2",
+        "\n-",
+        ".b",
+    ),
+    *("<|end|>", "<|im_end|>", "<s>", "<0x0A>", "<unk>", "é b", "q z", "!▁z"),
+)
+texts = st.one_of(
+    st.lists(st.sampled_from(ATOMS), min_size=1, max_size=12).map("".join),
+    st.text(max_size=6),
+    st.text(st.sampled_from("ab '.1\n!é\u0301"), max_size=10),
+)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[str, list[int]]:
+    """A target, and ids: encoded text, its bytes one by one, any tokens, special tokens."""
+    name = draw(st.sampled_from(TARGETS))
+    target = drafter(name).own
+    ids: list[int] = []
+    for _ in range(draw(st.integers(1, 4))):
+        match draw(st.integers(0, 9)):
+            case 0:
+                ids += draw(st.lists(st.integers(0, target.vocab_size + 2), max_size=4))
+            case 1:
+                ids += draw(st.lists(st.sampled_from(specials_of(target)), max_size=2))
+            case 2 | 3 | 4:
+                for byte in draw(texts).encode():
+                    id = target.byte_token(byte)
+                    ids += [] if id is None else [id]
+            case _:
+                ids += target.encode_rest(draw(texts)).ids
+    return name, ids
+
+
+def chunks(ids: Sequence[int], cuts: Iterator[int]) -> Iterator[NDArray[np.uint32]]:
+    """The answer as it grows, by `cuts` tokens each time."""
+    at = 0
+    while at < len(ids):
+        at += next(cuts)
+        yield np.array(ids[:at], np.uint32)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@settings(max_examples=60)
+@given(answers(), st.randoms(use_true_random=False))
+def test_own_tokens_are_a_fresh_encoding_at_every_border(
+    name: str, answer: tuple[str, list[int]], random: Any
+) -> None:
+    (own, _, keeps_bytes), target, ids = drafter(name), drafter(answer[0]).own, answer[1]
+    # Every second special token has a counterpart.
+    specials = dict.fromkeys(specials_of(target)[::2], specials_of(own)[0])
+    one_by_one, in_chunks = Context(target, own, specials), Context(target, own, specials)
+    expected = {n: fresh(ids[:n], target, drafter(name), specials) for n in range(len(ids) + 1)}
+    for n, ids_n in enumerate(chunks(ids, iter([1] * len(ids))), 1):
+        assert one_by_one.of(ids_n).tolist() == expected[n], data_of(target, ids[:n])
+        if keeps_bytes:
+            mine, theirs = data_of(own, expected[n]), data_of(target, ids[:n])
+            assert text_of(mine) == text_of(theirs)
+    for ids_n in chunks(ids, iter(lambda: random.randint(1, 7), 0)):
+        assert in_chunks.of(ids_n).tolist() == expected[len(ids_n)]
+
+
+def text_of(data: bytes) -> str:
+    """The text that bytes stand for; SentencePiece writes a space as "▁", and so reads that."""
+    text = data.decode("utf-8", "surrogateescape").replace("▁", " ")
+    return normalize("NFKC", text)
+
+
+# Each is cut at a wrong place where one of the rules is left out.
+HARD = (
+    "b'll b'l b've.",
+    "a  \n  \n  b   b \n\n1\n 2",
+    "ab1.b 22x.. a <|x a.b end of. a.b.b",
+    "z<tool>b 1 2 1 2. x\n-b\n--",
+    "e\u0301 e.\u0338b =\u0338= x=\u0338b é b é.b",
+    "\u1112\u1161\u11ab 하\u11ab. .\u11ab\u1161",
+    "b!zq zq.b z.bz. a  .b a .  b",
+    "你好世。你好，世界. 好b 1好 12好",
+    "a.b'b' b.b .b'a 'b",
+    "...!!!==/b/\r\n/ b.\r\nb",
+    "▁a ▁ ▁b!▁z q z ",
+    "a\n      \n  b \t\t \n    \n.",
+    "be\u0338\u0338\u0338\u0338\u0338\u0301. e\u0338b\u0338\u0301",
+)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_hard_texts_byte_by_byte(name: str) -> None:
+    target, own = drafter("tiny with bytes").own, drafter(name).own
+    for text in HARD:
+        ids = [target.byte_token(byte) or 0 for byte in text.encode()]
+        context = Context(target, own, {})
+        for answer in chunks(ids, iter([1] * len(ids))):
+            expected = fresh(answer.tolist(), target, drafter(name), {})
+            assert context.of(answer).tolist() == expected, data_of(target, answer.tolist())
+
+
+ENGLISH = (
+    "To solve this, we need to find how many apples Janet has left. She starts with 16 apples and "
+    "eats 3 of them, so 16 - 3 = 13.\n\nThen she doesn't sell the rest: it's her friend's day!\n"
+)
+CHINESE = "为了解决这个问题，我们先计算还剩下多少个苹果。她一开始有十六个苹果，吃掉了三个。\n"
+HINDI = "वह सोलह सेब से शुरू करती है, और तीन खाती है।\n"
+NUMBERS = "".join(f"{number}\n" for number in range(60))
+LINES = "apple\nbanana\ncherry\n"
+CODE = (
+    "def f(x: int) -> int:\n    for i in range(10):\n        x += i ** 2  # square\n    return x\n"
+)
+
+
+class Recorded:
+    """A tokenizer that writes down the texts that are encoded with it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.texts = tokenizer, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode_rest(self, text: str) -> tokenizers.Encoding:
+        self.texts.append(text)
+        return self._tokenizer.encode_rest(text)
+
+
+@pytest.mark.parametrize("text", [ENGLISH, CHINESE, HINDI, NUMBERS, LINES, CODE])
+@pytest.mark.parametrize("name", [*(name for name in BYTE_LEVEL if name != "tiny"), *SENTENCEPIECE])
+def test_only_the_tail_is_encoded_again(name: str, text: str) -> None:
+    target, own = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
+    ids = target.encode(text * 5)
+    context = Context(target, own, {})
+    for answer in chunks(ids, iter([1] * len(ids))):
+        last = context.of(answer)
+    assert last.tolist() == drafter(name).twin.encode(text * 5)
+    assert max(map(len, own.texts)) < 45, max(own.texts, key=len)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_where_a_tokenizer_is_odd_all_the_text_is(name: str) -> None:
+    target, own = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
+    ids = np.array(target.encode(ENGLISH), np.uint32)
+    context = Context(target, own, {})
+    for n in (3, 50, len(ids)):
+        context.of(ids[:n])
+    assert own.texts[-1] == ENGLISH
+
+
+def test_an_answer_that_has_not_grown_costs_nothing() -> None:
+    target, own = drafter("smollm2 qwen2").own, Recorded(drafter("gpt2").own)
+    context = Context(target, own, {})
+    answer = np.array(target.encode(ENGLISH), np.uint32)
+    first = context.of(answer)
+    del own.texts[:]
+    assert np.array_equal(context.of(answer.copy()), first)
+    assert own.texts == []
+
+
+def test_another_answer_is_begun_anew() -> None:
+    target, own = drafter("smollm2 qwen2").own, drafter("gpt2").own
+    context = Context(target, own, {})
+    answers = [target.encode(text) for text in ("One, two. Three", "One, two", "Six, seven", "")]
+    cut_short = [target.byte_token(byte) for byte in "a é".encode()[:-1]]
+    for ids in [*answers, cut_short, answers[0], cut_short]:
+        answer = np.array(ids, np.uint32)
+        assert context.of(answer).tolist() == fresh(ids, target, drafter("gpt2"), {})
+    context.restart()
+    assert context.of(np.array(answers[0], np.uint32)).tolist() == own.encode("One, two. Three")
+
+
+def test_an_array_that_is_written_over_is_another_answer() -> None:
+    target, own = drafter("smollm2 qwen2").own, drafter("gpt2").own
+    context = Context(target, own, {})
+    answer = np.array(target.encode("one"), np.uint32)
+    context.of(answer)
+    [answer[0]] = target.encode("two")
+    assert context.of(answer).tolist() == own.encode("two")
+
+
+def test_what_is_returned_is_the_callers() -> None:
+    target = drafter("smollm2 qwen2").own
+    context = Context(target, drafter("gpt2").own, {})
+    answer = np.array(target.encode(ENGLISH), np.uint32)
+    first = context.of(answer)
+    kept = first.copy()
+    first[:] = -1
+    assert np.array_equal(context.of(answer), kept)
+
+
+def test_bytes_wait_as_single_tokens_until_they_are_text() -> None:
+    target, own = drafter("smollm2 qwen2").own, drafter("gpt2").own
+    ids = np.array([target.byte_token(byte) for byte in "é".encode()], np.uint32)
+    context = Context(target, own, {})
+    assert context.of(ids[:1]).tolist() == [own.byte_token(0xC3)]
+    assert context.of(ids).tolist() == own.encode("é")
+    assert own.encode("é") != [own.byte_token(byte) for byte in "é".encode()]
+
+
+def test_a_byte_that_the_drafter_lacks_is_a_replacement_character() -> None:
+    target, own = drafter("tiny with bytes").own, drafter("smollm2 smollm").own
+    assert own.byte_token(0xF8) is None
+    ids = np.array([target.byte_token(0xF8)], np.uint32)
+    assert Context(target, own, {}).of(ids).tolist() == own.encode("\ufffd")
+
+
+def test_special_tokens_are_mapped_or_dropped() -> None:
+    target, own = drafter("smollm2 qwen2").own, drafter("qwen").own
+    ids = np.array(target.encode("a<|im_start|>b<|im_end|>c", special=True), np.uint32)
+    end = own.encode("<|end|>", special=True)
+    assert Context(target, own, {2: end[0]}).of(ids).tolist() == (
+        own.encode("a") + own.encode("b") + end + own.encode("c")
+    )
+
+
+@pytest.mark.parametrize("name", ["sentencepiece", "metaspace first"])
+def test_an_answer_gets_no_space_before_it(name: str) -> None:
+    metadata = sentencepiece_metadata()
+    scores: dict[str, float] = dict(
+        zip(
+            metadata["tokenizer.ggml.tokens"][259:],
+            metadata["tokenizer.ggml.scores"][259:],
+            strict=True,
+        )
+    )
+    text = "the quick fox (the lazy dog)"
+    ids = drafter(name).own.encode_rest(text).ids
+    assert [drafter(name).own.piece(id) for id in ids] == merge_by_score(
+        text.replace(" ", "▁"), scores
+    )
+    assert drafter(name).own.encode(text) != ids
+
+
+def test_a_file_that_asks_for_truncation_and_padding_loses_no_text() -> None:
+    whole = tokenizers.Tokenizer.from_str(drafter("gpt2").own._json)
+    whole.enable_truncation(4)
+    whole.enable_padding(length=16)
+    own = Tokenizer.from_json(whole.to_str())
+    assert (
+        own.encode(ENGLISH) == own.encode_rest(ENGLISH).ids == drafter("gpt2").own.encode(ENGLISH)
+    )
+    assert own.encode("a", special=True) == drafter("gpt2").own.encode("a")
+
+
+def test_a_long_prompt_is_quick() -> None:
+    target, own = drafter("smollm2 qwen2").own, drafter("smollm2 smollm").own
+    ids = np.array(target.encode(ENGLISH * 140, special=True), np.uint32)
+    ids[::50] = 1  # <|im_start|>
+    assert len(ids) > 8000
+    own.encode_rest("a")
+    started = time.perf_counter()
+    Context(target, own, {1: 1}).of(ids)
+    assert time.perf_counter() - started < 1.0  # 0.05 s

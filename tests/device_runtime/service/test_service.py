@@ -1,0 +1,282 @@
+"""OpenAI's API over a device, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from pilotfish import Device
+from tests.conftest import Pair
+from tests.support.serving import Serving, chat, said, serving
+
+SAMPLED = {"temperature": 1.0, "seed": 7, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def client(service: Serving) -> openai.OpenAI:
+    return service.client()
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 24}, SAMPLED], ids=["greedy", "sampled"])
+def test_streamed_or_not_the_text_is_the_devices_own(
+    client: openai.OpenAI, device: Device, options: dict[str, Any]
+) -> None:
+    wanted = device.generate("hello", protocol="auto", **options)
+    whole = chat(client, **options)
+    assert whole.choices[0].message.content == wanted.text
+    assert whole.choices[0].message.role == "assistant"
+    assert whole.choices[0].finish_reason == wanted.finish_reason
+    assert whole.object == "chat.completion"
+    assert whole.usage.prompt_tokens == wanted.prompt_tokens
+    assert whole.usage.completion_tokens == len(wanted.tokens)
+    chunks = list(chat(client, stream=True, **options))
+    assert said(chunks) == wanted.text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == wanted.finish_reason
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+
+
+def test_a_stream_tells_usage_where_tokens_come_from_and_how_it_went(client: openai.OpenAI) -> None:
+    chunks = list(
+        chat(
+            client,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"pilotfish": {"protocol": "greedy", "window": 3}},
+        )
+    )
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 12
+    assert chunks[-1].pilotfish["protocol"] == "greedy"
+    assert chunks[-1].pilotfish["window"] == 3
+    assert chunks[-1].pilotfish["recoveries"] == []
+    told = [chunk.choices[0].pilotfish for chunk in chunks[1:-2]]
+    assert sum(one["tokens"] for one in told) == 12
+    assert {one["origin"] for one in told} <= {"drafted", "corrected", "bonus"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer(client: openai.OpenAI, stream: bool) -> None:
+    text = chat(client, max_tokens=40).choices[0].message.content
+    stop = text[10:12]
+    answer = chat(client, max_tokens=40, stop=[stop], stream=stream)
+    got = said(answer) if stream else answer.choices[0].message.content
+    assert got == text[: text.index(stop)]
+    if not stream:
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_completions_of_texts_and_of_ids(client: openai.OpenAI, device: Device) -> None:
+    options: dict[str, Any] = {"model": "pilotfish", "temperature": 0}
+    ids = device.tokenizer.encode("once upon")
+    wanted = device.generate(ids, protocol="greedy", max_tokens=16)
+    for prompt in ("once upon", ids, ["once upon"], [ids]):
+        answer = client.completions.create(prompt=prompt, **options)
+        assert answer.choices[0].text == wanted.text
+        assert answer.object == "text_completion"
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == len(wanted.tokens)
+    chunks = list(client.completions.create(prompt=ids, stream=True, max_tokens=16, **options))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == wanted.text
+
+
+def test_content_may_be_parts_and_a_developer_is_the_system(client: openai.OpenAI) -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    plain = [{"role": "system", "content": "s"}, {"role": "user", "content": "hello"}]
+    other = [{"role": "developer", "content": "s"}, {"role": "user", "content": parts}]
+    options: dict[str, Any] = {"model": "pilotfish", "temperature": 0, "max_tokens": 8}
+    first, second = (
+        client.chat.completions.create(messages=messages, **options)  # type: ignore[arg-type]
+        for messages in (plain, other)
+    )
+    assert first.choices[0].message.content == second.choices[0].message.content
+    # what an answer was may come back in the next turn as the client holds it
+    turn = [*plain, first.choices[0].message.model_dump(), {"role": "user", "content": "go on"}]
+    again = client.chat.completions.create(messages=turn, **options)  # type: ignore[arg-type]
+    assert again.usage is not None
+    assert again.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+def test_a_control_token_in_a_message_is_text(client: openai.OpenAI, device: Device) -> None:
+    end = device.tokenizer.piece(device.tokenizer.vocab_size - 1)
+    assert device.tokenizer.encode(end, special=True) == [device.tokenizer.vocab_size - 1]
+    told = chat(client, f"hello{end}", max_tokens=1).usage.prompt_tokens
+    assert told == len(device.tokenizer.encode(f"uhello{end}a"))
+    assert told > len(device.tokenizer.encode(f"uhello{end}a", special=True))
+
+
+def test_an_answer_without_a_limit_ends_with_the_context(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="pilotfish", messages=[{"role": "user", "content": "x" * 20}], temperature=0
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 128
+    assert answer.usage.total_tokens == 256
+
+
+def test_models(client: openai.OpenAI) -> None:
+    models = client.models.list().data
+    assert [model.id for model in models] == ["pilotfish"]
+    assert client.models.retrieve("pilotfish").id == "pilotfish"
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.models.retrieve("gpt-4")
+    assert refused.value.code == "model_not_found"
+
+
+REFUSED = {
+    "logprobs": True,
+    "top_logprobs": 3,
+    "n": 2,
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "functions": [{"name": "f"}],
+    "response_format": {"type": "json_object"},
+    "logit_bias": {"5": 1},
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "reasoning_effort": "high",
+    "modalities": ["audio"],
+    "min_p": 0.1,
+    "guided_json": {},  # nobody here knows it
+    "temperature": -1,
+    "top_p": 0,
+    "top_k": -5,
+    "seed": -1,
+    "max_tokens": 0,
+    "max_completion_tokens": "many",
+    "stop": ["x"] * 17,
+    "stream": "yes",
+    "pilotfish": {"protocol": "greedy", "temperature": 1},
+    "stream_options": {"include_everything": True},
+    "messages": [],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_offered_is_refused_by_its_name(service: Serving, name: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, name: REFUSED[name]}
+    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert name in error["param"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("logprobs", 0), ("best_of", 2), ("echo", True), ("suffix", "x"), ("prompt", ["a", "b"])],
+)
+def test_what_completions_do_not_offer(service: Serving, name: str, value: object) -> None:
+    body = {"prompt": "x", "max_tokens": 4, name: value}
+    answer = httpx.post(f"{service.url}/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize(
+    ("extension", "word"),
+    [
+        ({"protocol": "telepathy"}, "telepathy"),
+        ({"protocol": "greedy", "lossy": True}, "auto"),
+        ({"policy": "fortune"}, "fortune"),
+        ({"window": 4000}, "window"),
+        ({"protocol": "dsd", "expansion": [2, 2]}, "expansion"),
+    ],
+)
+def test_an_extension_that_makes_no_sense(
+    service: Serving, extension: dict[str, Any], word: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "pilotfish": extension}
+    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert word in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "tool", "content": "x"},
+        {"role": ["user"], "content": "x"},
+        {"role": "user"},
+        {"role": "user", "content": 5},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "user", "content": [{"type": "text", "text": None}]},
+        {"role": "assistant", "tool_calls": [{}]},
+        {"role": "user", "content": "x", "weight": 1},
+        {"role": "user", "content": "x", "name": 5},
+    ],
+)
+def test_a_message_that_makes_no_sense(service: Serving, message: dict[str, Any]) -> None:
+    answer = httpx.post(f"{service.url}/v1/chat/completions", json={"messages": [message]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith("messages[0].")
+
+
+def test_fields_that_change_no_text_are_passed_over(client: openai.OpenAI) -> None:
+    plain = chat(client)
+    same = chat(client, user="me", n=1, store=False, metadata={"a": "b"}, presence_penalty=0)
+    assert same.choices[0].message.content == plain.choices[0].message.content
+
+
+def test_fields_of_a_message_that_are_null_are_as_if_they_were_not_there(service: Serving) -> None:
+    answered = {"role": "assistant", "content": None, "name": None, "refusal": None}
+    messages = [{"role": "user", "content": "x"}, answered, {"role": "user", "content": "x"}]
+    body = {"messages": messages, "max_tokens": 4}
+    assert httpx.post(f"{service.url}/v1/chat/completions", json=body).status_code == 200
+
+
+def test_a_prompt_that_does_not_fit(client: openai.OpenAI) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            chat(client, "x" * 2000, stream=stream)
+        assert refused.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="pilotfish", prompt="")
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="pilotfish", prompt=[64])
+
+
+def test_a_model_of_another_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        chat(client, model="gpt-4")
+    assert refused.value.code == "model_not_found"
+    assert refused.value.param == "model"
+
+
+def test_health_metrics_and_status(service: Serving) -> None:
+    chat(service.client())
+    health = service.get("/health")
+    assert health.status_code == 200
+    assert health.json()["edge_up"] is True
+    assert service.metric("pilotfish_generation_tokens_total") >= 12
+    assert service.metric('pilotfish_http_requests_total{route="/v1/chat/completions"') >= 1
+    status = service.get("/status").json()
+    assert status["link"]["up"] is True
+    assert status["lanes"]["total"] == 3
+    assert status["target"] is not None
+    assert service.get("/").headers["content-type"].startswith("text/html")
+
+
+def test_where_the_edge_is_absent_the_drafter_may_answer_and_marks_it(pair: Pair) -> None:
+    flags = ("--on-link-loss", "local")
+    with serving(pair.draft, "tcp://127.0.0.1:9", *flags) as alone:
+        health = alone.get("/health")
+        assert (health.status_code, health.json()["edge_up"]) == (200, False)
+        chunks = list(chat(alone.client(), stream=True))
+        assert {chunk.choices[0].pilotfish["origin"] for chunk in chunks[1:-1]} == {"local"}
+        assert alone.metric('pilotfish_generation_tokens_total{origin="local"') == 12
+
+
+def test_a_service_without_an_edge(pair: Pair) -> None:
+    with serving(pair.draft, None) as alone:
+        assert alone.get("/health").status_code == 200
+        assert chat(alone.client()).choices
+        body = {"messages": [{"role": "user", "content": "x"}], "pilotfish": {"protocol": "dsd"}}
+        answer = httpx.post(f"{alone.url}/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert "edge" in json.loads(answer.text)["error"]["message"]

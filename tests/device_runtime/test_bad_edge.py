@@ -1,0 +1,318 @@
+"""An edge that talks nonsense: the device ends with a typed error, or passes it over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import zmq
+
+from pilotfish import Device, PilotfishError
+from pilotfish.engines.artifact import Artifact
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.counts import encode_counts
+from pilotfish.wire.errors import (
+    InternalError,
+    MalformedError,
+    PairMismatchError,
+    PromptTooLongError,
+    RateLimitedError,
+    TokenOutOfRangeError,
+    UnknownSessionError,
+    VersionMismatchError,
+)
+from pilotfish.wire.protocols import EXCHANGES
+from pilotfish.wire.protocols.dssd import P_BITS
+from tests.conftest import CONTEXT, VOCAB, Pair
+from tests.support.hostile import COLD, PROMPT
+
+TIMES = m.Times(received_ns=1, held_ns=1, queue_ns=0, verify_ns=0)
+Answer = list[m.Reply | bytes]
+
+
+class LyingEdge(threading.Thread):
+    """A ROUTER that welcomes devices, answers pings, and the rest by a script.
+
+    The script makes of a request the parts of each message to send.
+    """
+
+    def __init__(self, pair: Pair, script: Callable[[m.Request], list[Answer]]) -> None:
+        super().__init__(daemon=True)
+        self._manifest = Artifact.open(pair.target).manifest
+        self._script = script
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        self._over = threading.Event()
+        self.requests: list[m.Request] = []
+
+    def welcome(self) -> m.Welcome:
+        return m.Welcome(
+            version=m.VERSION, software="liar", model="liar", vocab_size=VOCAB,
+            padded_vocab_size=VOCAB, hidden_size=64, eos_ids=self._manifest.eos_ids,
+            protocols=[*EXCHANGES], received_ns=1, sent_ns=2,
+            limits=m.Limits(context=CONTEXT, window=64, message_bytes=2**20, sessions=1),
+        )  # fmt: skip
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            if not self._socket.poll(20):
+                continue
+            client, header, *frames = self._socket.recv_multipart()
+            request = m.decode_request(header)
+            self.requests.append(request)
+            answers = self._script(request)
+            if not answers and isinstance(request, m.Hello):
+                answers = [[self.welcome()]]
+            if not answers and isinstance(request, m.Ping):
+                answers = [[m.Pong(nonce=request.nonce, received_ns=1, sent_ns=1), *frames]]
+            for parts in answers:
+                packed = [p if isinstance(p, bytes) else m.encode(p) for p in parts]
+                self._socket.send_multipart([client, *packed])
+        self._context.destroy(linger=0)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@pytest.fixture
+def liar(pair: Pair) -> Iterator[Callable[..., tuple[LyingEdge, Device]]]:
+    opened: list[LyingEdge | Device] = []
+
+    def make(script: Callable[[m.Request], list[Answer]]) -> tuple[LyingEdge, Device]:
+        edge = LyingEdge(pair, script)
+        edge.start()
+        opened.append(edge)
+        device = Device(pair.draft, edge.endpoint, threads=1)
+        opened.append(device)
+        return edge, device
+
+    yield make
+    for each in reversed(opened):
+        each.close() if isinstance(each, Device) else each.stop()
+
+
+def verdict(request: m.Window, **changes: int | None) -> m.Verdict:
+    values = {"generation": request.generation, "start": request.start, "accepted": 0, "token": 1}
+    return m.Verdict(session=request.session, times=TIMES, **{**values, **changes})
+
+
+def failure(request: m.Window | m.Pull, code: str) -> m.Failure:
+    return m.Failure(
+        code=code, message="No.", session=request.session, generation=request.generation
+    )
+
+
+WINDOWS: dict[str, tuple[type[PilotfishError], Callable[[m.Window], Answer]]] = {
+    "garbage": (MalformedError, lambda w: [b"\xc1\xc1"]),
+    "an empty header": (MalformedError, lambda w: [b""]),
+    "a request": (MalformedError, lambda w: [m.encode(m.Ping(nonce=1))]),
+    "more accepted than sent": (MalformedError, lambda w: [verdict(w, accepted=9)]),
+    "a token that is none": (MalformedError, lambda w: [verdict(w, token=VOCAB)]),
+    "a failure of its own": (InternalError, lambda w: [failure(w, "internal")]),
+    "a failure of the future": (InternalError, lambda w: [failure(w, "tired")]),
+    "a limit": (RateLimitedError, lambda w: [failure(w, "rate-limited")]),
+}
+
+
+@pytest.mark.parametrize(("error", "answer"), WINDOWS.values(), ids=WINDOWS.keys())
+def test_bad_answers_to_a_window(
+    liar, error: type[PilotfishError], answer: Callable[[m.Window], Answer]
+) -> None:
+    _, device = liar(lambda request: [answer(request)] if isinstance(request, m.Window) else [])
+    with pytest.raises(error):
+        device.generate(PROMPT, window=4, max_tokens=20)
+
+
+def counts(vocab: int = VOCAB, bits: int = P_BITS) -> bytes:
+    """A rounded distribution over so many tokens."""
+    found = np.zeros(vocab, np.int64)
+    found[[1, 5, vocab - 2]] = 2 ** (bits - 2)
+    found[3] = 2**bits - found.sum()
+    return bytes(encode_counts(found, bits))
+
+
+def spoken(request: m.Window, *frames: bytes, **changes: int | None) -> Answer:
+    return [verdict(request, **changes), *frames]
+
+
+# What no honest edge answers to a window of two tokens, under any protocol.
+VERDICTS: dict[str, Callable[[m.Window], Answer]] = {
+    "one more accepted than sent": lambda w: spoken(w, accepted=5),
+    "a tree's worth more accepted": lambda w: spoken(w, accepted=7),
+    "very many accepted": lambda w: spoken(w, accepted=2**31 - 1),
+    "more accepted, and no token": lambda w: spoken(w, counts(), accepted=3, token=None),
+    "a token that only the padding has": lambda w: spoken(w, token=VOCAB),
+    "a token far out of range": lambda w: spoken(w, token=2**31 - 1),
+    "a token and an empty frame": lambda w: spoken(w, b""),
+    "a token and a distribution": lambda w: spoken(w, counts()),
+    "a token and many frames": lambda w: spoken(w, *[b"x"] * 50),
+    "neither token nor frame": lambda w: spoken(w, token=None),
+    "no token after the whole window": lambda w: spoken(w, counts(), accepted=2, token=None),
+    "no token and an empty frame": lambda w: spoken(w, b"", token=None),
+    "no token and garbage": lambda w: spoken(w, b"\xff" * 300, token=None),
+    "no token and a frame too many": lambda w: spoken(w, counts(), b"", token=None),
+    "no token, and two distributions": lambda w: spoken(w, counts(), counts(), token=None),
+    "for a larger vocabulary": lambda w: spoken(w, counts(VOCAB + 8), token=None),
+    "for a much larger vocabulary": lambda w: spoken(w, counts(50_000), token=None),
+    "sums to half": lambda w: spoken(w, counts(bits=P_BITS - 1), token=None),
+    "sums to twice": lambda w: spoken(w, counts(bits=P_BITS + 1), token=None),
+    "a byte too many": lambda w: spoken(w, counts() + b"\0", token=None),
+    "a distribution that never ends": lambda w: spoken(w, counts() + b"\xff" * 2**23, token=None),
+}
+
+
+@pytest.mark.parametrize("answer", VERDICTS.values(), ids=VERDICTS.keys())
+def test_verdicts_that_cannot_be(liar, answer: Callable[[m.Window], Answer]) -> None:
+    _, device = liar(lambda request: [answer(request)] if isinstance(request, m.Window) else [])
+    for protocol in EXCHANGES:
+        shape = {"expansion": (2, 1)} if protocol == "tree" else {"window": 2}  # to four nodes
+        temperature = 0.0 if protocol in COLD else 1.0
+        began = time.monotonic()
+        with pytest.raises(MalformedError):
+            device.generate(
+                PROMPT,
+                protocol=protocol,
+                **shape,
+                temperature=temperature,
+                seed=1,
+                max_tokens=20,
+            )
+        assert time.monotonic() - began < 1
+
+
+def test_every_truncation_of_a_distribution(liar) -> None:
+    size = len(counts())
+    cuts = iter(range(size))
+
+    def script(request: m.Request) -> list[Answer]:
+        if not isinstance(request, m.Window):
+            return []
+        return [spoken(request, counts()[: next(cuts)], token=None)]
+
+    _, device = liar(script)
+    for _ in range(size):
+        with pytest.raises(MalformedError):
+            device.generate(PROMPT, protocol="dssd", window=2, temperature=1.0, max_tokens=20)
+
+
+def test_a_distribution_that_was_never_rounded_is_sampled_all_the_same(liar) -> None:
+    """The device cannot know p: what it is sent it samples from, whatever that makes of the law."""
+
+    def script(request: m.Request) -> list[Answer]:
+        return [spoken(request, counts(), token=None)] if isinstance(request, m.Window) else []
+
+    edge, device = liar(script)
+    pieces = device.stream(PROMPT, protocol="dssd", window=2, temperature=1.0, max_tokens=20)
+    tokens = [token for _ in range(6) for token in next(pieces).tokens]
+    assert len(tokens) == 6
+    assert set(tokens) <= {1, 3, 5, VOCAB - 2}
+    starts = [request.start for request in edge.requests if isinstance(request, m.Window)]
+    assert starts == list(range(len(PROMPT), len(PROMPT) + 6))
+
+
+PULLS: dict[str, tuple[type[PilotfishError], list[bytes]]] = {
+    "no tokens": (MalformedError, []),
+    "an empty frame": (MalformedError, [b""]),
+    "two frames": (MalformedError, [b"\x01\x00"] * 2),
+    "half a token": (MalformedError, [b"\x01\x00\x02"]),
+    "a token that is none": (TokenOutOfRangeError, [b"\xff\xff\xff\xff"]),
+}
+
+
+@pytest.mark.parametrize(("error", "frames"), PULLS.values(), ids=PULLS.keys())
+def test_bad_tokens_of_a_stream(liar, error: type[PilotfishError], frames: list[bytes]) -> None:
+    def script(request: m.Request) -> list[Answer]:
+        if not isinstance(request, m.Pull):
+            return []
+        tokens = m.Tokens(
+            session=request.session, generation=request.generation, start=request.start, times=TIMES
+        )
+        return [[tokens, *frames]]
+
+    _, device = liar(script)
+    with pytest.raises(error):
+        device.generate(PROMPT, protocol="stream", max_tokens=5)
+
+
+def test_more_tokens_than_were_asked_for(liar) -> None:
+    def script(request: m.Request) -> list[Answer]:
+        if not isinstance(request, m.Pull):
+            return []
+        tokens = m.Tokens(
+            session=request.session, generation=request.generation, start=request.start, times=TIMES
+        )
+        return [[tokens, np.arange(50, dtype="<u2").tobytes()]]
+
+    _, device = liar(script)
+    assert device.generate(PROMPT, protocol="stream", max_tokens=5).tokens == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("protocol", ["greedy", "tree", "dssd", "stream"])
+@pytest.mark.parametrize("code", ["unknown-session", "diverged"])
+def test_an_edge_that_never_learns_the_session(liar, protocol: str, code: str) -> None:
+    def script(request: m.Request) -> list[Answer]:
+        return [[failure(request, code)]] if isinstance(request, m.Window | m.Pull) else []
+
+    edge, device = liar(script)
+    with pytest.raises(PilotfishError) as raised:
+        device.generate(PROMPT, protocol=protocol, max_tokens=5)
+    assert raised.value.code == code
+    begun = [request for request in edge.requests if isinstance(request, m.Begin)]
+    assert len(begun) == 3
+    names = {request.session for request in begun}
+    assert len(names) == (3 if code == UnknownSessionError.code else 1)
+
+
+def test_late_and_foreign_answers_are_passed_over(liar) -> None:
+    def script(request: m.Request) -> list[Answer]:
+        if not isinstance(request, m.Window):
+            return []
+        stranger = m.Verdict(
+            session=b"x" * 16, generation=request.generation, start=request.start, accepted=0,
+            token=2, times=TIMES,
+        )  # fmt: skip
+        late = m.Failure(
+            code="internal", message="Old.", session=request.session,
+            generation=request.generation + 1,
+        )  # fmt: skip
+        return [
+            [m.Pong(nonce=1, received_ns=1, sent_ns=1)],
+            [stranger],
+            [late],
+            [verdict(request, start=request.start + 1)],
+            [verdict(request, generation=request.generation + 1)],
+            [verdict(request)],
+        ]
+
+    _, device = liar(script)
+    assert device.generate(PROMPT, max_tokens=5).tokens == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("pair-mismatch", PairMismatchError), ("version-mismatch", VersionMismatchError)],
+)
+def test_a_handshake_that_is_refused(liar, code: str, error: type[PilotfishError]) -> None:
+    with pytest.raises(error):
+        liar(lambda request: [[m.Failure(code=code, message="No.")]])
+
+
+def test_an_edge_without_room(pair: Pair, liar) -> None:
+    def script(request: m.Request) -> list[Answer]:
+        if not isinstance(request, m.Hello):
+            return []
+        welcome = LyingEdge(pair, script).welcome()
+        tight = m.Limits(context=4, window=64, message_bytes=2**20, sessions=1)
+        fields = {name: getattr(welcome, name) for name in welcome.__struct_fields__}
+        return [[m.Welcome(**{**fields, "limits": tight})]]
+
+    _, device = liar(script)
+    with pytest.raises(PromptTooLongError):
+        device.generate(PROMPT, max_tokens=5)

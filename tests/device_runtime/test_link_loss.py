@@ -1,0 +1,456 @@
+"""The edge is away: the device waits for it, goes on alone, or gives up, as it was told."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotfish import Device, EdgeServer, Piece
+from pilotfish.wire import messages as m
+from pilotfish.wire.emulation.emulator import Emulator
+from pilotfish.wire.errors import (
+    AccessDeniedError,
+    EdgeLostError,
+    InterruptedGenerationError,
+    KeysError,
+    PairMismatchError,
+    TooManySessionsError,
+    UnsupportedError,
+)
+from tests.conftest import Pair
+from tests.device_runtime.test_bad_edge import TIMES, LyingEdge
+from tests.support.relay import Relay
+from tests.support.tiny import tiny_artifact
+
+PROMPT = [1, 3, 2, 7]
+NOWHERE = "tcp://127.0.0.1:1"
+SAMPLED = {"temperature": 1.0, "seed": 4, "max_tokens": 120}
+
+
+@pytest.fixture(scope="module")
+def server(long_pair: Pair) -> Iterator[EdgeServer]:
+    with EdgeServer(long_pair.target, threads=1, sessions=60) as opened:
+        yield opened
+
+
+@pytest.fixture
+def relay(server: EdgeServer) -> Iterator[Relay]:
+    opened = Relay(server.endpoint)
+    yield opened
+    opened.close()
+
+
+def opened(pair: Pair, endpoint: str, policy: str, **options: Any) -> Device:
+    return Device(pair.draft, endpoint, threads=1, on_link_loss=policy, **options)
+
+
+def lose(relay: Relay) -> None:
+    relay.turn_to(NOWHERE)
+    relay.cut()
+
+
+def await_true(holds: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.01)
+
+
+def heard_while_it_is_away(
+    device: Device, asked: Any, wish: dict[str, Any], relay: Relay, server: EdgeServer
+) -> tuple[list[Piece], int]:
+    """An answer whose edge goes after 10 pieces and is back after 5 of the drafter's own.
+
+    Its pieces, and how many of them are the drafter's.
+    """
+    got: list[Piece] = []
+    alone = 0
+    for piece in device.stream(asked, **wish):
+        got.append(piece)
+        if len(got) == 10:
+            lose(relay)
+        if piece.origin == "local":
+            alone += 1
+            time.sleep(0.02)  # a slow drafter
+            if alone == 5:
+                relay.turn_to(server.endpoint)
+    return got, alone
+
+
+def tokens_of(pieces: list[Piece]) -> list[int]:
+    return [token for piece in pieces for token in piece.tokens]
+
+
+# wait
+
+
+def test_an_edge_that_comes_late_is_waited_for(long_pair: Pair, relay: Relay, server) -> None:
+    relay.turn_to(NOWHERE)
+    with opened(long_pair, relay.endpoint, "wait") as device:
+        assert not device.link_up
+        assert device.welcome is None
+        coming = threading.Timer(0.7, relay.turn_to, [server.endpoint])
+        coming.start()
+        wish = {"protocol": "auto", **SAMPLED}  # nothing can be chosen before it is there
+        late = device.generate(PROMPT, **wish)
+        coming.join()
+        assert device.link_up
+        (recovery,) = late.recoveries
+        assert recovery.at == len(PROMPT)
+        assert recovery.lost_s > 0.5
+        assert late.tokens == device.generate(PROMPT, **wish).tokens
+        assert device.welcome is not None
+
+
+def test_a_lost_edge_is_waited_for_so_long_and_no_longer(long_pair: Pair, relay: Relay) -> None:
+    with opened(long_pair, relay.endpoint, "wait", patience_s=1.0) as device:
+        pieces = device.stream(PROMPT, protocol="greedy", max_tokens=100)
+        next(pieces)
+        lose(relay)
+        began = time.monotonic()
+        with pytest.raises(EdgeLostError, match="within 1 s"):
+            list(pieces)
+        assert time.monotonic() - began > 0.9
+
+
+def test_a_stall_of_four_seconds_is_lived_through(long_pair: Pair, server: EdgeServer) -> None:
+    """As a cellular link has them; before, more than three ended an answer."""
+    with (
+        Emulator(server.endpoint) as link,
+        opened(long_pair, link.endpoint, "wait") as device,
+    ):
+        wish = {**SAMPLED, "protocol": "dssd", "max_tokens": 400}
+        wanted = device.generate(PROMPT, **wish)
+        pieces = device.stream(PROMPT, **wish)
+        got = [next(pieces)]
+        link.set(up_bps=1.0, down_bps=1.0)
+        healing = threading.Timer(4.0, link.set, kwargs={"up_bps": None, "down_bps": None})
+        healing.start()
+        got += pieces
+        healing.join()
+        assert tokens_of(got) == wanted.tokens == device.last.tokens
+        (recovery,) = device.last.recoveries
+        assert recovery.lost_s > 2.0
+        assert recovery.local_tokens == 0
+        assert len(PROMPT) < recovery.at <= len(PROMPT) + len(wanted.tokens)
+
+
+def test_a_device_that_is_just_being_made_follows_the_others(
+    long_pair: Pair, relay: Relay, server: EdgeServer
+) -> None:
+    with opened(long_pair, relay.endpoint, "fail", lanes=2) as device:
+        lose(relay)
+        moving = threading.Timer(0.5, device.redirect, [server.endpoint])
+        moving.start()
+        with device.beside() as other:
+            assert other.generate(PROMPT, protocol="greedy", max_tokens=5).tokens
+        moving.join()
+
+
+def test_an_interrupt_ends_a_wait_at_once(long_pair: Pair, relay: Relay, server) -> None:
+    with opened(long_pair, relay.endpoint, "wait") as device:
+        wanted = device.generate(PROMPT, protocol="dsd", **SAMPLED).tokens
+        pieces = device.stream(PROMPT, protocol="dsd", **SAMPLED)
+        next(pieces)
+        lose(relay)
+        threading.Timer(0.5, device.interrupt).start()
+        began = time.monotonic()
+        with pytest.raises(InterruptedGenerationError):
+            list(pieces)
+        assert time.monotonic() - began < 5.0
+        relay.turn_to(server.endpoint)
+        assert device.generate(PROMPT, protocol="dsd", **SAMPLED).tokens == wanted
+
+
+def test_an_interrupt_ends_an_answer_under_way(long_pair: Pair, server: EdgeServer) -> None:
+    with opened(long_pair, server.endpoint, "fail") as device:
+        for protocol in ("greedy", "stream", "local"):
+            pieces = device.stream(PROMPT, protocol=protocol, max_tokens=1000)
+            next(pieces)
+            device.interrupt()
+            with pytest.raises(InterruptedGenerationError):
+                list(pieces)
+            assert device.generate(PROMPT, protocol=protocol, max_tokens=5).tokens
+
+
+# local
+
+
+@pytest.mark.parametrize(
+    ("protocol", "temperature"),
+    [("greedy", 0.0), ("coupled", 1.0), ("dssd", 1.0), ("tree", 1.0), ("stream", 1.0)],
+)
+def test_the_drafter_goes_on_alone_until_the_edge_is_back(
+    long_pair: Pair, relay: Relay, server: EdgeServer, protocol: str, temperature: float
+) -> None:
+    wish = {"protocol": protocol, "temperature": temperature, "seed": 4, "max_tokens": 300}
+    with opened(long_pair, relay.endpoint, "local") as device:
+        wanted = device.generate(PROMPT, **wish).tokens
+        got, alone = heard_while_it_is_away(device, PROMPT, wish, relay, server)
+        assert device.last.tokens == tokens_of(got)
+        assert device.last.text == "".join(piece.text for piece in got)
+        assert len(got) < 300 or protocol == "stream"
+        first = next(at for at, piece in enumerate(got) if piece.origin == "local")
+        last = first + alone
+        assert all(piece.origin == "local" for piece in got[first:last])
+        assert all(piece.origin != "local" for piece in got[last:])
+        assert last < len(got), "it never came back"
+        before = tokens_of(got[:first])
+        assert before == wanted[: len(before)]
+        (recovery,) = device.last.recoveries
+        assert recovery.local_tokens == alone
+        assert recovery.at == len(PROMPT) + len(before)
+        assert recovery.lost_s > 0.9
+        if protocol in ("greedy", "coupled", "stream"):
+            # what was verified afterwards is what the target says after those tokens
+            known = tokens_of(got[:last])
+            rest = {**wish, "max_tokens": 300 - len(known), "protocol": "stream"}
+            again = device.generate([*PROMPT, *known], **rest)
+            assert tokens_of(got[last:]) == again.tokens
+
+
+def test_without_an_edge_from_the_start_all_is_the_drafters(long_pair: Pair, relay: Relay) -> None:
+    relay.turn_to(NOWHERE)
+    with opened(long_pair, relay.endpoint, "local") as device:
+        wanted = device.generate(PROMPT, protocol="local", **SAMPLED)
+        assert wanted.recoveries == []
+        for protocol in ("dsd", "stream", "auto"):
+            began = time.monotonic()
+            got = device.generate(PROMPT, protocol=protocol, **SAMPLED)
+            assert got.tokens == wanted.tokens
+            assert {record.protocol for record in got.rounds} == {"local"}
+            (recovery,) = got.recoveries
+            assert (recovery.at, recovery.local_tokens) == (len(PROMPT), len(got.tokens))
+        assert time.monotonic() - began < 1.0, "the grace is for a loss, not for each answer"
+
+
+def test_an_edge_of_another_vocabulary_ends_the_answer_and_is_bridged_to_in_the_next(
+    long_pair: Pair, relay: Relay, server, tmp_path: Path
+) -> None:
+    tiny_artifact(tmp_path / "other", vocab=100, seed=9)
+    with EdgeServer(tmp_path / "other", threads=1) as other:
+        with Device(long_pair.draft, other.endpoint, threads=1) as device:
+            wanted = device.generate(PROMPT, protocol="stream", max_tokens=10).tokens
+        with opened(long_pair, relay.endpoint, "wait") as device:
+            before = device.generate(PROMPT, protocol="greedy", max_tokens=10).tokens
+            for there, text in ((other, wanted), (server, before)):
+                pieces = device.stream(PROMPT, protocol="greedy", max_tokens=100)
+                next(pieces)
+                relay.turn_to(there.endpoint)
+                relay.cut()
+                with pytest.raises(PairMismatchError, match="ask again"):
+                    list(pieces)
+                assert device.generate(PROMPT, protocol="greedy", max_tokens=10).tokens == text
+        with opened(long_pair, relay.endpoint, "local") as device:
+            pieces = device.stream(PROMPT, protocol="greedy", max_tokens=100)
+            next(pieces)
+            relay.turn_to(other.endpoint)
+            relay.cut()
+            assert [piece.origin for piece in pieces][-1] == "local"
+            again = device.generate(PROMPT, protocol="greedy", max_tokens=10)
+            assert (again.tokens, again.recoveries) == (wanted, [])
+
+
+def test_an_edge_with_narrower_limits_gets_narrower_windows(long_pair: Pair, relay: Relay) -> None:
+    wish = {"protocol": "coupled", "window": 8, **SAMPLED}
+    with (
+        EdgeServer(long_pair.target, threads=1, max_window=3) as narrow,
+        opened(long_pair, relay.endpoint, "wait") as device,
+    ):
+        wanted = device.generate(PROMPT, **wish).tokens
+        pieces = device.stream(PROMPT, **wish)
+        got = [next(pieces)]
+        relay.turn_to(narrow.endpoint)
+        relay.cut()
+        got += pieces
+        assert tokens_of(got) == wanted
+        assert device.last.rounds[-5].window <= 3
+
+
+@pytest.mark.parametrize("policy", ["wait", "local", "fail"])
+def test_an_edge_that_is_full(long_pair: Pair, policy: str) -> None:
+    with EdgeServer(long_pair.target, threads=1, sessions=1) as full:
+        holder = opened(long_pair, full.endpoint, "fail")
+        holder.generate(PROMPT, max_tokens=5)
+        with opened(long_pair, full.endpoint, policy) as device:
+            if policy == "fail":
+                with pytest.raises(TooManySessionsError):
+                    device.generate(PROMPT, protocol="dsd", **SAMPLED)
+            elif policy == "wait":
+                leaving = threading.Timer(0.7, holder.close)
+                leaving.start()
+                waited = device.generate(PROMPT, protocol="dsd", **SAMPLED)
+                leaving.join()
+                (recovery,) = waited.recoveries
+                assert recovery.at == len(PROMPT)
+                assert waited.tokens == device.generate(PROMPT, protocol="dsd", **SAMPLED).tokens
+            else:
+                got = []
+                for piece in device.stream(PROMPT, protocol="dsd", **SAMPLED):
+                    got.append(piece.origin)
+                    if len(got) == 3:
+                        holder.close()
+                    if piece.origin == "local":
+                        time.sleep(0.02)
+                assert got[0] == "local"
+                assert got[-1] != "local"
+        holder.close()
+
+
+# Where the edge is
+
+
+@pytest.mark.parametrize("protocol", ["dssd", "stream"])
+def test_redirected_in_the_middle(long_pair: Pair, key_folders, protocol: str) -> None:
+    wish = {**SAMPLED, "protocol": protocol}
+    edges = [EdgeServer(long_pair.target, keys=key_folders["edge"], threads=1) for _ in range(2)]
+    with (
+        edges[0],
+        edges[1],
+        Device(
+            long_pair.draft,
+            edges[0].endpoint,
+            key_folders["alice"],
+            threads=1,
+            lanes=2,
+            on_link_loss="wait",
+        ) as device,
+        device.beside() as other,
+    ):
+        wanted = device.generate(PROMPT, **wish).tokens
+        pieces = device.stream(PROMPT, **wish)
+        got = [next(pieces)]
+        device.redirect(edges[1].endpoint)
+        edges[0].stop()
+        got += pieces
+        assert tokens_of(got) == wanted
+        assert other.generate(PROMPT, **wish).tokens == wanted
+
+
+def test_a_wrong_turn_changes_nothing(long_pair: Pair, server: EdgeServer, tmp_path) -> None:
+    with opened(long_pair, server.endpoint, "fail") as device:
+        wanted = device.generate(PROMPT, max_tokens=10).tokens
+        with pytest.raises(UnsupportedError):
+            device.redirect("tcp://192.0.2.1:7077")  # beyond loopback, without keys
+        with pytest.raises(UnsupportedError):
+            device.redirect("127.0.0.1")
+        with pytest.raises(KeysError):
+            device.redirect(server.endpoint, tmp_path)
+        assert device.generate(PROMPT, max_tokens=10).tokens == wanted
+    with Device(long_pair.draft, threads=1) as device, pytest.raises(UnsupportedError):
+        device.redirect(server.endpoint)
+
+
+def test_a_device_that_was_not_let_in_may_be_later(long_pair: Pair, key_folders) -> None:
+    with EdgeServer(long_pair.target, keys=key_folders["edge"], threads=1) as locked:
+        with Device(
+            long_pair.draft, locked.endpoint, key_folders["eve"], threads=1, on_link_loss="local"
+        ) as device:
+            alone = device.generate(PROMPT, protocol="dsd", **SAMPLED)
+            assert {record.protocol for record in alone.rounds} == {"local"}
+            device.redirect(locked.endpoint, key_folders["bob"])
+            await_true(lambda: device.link_up)
+            assert device.generate(PROMPT, protocol="dsd", **SAMPLED).recoveries == []
+        with pytest.raises(AccessDeniedError):
+            Device(
+                long_pair.draft, locked.endpoint, key_folders["eve"], threads=1, on_link_loss="wait"
+            )
+
+
+def test_an_idle_device_sees_the_link_go_and_come(long_pair: Pair, relay: Relay, server) -> None:
+    with opened(long_pair, relay.endpoint, "fail") as device:
+        device.generate(PROMPT, max_tokens=5)
+        assert device.link_up
+        assert device.link_state().rtt is not None
+        lose(relay)
+        await_true(lambda: not device.link_up)
+        relay.turn_to(server.endpoint)
+        await_true(lambda: device.link_up)
+
+
+def test_a_stream_is_asked_for_by_and_by(long_pair: Pair) -> None:
+    """An edge keeps 64 messages for whoever does not read: what does not fit would be missed, and
+    asked for again after ten seconds only."""
+
+    def script(request: m.Request) -> list[list[m.Reply | bytes]]:
+        if not isinstance(request, m.Pull):
+            return []
+        session, generation = request.session, request.generation
+        return [
+            [m.Tokens(session=session, generation=generation, start=at, times=TIMES), bytes([5, 0])]
+            for at in range(request.start, request.start + request.count)
+        ]
+
+    edge = LyingEdge(long_pair, script)
+    edge.start()
+    try:
+        with opened(long_pair, edge.endpoint, "fail") as device:
+            answer = device.generate(PROMPT, protocol="stream", max_tokens=200)
+    finally:
+        edge.stop()
+    assert answer.tokens == [5] * 200
+    pulls = [request for request in edge.requests if isinstance(request, m.Pull)]
+    assert max(pull.count for pull in pulls) == 48
+    for before, after in pairwise(pulls):
+        assert after.start < before.start + before.count, "the target would have had to wait"
+    assert pulls[-1].start + pulls[-1].count == len(PROMPT) + 200
+    assert sum(record.uplink_bytes > 0 for record in answer.rounds) == len(pulls)
+
+
+HOSTS = """
+import os, signal, sys
+from pathlib import Path
+from pilotfish import Device, EdgeServer
+
+hosts, draft, target, keys = map(Path, sys.argv[1:])
+edges = [EdgeServer(target, keys=keys, threads=1).start()]
+port = edges[0].endpoint.rsplit(":", 1)[1]
+edges.append(EdgeServer(target, f"tcp://127.0.0.2:{port}", keys=keys, threads=1).start())
+hosts.write_text("127.0.0.1 moving.example\\n")
+wish = dict(protocol="dsd", temperature=1.0, seed=4, max_tokens=120)
+with Device(draft, f"tcp://moving.example:{port}", keys, threads=1, on_link_loss="wait") as device:
+    wanted = device.generate([1, 3, 2, 7], **wish).tokens
+    pieces = device.stream([1, 3, 2, 7], **wish)
+    got = [*next(pieces).tokens]
+    hosts.write_text("127.0.0.2 moving.example\\n")
+    os.kill(edges[0].pid, signal.SIGKILL)
+    got += [token for piece in pieces for token in piece.tokens]
+    assert got == wanted and len(device.last.recoveries) == 1
+for edge in edges:
+    edge.stop()
+print("moved")
+"""
+
+
+def test_a_name_that_stands_for_another_address_now(
+    long_pair: Pair, key_folders, tmp_path: Path
+) -> None:
+    """Needs an /etc/hosts of its own, and so a mount namespace."""
+    unshare = [shutil.which("unshare") or "unshare", "--mount", "--map-root-user"]
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 moving.example\n")
+    mounting = ["sh", "-c", 'mount --bind "$1" /etc/hosts && shift && exec "$@"', "sh", str(hosts)]
+    try:
+        possible = subprocess.run([*unshare, *mounting, "true"], capture_output=True, check=False)
+    except OSError as error:
+        pytest.skip(f"no mount namespace can be made here: {error}")
+    if possible.returncode:
+        pytest.skip(f"no mount namespace can be made here: {possible.stderr.decode().strip()}")
+    both = tmp_path / "keys"
+    shutil.copytree(key_folders["edge"], both)
+    for name in ("device.key", "device.pub", "edge.pub"):
+        shutil.copy(key_folders["alice"] / name, both / name)
+    script = [sys.executable, "-c", HOSTS, str(hosts), *map(str, long_pair), str(both)]
+    ran = subprocess.run(
+        [*unshare, *mounting, *script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.stdout == "moved\n", ran.stderr

@@ -1,0 +1,420 @@
+"""`/metrics` and `/status`: what is counted, what is absent, and what Prometheus says to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from pilotfish import Device
+from pilotfish.device_runtime.energy import Watch, rails
+from pilotfish.device_runtime.record import (
+    STAGES,
+    Choice,
+    Generation,
+    Probing,
+    Recovery,
+    Round,
+    Timings,
+)
+from pilotfish.device_runtime.service.metrics import Metrics, origins
+from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.protocols import NAMES
+from tests.field.test_host import sensor
+
+STATE = LinkState(
+    rtt=Reading(value=0.05, age_s=0.5, samples=5),
+    up=Reading(value=2e6, age_s=1.0, samples=3),
+    signal=Reading(value=-71.0, age_s=0.0, samples=1),
+)
+
+
+def a_round(protocol="greedy", window=4, accepted=2, tokens=3, **changes) -> Round:
+    return Round(
+        protocol=protocol,
+        start=7,
+        window=window,
+        nodes=window,
+        accepted=accepted,
+        tokens=list(range(tokens)),
+        uplink_bytes=100,
+        downlink_bytes=60,
+        timings=Timings(draft=0.02, encode=1e-4, uplink=0.01, verify=0.04, downlink=0.01),
+        **changes,
+    )
+
+
+def an_answer(rounds: list[Round], **changes) -> Generation:
+    tokens = [token for one in rounds for token in one.tokens]
+    facts = {
+        "protocol": rounds[0].protocol,
+        "prompt_tokens": 11,
+        "tokens": tokens,
+        "text": "",
+        "finish_reason": "stop",
+        "rounds": rounds,
+        "first_token_s": 0.2,
+        "total_s": 1.2,
+    }
+    return Generation(**{**facts, **changes})
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Each sample's value, by its name and labels as one string: ``name{a="b"}``."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for sample in family.samples:
+            labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
+            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found
+
+
+@pytest.fixture
+def metrics():
+    opened = Metrics([])
+    yield opened
+    opened.close()
+
+
+def everything(metrics: Metrics) -> None:
+    """Have every series that there is."""
+    for protocol in (*NAMES, "tomorrow's"):
+        window = 0 if protocol in ("stream", "local") else 40
+        one = a_round(protocol, window=window, accepted=window, tokens=window + 1)
+        metrics.round(one)
+        recovery = Recovery(at=3, lost_s=1.5, local_tokens=2)
+        choice = Choice(policy="model", protocol=protocol, window=4, token_s=None, reason="")
+        metrics.generation(an_answer([one, a_round()], recoveries=[recovery], choice=choice))
+    for up in (True, False):
+        metrics.link(up, LinkState(**dict.fromkeys(LinkState.__annotations__, STATE.rtt)))
+    metrics.request("/v1/models", 200, 0.01)
+    metrics.refused("busy")
+    metrics.queue(2, 1)
+
+
+def accept_by_promtool(exposition: bytes) -> None:
+    """Prometheus' own tool has nothing to say about it."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=exposition, capture_output=True, check=False
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_promtool_accepts_every_series_that_there_is(tmp_path):
+    sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")})
+    fresh, full = Metrics([]), Metrics(rails(tmp_path))
+    everything(full)
+    for metrics in (fresh, full):
+        accept_by_promtool(metrics.exposition())
+        metrics.close()
+
+
+def test_speculation_is_counted_under_vllms_names(metrics):
+    metrics.round(a_round(accepted=2))
+    metrics.round(a_round(accepted=4, tokens=5))
+    found = samples(metrics)
+    of = '{protocol="greedy"}'
+    drafts = found["pilotfish_spec_decode_num_drafts_total" + of]
+    accepted = found["pilotfish_spec_decode_num_accepted_tokens_total" + of]
+    assert (drafts, accepted) == (2, 6)
+    assert found["pilotfish_spec_decode_num_draft_tokens_total" + of] == 8
+    by_position = [
+        found[f'pilotfish_spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}']
+        for i in range(4)
+    ]
+    assert by_position == [2, 2, 1, 1]
+    assert found['pilotfish_link_bytes_total{direction="up",purpose="rounds"}'] == 200
+    assert "pilotfish_spec_decode_num_forgiven_tokens_total" + of not in found
+
+
+def test_what_a_decision_head_forgave_is_counted(metrics, status):
+    for forgiven in (0, 2):
+        one = a_round("wisv-full", accepted=3, tokens=4, forgiven=forgiven)
+        metrics.round(one)
+        status.round(one)
+    counted = 'pilotfish_spec_decode_num_forgiven_tokens_total{protocol="wisv-full"}'
+    assert samples(metrics)[counted] == 2
+    status.generation(an_answer([one, one], protocol="wisv-full"))
+    told = status.snapshot()
+    assert (told["forgiven"], told["last"]["forgiven"]) == (2, 4)
+
+
+def test_tokens_of_real_answers_are_counted_by_where_they_came_from(metrics, device):
+    """As many of each origin as the pieces of the same answers told."""
+    told: dict[str, int] = {}
+    for protocol, more in (
+        ("coupled", {"window": 4}),
+        ("dssd", {"window": 2}),
+        ("tree", {"expansion": [2, 2, 1]}),
+        ("stream", {}),
+        ("local", {}),
+    ):
+        options = {"max_tokens": 24, "seed": 5, "temperature": 1.0, **more}
+        for piece in device.stream([3, 1, 4], protocol=protocol, **options):
+            told[piece.origin] = told.get(piece.origin, 0) + len(piece.tokens)
+        for record in device.last.rounds:
+            metrics.round(record)
+        metrics.generation(device.last)
+    assert set(told) == {"drafted", "corrected", "bonus", "target", "local"}
+    found = samples(metrics)
+    for origin, count in told.items():
+        assert found[f'pilotfish_generation_tokens_total{{origin="{origin}"}}'] == count
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (a_round(window=4, accepted=2, tokens=3), {"drafted": 2, "corrected": 1}),
+        (a_round(window=4, accepted=4, tokens=5), {"drafted": 4, "bonus": 1}),
+        (a_round(window=4, accepted=4, tokens=2), {"drafted": 2, "bonus": 0}),  # cut at the end
+        (a_round("stream", window=0, accepted=0, tokens=3), {"target": 3}),
+        (a_round("local", window=0, accepted=0, tokens=1), {"local": 1}),
+    ],
+)
+def test_origins_of_a_round(record, expected):
+    assert origins(record) == expected
+
+
+def test_a_baseline_has_no_stages_that_it_lacks(metrics):
+    local = Round(protocol="local", start=0, window=0, accepted=0, tokens=[1])
+    local.timings.draft = 0.02
+    metrics.round(local)
+    metrics.round(a_round())
+    found = samples(metrics)
+    for stage in STAGES:
+        name = "pilotfish_stage_seconds_count"
+        assert found[f'{name}{{protocol="greedy",stage="{stage}"}}'] == 1
+        assert (f'{name}{{protocol="local",stage="{stage}"}}' in found) == (stage == "draft")
+    assert found['pilotfish_stage_seconds_sum{protocol="greedy",stage="verify"}'] == 0.04
+
+
+def test_an_answer_tells_its_times_and_its_recoveries(metrics):
+    rounds = [a_round(tokens=3), a_round(tokens=3), a_round(tokens=4)]
+    recoveries = [
+        Recovery(at=3, lost_s=1.5, local_tokens=4),
+        Recovery(at=6, lost_s=9.0, local_tokens=0),
+    ]
+    metrics.generation(an_answer(rounds, recoveries=recoveries, probing=Probing(2, 300, 200)))
+    found = samples(metrics)
+    assert found["pilotfish_time_to_first_token_seconds_sum"] == pytest.approx(0.2)
+    # a second for the seven tokens after those of the first round
+    assert found["pilotfish_time_per_output_token_seconds_sum"] == pytest.approx(1 / 7)
+    assert found["pilotfish_recovery_seconds_count"] == 2
+    assert found["pilotfish_recovery_seconds_sum"] == 10.5
+    assert found["pilotfish_recovery_local_tokens_total"] == 4
+    assert found['pilotfish_link_bytes_total{direction="up",purpose="probing"}'] == 300
+    name = "pilotfish_generations_total"
+    assert found[f'{name}{{finish_reason="stop",policy="none",protocol="greedy"}}'] == 1
+    assert found['pilotfish_protocol_in_use{protocol="greedy"}'] == 1
+    assert found['pilotfish_protocol_in_use{protocol="stream"}'] == 0
+
+
+def test_the_link_is_told_as_far_as_it_is_known(metrics):
+    assert not any(name.startswith("pilotfish_link_up") for name in samples(metrics))
+    metrics.link(True, None)
+    assert samples(metrics)["pilotfish_link_up"] == 1
+    assert "pilotfish_link_rtt_seconds" not in samples(metrics)
+    metrics.link(True, STATE)
+    found = samples(metrics)
+    assert found["pilotfish_link_rtt_seconds"] == 0.05
+    assert found["pilotfish_link_goodput_up_bytes_per_second"] == 2e6 / 8
+    assert found["pilotfish_link_signal_dbm"] == -71
+    assert found['pilotfish_link_reading_age_seconds{reading="up"}'] >= 1.0
+    assert "pilotfish_link_goodput_down_bytes_per_second" not in found
+    for up in (False, False, True, False):
+        metrics.link(up, STATE)
+    found = samples(metrics)
+    assert (found["pilotfish_link_up"], found["pilotfish_link_losses_total"]) == (0, 2)
+
+
+def test_what_clients_ask_for_does_not_grow_the_metrics(metrics):
+    for i in range(1000):
+        metrics.request(f"/wp-admin/{i}", 404, 0.001)
+        metrics.refused(f"reason {i}")
+        metrics.round(a_round(f"protocol {i}", window=128, accepted=128, tokens=129))
+    lines = metrics.exposition().count(b"\n")
+    metrics.request("/another", 404, 0.001)
+    metrics.round(a_round("another", window=128, accepted=128, tokens=129))
+    assert metrics.exposition().count(b"\n") == lines < 1500
+    assert samples(metrics)['pilotfish_http_requests_total{route="other",status="404"}'] > 900
+
+
+def test_it_counts_right_from_many_threads(metrics):
+    def lane() -> None:
+        for _ in range(200):
+            metrics.round(a_round())
+
+    threads = [threading.Thread(target=lane) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        metrics.exposition()
+    found = samples(metrics)
+    assert found['pilotfish_spec_decode_num_drafts_total{protocol="greedy"}'] == 800
+
+
+def test_the_process_is_told(metrics):
+    found = samples(metrics)
+    assert found["process_resident_memory_bytes"] > 1e6
+    assert found["process_open_fds"] > 0
+    assert any(name.startswith("pilotfish_build_info{") for name in found)
+
+
+# Energy
+
+
+def test_without_a_sensor_energy_is_absent(metrics):
+    text = metrics.exposition().decode()
+    assert "joules" not in text
+    assert "watts" not in text
+    assert Status(drafter="d", lanes=1, energy=metrics.energy).snapshot()["energy"] is None
+
+
+def test_energy_is_counted_while_the_service_runs(tmp_path):
+    sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")})
+    began = time.monotonic()
+    watch = Watch(rails(tmp_path), period_s=0.01).start()
+    time.sleep(0.5)
+    watch.close()
+    assert watch.joules == pytest.approx(10.0 * (time.monotonic() - began), rel=0.2)
+    assert watch.watts == pytest.approx(10.0)
+
+
+def test_energy_is_exposed_as_a_counter(tmp_path):
+    sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")})
+    metrics = Metrics(rails(tmp_path))
+    awaited(lambda: metrics.energy.watts is not None)
+    found = samples(metrics)
+    assert found["pilotfish_power_watts"] == pytest.approx(10.0)
+    assert found['pilotfish_energy_joules_total{source="INA3221: VDD_IN"}'] >= 0
+    metrics.close()
+
+
+def test_a_sensor_that_fails_for_a_while_costs_only_that_while(tmp_path):
+    current = (
+        sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")}) / "hwmon/hwmon1/curr1_input"
+    )
+    watch = Watch(rails(tmp_path), period_s=0.01).start()
+    awaited(lambda: watch.joules)
+    current.rename(current.with_name("away"))
+    awaited(lambda: watch.watts is None)
+    counted = watch.joules
+    time.sleep(0.3)
+    assert watch.joules == counted
+    current.with_name("away").rename(current)
+    awaited(lambda: watch.watts is not None)
+    awaited(lambda: watch.joules > counted)
+    # the gap of 0.3 s would have been 3 J
+    assert watch.joules < counted + 2.5
+    watch.close()
+
+
+def awaited(condition, within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# Status
+
+
+@pytest.fixture
+def status():
+    return Status(drafter="tiny", lanes=2)
+
+
+def test_a_new_service_knows_little_and_says_so(status):
+    told = json.loads(json.dumps(status.snapshot()))
+    assert told["link"]["up"] is None
+    assert told["acceptance"] == {"recent": None, "total": None}
+    assert told["rounds"] is told["protocol"] is told["last"] is told["energy"] is None
+    assert told["lanes"] == {"total": 2, "running": 0, "waiting": 0}
+
+
+def test_status_tells_of_the_link_since_when_and_how_old(status):
+    status.link(True, STATE)
+    time.sleep(0.2)
+    status.link(False, STATE)
+    time.sleep(0.1)
+    status.link(False, STATE)
+    told = status.snapshot(edge="tcp://127.0.0.1:7077", target="big")
+    assert told["link"]["up"] is False
+    assert 0.1 <= told["link"]["since_s"] < told["uptime_s"]
+    assert told["link"]["rtt"]["value"] == 0.05
+    assert told["link"]["rtt"]["age_s"] >= 0.5
+    assert told["link"]["goodput_up"]["value"] == 2e6
+    assert told["link"]["goodput_down"] is None
+    assert (told["edge"], told["target"]) == ("tcp://127.0.0.1:7077", "big")
+
+
+def test_of_several_connections_the_youngest_reading_of_each_kind_counts():
+    old, young = (Reading(value=value, age_s=age_s, samples=1) for value, age_s in ((1, 9), (2, 1)))
+    known = freshest([LinkState(rtt=old, up=young), None, LinkState(rtt=young, down=old)])
+    assert known == LinkState(rtt=young, up=young, down=old)
+    assert freshest([None, None]) is None
+
+
+def test_status_tells_acceptance_and_the_stages_of_the_newest_protocol(status):
+    for _ in range(100):
+        status.round(a_round(accepted=0, tokens=1))
+    for _ in range(64):
+        status.round(a_round(accepted=4, tokens=5))
+    told = status.snapshot()
+    assert told["acceptance"]["recent"] == 1.0
+    assert told["acceptance"]["total"] == pytest.approx(256 / (100 + 256))
+    assert told["rounds"]["count"] == 64
+    assert told["rounds"]["tokens"] == 5
+    assert told["rounds"]["stages_s"]["verify"] == 0.04
+    status.round(a_round("stream", window=0, accepted=0, tokens=1))
+    assert status.snapshot()["rounds"]["count"] == 1
+
+
+def test_status_tells_why_a_protocol_was_chosen_and_what_was_recovered(status):
+    choice = Choice(policy="model", protocol="greedy", window=3, token_s=0.02, reason="cheapest")
+    for i in range(40):
+        recoveries = [Recovery(at=i, lost_s=0.5, local_tokens=0)]
+        status.generation(an_answer([a_round()], choice=choice, recoveries=recoveries))
+    told = json.loads(json.dumps(status.snapshot()))
+    assert told["protocol"] == {
+        "name": "greedy",
+        "window": 3,
+        "policy": "model",
+        "reason": "cheapest",
+    }
+    assert told["recoveries"]["count"] == 40
+    assert [one["at"] for one in told["recoveries"]["recent"]] == list(range(24, 40))
+    assert told["answers"] == 40
+    assert told["last"]["tokens_per_s"] == pytest.approx(3 / 1.2)
+
+
+def test_a_device_feeds_both(metrics, status, pair, edge):
+    def on_round(record: Round) -> None:
+        metrics.round(record)
+        status.round(record)
+
+    with Device(pair.draft, edge.endpoint, threads=1, on_round=on_round) as device:
+        answer = device.generate([3, 1, 4], protocol="auto", max_tokens=12, seed=1)
+        status.generation(answer)
+        metrics.generation(answer)
+        metrics.link(device.link_up, device.link_state())
+        status.link(device.link_up, device.link_state())
+    found, told = samples(metrics), status.snapshot()
+    assert told["protocol"]["name"] == answer.protocol
+    assert told["protocol"]["reason"]
+    assert told["link"]["up"] is True
+    assert told["link"]["rtt"]["value"] == found["pilotfish_link_rtt_seconds"] > 0
+    counted = sum(v for k, v in found.items() if k.startswith("pilotfish_generation_tokens_"))
+    assert counted == len(answer.tokens) > 0

@@ -1,0 +1,265 @@
+"""What a device knows of its link before an answer, and what knowing it costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from statistics import median
+
+import pytest
+
+from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.link.edge_link import PROBE_BYTES
+from pilotfish.device_runtime.plan import Auto
+from pilotfish.device_runtime.record import Probing
+from pilotfish.wire import messages as m
+from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.errors import TooLargeError
+from pilotfish.wire.link.meter import FRESH_S
+from tests.conftest import Pair
+from tests.support.hostile import RawClient
+from tests.support.tiny import tiny_artifact
+
+RTT_S = 0.04
+
+
+@pytest.fixture(scope="module")
+def road(edge: EdgeServer) -> Iterator[Emulator]:
+    with Emulator(edge.endpoint, Conditions(rtt_s=RTT_S, up_bps=8e6, down_bps=40e6)) as link:
+        yield link
+
+
+@pytest.fixture(scope="module")
+def far(pair: Pair, road: Emulator) -> Iterator[Device]:
+    with Device(pair.draft, road.endpoint, threads=1) as opened:
+        yield opened
+
+
+def test_an_answer_knows_its_link(far: Device) -> None:
+    far.generate("abc", max_tokens=20, window=2)
+    link = far.generate("abc", max_tokens=4).link
+    assert link is not None
+    assert link.rtt is not None
+    assert link.rtt.value == pytest.approx(RTT_S, abs=0.01)
+    assert link.rtt.age_s < 1.0
+    assert link.retransmitted is not None
+    assert link.up is None  # nothing was large enough to tell
+
+
+def test_a_fresh_passive_sample_needs_no_ping(far: Device) -> None:
+    far.generate("abc", max_tokens=12)
+    answer = far.generate("abc", max_tokens=4, protocol="auto")
+    assert answer.choice is not None
+    assert answer.probing == Probing()
+
+
+def test_a_stale_one_costs_one_ping_and_one_rtt(far: Device) -> None:
+    far.generate("abc", max_tokens=4)
+    time.sleep(FRESH_S + 0.1)
+    begun_s = time.monotonic()
+    answer = far.generate("abc", max_tokens=1, protocol="auto", window=0)
+    took_s = time.monotonic() - begun_s
+    pings, up, down = answer.probing
+    assert pings == 1
+    assert 0 < up < 60
+    assert 0 < down < 60
+    assert answer.link is not None
+    assert answer.link.rtt is not None
+    assert answer.link.rtt.age_s < took_s
+    # the ping and the one round, and time for the machine
+    assert took_s < 2 * RTT_S + 0.1
+
+
+def test_a_fixed_protocol_is_never_held_up_by_a_ping(far: Device) -> None:
+    time.sleep(FRESH_S + 0.1)
+    assert far.generate("abc", max_tokens=4, protocol="greedy").probing == Probing()
+
+
+def test_rates_are_probed_only_where_they_matter(pair: Pair, road: Emulator) -> None:
+    with Device(pair.draft, road.endpoint, threads=1) as device:
+        greedy = device.generate("abc", max_tokens=12, protocol="auto")
+        assert greedy.probing.pings <= 1  # the handshake may be fresh
+        assert greedy.probing.uplink_bytes < 60
+        thin = device.generate(
+            "abc", max_tokens=12, protocol=Auto(among=["coupled", "stream"]), temperature=1.0
+        )
+        assert thin.probing == Probing()
+        heavy = device.generate("abc", max_tokens=12, protocol="auto", temperature=1.0)
+        assert heavy.probing.pings == 1
+        assert PROBE_BYTES < heavy.probing.uplink_bytes < PROBE_BYTES + 60
+        assert heavy.link is not None
+        assert heavy.link.up is not None
+        assert heavy.link.down is not None
+        known = device.generate("abc", max_tokens=12, protocol="auto", temperature=1.0)
+        assert known.probing == Probing()
+
+
+def test_asked_for_rates_are_measured(far: Device) -> None:
+    ups, downs = [], []
+    for _ in range(6):  # half a millisecond of scheduling is a fifth of the way down
+        far.generate("abc", max_tokens=1, window=0)
+        state = far.probe(rates=True)
+        assert state.up is not None
+        assert state.down is not None
+        ups.append(state.up.value)
+        downs.append(state.down.value)
+    assert median(ups) == pytest.approx(8e6, rel=0.15)
+    assert max(downs) == pytest.approx(40e6, rel=0.35)
+
+
+def test_real_messages_tell_rates(pair: Pair, edge: EdgeServer) -> None:
+    """A window of 128 distributions of 72 tokens is 18 kB a message."""
+    with (
+        Emulator(edge.endpoint, Conditions(rtt_s=0.01, up_bps=4e6, down_bps=40e6)) as link,
+        Device(pair.draft, link.endpoint, threads=1) as device,
+    ):
+        for seed in range(4):
+            device.generate(
+                "abc", max_tokens=120, protocol="dsd", window=60, temperature=1.0, seed=seed
+            )
+        state = device.generate("abc", max_tokens=2).link
+        assert state is not None
+        assert state.up is not None
+        assert state.up.value == pytest.approx(4e6, rel=0.1)
+
+
+def test_a_ping_brings_back_what_it_carried(edge: EdgeServer) -> None:
+    with RawClient(edge.endpoint) as client:
+        for frames in ([], [b"x" * PROBE_BYTES], [b"y" * (m.MAX_PROBE - 64)]):
+            client.say(m.Ping(nonce=7), *frames)
+            reply, back = client.hear_all()
+            assert isinstance(reply, m.Pong)
+            assert list(map(bytes, back)) == frames
+
+
+@pytest.mark.parametrize("frames", [[b"", b""], [b"z" * (m.MAX_PROBE + 1)]])
+def test_a_ping_is_bounded(edge: EdgeServer, frames: list[bytes]) -> None:
+    with RawClient(edge.endpoint) as client:
+        client.say(m.Ping(nonce=7), *frames)
+        client.fails("malformed")
+
+
+def probe(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pilotfish", "probe", *arguments],
+        capture_output=True, text=True, check=False, timeout=timeout,
+    )  # fmt: skip
+
+
+def test_the_command(road: Emulator) -> None:
+    done = probe(road.endpoint, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["link"]["rtt"]["value"] == pytest.approx(RTT_S, abs=0.01)
+    assert told["link"]["up"]["value"] == pytest.approx(8e6, rel=0.2)
+    assert told["probing"]["pings"] == 13
+    assert told["probing"]["uplink_bytes"] > 3 * PROBE_BYTES
+
+
+def test_the_command_for_people(edge: EdgeServer) -> None:
+    done = probe(edge.endpoint, "--no-rates", "--pings", "3")
+    assert done.returncode == 0, done.stderr
+    assert "RTT" in done.stdout
+    assert "no radio" in done.stdout or "dBm" in done.stdout
+    assert "3 pings" in done.stderr
+
+
+def test_watching_ends_with_ctrl_c(edge: EdgeServer) -> None:
+    command = [sys.executable, "-m", "pilotfish", "probe", edge.endpoint]
+    with subprocess.Popen(
+        [*command, "--watch", "--every", "0.05"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as watching:  # fmt: skip
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline() for _ in range(4)]
+        watching.send_signal(2)
+        _, told = watching.communicate(timeout=5)
+        assert watching.returncode == 130
+        assert told == "pilotfish: interrupted\n"
+    assert "RTT" in lines[0]
+    assert all(float(line.split()[0]) < 1000 for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("address", "code"), [("tcp://127.0.0.1:1", 69), ("tcp://127.0.0.1", 64), ("tcp://e.x:7", 64)]
+)
+def test_an_edge_that_cannot_be_probed(address: str, code: int) -> None:
+    done = probe(address)
+    assert done.returncode == code
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_rates_are_due_though_answers_come_slowly(pair: Pair, road: Emulator) -> None:
+    """A person types for longer than an RTT stays fresh."""
+    auto = Auto(among=["tslt", "dsd"])
+    with Device(pair.draft, road.endpoint, threads=1) as device:
+        device.generate("abc", max_tokens=8)
+        time.sleep(FRESH_S + 0.1)
+        answer = device.generate("abc", max_tokens=8, protocol=auto, temperature=1.0)
+        assert answer.probing.pings == 1
+        assert answer.probing.uplink_bytes > PROBE_BYTES
+        assert answer.link is not None
+        assert answer.link.up is not None
+
+
+def test_a_long_prompt_is_no_rate(long_pair: Pair) -> None:
+    with (
+        EdgeServer(long_pair.target, context=16384, threads=1) as edge,
+        Emulator(edge.endpoint, Conditions(rtt_s=0.01, up_bps=10e6)) as link,
+        Device(long_pair.draft, link.endpoint, threads=1) as device,
+    ):
+        device.generate([5] * 8000, max_tokens=4)  # 16 kB
+        state = device.generate([5], max_tokens=4).link
+        assert state is not None
+        assert state.up is None
+
+
+def test_an_edge_that_comes_back_with_other_limits(pair: Pair) -> None:
+    with EdgeServer(pair.target, threads=1) as first:
+        address = first.endpoint
+        device = Device(pair.draft, address, threads=1)
+        device.generate("abc", max_tokens=12, window=8)
+    with device, EdgeServer(pair.target, listen=address, threads=1, max_window=2):
+        device.generate("abc", max_tokens=1, window=0)  # finds that the connection is another one
+        for protocol in ("greedy", "auto"):
+            answer = device.generate("abc", max_tokens=12, protocol=protocol)
+            assert max(round_.window for round_ in answer.rounds) <= 2
+        assert device.welcome is not None
+        assert device.welcome.limits.window == 2
+
+
+def test_waiting_for_an_edge_is_no_rtt(pair: Pair) -> None:
+    with EdgeServer(pair.target, threads=1) as first:
+        address = first.endpoint
+        device = Device(pair.draft, address, threads=1)
+        device.generate("abc", max_tokens=12)
+    with device, EdgeServer(pair.target, listen=address, threads=1):
+        for _ in range(3):
+            link = device.generate("abc", max_tokens=4, protocol="auto").link
+            assert link is not None
+            assert link.rtt is not None
+            assert link.rtt.value < 0.05
+
+
+def test_windows_that_the_edge_would_not_read_are_not_sent(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("wide")
+    wide = tiny_artifact(folder, vocab=20_000, seed=1)
+    with (
+        EdgeServer(folder, message_mib=1, threads=1) as edge,
+        Device(folder, edge.endpoint, threads=1) as device,
+    ):
+        prompt = [1, 2, 3]
+        with pytest.raises(TooLargeError, match="use a smaller one"):
+            device.generate(prompt, protocol="dsd", window=16, temperature=1.0, max_tokens=40)
+        for _ in range(2):
+            answer = device.generate(
+                prompt, protocol=Auto(among=["dsd"]), temperature=1.0, max_tokens=40
+            )
+            assert max(round_.uplink_bytes for round_ in answer.rounds) < 2**20
+    assert wide.manifest.vocab_size == 20_000

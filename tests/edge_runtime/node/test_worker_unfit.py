@@ -1,0 +1,91 @@
+"""A worker that an edge cannot use: another vocabulary, model, version, a stage, no room."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pilotfish.edge_runtime.targets import peer
+from pilotfish.wire.errors import TargetLostError
+from tests.conftest import VOCAB
+from tests.support.federating import (
+    SESSIONS,
+    Cast,
+    WorkerThread,
+    await_,
+    cast_in,
+    opened,
+    write_list,
+)
+from tests.support.lying import KEPT, greeting, logits_of, wanted_of
+
+
+@pytest.fixture(scope="module")
+def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
+    return cast_in(tmp_path_factory.mktemp("cast"))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was left alone is asked again soon."""
+    monkeypatch.setattr(peer, "_RETRY_S", (0.02, 0.5))
+
+
+UNFIT = {
+    "another vocabulary": ({"tokenizer": "ab" * 32}, "needs one vocabulary"),
+    "a longer vocabulary": ({"vocab_size": VOCAB + 1}, "needs one vocabulary"),
+    "another version": ({"version": 99}, "same Pilotfish release"),
+    "a stage": ({"stage": 1, "stages": 2}, "wants whole models"),
+    "too few slots": ({"slots": SESSIONS - 1}, f"--sessions {SESSIONS}"),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_worker_that_does_not_suit_takes_no_part(cast: Cast, tmp_path: Path, what: str) -> None:
+    """And the edge says why, and what to do."""
+    changes, advice = UNFIT[what]
+    with WorkerThread(cast.a) as honest, WorkerThread(cast.b) as liar:
+        listed = [("a", honest.endpoint), ("b", liar.endpoint)]
+        liar.lies(greeting(**changes))
+        settings = {"late": "drop", "late_s": 0.2, "give_up_s": 0.6, "kept": KEPT}
+        with opened(write_list(tmp_path / "w.toml", listed, **settings), cast.a) as held:
+            assert held.target.trouble.startswith("b: ")
+            assert advice in held.target.trouble
+            assert held.events("b") == {"refused": 1}  # it says the same whenever it is asked
+            np.testing.assert_array_equal(logits_of(held), wanted_of([cast.a], "fp16"))
+            liar.is_honest()
+            await_(lambda: held.target.trouble == "", turn=held.target.landed)
+            wanted = wanted_of([cast.a, cast.b], "fp16")
+            np.testing.assert_array_equal(logits_of(held, 8), wanted)
+
+
+def test_another_model_after_a_restart_takes_no_part(cast: Cast, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        honest = stack.enter_context(WorkerThread(cast.a))
+        with WorkerThread(cast.b) as first:
+            endpoint = first.endpoint
+            listed = [("a", honest.endpoint), ("b", endpoint)]
+            path = write_list(tmp_path / "w.toml", listed, kept=KEPT, late="drop")
+            held = stack.enter_context(opened(path, cast.a))
+            digest = held.target.digest
+        with WorkerThread(cast.c, endpoint):
+            await_(lambda: "with digest" in held.target.trouble, turn=held.target.landed)
+            assert "start this edge again" in held.target.trouble
+            np.testing.assert_array_equal(logits_of(held), wanted_of([cast.a], "fp16"))
+        with WorkerThread(cast.b, endpoint):
+            await_(lambda: held.target.trouble == "", turn=held.target.landed)
+            wanted = wanted_of([cast.a, cast.b], "fp16")
+            np.testing.assert_array_equal(logits_of(held, 8), wanted)
+        assert held.target.digest == digest
+
+
+def test_a_model_that_the_list_does_not_name_takes_no_part(cast: Cast, tmp_path: Path) -> None:
+    with WorkerThread(cast.a) as one:
+        path = write_list(tmp_path / "w.toml", [("a", one.endpoint)], kept=KEPT)
+        path.write_text(f'late = "drop"\nlate_s = 0.1\ngive_up_s = 0.5\n{path.read_text()}')
+        path.write_text(path.read_text() + 'digest = "0123456789abcdef"\n')
+        with pytest.raises(TargetLostError, match=r"digest .*, not 0123456789abcdef"):
+            opened(path, cast.a).__enter__()

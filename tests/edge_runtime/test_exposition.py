@@ -1,0 +1,161 @@
+"""The edge's figures are told beside any number of clients that say nothing, or read nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotfish.edge_runtime import exposition
+from pilotfish.edge_runtime.exposition import Exposition
+from pilotfish.wire import messages as m
+from pilotfish.wire.keys import DeviceKeys
+from tests.conftest import Pair
+from tests.support.daemons import exposition as figures
+from tests.support.daemons import free_port, running
+from tests.support.hostile import PROMPT, RawClient, RawSession
+
+LONG = b"x" * (8 << 20)  # more than sockets take in unread
+
+
+def application(environ: dict[str, Any], start: Any) -> list[bytes]:
+    if environ["PATH_INFO"] == "/broken":
+        raise ValueError("no figures")
+    start("200 OK", [("X-Asked", environ.get("HTTP_X_ASK", ""))])
+    return [LONG if environ["PATH_INFO"] == "/long" else environ["QUERY_STRING"].encode()]
+
+
+@pytest.fixture
+def server() -> Iterator[Exposition]:
+    with closing(Exposition(application, "127.0.0.1", 0)) as server:
+        yield server
+
+
+def connect(port: int, said: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    connection.sendall(said)
+    return connection
+
+
+def ask(port: int, path: str = "/metrics", *headers: str) -> bytes:
+    """All that is answered to a GET, until the server hangs up."""
+    request = "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""])
+    return read(connect(port, request.encode()))
+
+
+def read(connection: socket.socket) -> bytes:
+    with connection, connection.makefile("rb") as file:
+        return file.read()
+
+
+def ended(connection: socket.socket) -> bool:
+    connection.settimeout(0.01)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_a_request_and_its_answer(server: Exposition) -> None:
+    head, _, body = ask(server.port, "/x?a=b", "X-Ask: this").partition(b"\r\n\r\n")
+    assert head.split(b"\r\n") == [
+        b"HTTP/1.1 200 OK", b"X-Asked: this", b"Content-Length: 3", b"Connection: close"
+    ]  # fmt: skip
+    assert body == b"a=b"
+    assert ask(server.port, "/long").endswith(LONG)
+    in_parts = connect(server.port, b"GET / HT")
+    time.sleep(0.05)
+    in_parts.sendall(b"TP/1.1\r\n\r\n")
+    assert read(in_parts).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_what_is_no_request_is_refused(server: Exposition) -> None:
+    assert read(connect(server.port, b"hello\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+    assert ask(server.port, "/broken").startswith(b"HTTP/1.1 500 ")
+    endless = connect(server.port, b"GET / HTTP/1.1\r\nx: " + b"y" * 9000)
+    assert ended(endless) or read(endless) == b""
+    assert ask(server.port).startswith(b"HTTP/1.1 200 ")
+
+
+def test_of_many_idle_clients_the_oldest_give_way(server: Exposition) -> None:
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connect(server.port)) for _ in range(40)]
+        assert ask(server.port).startswith(b"HTTP/1.1 200 ")
+        assert [ended(each) for each in idle] == [True] * 25 + [False] * 15
+
+
+def test_clients_that_do_not_read_give_way_after_those_that_do_not_ask(server: Exposition) -> None:
+    request = b"GET /long HTTP/1.1\r\n\r\n"
+    with ExitStack() as stack:
+        deaf = [stack.enter_context(connect(server.port, request)) for _ in range(10)]
+        for each in deaf:
+            assert each.recv(5) == b"HTTP/"  # it is being answered
+        for _ in range(30):
+            stack.enter_context(connect(server.port))
+        assert ask(server.port).startswith(b"HTTP/1.1 200 ")
+        assert len(deaf[0].recv(1 << 20)) > 0
+        for _ in range(30):
+            stack.enter_context(connect(server.port, request))
+        assert ask(server.port).startswith(b"HTTP/1.1 200 ")
+
+
+def test_nobody_stays_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "_PATIENCE_S", 0.3)
+    with closing(Exposition(application, "127.0.0.1", 0)) as server:
+        silent = connect(server.port)
+        deaf = connect(server.port, b"GET /long HTTP/1.1\r\n\r\n")
+        dripping = connect(server.port)
+        began_s = time.monotonic()
+        while not ended(silent) or not ended(dripping):
+            assert time.monotonic() - began_s < 5.0
+            try:
+                dripping.send(b"x")
+            except OSError:
+                break
+        time.sleep(1.0)
+        assert len(read(deaf)) < len(LONG)
+
+
+def test_idle_clients_of_the_metrics_port_keep_no_device_out(pair: Pair) -> None:
+    port = free_port()
+    flags = ("--target", pair.target, "--threads", 1, "--metrics", f"127.0.0.1:{port}")
+    with running(*flags, descriptors=256) as edge, ExitStack() as stack:
+        before = held_by(edge.pid)
+        for _ in range(300):
+            stack.enter_context(connect(port))
+        assert "pilotfish_edge_sessions 0.0" in figures(port)
+        assert held_by(edge.pid)["task"] <= before["task"]  # one inspects the model, and ends
+        assert held_by(edge.pid)["fd"] <= before["fd"] + 16
+        with RawClient(edge.endpoint) as device:
+            device.say(m.Ping(nonce=1))
+            assert isinstance(device.hear(), m.Pong)
+
+
+def test_a_key_file_whose_name_is_no_text_spoils_no_figures(
+    pair: Pair, key_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder, port = tmp_path / "keys", free_port()
+    shutil.copytree(key_folders["edge"], folder)
+    listed = folder / "allowed" / "bob.pub"
+    listed.rename(os.fsdecode(bytes(listed.parent) + b"/b\xff\nb.pub"))
+    flags = ("--target", pair.target, "--threads", 1, "--keys", folder, "--metrics", port)
+    bob = DeviceKeys.load(key_folders["bob"])
+    with running(*flags) as edge, RawClient(edge.endpoint, bob) as device:
+        session = RawSession()
+        device.send(*session.begin(PROMPT))
+        session.go_on(device, 1)
+        assert 'pilotfish_edge_device_sessions{device="b\\\\udcff b"} 1.0' in figures(port)
+
+
+def held_by(pid: int) -> dict[str, int]:
+    """Threads and descriptors of a process."""
+    return {kind: len(list(Path(f"/proc/{pid}/{kind}").iterdir())) for kind in ("task", "fd")}

@@ -1,0 +1,268 @@
+"""Batching: what shares a pass, who waits for whom, and what a failure or a cancellation costs."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+import pytest
+
+from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
+from pilotfish.edge_runtime.targets.local import LocalTarget
+from pilotfish.engines.decoder import Decoder
+from pilotfish.speculation.distributions import Floats
+from pilotfish.wire.protocols import Ruling
+from tests.support.tiny import tiny_artifact
+
+SLOTS = 9
+CONTEXT = 512
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    path = tmp_path_factory.mktemp("scheduler") / "target"
+    tiny_artifact(path, vocab=64, context=CONTEXT, seed=3)
+    return Decoder(path, slots=SLOTS, threads=1)
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now_ns = 1
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+class Client:
+    """Submits work for one slot and remembers the logits that it was decided by."""
+
+    def __init__(self, scheduler: Scheduler, slot: int, clock: Clock | None = None) -> None:
+        self._scheduler = scheduler
+        self._clock = clock or time.monotonic_ns
+        self.slot = slot
+        self.seen: list[Floats] = []
+
+    def window(self, tokens: list[int], rows: int = 3) -> Job:
+        """A window of rows − 1 tokens at the end of these."""
+        return self._submit(tokens, rows)
+
+    def prompt(self, tokens: list[int]) -> Job:
+        """Tokens to read, without a decision."""
+        return self._submit(tokens, 0)
+
+    def _submit(self, tokens: list[int], rows: int) -> Job:
+        def rule(logits: Floats, hidden: Floats) -> Ruling:
+            self.seen.append(logits.copy())
+            return Ruling(0, int(logits[0].argmax()))
+
+        ids = np.array(tokens, dtype=np.uint32)
+        name = bytes([self.slot]) * 16
+        job = Job(name, self.slot, ids, rows, rule if rows else None, queued_ns=self._clock())
+        self._scheduler.submit(job)
+        return job
+
+
+def text(seed: int, length: int) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(0, 60, length).tolist()
+    return found
+
+
+def run_all(scheduler: Scheduler) -> list[Job]:
+    """Passes until nobody waits; the jobs in the order in which they came back."""
+    done: list[Job] = []
+    while scheduler.wait_s() is not None:
+        done += scheduler.run()
+    return done
+
+
+def alone(decoder: Decoder, tokens: list[int], rows: int) -> Floats:
+    """The logits of the last rows, from a pass of its own."""
+    decoder.rollback(0, 0)
+    logits: Floats = decoder.prefill(0, tokens, rows=rows).logits.copy()
+    decoder.rollback(0, 0)
+    return logits
+
+
+def test_a_batch_decides_as_single_passes_do(decoder: Decoder) -> None:
+    scheduler = Scheduler(LocalTarget(decoder))
+    clients = [Client(scheduler, slot) for slot in range(4)]
+    texts = [text(slot, 20 + 7 * slot) for slot in range(4)]
+    for client, tokens in zip(clients, texts, strict=True):
+        client.prompt(tokens[:-3])
+    run_all(scheduler)
+    before = scheduler.passes
+    for client, tokens in zip(clients, texts, strict=True):
+        client.window(tokens, rows=1 + client.slot % 3)
+    assert len(run_all(scheduler)) == len(clients)
+    assert scheduler.passes == before + 1
+    for client, tokens in zip(clients, texts, strict=True):
+        wanted = alone(decoder, tokens, rows=1 + client.slot % 3)
+        np.testing.assert_allclose(client.seen[0], wanted, atol=1e-4)
+
+
+def test_a_long_prompt_holds_a_window_up_for_one_chunk_at_most(decoder: Decoder) -> None:
+    scheduler = Scheduler(LocalTarget(decoder))
+    reader, other = Client(scheduler, 0), Client(scheduler, 1)
+    prompt = reader.prompt(text(0, 3 * CHUNK + 5))
+    tokens = text(1, 10)
+    passes: list[str] = []
+    done: list[Job] = []
+    other.window(tokens)
+    while prompt not in done:
+        new = scheduler.run()
+        passes.append("window" if any(job.slot == 1 for job in new) else "chunk")
+        if passes[-1] == "window":
+            tokens = [*tokens, 7]
+            other.window(tokens)
+        done += new
+    assert passes[:6] == ["chunk", "window"] * 3
+    final = reader.window(text(0, 3 * CHUNK + 5), rows=1)
+    assert final in run_all(scheduler)
+    np.testing.assert_allclose(
+        reader.seen[-1], alone(decoder, text(0, 3 * CHUNK + 5), rows=1), atol=1e-4
+    )
+
+
+def test_jobs_of_a_slot_do_not_overtake_each_other(decoder: Decoder) -> None:
+    scheduler = Scheduler(LocalTarget(decoder))
+    client = Client(scheduler, 2)
+    jobs = [client.prompt(text(0, 2 * CHUNK)), client.window(text(0, 2 * CHUNK + 3))]
+    assert run_all(scheduler) == jobs
+
+
+def test_cancelled_work_leaves_nothing_behind(decoder: Decoder) -> None:
+    scheduler = Scheduler(LocalTarget(decoder))
+    client, other = Client(scheduler, 0), Client(scheduler, 1)
+    half_read = client.prompt(text(0, 2 * CHUNK))
+    scheduler.run()
+    half_read.cancelled = True
+    never_begun = client.window(text(0, 2 * CHUNK + 4))
+    never_begun.cancelled = True
+    wanted = client.window(text(5, 50))
+    beside = other.window(text(6, 30))
+    done = run_all(scheduler)
+    assert set(done) == {wanted, beside}
+    np.testing.assert_allclose(client.seen[-1], alone(decoder, text(5, 50), rows=3), atol=1e-4)
+
+
+def test_nobody_starves(decoder: Decoder) -> None:
+    """Eight sessions that always have a window, and one that reads prompts without end."""
+    scheduler = Scheduler(LocalTarget(decoder))
+    clients = [Client(scheduler, slot) for slot in range(8)]
+    reader = Client(scheduler, 8)
+    windows = dict.fromkeys(range(8), 0)
+    prompts = 0
+    for client in clients:
+        client.window(text(client.slot, 10))
+    reader.prompt(text(0, 2 * CHUNK))
+    for _ in range(120):
+        for job in scheduler.run():
+            if job.slot == 8:
+                prompts += 1
+                reader.prompt(text(prompts, 2 * CHUNK))
+            else:
+                windows[job.slot] += 1
+                clients[job.slot].window(text(job.slot, 10 + windows[job.slot]))
+    assert max(windows.values()) - min(windows.values()) <= 1
+    assert min(windows.values()) >= 55
+    assert prompts >= 25
+
+
+def test_a_pass_that_fails_fails_its_jobs_and_no_others(
+    decoder: Decoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="pilotfish.edge")
+    scheduler = Scheduler(LocalTarget(decoder))
+    greedy, honest = Client(scheduler, 0), Client(scheduler, 1)
+    good = text(0, CONTEXT - 10)
+    greedy.prompt(good)
+    run_all(scheduler)
+    too_long = greedy.window([*good, *text(1, 20)], rows=20)  # ends beyond the context
+    assert run_all(scheduler) == [too_long]
+    assert too_long.error is not None
+    again = greedy.window([*good, *text(1, 5)], rows=5)
+    beside = honest.window(text(2, 12))
+    done = run_all(scheduler)
+    assert {again, beside} == set(done)
+    assert again.error is None
+    assert beside.error is None
+    np.testing.assert_allclose(
+        greedy.seen[-1], alone(decoder, [*good, *text(1, 5)], rows=5), atol=1e-4
+    )
+
+
+class Pace:
+    """Two clients under a clock that a test sets; a pass takes 80 ms."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.clock = Clock()
+        self.scheduler = Scheduler(LocalTarget(decoder), self._tick)
+        self.first, self.second = (Client(self.scheduler, i, self.clock) for i in range(2))
+        self._passing = False
+
+    def _tick(self) -> int:
+        if self._passing:  # asked at the beginning of a pass and at its end
+            self.clock.now_ns += 80 * MS
+        return self.clock.now_ns
+
+    def both(self, late_ns: int) -> None:
+        """A pass for both, the second one having come so much later than the first."""
+        self.first.window(text(0, 10))
+        self.clock.now_ns += late_ns
+        self.second.window(text(1, 10))
+        self.make_pass()
+
+    def make_pass(self) -> None:
+        self._passing = True
+        assert self.scheduler.run()
+        self._passing = False
+
+    def wait_ms(self) -> float:
+        wait_s = self.scheduler.wait_s()
+        assert wait_s is not None
+        return wait_s * 1e3
+
+
+@pytest.fixture
+def pace(decoder: Decoder) -> Pace:
+    return Pace(decoder)
+
+
+def test_a_lone_device_is_never_kept_waiting(pace: Pace) -> None:
+    for _ in range(3):
+        pace.first.window(text(0, 10))
+        assert pace.wait_ms() == 0.0
+        pace.make_pass()
+        pace.clock.now_ns += 1 * MS
+
+
+def test_a_device_that_is_due_is_waited_for_and_no_longer(pace: Pace) -> None:
+    pace.both(late_ns=0)
+    pace.both(late_ns=4 * MS)  # 4 ms from its verdict to its next window
+    pace.first.window(text(0, 10))
+    assert pace.wait_ms() == pytest.approx(5.0)  # a quarter more than last time
+    pace.clock.now_ns += 3 * MS
+    assert pace.wait_ms() == pytest.approx(2.0)
+    pace.second.window(text(1, 10))
+    assert pace.wait_ms() == 0.0  # both are there
+    pace.make_pass()
+    pace.first.window(text(0, 10))
+    pace.clock.now_ns += 6 * MS  # the second one does not come back
+    assert pace.wait_ms() == 0.0
+
+
+def test_a_device_that_is_far_from_ready_is_not_waited_for(pace: Pace) -> None:
+    pace.both(late_ns=0)
+    pace.both(late_ns=30 * MS)  # it drafts for longer than a share of a pass
+    pace.first.window(text(0, 10))
+    assert pace.wait_ms() == 0.0
+
+
+def test_a_prompt_waits_for_nobody(pace: Pace) -> None:
+    pace.both(late_ns=0)
+    pace.both(late_ns=4 * MS)
+    pace.first.prompt(text(3, CHUNK))
+    assert pace.wait_ms() == 0.0

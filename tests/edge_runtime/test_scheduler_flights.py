@@ -1,0 +1,282 @@
+"""Targets whose passes come back when they like: what leaves when, who waits, and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pilotfish.edge_runtime.scheduler import Job, Scheduler
+from pilotfish.edge_runtime.targets.target import Ask, Landing, Target
+from pilotfish.engines.decoder import Output
+from pilotfish.speculation.distributions import Floats
+from pilotfish.wire.protocols import Draft, Ruling
+from tests.edge_runtime.test_scheduler import MS, Clock
+
+VOCAB = 8
+
+
+class Steered(Target):
+    """Its flights land when a test says so; each row's logits name its last token."""
+
+    def __init__(self, lanes: int = 1, depth: int = 1, abreast: int = 1) -> None:
+        self.context, self.digest = 512, "0"
+        self.lanes, self.depth, self.abreast = lanes, depth, abreast
+        self.started: dict[int, list[Ask]] = {}
+        self.kept: list[tuple[int, list[int]]] = []
+        self._down: list[Landing] = []
+
+    def start(self, number: int, asks: Sequence[Ask]) -> None:
+        self.started[number] = list(asks)
+
+    def keep(self, slot: int, path: Sequence[int]) -> None:
+        self.kept.append((slot, list(path)))
+
+    def landed(self) -> Sequence[Landing]:
+        down, self._down = self._down, []
+        return down
+
+    def land(self, number: int, error: Exception | None = None) -> None:
+        """A flight comes down."""
+        asks = self.started.pop(number)
+        answers = []
+        for ask in asks:
+            logits = np.zeros((ask.rows, VOCAB), np.float32)
+            logits[np.arange(ask.rows), ask.tokens[len(ask.tokens) - ask.rows :] % VOCAB] = 1.0
+            answers.append(Output(logits, np.empty((ask.rows, 0), np.float32)))
+        self._down.append(Landing(number, () if error else answers, error))
+
+    @property
+    def aloft(self) -> list[list[int]]:
+        """The slots of the flights under way, in the order in which they left."""
+        return [[ask.slot for ask in asks] for asks in self.started.values()]
+
+
+def job(slot: int, tokens: Sequence[int], clock: Clock, owner: bytes = b"", rows: int = 2) -> Job:
+    """A window at the end of these tokens."""
+
+    def rule(logits: Floats, hidden: Floats) -> Ruling:
+        return Ruling(0, int(logits[0].argmax()))
+
+    ids = np.array(tokens, np.uint32)
+    name = bytes([slot]) * 16
+    return Job(name, slot, ids, rows, rule, owner=owner or name, queued_ns=clock())
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def leave(scheduler: Scheduler) -> None:
+    """All passes leave that can leave at once."""
+    while scheduler.wait_s() == 0.0:
+        scheduler.run()
+
+
+def test_lanes_fly_side_by_side_and_each_waits_for_its_own(clock: Clock) -> None:
+    target = Steered(lanes=2)
+    scheduler = Scheduler(target, clock)
+    for slot in range(5):
+        scheduler.submit(job(slot, [1, 2, 3], clock))
+    leave(scheduler)
+    assert target.aloft == [[0, 2, 4], [1, 3]]
+    late, early = sorted(target.started)
+    scheduler.submit(job(5, [1, 2, 3], clock))
+    leave(scheduler)
+    assert len(target.started) == 2, "its lane is taken"
+    target.land(early)
+    assert {done.slot for done in scheduler.collect()} == {1, 3}
+    leave(scheduler)
+    assert target.aloft == [[0, 2, 4], [5]]
+    target.land(late)
+    assert {done.slot for done in scheduler.collect()} == {0, 2, 4}
+
+
+def test_who_is_due_in_one_lane_holds_up_no_other(clock: Clock) -> None:
+    """Slots 0 and 2 share a lane: 0 waits for 2, who comes back 3 ms after each verdict."""
+    target = Steered(lanes=2)
+    scheduler = Scheduler(target, clock)
+
+    def round_trip(*slots: int) -> None:
+        for slot in slots:
+            scheduler.submit(job(slot, [1, 2, 3], clock))
+        leave(scheduler)
+        clock.now_ns += 80 * MS
+        for number in list(target.started):
+            target.land(number)
+        scheduler.collect()
+        clock.now_ns += 3 * MS
+
+    round_trip(0, 1, 2, 3)
+    round_trip(0, 1, 2, 3)
+    scheduler.submit(job(0, [1, 2, 3], clock))
+    assert scheduler.wait_s() == pytest.approx(0.75e-3), "a quarter longer than 2 took last time"
+    scheduler.submit(job(1, [1, 2, 3], clock))
+    scheduler.submit(job(3, [1, 2, 3], clock))
+    assert scheduler.wait_s() == 0.0, "nobody else is due in the other lane"
+    leave(scheduler)
+    assert target.aloft == [[1, 3]]
+    scheduler.submit(job(2, [1, 2, 3], clock))
+    leave(scheduler)
+    assert target.aloft == [[1, 3], [0, 2]]
+
+
+def test_how_long_a_lane_waits_follows_from_its_own_passes(clock: Clock) -> None:
+    """Lane 0 takes 8 ms a pass, lane 1 takes 800: an eighth of 8 is too short to wait for 2."""
+    target = Steered(lanes=2)
+    scheduler = Scheduler(target, clock)
+    for _ in range(2):
+        for slot in range(4):
+            scheduler.submit(job(slot, [1, 2, 3], clock))
+        leave(scheduler)
+        quick, slow = sorted(target.started)
+        clock.now_ns += 8 * MS
+        target.land(quick)
+        scheduler.collect()
+        clock.now_ns += 792 * MS
+        target.land(slow)
+        scheduler.collect()
+        clock.now_ns += 5 * MS
+    scheduler.submit(job(1, [1, 2, 3], clock))
+    assert scheduler.wait_s() == pytest.approx(1.25e-3), "slot 3 is due"
+    leave(scheduler)
+    assert target.aloft == []
+    for slot in (0, 2):
+        scheduler.submit(job(slot, [1, 2, 3], clock))
+    leave(scheduler)
+    assert target.aloft == [[0, 2]]
+
+
+def test_as_many_flights_as_a_lane_takes_and_the_jobs_shared_out(clock: Clock) -> None:
+    target = Steered(depth=3, abreast=3)
+    scheduler = Scheduler(target, clock)
+    for slot in range(7):
+        scheduler.submit(job(slot, [1, 2, 3], clock))
+    leave(scheduler)
+    assert [len(slots) for slots in target.aloft] == [3, 2, 2]
+    first = min(target.started)
+    scheduler.submit(job(7, [1, 2, 3], clock))
+    leave(scheduler)
+    assert len(target.started) == 3
+    target.land(first)
+    scheduler.collect()
+    leave(scheduler)
+    assert target.aloft[-1] == [7]
+
+
+def test_an_owner_whose_pass_is_under_way_comes_after_who_waits(clock: Clock) -> None:
+    """With two passes under way fairness cannot wait for the first one to come back."""
+    target = Steered(depth=4)
+    scheduler = Scheduler(target, clock)
+    greedy = [job(slot, range(40), clock, owner=b"greedy", rows=40) for slot in range(4)]
+    for each in greedy:
+        scheduler.submit(each)
+    scheduler.run()
+    clock.now_ns += MS
+    scheduler.submit(job(9, range(40), clock, owner=b"modest", rows=40))
+    scheduler.run()
+    assert target.aloft == [[0], [9]]
+
+
+def test_jobs_of_a_slot_never_overtake_each_other(clock: Clock) -> None:
+    target = Steered(depth=4)
+    scheduler = Scheduler(target, clock)
+    first, second = job(0, [1, 2, 3], clock), job(0, [1, 2, 3, 4], clock)
+    scheduler.submit(first)
+    scheduler.submit(second)
+    leave(scheduler)
+    assert target.aloft == [[0]]
+    target.land(min(target.started))
+    assert scheduler.collect() == [first]
+    leave(scheduler)
+    (asks,) = target.started.values()
+    assert (asks[0].base, len(asks[0].tokens)) == (2, 4), "all that is held but what rows need"
+
+
+def test_a_job_cancelled_aloft_lands_and_its_slot_serves_the_next_session(clock: Clock) -> None:
+    """The slot is given away meanwhile: nothing of the old session counts as held."""
+    target = Steered(depth=2)
+    scheduler = Scheduler(target, clock)
+    gone = job(0, [1, 2, 3, 4], clock)
+    scheduler.submit(gone)
+    leave(scheduler)
+    gone.cancelled = True
+    heir = job(0, [1, 2, 3, 5], clock)
+    heir.session = b"another" * 2
+    scheduler.submit(heir)
+    leave(scheduler)
+    assert len(target.started) == 1
+    target.land(min(target.started))
+    assert scheduler.collect() == [gone]
+    leave(scheduler)
+    (asks,) = target.started.values()
+    assert asks[0].base == 0
+    target.land(min(target.started))
+    assert scheduler.collect() == [heir]
+
+
+def test_a_job_may_be_cancelled_while_its_pass_is_put_together(clock: Clock) -> None:
+    """The doorkeeper's thread does that; here the clock does, which is read in between."""
+    target = Steered()
+    only = job(0, [1, 2, 3], clock)
+
+    class Meanwhile(Clock):
+        def __call__(self) -> int:
+            only.cancelled = True
+            return self.now_ns
+
+    scheduler = Scheduler(target, Meanwhile())
+    scheduler.submit(only)
+    scheduler.run()
+    assert target.aloft in ([], [[0]])
+
+
+def test_a_flight_that_fails_costs_its_own_jobs_only(clock: Clock) -> None:
+    target = Steered(depth=2, abreast=2)
+    scheduler = Scheduler(target, clock)
+    jobs = [job(slot, [1, 2, 3], clock) for slot in range(4)]
+    for each in jobs:
+        scheduler.submit(each)
+    leave(scheduler)
+    bad, good = sorted(target.started)
+    target.land(bad, RuntimeError("lost"))
+    target.land(good)
+    done = scheduler.collect()
+    assert {each.slot for each in done if each.error} == {0, 1}
+    assert {each.slot for each in done if each.ruling} == {2, 3}
+    scheduler.submit(job(0, [1, 2, 3], clock))
+    leave(scheduler)
+    (asks,) = target.started.values()
+    assert asks[0].base == 0, "what the slot holds is not known"
+
+
+class Branches(Draft):
+    """Three nodes: two children of the root, and one of the first's."""
+
+    @property
+    def parents(self) -> NDArray[np.int64]:
+        return np.array([-1, -1, 0])
+
+    def path(self, node: int) -> Sequence[int]:
+        return [[], [1], [2], [1, 3]][node]
+
+
+def test_of_a_tree_aloft_the_path_is_kept_when_it_lands(clock: Clock) -> None:
+    target = Steered(depth=2)
+    scheduler = Scheduler(target, clock)
+    tree = job(0, [1, 2, 3, 4, 5], clock, rows=4)
+    tree.draft = Branches(np.array([3, 4, 5], np.uint32))
+    tree.rule = lambda logits, hidden: Ruling(3, 1)
+    scheduler.submit(tree)
+    leave(scheduler)
+    assert target.kept == []
+    target.land(min(target.started))
+    scheduler.collect()
+    assert target.kept == [(0, [0, 2])]
+    scheduler.submit(job(0, [1, 2, 3, 5, 6, 7], clock))
+    leave(scheduler)
+    (asks,) = target.started.values()
+    assert asks[0].base == 4, "the prompt and the path"

@@ -1,0 +1,216 @@
+"""What the target works on, and what it does not: batches, abandoned work, prompts read once."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from pilotfish.edge_runtime.scheduler import CHUNK, Job
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.wire import messages as m
+from pilotfish.wire.protocols import Ruling
+from tests.support.hostile import RawSession
+from tests.support.socketless import SocketlessEdge
+
+LONG = [(7 * i) % 50 for i in range(200)]
+
+
+def greedy_text(edge: SocketlessEdge, prompt: list[int], client: bytes = b"me") -> list[int]:
+    session = RawSession()
+    edge.deliver(session.begin(prompt), client)
+    for _ in range(4):
+        edge.deliver(session.window(), client)
+        session.settle([], edge.reply(client))
+    return session.committed.ids.tolist()
+
+
+def test_work_of_closed_sessions_is_dropped(pair) -> None:
+    with SocketlessEdge(pair.target, sessions=2) as edge:
+        for _ in range(200):
+            session = RawSession()
+            edge.deliver(session.begin(LONG))
+            edge.deliver(session.window([1, 2]))
+            edge.deliver([m.encode(m.Close(session=session.id))])
+        edge.start()
+        greedy_text(edge, [1, 2, 3], b"another")
+        assert edge.scheduler.passes <= 5
+
+
+def test_work_of_abandoned_generations_is_dropped(pair) -> None:
+    with SocketlessEdge(pair.target, sessions=2) as edge:
+        session = RawSession()
+        for i in range(200):
+            edge.deliver(session.begin([i % 50, *LONG]))
+            edge.deliver(session.window([1, 2]))
+        edge.start()
+        session.settle([1, 2], edge.reply())
+        assert edge.scheduler.passes <= 4
+
+
+def test_a_prompt_is_read_once_though_the_window_comes_early(pair) -> None:
+    with SocketlessEdge(pair.target) as edge:
+        session = RawSession()
+        edge.deliver(session.begin(LONG))
+        edge.deliver(session.window([1, 2]))
+        edge.start()
+        session.settle([1, 2], edge.reply())
+        assert edge.scheduler.passes == -(-len(LONG) // CHUNK) + 1
+
+
+def test_a_session_goes_on_from_what_its_slot_holds(pair) -> None:
+    with SocketlessEdge(pair.target) as edge:
+        edge.start()
+        session = RawSession()
+        edge.deliver(session.begin(LONG))
+        edge.deliver(session.window([1, 2]))
+        session.settle([1, 2], edge.reply())
+        before = edge.scheduler.passes
+        kept, rest = session.committed.ids.tolist(), [5, 6, 7]
+        digest = session.committed.hash
+        frames = session.begin(rest, keep=len(kept), hash=digest)
+        session.committed.truncate(0)
+        session.committed.extend([*kept, *rest])
+        edge.deliver(frames)
+        edge.deliver(session.window())
+        session.settle([], edge.reply())
+        assert edge.scheduler.passes - before == 2
+        got = session.committed.ids.tolist()
+        assert got == greedy_text(edge, [*kept, *rest])[: len(got)]
+
+
+def test_a_slot_keeps_nothing_of_another_session(pair) -> None:
+    """Not even what both have in common: how fast a prompt is read would tell."""
+    with SocketlessEdge(pair.target, sessions=1) as edge:
+        edge.start()
+        costs = []
+        for _ in range(2):
+            before = edge.scheduler.passes
+            session = RawSession()
+            edge.deliver(session.begin(LONG))
+            edge.deliver(session.window())
+            session.settle([], edge.reply())
+            edge.deliver([m.encode(m.Close(session=session.id))])
+            costs.append(edge.scheduler.passes - before)
+        assert costs[0] == costs[1] == 3
+
+
+def test_a_rule_that_fails_fails_its_own_round_only(pair) -> None:
+    def broken(logits: object, hidden: object) -> Ruling:
+        raise ArithmeticError("on purpose")
+
+    with SocketlessEdge(pair.target) as edge:
+        rules = [lambda logits, hidden: Ruling(0, int(logits[0].argmax())), broken]
+        jobs = [
+            Job(bytes([i]) * 16, i, np.array([1, 2, 3]), rows=1, rule=rule)
+            for i, rule in enumerate(rules)
+        ]
+        for job in jobs:
+            edge.scheduler.submit(job)
+        done = edge.scheduler.run()
+        assert edge.scheduler.passes == 1
+        assert done[0].error is None
+        assert done[0].ruling is not None
+        assert isinstance(done[1].error, ArithmeticError)
+
+
+@pytest.mark.parametrize("mode", ["next generation", "same id"])
+def test_work_for_an_earlier_text_does_not_reach_the_next(pair, mode: str) -> None:
+    """Old work ends after the session has been begun anew: its keys and values mean nothing now."""
+    a, b = LONG, [9, *LONG[:120]]
+    with SocketlessEdge(pair.target, sessions=1) as edge:
+        edge.start()
+        wanted = greedy_text(edge, b)
+        edge.close()
+    with SocketlessEdge(pair.target, sessions=1) as edge:
+        edge.start()
+        for _ in range(5):
+            session = RawSession()
+            edge.deliver(session.begin(a))
+            edge.deliver(session.window([1]))
+            if mode == "same id":
+                edge.deliver([m.encode(m.Close(session=session.id))])
+                session = RawSession(session.id)
+            edge.deliver(session.begin(b))
+            edge.turn()
+            keep = session.committed.hash_of(len(b) - 1)
+            frames = session.begin(b[-1:], keep=len(b) - 1, hash=keep)
+            session.committed.truncate(0)
+            session.committed.extend(b)
+            edge.deliver(frames)
+            for _ in range(4):
+                edge.deliver(session.window())
+                session.settle([], edge.reply())
+            assert session.committed.ids.tolist() == wanted
+            edge.deliver([m.encode(m.Close(session=session.id))])
+
+
+def test_a_prompt_is_read_after_a_longer_pass(pair) -> None:
+    """Where no row is wanted the graph takes any; not one that only the last pass had."""
+    decoder = Decoder(pair.target)
+    tokens = np.array(LONG[:60])
+    decoder.forward([Pass(0, tokens, rows=1)])
+    decoder.rollback(0, 0)
+    decoder.forward([Pass(0, tokens[:20], rows=0)])
+    assert decoder.length(0) == 20
+
+
+def test_who_floods_waits_behind_himself(pair) -> None:
+    """Prompts and wide windows of one key: a neighbour waits for one pass of them at a time."""
+    with SocketlessEdge(pair.target, sessions=10, context=256) as edge:
+        flood = [RawSession() for _ in range(8)]
+        for i, session in enumerate(flood):
+            edge.deliver(session.begin([i + 1] * 180), b"flood")
+            edge.deliver(session.window([1] * 40), b"flood")
+        edge.start()
+        edge.turn()
+        for _ in range(4):
+            session = RawSession()
+            edge.deliver(session.begin([1, 2, 3]), b"neighbour")
+            edge.deliver(session.window([4]), b"neighbour")
+            before = edge.scheduler.passes
+            session.settle([4], edge.reply(b"neighbour"))
+            # its prompt and its window, and before each at most one pass of the flood
+            assert edge.scheduler.passes - before <= 4
+            edge.deliver([m.encode(m.Close(session=session.id))], b"neighbour")
+        for session in flood:  # and nobody is forgotten
+            edge.deliver(session.window([1] * 40), b"flood")  # a retry, if it has been answered
+        assert isinstance(edge.reply(b"flood"), m.Verdict)
+
+
+def test_a_session_whose_turn_has_not_come_is_not_idle(pair) -> None:
+    """A prompt before it took longer than sessions may idle: it keeps its place."""
+    with SocketlessEdge(pair.target, sessions=1, idle_s=0.05) as edge:
+        session = RawSession()
+        edge.deliver(session.begin(LONG))
+        edge.deliver(session.window([1, 2]))
+        time.sleep(0.1)
+        edge.deliver(RawSession().begin([1, 2]), b"another")
+        ((to, reply, _),) = edge.replies
+        assert isinstance(reply, m.Failure)
+        assert (to, reply.code) == (b"another", "too-many-sessions")
+        edge.start()
+        session.settle([1, 2], edge.reply())
+        time.sleep(0.1)
+        greedy_text(edge, [1, 2, 3], b"another")
+
+
+def test_a_round_whose_prompt_could_not_be_read_is_decided_once(pair, monkeypatch) -> None:
+    """The window behind it goes down with it, and comes again: not twice."""
+    with SocketlessEdge(pair.target) as edge:
+        session = RawSession()
+        edge.deliver(session.begin(LONG))
+        edge.deliver(session.window([1, 2]))
+        edge.start()
+        with monkeypatch.context() as broken:
+            broken.setattr(Decoder, "forward", lambda *_: 1 / 0)
+            edge.turn()
+        edge.fails("internal")
+        edge.deliver(session.window([1, 2]))
+        session.settle([1, 2], edge.reply())
+        for _ in range(6):
+            edge.turn()
+        assert not edge.replies
+        edge.deliver(session.window())
+        session.settle([], edge.reply())

@@ -1,0 +1,100 @@
+"""The decoder's own tests through the code for GPUs: over doubles, for no GPU was at hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pilotfish.engines.backends import Load
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.tensorrt.profiles import Profile, Profiles
+from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
+    SLOTS,
+    empty,
+    same,
+    test_a_full_context_is_refused_and_nothing_is_appended,
+    test_a_sequence_in_pieces_is_the_sequence_at_once,
+    test_passes_of_which_no_row_is_wanted_stand_beside_others,
+    test_rollback_forgets,
+    test_senseless_passes_are_refused,
+    test_slots_of_different_lengths_share_a_pass,
+)
+from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
+    test_a_chain_and_a_tree_behind_it_in_one_pass_as_the_edge_verifies,
+    test_a_tree_grown_level_by_level_is_the_whole_tree_is_its_paths,
+    test_a_tree_is_over_after_rollback,
+    test_any_tree_in_any_pieces_is_its_paths_and_keeps_any_of_them,
+    test_keep_turns_a_grown_tree_into_the_accepted_path,
+    test_paths_that_the_grown_tree_has_not_are_refused,
+    test_trees_of_several_slots_beside_chains_in_one_forward,
+    test_what_was_kept_grows_the_next_tree,
+    test_what_was_kept_is_a_chain_of_which_less_can_be_kept,
+)
+from tests.support.opening import DOUBLES, opening
+
+
+@pytest.fixture(scope="module", params=DOUBLES)
+def opened(request, tmp_path_factory):
+    with opening(request.param, tmp_path_factory.mktemp("double"), slots=SLOTS) as decoder:
+        yield decoder
+
+
+@pytest.fixture
+def decoder(opened):
+    empty(opened)
+    return opened
+
+
+@pytest.mark.parametrize("name", ["tensorrt-10.3-opset17", "tensorrt-ep-opset17", "cuda-opset17"])
+def test_a_longer_text_grows_the_cache_and_keeps_what_it_holds(tmp_path, name):
+    text = np.random.default_rng(1).integers(0, 100, 600)
+    with opening(name, tmp_path, slots=2, context=640) as decoder:
+        exact = Decoder(decoder.artifact, slots=2, provider="cpu")
+        capacities = set()
+        for start in range(0, 600, 100):
+            got, wanted = (
+                each.prefill(1, text[start : start + 100], rows=2).logits
+                for each in (decoder, exact)
+            )
+            same(got, wanted)
+            capacities.add(decoder._cache.capacity)
+        assert len(capacities) == 3
+
+
+def test_a_tree_that_is_too_wide_is_cut_wherever_it_began(tmp_path):
+    parents = np.arange(170) // 2 - 1
+    nodes = np.random.default_rng(2).integers(0, 100, 170)
+    with opening("tensorrt-10.3-opset17", tmp_path, slots=2) as decoder:
+        exact = Decoder(decoder.artifact, slots=2, provider="cpu")
+        for each in (decoder, exact):
+            each.prefill(1, nodes[:7], rows=0)
+            each.forward([Pass(1, nodes[:10], 0, parents[:10])])
+        got, wanted = (
+            each.forward([Pass(1, nodes[10:], 150, parents)])[0].logits for each in (decoder, exact)
+        )
+        same(got, wanted)
+        for each in (decoder, exact):
+            each.keep(1, [1, 5, 12, 27, 57, 117])
+        follow = Pass(1, np.array([3, 4]))
+        same(decoder.forward([follow])[0].logits, exact.forward([follow])[0].logits)
+
+
+def test_onnxruntimes_tensorrt_is_told_a_profile_for_every_input(tmp_path):
+    """Shapes outside it would have it build its engine again."""
+    with opening("tensorrt-ep-opset17", tmp_path, slots=3) as decoder:
+        backend = decoder._backend
+        load = Load(decoder.artifact, 3, decoder.context)
+        options = backend.options(load)
+        inputs = {item.name for item in backend._session.get_inputs()}
+        profiles = Profiles.of(decoder.artifact.manifest, 3, decoder.context)
+        shapes = {}
+        for which in ("min", "opt", "max"):
+            listed = options[f"trt_profile_{which}_shapes"].split(",")
+            pairs = [entry.split(":") for entry in listed]
+            shapes[which] = {name: tuple(map(int, size.split("x"))) for name, size in pairs}
+        assert shapes["min"].keys() == shapes["opt"].keys() == shapes["max"].keys() == inputs
+        whole = Profile("all", shapes["min"], shapes["opt"], shapes["max"])
+        for profile in profiles.both:
+            assert whole.holds(profile.minimum)
+            assert whole.holds(profile.maximum)
+        assert (tmp_path / "cache") in Path(options["trt_engine_cache_path"]).parents

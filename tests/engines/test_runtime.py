@@ -1,0 +1,103 @@
+"""Which runtime and provider an engine gets, what is said about it, and that it stops spinning."""
+
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pilotfish.engines.backends import AUTO, PROVIDERS
+from pilotfish.engines.backends.cpu import CpuBackend
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.runtime import WHEELS, runtime_version
+from tests.support.tiny import tiny_artifact
+
+ROOT = Path(__file__).parents[2]
+
+
+def installed_beside(folder, wheel):
+    """Make `wheel` look installed in `folder`, as pip would."""
+    info = folder / f"{wheel.replace('-', '_')}-1.31.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {wheel}\nVersion: 1.31.0\n")
+
+
+def test_the_choice_and_the_reason_are_logged(tmp_path, caplog):
+    artifact = tiny_artifact(tmp_path / "a")
+    with caplog.at_level(logging.INFO, logger="pilotfish.engines"):
+        assert Decoder(artifact).provider == "cpu"
+    chosen = caplog.messages[-1]
+    assert "cpu" in chosen
+    assert "cuda" in chosen  # what it fell back from, and why
+    assert "built without" in chosen
+
+
+def test_providers_are_tried_from_the_best_to_the_last(tmp_path, caplog):
+    """On a machine without a GPU; each says in one line why not, and what to do."""
+    artifact = tiny_artifact(tmp_path / "a")
+    with caplog.at_level(logging.INFO, logger="pilotfish.engines"):
+        Decoder(artifact)
+    tried = [message.split()[1].rstrip(":") for message in caplog.messages]
+    assert tried == list(AUTO)
+    assert "pilotfish export engine" in caplog.messages[0]
+    assert all("\n" not in message for message in caplog.messages)
+    for name in PROVIDERS:
+        if name != "cpu":
+            with pytest.raises(ProviderError, match=f"{name}: "):
+                Decoder(artifact, provider=name)
+
+
+def test_a_backend_that_does_not_compute_is_passed_over(tmp_path, monkeypatch, caplog):
+    """What a provider says of itself does not count: only a run does."""
+    monkeypatch.setitem(PROVIDERS, "cuda", f"{__name__}:Silent")
+    with caplog.at_level(logging.INFO, logger="pilotfish.engines"):
+        assert Decoder(tiny_artifact(tmp_path / "a")).provider == "cpu"
+    assert "cuda: it ran the model, but the logits are no numbers" in caplog.messages[-1]
+
+
+class Silent(CpuBackend):
+    """Takes a pass and answers nothing."""
+
+    def bind(self, first, count):
+        binding = super().bind(first, count)
+        binding.run = lambda *answers: None
+        return binding
+
+
+def test_both_wheels_are_refused(tmp_path, monkeypatch):
+    runtime_version()
+    for wheel in WHEELS:
+        installed_beside(tmp_path, wheel)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ProviderError, match="both installed"):
+        runtime_version()
+
+
+def test_no_wheel_is_refused():
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from engines.errors import ProviderError\n"
+        "from engines.runtime import runtime_version\n"
+        "try:\n    runtime_version()\n"
+        "except ProviderError as error:\n    print(error)\n"
+    )
+    bare = [sys.executable, "-I", "-S", "-c", code]  # without installed packages
+    done = subprocess.run(bare, capture_output=True, text=True, check=True)
+    assert "pip install" in done.stdout
+
+
+def test_workers_stop_spinning_soon_after_a_pass(tmp_path):
+    """By default they would spin for 40 ms, on cores that another engine may need."""
+    wide = {"hidden": 256, "intermediate": 1024, "heads": 4, "head_dim": 64}
+    decoder = Decoder(tiny_artifact(tmp_path / "a", **wide), threads=2)
+    burnt = []
+    for _ in range(5):
+        decoder.forward([Pass(slot=0, tokens=np.arange(16))])
+        begin = time.process_time()
+        time.sleep(0.1)
+        burnt.append(time.process_time() - begin)
+    assert np.median(burnt) < 0.015

@@ -1,0 +1,45 @@
+"""The graphs themselves: standard dialects are standard, and opset17 is what old parsers know."""
+
+import onnx
+import pytest
+
+from pilotfish.export.dialects import DIALECTS
+from tests.support.tiny import FAMILIES, tiny_artifact
+
+STANDARD = [
+    (name, precision)
+    for name, dialect in DIALECTS.items()
+    if not dialect.contrib
+    for precision in dialect.precisions
+]
+# Operators that TensorRT 8.6's parser and onnxruntime 1.23 both have.
+PRIMITIVES = {
+    *("Add", "Cast", "Concat", "Div", "Erf", "Expand", "Gather", "Gemm", "Identity", "MatMul"),
+    *("LayerNormalization", "Mul", "Pow", "Range", "ReduceMean", "Relu", "Reshape", "ScatterND"),
+    *("Shape", "Sigmoid", "Softmax", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dialect", "precision"), STANDARD)
+def test_standard_dialects_pass_the_strict_checker(tmp_path, family, dialect, precision):
+    artifact = tiny_artifact(
+        tmp_path / "a", architecture=family, dialect=dialect, precision=precision
+    )
+    onnx.checker.check_model(str(artifact.graph_path), full_check=True)
+    model = onnx.load(artifact.graph_path)
+    assert {node.domain for node in model.graph.node} == {""}
+    assert [item.version for item in model.opset_import] == [artifact.manifest.opset]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_opset17_is_primitives_of_at_most_four_dimensions(tmp_path, family):
+    artifact = tiny_artifact(tmp_path / "a", architecture=family, dialect="opset17")
+    model = onnx.shape_inference.infer_shapes(onnx.load(artifact.graph_path), strict_mode=True)
+    assert {node.op_type for node in model.graph.node} <= PRIMITIVES
+    ranks = [len(value.type.tensor_type.shape.dim) for value in model.graph.value_info]
+    assert ranks
+    assert max(ranks) <= 4
+    scatters = [node for node in model.graph.node if node.op_type == "ScatterND"]
+    assert all(not node.attribute for node in scatters)  # TensorRT 10.1 asserts on `reduction`
+    assert len({node.input[1] for node in scatters}) == 1  # one index tensor for all layers

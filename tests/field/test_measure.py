@@ -1,0 +1,242 @@
+"""`pilotfish field measure`: the whole matrix, in mixed order, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+
+import pytest
+
+from pilotfish.cli import main
+from pilotfish.device_runtime.session import Session
+from pilotfish.engines.artifact import Artifact
+from pilotfish.field import matrix
+from pilotfish.field.prompts import BUILT_IN, read_prompts
+from pilotfish.field.recording import Recorder, begun
+from pilotfish.field.run import Run, Settings
+from pilotfish.wire.errors import UnsupportedError
+from tests.support.daemons import free_port
+from tests.support.measuring import PROMPTS, QUICK, answers, assert_whole, measure
+
+# A run that nothing disturbs
+
+
+def test_every_cell_is_answered_once_and_its_rounds_add_up(pair, edge, out, prompts):
+    options = ["--prompts", prompts, "--windows", "1,auto", "--repeat", 2, "--max-tokens", 12]
+    options += ["--protocols", "dsd,coupled,stream,local", "--temperature", 0.8, "--seed", 5]
+    assert measure(pair, edge.endpoint, out, *options, "--note", "in the lab") == 0
+    with Run.open(out) as run:
+        facts, found = run.facts, list(run.answers())
+        every = list(run.answers(warm_up=True, finished=False))
+    assert Counter(a.cell for a in found) == Counter(matrix.cells(facts.settings))
+    assert len(found) == 6 * 3 * 2
+    assert len(every) - len(found) == 6  # warm-up
+    assert all(a.warm_up for a in every[:6])
+    assert {a.seed for a in found} == {5, 6}
+    for answer in found:
+        assert_whole(answer)
+        assert 0 < answer.first_token_s <= answer.at_s[-1] <= answer.total_s
+        assert answer.first_token_s == pytest.approx(answer.at_s[0])
+        assert sum(r.timings.total for r in answer.rounds) <= answer.total_s
+        assert answer.protocol_used == answer.protocol
+        assert answer.link is not None
+        assert answer.energy_j is None or answer.energy_j > 0
+    assert facts.note == "in the lab"
+    assert facts.edge == edge.endpoint
+    assert facts.target.name == Artifact.open(pair.target).manifest.model
+    assert facts.host["cpus"] >= 1
+
+
+def test_figures_as_json(pair, edge, out, prompts, tmp_path):
+    told = tmp_path / "figures.json"
+    options = ["--prompts", prompts, "--protocols", "greedy,stream", "--windows", 2]
+    assert measure(pair, edge.endpoint, out, *options, "--repeat", 1, "--json", told) == 0
+    found = json.loads(told.read_text())
+    assert [(one["protocol"], one["window"]) for one in found] == [("greedy", 2), ("stream", None)]
+    assert all(one["token_ms"]["median"] > 0 for one in found)
+
+
+def test_a_folder_is_no_run_file(pair, edge, tmp_path, capsys):
+    for more in ([], ["--resume"]):
+        assert measure(pair, edge.endpoint, tmp_path, *more) == 65
+        assert "is a folder" in capsys.readouterr().err
+
+
+def test_a_target_of_another_precision_is_another_target(pair, edge, out, prompts):
+    assert measure(pair, edge.endpoint, out, *QUICK, "--prompts", prompts) == 0
+    with Run.open(out) as run:
+        assert run.facts.target.digest == Artifact.open(pair.target).manifest.digest
+
+
+def test_what_recording_takes_is_in_no_figure(pair, edge, out, prompts, monkeypatch):
+    """With a disk that needs 100 ms a round, stages and totals are what they were."""
+    taken = Recorder.round
+
+    def slow(*arguments):
+        time.sleep(0.1)
+        taken(*arguments)
+
+    monkeypatch.setattr(Recorder, "round", slow)
+    options = ["--prompts", prompts, "--protocols", "greedy", "--windows", 1, "--repeat", 1]
+    assert measure(pair, edge.endpoint, out, *options, "--warm-up", 0, "--max-tokens", 8) == 0
+    for answer in answers(out):
+        count = len(answer.rounds)
+        assert answer.recording_s > 0.1 * count
+        spent = sum(round_.timings.total for round_ in answer.rounds)
+        slow_rounds = sum(round_.timings.total > 0.1 for round_ in answer.rounds)
+        assert slow_rounds <= count / 2  # a loaded machine may hold up one
+        assert answer.total_s - spent < 0.1 * count
+        assert answer.at_s[-1] <= answer.total_s
+
+
+def test_two_ends_that_share_randomness_answer_as_the_target_alone(pair, edge, out, prompts):
+    options = ["--prompts", prompts, "--windows", 3, "--protocols", "coupled,stream"]
+    assert measure(pair, edge.endpoint, out, *options, "--temperature", 1, "--repeat", 1) == 0
+    texts: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for answer in answers(out):
+        tokens = tuple(token for round_ in answer.rounds for token in round_.tokens)
+        texts.setdefault((answer.prompt, answer.repeat), set()).add(tokens)
+    assert len(texts) == len(PROMPTS)
+    assert all(len(same) == 1 for same in texts.values())
+
+
+def test_auto_says_what_it_chose(pair, edge, out, prompts):
+    options = ["--prompts", prompts, "--protocols", "auto", "--repeat", 1, "--max-tokens", 8]
+    assert measure(pair, edge.endpoint, out, *options) == 0
+    found = answers(out)
+    assert len(found) == len(PROMPTS)  # auto has no windows to multiply by
+    for answer in found:
+        assert (answer.protocol, answer.window) == ("auto", None)
+        assert answer.protocol_used == answer.choice.protocol
+        assert answer.choice.forecasts
+        assert answer.choice.reason
+
+
+def test_local_alone_needs_no_edge(pair, out, prompts, capsys):
+    options = ["--draft", pair.draft, "--protocols", "local", "--prompts", prompts, "--out", out]
+    assert main(["field", "measure", *map(str, options), "--json", "-"]) == 0
+    (figures,) = json.loads(capsys.readouterr().out)
+    assert (figures["protocol"], figures["window"], figures["n"]) == ("local", None, 9)
+    assert all(answer.link is None for answer in answers(out))
+
+
+def test_each_block_has_each_configuration_once_in_an_order_of_its_own():
+    settings = Settings(prompts=PROMPTS, repeat=4, protocols=("greedy", "dsd", "stream", "auto"))
+    wanted = matrix.configurations(settings)
+    assert len(wanted) == 2 * 3 + 2
+    order = list(matrix.cells(settings))
+    blocks = [order[at : at + 8] for at in range(0, len(order), 8)]
+    assert len(blocks) == 12
+    for block in blocks:
+        assert len({(cell.prompt, cell.repeat) for cell in block}) == 1
+        assert {cell.configuration for cell in block} == set(wanted)
+    assert len({tuple(cell.configuration for cell in block) for block in blocks}) > 8
+    assert order == list(matrix.cells(settings))
+    assert order != list(matrix.cells(Settings(**{**vars(settings), "seed": 1})))
+
+
+def test_every_answer_starts_cold(pair, edge, out, prompts, monkeypatch):
+    """Neither end holds anything of the prompt any more when it is asked again."""
+    held = []
+    join = Session.join
+
+    def noted(session):
+        if session._plan.protocol == "greedy":
+            held.append((session._edge._held, session._drafter._decoder.length(0)))
+        join(session)
+
+    monkeypatch.setattr(Session, "join", noted)
+    options = ["--prompts", prompts, "--protocols", "greedy", "--windows", "2,3", "--repeat", 2]
+    assert measure(pair, edge.endpoint, out, *options, "--warm-up", 0, "--max-tokens", 6) == 0
+    assert held == [(0, 0)] * (2 * 2 * len(PROMPTS))
+
+
+# What is refused, in a line
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--protocols", "telepathy"], 64, "telepathy"),
+        (["--windows", "2,1000"], 64, "window must be"),
+        (["--windows", "2,100"], 65, "smaller --windows"),
+        (["--protocols", "tree", "--windows", "40"], 65, "tree has .* draft tokens"),
+        (["--temperature", "1"], 64, "use coupled"),
+        (["--prompts", "/nowhere/prompts"], 64, "cannot be read"),
+        (["--keys", "/nowhere"], 77, "nowhere"),
+        (["--out", "/nowhere/run"], 74, "nowhere"),
+        (["--draft", "/nowhere"], 66, "not an artifact"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_a_line(pair, edge, out, capsys, options, code, words):
+    assert measure(pair, edge.endpoint, out, *options) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.strip().splitlines()
+    assert line.startswith("pilotfish: ")
+    assert re.search(words, line), line
+    assert not begun(out)
+
+
+def test_what_is_missing_is_asked_for(pair, out, capsys):
+    assert main(["field", "measure", "--out", str(out)]) == 64
+    assert "--draft" in capsys.readouterr().err
+    assert main(["field", "measure", "--draft", str(pair.draft), "--out", str(out)]) == 64
+    assert "--edge" in capsys.readouterr().err
+
+
+def test_an_edge_that_is_not_there_leaves_no_file(pair, out, capsys):
+    assert measure(pair, f"tcp://127.0.0.1:{free_port()}", out) == 69
+    assert "No edge answers" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_prompt_that_does_not_fit_is_named(pair, edge, out, tmp_path, capsys):
+    path = tmp_path / "long.txt"
+    path.write_text("abc\n" + "abc " * 200 + "\n")
+    assert measure(pair, edge.endpoint, out, "--prompts", path) == 65
+    assert "Prompt 2 has" in capsys.readouterr().err
+
+
+def test_prompts_with_odd_letters(tmp_path):
+    file = tmp_path / "prompts"
+    file.write_bytes(b'\xef\xbb\xbf{"prompt": "a\xe2\x80\xa8b"}\r\n{"question": "c"}\r\n')
+    assert read_prompts(file) == ("a\u2028b", "c")
+    file.write_text("one\n\x85two\n", encoding="utf-8")
+    assert read_prompts(file) == ("one", "two")
+    file.write_text('{"prompt": "\\ud800"}')
+    with pytest.raises(UnsupportedError, match="line 1 is no text"):
+        read_prompts(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "no prompt"),
+        (b"\n \n\t\n", "no prompt"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b'{"prompt": "a"}\n{"answer": "b"}\n', "line 2"),
+        (b'{"prompt": "a"}\n\n{"prompt"\n', "line 3 is not JSON"),
+        (b'{"prompt": "  "}\n', "line 1"),
+        (b'{"prompt": 3}\n', "line 1"),
+        (b'{"prompt": "a"}\n[1]\n', "line 2"),
+    ],
+)
+def test_prompts_that_are_none_are_refused(tmp_path, content, words):
+    path = tmp_path / "prompts"
+    path.write_bytes(content)
+    with pytest.raises(UnsupportedError, match=words):
+        read_prompts(path)
+
+
+def test_prompts_are_lines_or_json_lines(tmp_path):
+    path = tmp_path / "prompts"
+    path.write_text("Why?\n\n  How?  \n")
+    assert read_prompts(path) == ("Why?", "How?")
+    path.write_text('{"question": "Wh\\ny?", "answer": "42"}\n\n{"prompt": "How?"}\n')
+    assert read_prompts(path) == ("Wh\ny?", "How?")
+    with pytest.raises(UnsupportedError, match="cannot be read"):
+        read_prompts(tmp_path)
+    assert len(set(BUILT_IN)) == len(BUILT_IN) > 1

@@ -1,0 +1,208 @@
+"""Training instances: channels, labels under them, and what is kept out, all by question."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.cli import main
+from pilotfish.judge.instances import (
+    BPS,
+    GOOD,
+    LOSS,
+    POOR,
+    RTT_S,
+    Relabelling,
+    Sampling,
+    expected_share,
+    instances,
+    kept_by_quality,
+    sampled,
+    split,
+)
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
+from pilotfish.wire.errors import UnsupportedError
+from tests.support.made_episodes import MINED, D, episode, episodes
+
+
+@pytest.mark.parametrize("form", HIDDEN_FORMATS)
+def test_only_the_drafters_states_have_been_on_the_wire(form: str) -> None:
+    one = episode(1)
+    found = instances(MINED, [one], Sampling(form=form))
+    assert np.array_equal(
+        found.drafter, decode_hidden(encode_hidden(one.drafter, form), 20, D, form)
+    )
+    assert np.array_equal(found.drafter, one.drafter) == (form == "fp32")
+    assert np.array_equal(found.target, one.target)
+    assert np.array_equal(found.tokens, one.tokens)
+
+
+def test_each_mismatch_is_there_once_under_k_channels() -> None:
+    found = instances(MINED, episodes(6), Sampling(channels=5))
+    assert len(found) == 120
+    assert found.rejected.shape == (120, 5)
+    assert found.links.shape == (6, 5, 4)
+    assert [len(some) for some in found.channels] == [5] * 6
+    assert np.array_equal(found.links[2, 3], found.channels[2][3].features())
+    assert np.array_equal(np.bincount(found.question), [20] * 6)
+
+
+@given(seed=st.integers(0, 2**63 - 1), floor=st.floats(0, 1), temperature=st.floats(0.1, 10))
+def test_only_critical_labels_are_relaxed(seed: int, floor: float, temperature: float) -> None:
+    sampling = Sampling(3, seed, relabelling=Relabelling(8.0, floor, temperature))
+    found = instances(MINED, episodes(2), sampling)
+    assert not found.rejected[~found.critical].any()
+    if floor == 1.0:
+        assert np.array_equal(found.rejected.all(axis=1), found.critical)
+
+
+def test_the_poorer_the_channel_the_fewer_labels_stay() -> None:
+    found = instances(MINED, episodes(60), Sampling(channels=20))
+    rows = kept_by_quality(found)
+    assert sum(row.channels for row in rows) == 60 * 20
+    assert sum(row.critical for row in rows) == 20 * found.critical.sum()
+    assert sum(row.kept for row in rows) == found.rejected.sum()
+    for row in rows[:4]:  # of nearly perfect channels hardly one is sampled
+        middle = (row.low + row.high) / 2
+        assert row.kept / row.critical == pytest.approx(0.8 + 0.2 * middle, abs=0.05)
+
+
+def test_what_is_expected_of_the_poorest_and_the_best_channel() -> None:
+    found = instances(MINED, episodes(5), Sampling())
+    assert expected_share(found, GOOD, Relabelling()) == 1.0
+    assert expected_share(found, POOR, Relabelling(floor=0.3)) == pytest.approx(0.3)
+    assert expected_share(found, POOR, None) == 1.0
+
+
+def test_without_relabelling_all_channels_have_the_mined_labels() -> None:
+    found = instances(MINED, episodes(5), Sampling(relabelling=None))
+    assert np.array_equal(found.rejected, np.repeat(found.critical[:, None], 8, axis=1))
+
+
+def test_labels_under_several_channels_are_drawn_apart() -> None:
+    """With one draw for all channels, alike ones would have the same labels."""
+    sampling = Sampling(channels=40, relabelling=Relabelling(floor=0.5, temperature=1e3))
+    found = instances(MINED, [episode(1, count=60)], sampling)
+    alike = found.qualities[0] < 0.5
+    shares = found.rejected[found.critical][:, alike].mean(axis=1)
+    assert ((shares > 0.2) & (shares < 0.95)).all()
+
+
+def test_a_questions_draws_do_not_depend_on_its_neighbours() -> None:
+    several, alone = (instances(MINED, some, Sampling()) for some in (episodes(4), [episode(2)]))
+    of_two = several.of(["q-2"])
+    assert of_two.keys == alone.keys == ["q-2"]
+    assert of_two.channels == alone.channels
+    assert np.array_equal(of_two.rejected, alone.rejected)
+    assert np.array_equal(of_two.drafter, alone.drafter)
+    assert np.array_equal(of_two.question, alone.question)
+
+
+def test_channels_are_spread_over_the_stated_ranges() -> None:
+    many = sampled(2000, 5, "q")
+    assert many == sampled(2000, 5, "q")
+    assert many != sampled(2000, 6, "q")
+    assert many != sampled(2000, 5, "p")
+    for name, (low, high), log in (
+        ("up_bps", BPS, True),
+        ("down_bps", BPS, True),
+        ("rtt_s", RTT_S, True),
+        ("loss", LOSS, False),
+    ):
+        values = np.array([getattr(channel, name) for channel in many])
+        middle = (low * high) ** 0.5 if log else (low + high) / 2
+        assert values.min() >= low * (1 - 1e-9)
+        assert values.max() <= high * (1 + 1e-9)
+        assert (values < middle).mean() == pytest.approx(0.5, abs=0.05)
+    assert [channel.up_bps for channel in many] != [channel.down_bps for channel in many]
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 33])
+def test_no_question_has_the_better_channels(count: int) -> None:
+    for key in ("a", "b", "c"):
+        losses = [channel.loss for channel in sampled(count, 0, key)]
+        parts = [int((loss - LOSS[0]) / (LOSS[1] - LOSS[0]) * count) for loss in losses]
+        assert sorted(parts) == list(range(count))
+    assert count < 8 or sorted(losses) != losses
+
+
+@given(
+    names=st.sets(st.text(min_size=1), min_size=2, max_size=40),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_a_question_is_either_learnt_from_or_kept_out(
+    names: set[str], share: float, seed: int
+) -> None:
+    learnt, kept_out = split(sorted(names), share, seed)
+    assert (learnt, kept_out) == split(sorted(names, reverse=True), share, seed)
+    assert set(learnt) | set(kept_out) == names
+    assert not set(learnt) & set(kept_out)
+    assert 1 <= len(kept_out) <= len(names) - 1
+    assert abs(len(kept_out) - share * len(names)) <= 1
+
+
+def test_another_seed_keeps_others_out() -> None:
+    names = [f"q-{number}" for number in range(100)]
+    assert split(names, 0.2, 0)[1] != split(names, 0.2, 1)[1]
+
+
+def test_parts_have_the_mismatches_of_their_questions() -> None:
+    found = instances(MINED, episodes(7), Sampling())
+    part = found.of(["q-5", "q-1"])
+    assert part.keys == ["q-1", "q-5"]
+    assert np.array_equal(part.target[:20], episode(1).target)
+    assert np.array_equal(part.target[20:], episode(5).target)
+    assert np.array_equal(part.links, found.links[[1, 5]])
+    assert np.array_equal(part.question, [0] * 20 + [1] * 20)
+
+
+def test_stalling_is_rejected_under_any_channel() -> None:
+    one = replace(episode(1), stalling=~episode(1).critical & (np.arange(20) % 2 == 0))
+    found = instances(MINED, [one], Sampling(20, relabelling=Relabelling(floor=0.0)))
+    assert one.stalling.any()
+    assert found.rejected[one.stalling].all()
+    assert not found.rejected[one.critical].all()
+    assert not found.rejected[~found.harmful].any()
+    assert np.array_equal(found.harmful, one.critical | one.stalling)
+
+
+def test_what_cannot_be_learnt_from_is_told() -> None:
+    with pytest.raises(UnsupportedError, match="no mismatch"):
+        instances(MINED, [episode(0, count=0)], Sampling())
+    with pytest.raises(UnsupportedError, match="q-4 are 8 and 40 wide, not 24 and 40"):
+        instances(MINED, [episode(1), episode(4, width=8)], Sampling())
+    with pytest.raises(UnsupportedError, match="takes two"):
+        split(["one"], 0.2, 0)
+    with pytest.raises(UnsupportedError, match="seed"):
+        sampled(1, -1, "q")
+
+
+def test_the_command_shows_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    MINED.begin(tmp_path)
+    for one in episodes(4):
+        one.write(tmp_path)
+    assert main(["judge", "relabel", str(tmp_path), "--channels", "3", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert "80.0% expected" in err
+    assert (told["questions"], told["mismatches"]) == (4, 80)
+    assert told["expected"] == {"poorest": pytest.approx(0.8), "best": 1.0}
+    found = instances(MINED, episodes(4), Sampling(channels=3))
+    labels = [
+        [channel["labels"] for channel in one["channels"]] for one in told["episodes"]
+    ]  # [q][K][n]
+    assert np.array_equal(np.concatenate(np.array(labels), axis=1).T, found.rejected)
+
+
+def test_the_command_needs_what_was_mined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["judge", "relabel", str(tmp_path)]) == UnsupportedError.exit_code
+    assert "judge mine" in capsys.readouterr().err

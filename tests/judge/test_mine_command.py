@@ -1,0 +1,103 @@
+"""``pilotfish judge mine``: goes on where it stopped, and says what it leaves out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pilotfish.cli import main
+from pilotfish.judge.episodes import Mined, episodes
+from pilotfish.wire.errors import UnsupportedError
+from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB, Pair
+from tests.support.tiny import tiny_artifact
+
+ASKED = ("one", "two three", "four five six", "seven")
+
+
+def mined(pair: Pair, folder: Path, *options: object) -> int:
+    lines = [json.dumps({"question": asked, "answer": asked}) for asked in ASKED]
+    folder.mkdir(exist_ok=True)
+    questions = folder / "few.jsonl"
+    questions.write_text("\n".join(lines))
+    models = ["--draft", pair.draft, "--target", pair.target, "--questions", questions]
+    task = ["--task", "exact", "--max-tokens", 6, "--out", folder / "mined"]
+    return main(["judge", "mine", *map(str, [*models, *task, "--threads", 1, *options])])
+
+
+def test_it_goes_on_where_it_stopped(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mined"
+    assert mined(pair, tmp_path, "--count", 2, "--slots", 2) == 0
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert sorted(path.name for path in before) == [
+        "few-1.safetensors",
+        "few-2.safetensors",
+        "mined.json",
+    ]
+    capsys.readouterr()
+    assert mined(pair, tmp_path, "--json", "-") == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    found = list(episodes(folder))
+    assert [one.key for one in found] == ["few-1", "few-2", "few-3", "few-4"]
+    told = json.loads(capsys.readouterr().out)
+    assert told["questions"] == 4
+    assert told["mismatches"] == sum(len(one) for one in found) > 0
+    assert told["critical"] == sum(int(one.critical.sum()) for one in found)
+    assert told["stalling"] == sum(int(one.stalling.sum()) for one in found)
+
+
+def test_it_tells_whose_states_these_are(pair: Pair, tmp_path: Path) -> None:
+    from pilotfish.engines.artifact import Artifact
+
+    assert mined(pair, tmp_path, "--count", 1) == 0
+    settings = Mined.read(tmp_path / "mined")
+    for told, path in ((settings.drafter, pair.draft), (settings.target, pair.target)):
+        manifest = Artifact.open(path).manifest
+        assert told == {
+            "model": manifest.model,
+            "origin": manifest.origin,
+            "precision": manifest.precision,
+            "hidden": manifest.dimensions.hidden,
+        }
+
+
+def test_questions_that_are_too_long_are_left_out(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mined(pair, tmp_path, "--context", 14) == 0
+    err = capsys.readouterr().err
+    left = len(list(episodes(tmp_path / "mined")))
+    assert 0 < left < 4
+    assert f"{4 - left} of 4 questions are left out" in err
+    assert mined(pair, tmp_path, "--context", 7) == UnsupportedError.exit_code
+    assert "larger --context" in capsys.readouterr().err
+
+
+def test_one_folder_is_mined_in_one_way(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mined(pair, tmp_path, "--count", 1) == 0
+    for other in (["--max-tokens", 7], ["--slack", 3], ["--outcome-only"], ["--right-only"]):
+        assert mined(pair, tmp_path, *other) == UnsupportedError.exit_code
+        assert "mined otherwise" in capsys.readouterr().err
+
+
+def test_it_labels_as_it_is_told(pair: Pair, tmp_path: Path) -> None:
+    """To the checker all answers are alike, so nothing is critical; and they do not end."""
+    stranger = tmp_path / "stranger"
+    tiny_artifact(stranger, vocab=VOCAB, padded_vocab=PADDED_VOCAB, context=CONTEXT, seed=9)
+    ends = Pair(stranger, pair.target)
+    alike = ["--task", "command", "--checker", "echo 1"]
+    found = {}
+    for name in ("slack", "outcome-only", "right-only"):
+        value = [4] if name == "slack" else []
+        assert mined(ends, tmp_path / name, *alike, f"--{name}", *value) == 0
+        found[name] = list(episodes(tmp_path / name / "mined"))
+    assert not any(one.critical.any() for some in found.values() for one in some)
+    assert any(one.stalling.any() for one in found["slack"])
+    assert not any(one.stalling.any() for one in found["outcome-only"])
+    assert any(len(one) for one in found["outcome-only"])
+    assert not any(len(one) for one in found["right-only"])

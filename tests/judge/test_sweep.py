@@ -1,0 +1,411 @@
+"""`pilotfish judge sweep`: what is counted, what that costs by the model, and files that last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.cli import main
+from pilotfish.edge_runtime.head import DecisionHead
+from pilotfish.engines.artifact import Artifact
+from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, Pace, cost, missed_share
+from pilotfish.judge.figures import curve, figures
+from pilotfish.judge.sweeping import Plan, Profile, Setting, SweepFile, Tally, settings_of, sweep
+from pilotfish.judge.tasks import Exact
+from pilotfish.judge.trajectories import Course, Round, Walk
+from pilotfish.speculation.latency import Link
+from pilotfish.wire.codecs.hidden import encode_hidden
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES, Sizes, Wanted
+from pilotfish.wire.protocols.judged import JudgedDraft
+from pilotfish.wire.protocols.wisv_full import WisvFull
+from pilotfish.wire.protocols.wisv_selective import WisvSelective
+from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
+from tests.judge.test_trajectories import MOST, QUESTIONS, Bench, bench, random_head
+from tests.support.tiny import tiny_artifact
+
+SIZES = Sizes(vocabulary=151_665, hidden=576)
+PACE = Pace(draft_s=0.01, verify_s={1: 0.1, 11: 0.2, 65: 0.74})
+LINK = Link(rtt_s=0.05, up_bps=2e7, down_bps=4e7)
+FAST = Profile(500.0, 5.0)
+SLOW = Profile(20.0, 50.0)
+
+__all__ = ["bench"]  # a fixture
+
+
+def tally(right: bool = True, *rounds: Round, tokens: int = 0) -> Tally:
+    said = tokens or sum(one.accepted + 1 for one in rounds)
+    return Tally.of(Walk([0] * said, list(rounds)), right)
+
+
+# What is counted
+
+
+def test_a_tally_adds_up_rounds() -> None:
+    found = tally(
+        True,
+        Round(drafted=4, accepted=1, forgiven=1, decided=2, mismatched=3),
+        Round(drafted=4, accepted=4, forgiven=0, decided=0, mismatched=0),
+        Round(drafted=3, accepted=0, forgiven=0, decided=1, mismatched=None),
+    )
+    assert found == Tally(
+        *(True, 8, 3),
+        accepted=5,
+        forgiven=1,
+        decided=3,
+        asked=2,
+        behind=4,
+        looked=2,
+        missed=1,
+        drafted={4: 2, 3: 1},
+    )
+    assert Tally.read(json.loads(json.dumps(found))) == found
+
+
+def test_mismatches_behind_rejections_are_told_from_windows_that_were_looked_at() -> None:
+    seen = Round(drafted=10, accepted=1, forgiven=0, decided=1, mismatched=5)
+    unseen = Round(drafted=10, accepted=4, forgiven=3, decided=4, mismatched=None)
+    assert missed_share([tally(True, seen), tally(True, unseen)]) == 4 / 8
+    assert missed_share([tally(True, unseen)]) == 4 / 5  # of five that were verified
+    assert missed_share([]) == 0.0
+
+
+def test_sweeping_counts_what_is_walked(bench: Bench) -> None:
+    heads = {
+        form: DecisionHead(
+            msgspec.structs.replace(bench.head.card, hidden=form), bench.head.tensors
+        )
+        for form in ("fp16", "int4")
+    }
+    wanted = settings_of([2, 5], {form: [0.2, 0.4, 0.6, 0.8] for form in heads}, [FAST, SLOW])
+    told = plan(*wanted, most=MOST)
+    found = sweep(
+        *(bench.readers, bench.pair, Exact(), QUESTIONS, told, heads),
+        ends=bench.pair.target.eos_ids,
+    )
+    tallies = {question.key: line for question, line in found}
+    assert len({str(one) for line in tallies.values() for one in line}) > 15
+    courses = [
+        Course(one.window, one.head and heads[one.head].judge(one.profile.channel, one.threshold))
+        for one in wanted
+    ]
+    for question, some in zip(QUESTIONS, bench.walks(courses), strict=True):
+        assert tallies[question.key] == [Tally.of(walk, False) for walk in some]
+
+
+# What it costs
+
+
+def test_greedy_costs_ids_and_a_round_trip() -> None:
+    rounds = [Round(10, 3, 0, 1, None)] * 7
+    found = cost([tally(True, *rounds)], GREEDY, LINK, PACE, SIZES, form="int8", missed=0.5)
+    up, down = WINDOW_BYTES + 3 * 10, VERDICT_BYTES
+    assert (found.up, found.down, found.exchanges) == (7 * up, 7 * down, 7)
+    assert found.seconds == pytest.approx(
+        7 * (10 * 0.01 + 0.2 + 0.05 + 8 * up / 2e7 + 8 * down / 4e7)
+    )
+
+
+def test_passes_between_measured_widths_are_interpolated() -> None:
+    assert PACE.verified_s(1) == 0.1
+    assert PACE.verified_s(6) == pytest.approx(0.15)
+    assert PACE.verified_s(38) == pytest.approx(0.47)
+
+
+def test_dsd_pays_for_its_distributions_and_full_for_all_states() -> None:
+    one = [tally(True, Round(10, 3, 0, 1, None))]
+    args: dict[str, Any] = {"form": "int4", "missed": 0.5}
+    greedy, dsd, full = (cost(one, name, LINK, PACE, SIZES, **args) for name in (GREEDY, DSD, FULL))
+    assert dsd.up - greedy.up == 4 * 151_665 * 10
+    assert dsd.seconds - greedy.seconds == pytest.approx(8 * (dsd.up - greedy.up) / 2e7)
+    states = len(encode_hidden(np.ones((10, 576), np.float32), "int4"))
+    assert full.up - greedy.up == states
+    assert full.seconds - greedy.seconds == pytest.approx(0.01 + 8 * states / 2e7)
+
+
+def test_selective_asks_once_where_there_are_mismatches() -> None:
+    clean = Round(10, 10, 0, 0, None)
+    dirty = Round(10, 4, 1, 2, None)  # 5 tokens behind
+    args: dict[str, Any] = {"form": "int8", "missed": 0.4}
+    some = [tally(True, *[clean] * 3, *[dirty] * 2)]
+    greedy, found = (cost(some, name, LINK, PACE, SIZES, **args) for name in (GREEDY, SELECTIVE))
+    states = 2 * (2 + 0.4 * 5)
+    per_state = len(encode_hidden(np.ones((1, 576), np.float32), "int8"))
+    assert found.exchanges == greedy.exchanges + 2
+    assert found.up - greedy.up == pytest.approx(2 * WINDOW_BYTES + states * per_state)
+    assert found.down - greedy.down == pytest.approx(2 * 50 + states)
+    # the last token's pass is made while the window is with the edge
+    assert found.seconds - greedy.seconds == pytest.approx(
+        2 * 0.05 + 8 * (found.up - greedy.up) / 2e7 + 8 * (found.down - greedy.down) / 4e7
+    )
+    without = [tally(True, clean)]
+    assert cost(without, SELECTIVE, LINK, PACE, SIZES, **args) == cost(
+        without, GREEDY, LINK, PACE, SIZES, **args
+    )
+
+
+@given(drafted=st.integers(1, 64), form=st.sampled_from(["int8", "fp16", "int4"]), data=st.data())
+def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: Any) -> None:
+    at = data.draw(st.lists(st.integers(0, drafted - 1), min_size=1, unique=True).map(sorted))
+    states = np.ones((drafted, SIZES.hidden), np.float32)
+    draft = JudgedDraft(np.zeros(drafted, np.uint32), states=states.__getitem__)
+    none = np.empty(0, np.uint32)
+    # one round whose m mismatches were all decided on
+    one = [tally(True, Round(drafted, drafted, len(at), len(at), len(at)))]
+    full, selective = (
+        cost(one, name, LINK, PACE, SIZES, form=form, missed=0.0) for name in (FULL, SELECTIVE)
+    )
+    frames = WisvFull(form).propose(draft, none, SIZES.vocabulary)
+    assert full.up == WINDOW_BYTES + sum(map(len, frames))
+    exchange = WisvSelective(form)
+    wanted = Wanted(np.array(at), np.zeros(drafted + 1, np.int64), states[at])
+    found = exchange.weigh(draft, wanted)
+    asked = list(found.frames)
+    sent = [*exchange.propose(draft, none, SIZES.vocabulary), *exchange.supply(draft, asked)]
+    assert selective.up == 2 * WINDOW_BYTES + sum(map(len, sent))
+    assert selective.down == VERDICT_BYTES + 50 + sum(map(len, asked))
+
+
+# What is shown
+
+
+def plan(*settings: Setting, **changes: Any) -> Plan:
+    end = {"model": "m", "origin": "0" * 16, "precision": "fp32", "hidden": 64, "vocabulary": 100}
+    told = Plan(
+        task="exact",
+        instruction="",
+        most=9,
+        whole=0,
+        drafter=end,
+        target=end,
+        heads={"h": {"sha256": "", "form": "int8", "recommended": 0.5}},
+        settings=list(settings) or settings_of([4, 8], {"h": [0.0, 0.5]}, [FAST, SLOW]),
+    )
+    return replace(told, **changes)
+
+
+def test_settings_are_greedy_and_each_head_under_every_link() -> None:
+    found = settings_of([4, 8], {"h": [0.0, 0.5], "i": [1.0]}, [FAST, SLOW])
+    assert found[:2] == [Setting(4), Setting(8)]
+    assert len(found) == len(set(found)) == 2 + 2 * 2 * 3
+    assert plan(*found).windows == [4, 8]
+    assert plan(*found).profiles == [FAST, SLOW]
+
+
+def test_figures_are_differences_to_greedy_at_the_same_window() -> None:
+    settings = [Setting(4), Setting(8), Setting(8, "h", 0.5, FAST)]
+    short, long = Round(4, 1, 0, 1, None), Round(8, 3, 1, 2, None)
+    tallies = [
+        [tally(True, *[short] * 6), tally(True, *[short] * 4), tally(at % 4 > 0, *[long] * 2)]
+        for at in range(40)
+    ]
+    plain, _, judged = figures(plan(*settings), tallies)
+    assert (plain.gained, plain.aal_gained, plain.rounds_saved) == (0.0, 0.0, 0.0)
+    assert plain.gained_within == (0.0, 0.0)
+    assert (judged.n, judged.right, judged.accuracy) == (40, 30, 0.75)
+    assert judged.gained == -0.25
+    low, high = judged.gained_within
+    assert -0.40 <= low < -0.32
+    assert -0.18 < high <= -0.10  # ±1.96·√(0.25·0.75/40) = ±0.13
+    assert (judged.aal, judged.aal_gained, judged.rounds_saved) == (4.0, 1.0, 0.5)
+    assert judged.aal_within == (1.0, 1.0)  # every question's is the same
+    assert judged.forgiven == 0.5
+
+
+def test_a_curve_is_that_of_the_poorest_link() -> None:
+    told = plan()
+    line = [tally(True, Round(4, 1, 0, 1, None), tokens=at + 1) for at in range(len(told.settings))]
+    points = curve(told, figures(told, [line]), "h", 8)
+    assert list(points) == [0.0, 0.5]
+    assert all(one.setting.profile == SLOW for one in points.values())
+    assert all(one.setting.window == 8 for one in points.values())
+
+
+# Files
+
+
+def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    path, told = tmp_path / "s.jsonl", plan()
+    line = [tally(True, Round(4, 1, 0, 1, None))] * len(told.settings)
+    kept = SweepFile(path)
+    kept.begin(told)
+    kept.add("q-1", line)
+    kept.timed({"draft_s": 0.1, "verify_s": {"1": 0.2}})
+    with path.open("a") as file:
+        file.write('{"question":"q-2","tal')  # stopped while it was written
+    size = path.stat().st_size
+    again = SweepFile(path)
+    assert path.stat().st_size == size  # who only looks changes nothing
+    assert (again.plan, again.tallies) == (told, {"q-1": line})
+    assert again.pace == {"draft_s": 0.1, "verify_s": {"1": 0.2}}
+    again.begin(told)
+    again.add("q-2", line)
+    assert SweepFile(path).tallies == {"q-1": line, "q-2": line}
+
+
+def test_a_sweep_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    SweepFile(path).begin(plan())
+    with pytest.raises(UnsupportedError, match=r"otherwise \(most\)"):
+        SweepFile(path).begin(plan(most=8))
+    with pytest.raises(UnsupportedError, match=r"otherwise \(settings\)"):
+        SweepFile(path).begin(plan(Setting(4)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"question": "q-1", "tallies": []}\n',
+        '{"sweep": {"task": "exact"}}\n',
+        '{"other": 1}\n',
+        "[]\n",
+        "3\n",
+        "{\n",
+        "\x00\n",
+    ],
+)
+def test_what_is_no_sweep_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text(text)
+    with pytest.raises(UnsupportedError, match="is no sweep"):
+        SweepFile(path)
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With drafter, target, a head for them, and two questions."""
+    found = tmp_path_factory.mktemp("sweep")
+    ends = [
+        tiny_artifact(found / "draft", tokens=OWN, eos="<x>", seed=5),
+        tiny_artifact(found / "target", tokens=THEIRS, eos="<y>", seed=6),
+    ]
+    random_head(*ends).save(found)
+    lines = [{"question": asked, "answer": "b"} for asked in ("ab cd", "bcd ab")]
+    (found / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return found
+
+
+@pytest.fixture
+def swept(folder: Path, tmp_path: Path) -> Callable[..., int]:
+    """Runs the command on that folder."""
+
+    def run(**changes: str) -> int:
+        given = {
+            "--draft": str(folder / "draft"),
+            "--target": str(folder / "target"),
+            "--head": str(folder / "random"),
+            "--questions": str(folder / "questions.jsonl"),
+            "--task": "exact",
+            "--thresholds": "0,0.5,1",
+            "--windows": "2,4",
+            "--links": "500:5,20:50",
+            "--max-tokens": "12",
+            "--whole": "1",
+            "--threads": "1",
+            "--out": str(tmp_path / "s.jsonl"),
+            "--json": str(tmp_path / "s.json"),
+        }
+        given |= {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
+        words = [word for item in given.items() for word in item]
+        return main(["judge", "sweep", *[word for word in words if word]])
+
+    return run
+
+
+def test_the_command_goes_on_and_shows_the_same(
+    swept: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert swept(count="1") == 0
+    first = (tmp_path / "s.jsonl").read_text()
+    assert swept(plot=str(tmp_path / "s.png")) == 0
+    whole = (tmp_path / "s.jsonl").read_text()
+    assert whole.startswith(first)
+    assert len(whole.splitlines()) == 4  # plan, pace and two questions
+    shown = capsys.readouterr().out
+    assert "seconds are modelled" in shown
+    assert "20 Mbit/s, 50 ms, window 4, 2 questions" in shown
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+    report = ["judge", "sweep", "--report", str(tmp_path / "s.jsonl"), "--json", "-"]
+    assert main(report) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "s.json").read_text())
+    assert swept(out=str(tmp_path / "other.jsonl")) == 0
+    other = SweepFile(tmp_path / "other.jsonl").tallies
+    assert other == SweepFile(tmp_path / "s.jsonl").tallies
+    capsys.readouterr()
+    assert swept(thresholds="0,1") != 0
+    assert "made otherwise" in capsys.readouterr().err
+
+
+def test_the_commands_figures_hold_together(swept: Callable[..., int], tmp_path: Path) -> None:
+    assert swept(draft_ms="10", verify_ms="1:100,5:140") == 0
+    told = json.loads((tmp_path / "s.json").read_text())
+    assert told["pace"] == {"draft_s": 0.01, "verify_s": {"1": 0.1, "5": 0.14}}
+    by_setting: dict[Any, Any] = {
+        (one["head"], one["threshold"], one["window"], *one["profile"].values()): one
+        for one in told["figures"]
+    }
+    assert len(by_setting) == 2 * 2 + 3 * 2 * 2
+    for window in (2, 4):
+        plain = by_setting[None, None, window, 20.0, 50.0]
+        strict = by_setting["random", 0.0, window, 20.0, 50.0]
+        assert set(plain["modelled"]) == {"greedy", "dsd"}
+        assert set(strict["modelled"]) == {"wisv-full", "wisv-selective"}
+        for name in ("right", "aal", "rounds", "tokens"):
+            assert plain[name] == strict[name]
+        assert strict["forgiven"] == 0.0
+        free = by_setting["random", 1.0, window, 20.0, 50.0]
+        assert free["forgiven"] == 1.0
+        assert free["aal"] > strict["aal"]
+        seconds = free["modelled"]["wisv-full"]["seconds"]
+        assert free["modelled"]["wisv-full"]["tokens_per_s"] == free["tokens"] / seconds
+
+
+def test_a_sweep_goes_into_a_heads_curve(swept: Callable[..., int], tmp_path: Path) -> None:
+    ends = [tmp_path / "draft", tmp_path / "target"]
+    found = [
+        tiny_artifact(ends[0], tokens=OWN, eos="<x>", seed=5),
+        tiny_artifact(ends[1], tokens=THEIRS, eos="<y>", seed=6),
+    ]
+    path = random_head(*found).save(tmp_path)
+    assert swept(head=str(path), update_head="") == 0
+    points = DecisionHead.load(str(path)).card.curve
+    assert [one.threshold for one in points] == [0.0, 0.5, 1.0]
+    assert [one.logit for one in points] == [None, 0.0, None]
+    assert [points[0].forgiven, points[2].forgiven] == [0.0, 1.0]
+    assert points[2].accepted_length == pytest.approx(3.0, abs=0.5)
+    assert all(one.accuracy is not None for one in points)
+
+
+def test_a_head_of_another_pair_is_refused(
+    swept: Callable[..., int],
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stranger = tiny_artifact(tmp_path / "stranger", tokens=OWN, eos="<x>", seed=9)
+    head = random_head(stranger, Artifact.open(folder / "target")).save(tmp_path)
+    assert swept(head=str(head)) != 0
+    assert "was made for the drafter" in capsys.readouterr().err
+    assert swept(thresholds="quantiles") != 0  # this one has no curve
+    assert "name --thresholds" in capsys.readouterr().err
+
+
+def test_a_sweep_needs_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["judge", "sweep", "--out", str(tmp_path / "s.jsonl")]) != 0
+    assert "needs --draft" in capsys.readouterr().err
+    assert main(["judge", "sweep"]) != 0
+    assert "needs --out" in capsys.readouterr().err
+    assert main(["judge", "sweep", "--report", str(tmp_path / "none.jsonl")]) != 0
+    assert "no questions" in capsys.readouterr().err

@@ -1,0 +1,204 @@
+"""Walks: what a head's edge commits under many settings at once, each as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.edge_runtime.head import DecisionHead
+from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Training
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.judge.reading import Procedure, Readers
+from pilotfish.judge.speakers import Speaker
+from pilotfish.judge.tasks import Question
+from pilotfish.judge.trajectories import Course, Walk, walks
+from pilotfish.speculation.channel import Channel
+from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
+from tests.support.tiny import tiny_artifact
+
+MOST = 40
+WINDOWS = (2, 3, 5, 9)
+GOOD = Channel(rtt_s=0.005, up_bps=5e8, down_bps=5e8, loss=0.0)
+POOR = Channel(rtt_s=0.05, up_bps=2e7, down_bps=2e7, loss=0.0)
+QUESTIONS = [Question(f"q-{at}", asked, "") for at, asked in enumerate(["ab cd", "a", "bcd ab"])]
+
+
+class Bench:
+    """A drafter and a target, opened, and a head of random weights for them."""
+
+    def __init__(self, drafter: Path, target: Path) -> None:
+        ends = [Artifact.open(path) for path in (drafter, target)]
+        self.paths = drafter, target
+        self.pair = Pair(*(Vocabulary.of(end) for end in ends))
+        self.readers = Readers.open(drafter, target, slots=2, context=160, threads=1)
+        self.head = random_head(*ends)
+
+    def speaker(self, question: Question = QUESTIONS[0], most: int = MOST) -> Speaker:
+        return Speaker(question, self.pair, self.pair.target.eos_ids, most)
+
+    def walks(self, courses: Sequence[Course], *, most: int = MOST, whole: int = 0) -> Walks:
+        """Of all questions, a list for each."""
+
+        def begin(question: Question) -> Procedure[list[Walk]]:
+            return walks(self.speaker(question, most), courses, whole=whole)
+
+        procedures = [(one.key, lambda one=one: begin(one)) for one in QUESTIONS]
+        found = dict(self.readers.run(procedures))
+        return [found[one.key] for one in QUESTIONS]
+
+    def courses(
+        self, thresholds: Sequence[float], channels: Sequence[Channel] = (GOOD, POOR)
+    ) -> list[Course]:
+        return [
+            Course(window, self.head.judge(channel, threshold))
+            for threshold in thresholds
+            for channel in channels
+            for window in WINDOWS
+        ]
+
+
+Walks = list[list[Walk]]
+
+
+def random_head(drafter: Artifact, target: Artifact, seed: int = 0) -> DecisionHead:
+    """Of weights that forgive about half, and look at the link."""
+    ends = [
+        End(
+            model=one.manifest.model,
+            origin=one.manifest.origin,
+            hidden=one.manifest.dimensions.hidden,
+            precision=one.manifest.precision,
+        )
+        for one in (drafter, target)
+    ]
+    card = HeadCard(
+        name="random",
+        drafter=ends[0],
+        target=ends[1],
+        link=LinkScale(mean=[7.5, 7.5, 0.0, -1.7], std=[0.6, 0.6, 0.1, 0.4], clip=3.0),
+        hidden="fp16",  # int8 would make whole steps of what rounding differs by between passes
+        threshold=0.5,
+        training=Training(questions=1, examples=1, task="exact", seed=seed),
+    )
+    random = np.random.default_rng(seed)
+    states = ends[0].hidden + ends[1].hidden
+    tensors = {
+        "w1": random.standard_normal((16, states + 4)) / 8,
+        "b1": random.standard_normal(16),
+        "w2": random.standard_normal(16),
+        "b2": np.zeros(1),
+        "mean": np.zeros(states),
+        "std": np.ones(states),
+    }
+    return DecisionHead(card, {name: array.astype("f4") for name, array in tensors.items()})
+
+
+@pytest.fixture(scope="module", params=["trivial", "bridged"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """Of one vocabulary, with a drafter that agrees mostly; and of two, with one that does not."""
+    folder = tmp_path_factory.mktemp("pair")
+    if request.param == "trivial":
+        of: dict[str, Any] = {"vocab": 60, "seed": 3, "sharpness": 1.0}
+        tiny_artifact(folder / "draft", layers=3, **of)  # of the same weights, but for a layer
+        tiny_artifact(folder / "target", layers=4, **of)
+    else:
+        tiny_artifact(folder / "draft", tokens=OWN, eos="<x>", seed=5)
+        tiny_artifact(folder / "target", tokens=THEIRS, eos="<y>", seed=6)
+    return Bench(folder / "draft", folder / "target")
+
+
+def greedy_texts(bench: Bench, most: int = MOST) -> list[list[int]]:
+    procedures = [
+        (one.key, lambda one=one: bench.speaker(one, most).finish([])) for one in QUESTIONS
+    ]
+    found = dict(bench.readers.run(procedures))
+    return [found[one.key] for one in QUESTIONS]
+
+
+def test_threshold_0_is_the_targets_own_text(bench: Bench) -> None:
+    wanted = greedy_texts(bench)
+    plain = [Course(window) for window in WINDOWS]
+    for texts, found in zip(wanted, bench.walks([*plain, *bench.courses([0.0])]), strict=True):
+        assert [walk.tokens for walk in found] == [texts] * len(found)
+        for at, course in enumerate(bench.courses([0.0])):
+            assert found[len(WINDOWS) + at].rounds == found[WINDOWS.index(course.window)].rounds
+        assert all(round_.forgiven == 0 for walk in found for round_ in walk.rounds)
+
+
+def test_threshold_1_accepts_every_window_whole(bench: Bench) -> None:
+    courses = bench.courses([1.0])
+    for found in bench.walks(courses):
+        for course, walk in zip(courses, found, strict=True):
+            *rounds, last = walk.rounds
+            assert all(one.accepted == one.drafted == course.window for one in rounds)
+            assert last.accepted == last.drafted <= course.window
+            assert all(one.forgiven == one.decided for one in walk.rounds)
+
+
+def test_together_each_course_is_what_it_is_alone(bench: Bench) -> None:
+    courses = [*(Course(window) for window in WINDOWS), *bench.courses([0.3, 0.5, 0.8])]
+    together = bench.walks(courses)
+    assert len({tuple(walk.tokens) for found in together for walk in found}) > 5
+    for at, course in enumerate(courses):
+        alone = bench.walks([course])
+        assert [found[at] for found in together] == [found[0] for found in alone]
+
+
+def test_rounds_add_up_to_the_answer(bench: Bench) -> None:
+    courses = [Course(4), *bench.courses([0.5, 1.0])]
+    for found in bench.walks(courses, whole=1000):
+        for course, walk in zip(courses, found, strict=True):
+            ended = walk.tokens[-1] in bench.pair.target.eos_ids
+            assert ended or len(walk.tokens) == MOST
+            bonus = len(walk.tokens) - sum(one.accepted for one in walk.rounds)
+            assert bonus in {len(walk.rounds), len(walk.rounds) - ended}
+            for one in walk.rounds:
+                assert one.forgiven <= min(one.accepted, one.decided)
+                assert one.accepted <= one.drafted <= course.window
+                assert one.decided - one.forgiven == (one.accepted < one.drafted)
+                assert one.mismatched is not None
+                assert one.decided <= one.mismatched <= one.decided + one.behind
+
+
+def test_reading_windows_whole_changes_nothing_else(bench: Bench) -> None:
+    courses = bench.courses([0.5])
+    for part, whole in zip(bench.walks(courses), bench.walks(courses, whole=1000), strict=True):
+        assert [walk.tokens for walk in part] == [walk.tokens for walk in whole]
+        for one, other in zip(part, whole, strict=True):
+            assert [r.accepted for r in one.rounds] == [r.accepted for r in other.rounds]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_short_answers_end_where_they_must(bench: Bench, most: int) -> None:
+    wanted = greedy_texts(bench, most)
+    for text, found in zip(wanted, bench.walks([Course(8), Course(1)], most=most), strict=True):
+        assert [walk.tokens for walk in found] == [text, text]
+        if most == 1:
+            assert [walk.rounds for walk in found] == [[(0, 0, 0, 0, None)]] * 2
+
+
+def test_what_courses_share_is_read_once_and_nothing_that_need_not_be(bench: Bench) -> None:
+    def read(courses: Sequence[Course]) -> tuple[int, list[Walk]]:
+        other = walks(bench.speaker(QUESTIONS[2]), [Course(1)])
+        assert dict(bench.readers.run([("q-2", lambda: other)]))  # so that the slot holds another
+        before = bench.readers.target.tokens
+        found = walks(bench.speaker(), courses)
+        (one,) = bench.readers.run([("q-0", lambda: found)])
+        return bench.readers.target.tokens - before, one[1]
+
+    prompt = len(bench.speaker().prompt.ids)
+    # what is rejected unseen is not read
+    for courses in ([Course(4)], [Course(window) for window in WINDOWS], bench.courses([0.0])):
+        tokens, found = read(courses)
+        assert tokens < prompt + len(found[0].tokens)
+    tokens, (walk,) = read(bench.courses([0.5])[:1])
+    rejected = sum(one.decided - one.forgiven for one in walk.rounds)
+    assert rejected
+    assert sum(one.forgiven for one in walk.rounds) > 1
+    assert tokens < prompt + len(walk.tokens) + rejected

@@ -1,0 +1,66 @@
+"""What a federation lands with, computed here: every model is a local target, asked the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.edge_runtime.targets.local import LocalTarget
+from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.engines.decoder import Decoder, Output
+from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
+from pilotfish.wire.codecs.topk import decode_topk, encode_topk
+from tests.conftest import CONTEXT, VOCAB
+from tests.support.federating import SESSIONS
+
+
+@dataclass
+class Averaged:
+    """What a federation of these models should land with, each being a local target.
+
+    kept: None is all, as they are, which needs no codec.
+    """
+
+    models: Sequence[Path]
+    weights: Sequence[float]
+    kept: int | None = None
+    values: str = "fp16"
+    scheme: Scheme = "spread"
+    targets: list[LocalTarget] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.targets = [
+            LocalTarget(Decoder(model, slots=SESSIONS, context=CONTEXT, threads=1))
+            for model in self.models
+        ]
+
+    def fly(self, number: int, asks: Sequence[Ask]) -> list[NDArray[np.float32]]:
+        """The logits of each ask."""
+        flown = [target.fly(number, asks) for target in self.targets]
+        return [self.merged([outputs[i] for outputs in flown], ask) for i, ask in enumerate(asks)]
+
+    def merged(self, outputs: Sequence[Output], ask: Ask) -> NDArray[np.float32]:
+        if not ask.rows:
+            return np.empty((0, 0), np.float32)
+        told = [top_rows(each.logits, ask.temperature, self.kept or VOCAB) for each in outputs]
+        if self.kept is None:
+            shares = np.array(self.weights) / sum(self.weights)
+            total = sum(
+                rows.values * np.float32(share) for rows, share in zip(told, shares, strict=True)
+            )
+            return as_logits(np.asarray(total), ask.temperature)
+        frames = [encode_topk(rows, VOCAB, self.values) for rows in told]
+        heard = [decode_topk(frame, ask.rows, self.kept, VOCAB) for frame in frames]
+        return as_logits(aggregate(self.weights, heard, VOCAB, self.scheme), ask.temperature)
+
+    def keep(self, slot: int, path: Sequence[int]) -> None:
+        for target in self.targets:
+            target.keep(slot, path)
+
+
+def tokens_of(seed: int, count: int) -> NDArray[np.uint32]:
+    return np.random.default_rng(seed).integers(0, VOCAB - 1, count).astype(np.uint32)

@@ -1,0 +1,81 @@
+"""Pairs of vocabularies that overlap partly, and a synthetic drafter of another one.
+
+The drafter stands behind a real bridge: it reads the committed text in its own tokens, then what
+was drafted, and its logits are projected to the target's tokens.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.engines.vocabulary import Vocabulary
+from tests.support.enumeration import Model
+from tests.support.rounds import PROMPT, draft_window
+from tests.support.tiny import tiny_tokenizer
+
+# Of each pair the drafter's tokens and the target's, without the end tokens, which all pairs share
+# but "nothing else".
+WORDS = {
+    # the drafter reads the target's "b", "a" as "ba", its "ab" as "a", "b", and its "c" not at all
+    "partial": (["d", "b", "a", "ba", "dd"], ["a", "b", "ab", "c"]),
+    "one text token": (["d", "e", "c", "dc", "de", "cc"], ["a", "c", "b"]),
+    "nothing else": (["d", "e", "c", "dc", "de", "cc"], ["a", "c", "b"]),
+    "the target has more": (["b", "a"], ["a", "b", "ab", "ba"]),
+    "the drafter has more": ([*"cdefgh", "b", "a", "aa", "ab", "bb", "cd"], ["a", "b", "aa"]),
+}
+
+
+END, TARGETS_END = "<the end>", "<end>"  # of the two, who call it otherwise
+
+
+def vocabulary(tokens, end, *, ends=True):
+    """The vocabulary of a tiny model, ``end`` after the tokens; ends: whether that ends answers."""
+    size = len(tokens) + 1
+    return Vocabulary(
+        model=end,
+        tokenizer_json=tiny_tokenizer(size, tokens, end),
+        vocab_size=size,
+        bos_id=None,
+        eos_ids=[size - 1] if ends else [],
+        chat_template=None,
+    )
+
+
+@cache
+def pair_of(words):
+    """The pair of that name in `WORDS`."""
+    drafter, target = WORDS[words]
+    ends = words != "nothing else"
+    return Pair(vocabulary(drafter, END, ends=ends), vocabulary(target, TARGETS_END, ends=ends))
+
+
+def ids(tokens):
+    """u32 [n]."""
+    return np.array(tokens, dtype=np.uint32)
+
+
+def drafting_across(pair, model, away=0.0):
+    """A `draft_window` for `play_round` whose drafter is ``model``, of the drafter's vocabulary.
+
+    away: so much less are the logits of the shared tokens, which leaves their ratios alone.
+    """
+    bridge = pair.bridge()
+    bridge.start(pair.prompt(PROMPT))
+
+    @cache
+    def after(committed, path):
+        own = (*bridge.context(ids(committed)).tolist(), *bridge.own(ids(path)).tolist())
+        row = model.logits(own[-2:])
+        row[pair.shared.own] -= np.float32(away)
+        return bridge.project(row[None])[0].copy()
+
+    def window(setting, exchange, law, committed):
+        return draft_window(setting, exchange, law, committed, lambda path: after(committed, path))
+
+    return window
+
+
+def drafter_of(pair, seed, kind="random"):
+    """A synthetic drafter of that pair."""
+    return Model(pair.drafter.vocab_size, seed, 1, kind)

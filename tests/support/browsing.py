@@ -1,0 +1,98 @@
+"""Headless Chromium, and models whose every answer is an attack on the page that shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pilotfish.export.model import export_model
+from tests.conftest import Pair
+from tests.support.tiny import RandomSource, tiny_config
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+
+VOCAB = 64
+SCRIPT = "<script>document.title='owned'</script>"
+# Tokens of the hostile pair, in the alphabet of byte-level BPE, where Ġ is a space.
+HOSTILE = [SCRIPT, "<img/src=x/onerror=document.title='owned'>", "&lt;b&gt;", "</div>", "Ġ", "Ġ"]
+
+
+class HostileSource(RandomSource):
+    """Random weights; a tenth of what they say is markup, and they never come to an end."""
+
+    def __init__(self, sharpness: float) -> None:
+        config = tiny_config(vocab_size=VOCAB, context=32768)
+        super().__init__(config, seed=1, sharpness=sharpness)
+        self.eos_ids = []
+        told = json.loads(self.tokenizer_json)
+        vocabulary = {id: token for token, id in told["model"]["vocab"].items()}
+        last = VOCAB - 2  # the end token is the last one
+        for offset, token in enumerate(dict.fromkeys(HOSTILE)):
+            vocabulary[last - offset] = token
+        told["model"]["vocab"] = {token: id for id, token in vocabulary.items()}
+        self.tokenizer_json = json.dumps(told)
+
+
+def hostile_pair(folder: Path) -> Pair:
+    """A drafter and its target, about half of whose drafts are accepted."""
+    for name, sharpness in (("draft", 0.9), ("target", 0.7)):
+        export_model(HostileSource(sharpness), folder / name, precision="fp32")
+    return Pair(folder / "draft", folder / "target")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser without a window; skips where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    with playwright.sync_playwright() as driver:
+        own = driver.chromium.executable_path
+        found = shutil.which("chromium") or shutil.which("chromium-browser")
+        if found is None and not Path(own).exists():
+            pytest.skip("there is no Chromium (Debian: chromium)")
+        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Sight:
+    """What went wrong in a page, and where it has been."""
+
+    def __init__(self, page: Page, origin: str) -> None:
+        self.faults: list[str] = []
+        self.abroad: list[str] = []
+        self.posted: list[str] = []
+        self._origin = origin
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("request", self._request)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.faults.append(message.text)
+
+    def _request(self, request: Request) -> None:
+        url, data = request.url, request.post_data
+        if not url.startswith(self._origin + "/"):
+            self.abroad.append(url)
+        if data:
+            self.posted.append(data)
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's contrast ratio of two opaque colours, as ``rgb(1, 2, 3)``."""
+
+    def luminance(colour: str) -> float:
+        shares = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
+        linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)

@@ -1,0 +1,354 @@
+"""Federations for tests: their lists and workers, and the ensemble that they are to be.
+
+`Ensemble` computes here, from local decoders and `speculation.ensemble`, what a federation should
+say. `WorkerThread` is a worker whose real loop runs in a thread of this process, so that a test can
+have it say something else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from pilotfish import EdgeServer
+from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.node.daemon import NodeConfig, NodeLoop
+from pilotfish.edge_runtime.node.service import NodeService
+from pilotfish.edge_runtime.node.work import Work
+from pilotfish.edge_runtime.node.worker import Worker
+from pilotfish.edge_runtime.signals import Signals
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.federated import FederatedTarget, open_target
+from pilotfish.edge_runtime.targets.target import Opening
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.wire.codecs.topk import decode_topk, encode_topk
+from pilotfish.wire.connections import Bounds
+from pilotfish.wire.keys import EdgeKeys
+from pilotfish.wire.messages import encode
+from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols.baselines import choose
+from pilotfish.wire.supervisor import Supervisor
+from pilotfish.wire.transport import Listener
+from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB
+from tests.support.tiny import tiny_artifact
+
+SESSIONS = 6
+NOISE = 1e-3  # of logits: far more than passes of different shape differ by
+MESSAGE_BYTES = 1 << 26
+
+Frames = Sequence[bytes]
+Said = tuple[msgspec.Struct | bytes, Frames]  # a message's header, packed or not, and its frames
+
+
+class Cast(NamedTuple):
+    """Artifact folders: a drafter, and three models of its vocabulary that differ."""
+
+    draft: Path
+    a: Path
+    b: Path
+    c: Path
+
+
+def cast_in(folder: Path, sharper: float = 1.0, **changes: Any) -> Cast:
+    """Make the models; so alike that the drafter is of some use to all, unless they are sharper."""
+    sizes = {"vocab": VOCAB, "padded_vocab": PADDED_VOCAB, "context": CONTEXT} | changes
+    for name, seed, sharpness in (
+        ("draft", 1, 0.9), ("a", 1, 0.7), ("b", 2, 0.7), ("c", 3, 0.8),
+    ):  # fmt: skip
+        tiny_artifact(folder / name, seed=seed, sharpness=sharper * sharpness, **sizes)
+    return Cast(*(folder / name for name in Cast._fields))
+
+
+def endless(cast: Cast) -> Cast:
+    """The same models, which never come to an end by themselves."""
+    for path in (folder / "manifest.json" for folder in cast):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_ids": []}))
+    return cast
+
+
+def worker(target: Path, **options: Any) -> EdgeServer:
+    """A worker process, to be entered."""
+    return EdgeServer(target, action="worker", **{"threads": 1, "sessions": SESSIONS} | options)
+
+
+def again(target: Path, endpoint: str, **options: Any) -> EdgeServer:
+    """A worker process where another one was."""
+    return worker(target, listen=endpoint, **options).start()
+
+
+def write_list(
+    path: Path, workers: Sequence[tuple[str, str]], weights: Sequence[float] = (), **settings: Any
+) -> Path:
+    """The list of workers by name and endpoint."""
+    lines = [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in settings.items()]
+    for index, (name, endpoint) in enumerate(workers):
+        lines += ["[[worker]]", f'name = "{name}"', f'address = "{endpoint}"']
+        if weights:
+            lines.append(f"weight = {weights[index]!r}")
+    path.write_text("\n".join(lines) + "\n")
+    path.chmod(0o644)
+    return path
+
+
+class Running(NamedTuple):
+    """An edge over workers in processes of their own; ``metrics`` is the port of its figures."""
+
+    edge: EdgeServer
+    workers: list[EdgeServer]
+    metrics: int
+
+    @property
+    def endpoint(self) -> str:
+        return self.edge.endpoint
+
+
+@contextmanager
+def federation(
+    folder: Path,
+    targets: Sequence[Path],
+    weights: Sequence[float] = (),
+    *,
+    metrics: int = 0,
+    edge: Path | None = None,
+    options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Iterator[Running]:
+    """Workers named "a", "b", … and the edge over them, all on loopback without keys."""
+    with ExitStack() as stack:
+        workers = [stack.enter_context(worker(target)) for target in targets]
+        named = [(chr(97 + i), each.endpoint) for i, each in enumerate(workers)]
+        path = write_list(folder / "workers.toml", named, weights, **settings)
+        flags = {"threads": 1, "sessions": SESSIONS, "federate": path} | (options or {})
+        if metrics:
+            flags["metrics"] = metrics
+        served = stack.enter_context(EdgeServer(edge or targets[0], **flags))
+        yield Running(served, workers, metrics)
+        for each in workers:  # one that is frozen would not hear that it is to stop
+            kill(each)
+
+
+def kill(server: EdgeServer) -> None:
+    """End a process at once, if it is there, however it stands."""
+    try:
+        os.kill(server.pid, signal.SIGKILL)
+    except Exception:  # it was stopped by the test
+        return
+    server.stop()
+
+
+class Ensemble:
+    """The average that a federation of these models stands for."""
+
+    def __init__(
+        self,
+        models: Sequence[Path],
+        weights: Sequence[float] = (),
+        *,
+        kept: int = 64,
+        values: str = "fp16",
+        reconstruction: Scheme = "spread",
+    ) -> None:
+        self._decoders = [Decoder(model, threads=1) for model in models]
+        self._weights = list(weights) or [1.0] * len(models)
+        self._kept, self._values, self._scheme = kept, values, reconstruction
+        self._held: list[int] = []  # what the decoders have read
+        manifest = self._decoders[0].artifact.manifest
+        self.vocab = manifest.vocab_size
+        self.ends = manifest.eos_ids
+
+    def models_logits(self, tokens: Sequence[int]) -> list[NDArray[np.float32]]:
+        """Each model's own logits f32 [1, V] after these tokens."""
+        shared = 0
+        while shared < min(len(tokens) - 1, len(self._held)) and (
+            tokens[shared] == self._held[shared]
+        ):
+            shared += 1
+        self._held, found = list(tokens), []
+        for decoder in self._decoders:
+            decoder.rollback(0, shared)
+            made = decoder.prefill(0, np.array(tokens[shared:], np.int64), rows=1)
+            found.append(made.logits.copy())
+        return found
+
+    def average(self, each: Sequence[NDArray[np.float32]], temperature: float) -> NDArray[Any]:
+        """What an edge makes of the models' logits f32 [1, V]: logits f32 [1, V]."""
+        answers = []
+        for logits in each:
+            rows = top_rows(logits, temperature, self._kept)
+            frame = encode_topk(rows, self.vocab, self._values)
+            answers.append(decode_topk(frame, 1, self._kept, self.vocab))
+        return as_logits(aggregate(self._weights, answers, self.vocab, self._scheme), temperature)
+
+    def logits(self, tokens: Sequence[int], temperature: float) -> NDArray[Any]:
+        """The ensemble's logits f32 [1, V] after these tokens."""
+        return self.average(self.models_logits(tokens), temperature)
+
+    def decode(self, prompt: Sequence[int], count: int, law: Law) -> list[int]:
+        """What it says alone, a token at a time: of `stream`, and so of `greedy` and `coupled`."""
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + count:
+            logits = self.logits(tokens, law.sampling.temperature)[0]
+            tokens.append(choose(logits, law, len(tokens), Purpose.TARGET))
+            if tokens[-1] in self.ends:
+                break
+        return tokens[len(prompt) :]
+
+    def choices(self, prompt: Sequence[int], answer: Sequence[int], law: Law) -> list[int]:
+        """What it says at each position of an answer, whoever said what stands before."""
+        found = []
+        for at in range(len(answer)):
+            tokens = [*prompt, *answer[:at]]
+            logits = self.logits(tokens, law.sampling.temperature)[0]
+            found.append(choose(logits, law, len(tokens), Purpose.TARGET))
+        return found
+
+    def assert_same(
+        self, prompt: Sequence[int], law: Law, got: Sequence[int], wanted: Sequence[int]
+    ) -> None:
+        """Equal token for token, or parted where a little noise in the models' logits decides."""
+        if list(got) == list(wanted):
+            return
+        at = next(i for i, (x, y) in enumerate(zip(got, wanted, strict=False)) if x != y)
+        tokens = [*prompt, *wanted[:at]]
+        each, random = self.models_logits(tokens), np.random.default_rng(at)
+        chosen = set()
+        for _ in range(400):
+            noisy = [z + random.normal(0, NOISE, z.shape).astype(np.float32) for z in each]
+            logits = self.average(noisy, law.sampling.temperature)[0]
+            chosen.add(choose(logits, law, len(tokens), Purpose.TARGET))
+        assert {got[at], wanted[at]} <= chosen, (
+            f"token {at}: {got[at]} for {wanted[at]}, and noise of {NOISE} chooses from {chosen}"
+        )
+
+
+class Opened(NamedTuple):
+    """A federated target in this process, and what it counts."""
+
+    target: FederatedTarget
+    tally: Tally
+
+    def events(self, node: str) -> dict[str, int]:
+        """What befell a worker."""
+        return {event: n for (name, event), n in self.tally.nodes.items() if name == node}
+
+
+@contextmanager
+def opened(path: Path, artifact: Path, keys: Path | None = None, **limits: Any) -> Iterator[Opened]:
+    """The target that an edge would open with this list."""
+    tally = Tally()
+    config = EdgeConfig(
+        target=artifact,
+        kind="federated",
+        nodes=path,
+        limits=EdgeLimits(**{"sessions": SESSIONS, "context": CONTEXT} | limits),
+    )
+    held = EdgeKeys.load(keys) if keys is not None else None
+    target = open_target(Opening(config, Artifact.open(artifact), held, tally))
+    try:
+        yield Opened(target, tally)
+    finally:
+        target.close()
+
+
+class SpoilingListener(Listener):
+    """A node's socket; ``spoil`` makes of each report what is said in its place."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.spoil: Callable[[msgspec.Struct, Frames], Iterable[Said]] = _as_it_is
+        super().__init__(*arguments)
+
+    def send(self, client: bytes, message: msgspec.Struct, frames: Sequence[Any] = ()) -> int:
+        for header, others in self.spoil(message, [bytes(frame) for frame in frames]):
+            packed = header if isinstance(header, bytes) else encode(header)
+            self.socket.send_multipart([client, packed, *others], zmq.NOBLOCK)
+        return 0
+
+
+def _as_it_is(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
+    yield message, frames
+
+
+class WorkerThread:
+    """The real loop, service and work of a worker, or of another node, in a thread."""
+
+    def __init__(
+        self,
+        target: Path,
+        endpoint: str = "tcp://127.0.0.1:0",
+        keys: EdgeKeys | None = None,
+        work: Work | None = None,
+    ) -> None:
+        self.work = work or Worker(Decoder(target, slots=SESSIONS, context=CONTEXT, threads=1))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        bounds = Bounds(32, 32, MESSAGE_BYTES)
+        self.listener = SpoilingListener(self._context, endpoint, keys, bounds)
+        self.endpoint = self.listener.endpoint
+        self.service = NodeService(self.listener, self.work, MESSAGE_BYTES)
+        self._tie, theirs = socket.socketpair()
+        self._theirs = theirs
+        loop = NodeLoop(
+            self.listener,
+            self.service,
+            self.work,
+            Signals(),
+            Supervisor(),
+            NodeConfig(target=target),
+            theirs.fileno(),
+        )
+        self._thread = threading.Thread(target=loop.run, daemon=True)
+
+    def lies(self, spoil: Callable[[msgspec.Struct, Frames], Iterable[Said]]) -> None:
+        """From now on its reports are spoilt so."""
+        self.listener.spoil = spoil
+
+    def hold(self, seconds: float) -> None:
+        """It takes so much longer over its next answer."""
+
+        def late(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
+            self.is_honest()
+            time.sleep(seconds)
+            return [(message, frames)]
+
+        self.lies(late)
+
+    def is_honest(self) -> None:
+        """From now on its reports are as they are."""
+        self.listener.spoil = _as_it_is
+
+    def __enter__(self) -> WorkerThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tie.close()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self._theirs.close()
+        self.listener.close()
+        self._context.destroy(linger=0)
+
+
+def await_(truth: Callable[[], object], within_s: float = 30.0, turn: Any = None) -> None:
+    """Wait until something is true; ``turn`` is called meanwhile."""
+    deadline_s = time.monotonic() + within_s
+    while not truth():
+        assert time.monotonic() < deadline_s, "it did not become true in time"
+        if turn is not None:
+            turn()
+        time.sleep(0.01)

@@ -1,0 +1,112 @@
+"""Whoever talks to a node as an edge does, and says whatever it likes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.speculation.ensemble import top_rows
+from pilotfish.wire.codecs.topk import decode_topk
+from pilotfish.wire.keys import DeviceKeys, EdgeKeys
+from pilotfish.wire.messages import encode
+from pilotfish.wire.nodes import (
+    Attach,
+    Attached,
+    Item,
+    Refused,
+    Report,
+    Scored,
+    Step,
+    decode_report,
+)
+from tests.conftest import CONTEXT, VOCAB
+from tests.support.federating import SESSIONS
+from tests.support.hostile import WAIT_S, RawClient
+
+KEPT = 8
+# what a node may refuse with; "internal" would be a fault of its own
+CODES = {"malformed", "too-large", "token-out-of-range", "unsupported", "conflict"}
+
+
+class RawEdge(RawClient):
+    """A bare socket to a node. own: the folder of the edge's keys; node: the node's public one."""
+
+    def __init__(self, endpoint: str, own: Path | None = None, node: bytes = b"") -> None:
+        keys = None
+        if own is not None:
+            secret = EdgeKeys.load(own).secret
+            keys = DeviceKeys(secret, zmq.curve_public(secret), node)
+        super().__init__(endpoint, keys)
+
+    def report(self, timeout_s: float = WAIT_S) -> tuple[Report, list[bytes]]:
+        """The next thing that the node says."""
+        assert self.socket.poll(int(timeout_s * 1000)), "the node said nothing"
+        header, *frames = self.socket.recv_multipart()
+        return decode_report(header), frames
+
+    def order(self, order: msgspec.Struct, *frames: bytes) -> tuple[Report, list[bytes]]:
+        """Say something well-formed, and hear what the node says to it."""
+        self.send(encode(order), *frames)
+        return self.report()
+
+    def refused(self, code: str) -> Refused:
+        """The next thing that the node says is a refusal of this kind."""
+        said, _ = self.report()
+        assert isinstance(said, Refused), said
+        assert said.code == code, said
+        return said
+
+
+def ids(*tokens: int) -> bytes:
+    return np.array(tokens, "<u4").tobytes()
+
+
+def parents(*nodes: int) -> bytes:
+    return np.array(nodes, "<i2").tobytes()
+
+
+def item(**changes: Any) -> Item:
+    return Item(**{"slot": 0, "start": 0, "size": 1, "rows": 1} | changes)
+
+
+class Tenant:
+    """A raw edge that has attached a worker, and the steps that it takes."""
+
+    def __init__(self, edge: RawEdge) -> None:
+        self.edge = edge
+        self.attach()
+
+    def attach(self) -> None:
+        self.number = 0
+        self.incarnation = secrets.token_bytes(16)
+        attach = Attach(incarnation=self.incarnation, kept=KEPT, values="fp32")
+        said, _ = self.edge.order(attach)
+        assert said == Attached(incarnation=self.incarnation)
+
+    def step(self, items: Sequence[Item], *frames: bytes) -> tuple[Any, list[bytes]]:
+        self.number += 1
+        step = Step(incarnation=self.incarnation, number=self.number, items=list(items))
+        return self.edge.order(step, *frames)
+
+    def proves(self, expected: NDArray[np.float32]) -> None:
+        """A step that makes sense is answered as ever."""
+        said, frames = self.step([item(size=3, rows=2)], ids(5, 6, 7), b"")
+        assert isinstance(said, Scored)
+        assert said.number == self.number
+        np.testing.assert_array_equal(decode_topk(frames[0], 2, KEPT, VOCAB).values, expected)
+
+
+def expected_of(model: Path) -> NDArray[np.float32]:
+    """What a worker should tell of the step of `Tenant.proves`: probabilities f32 [2, K]."""
+    decoder = Decoder(model, slots=SESSIONS, context=CONTEXT, threads=1)
+    (output,) = decoder.forward([Pass(0, np.array([5, 6, 7]), 2)])
+    values: NDArray[np.float32] = top_rows(output.logits, 0.0, KEPT).values
+    return values

@@ -1,0 +1,118 @@
+"""Whole rounds of a protocol in one process: both halves, bytes between them, no model, no socket.
+
+The logits are fixed functions of the last two tokens (`tests.support.enumeration.Model`).
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from pilotfish.speculation.adaptive import Relaxation
+from pilotfish.speculation.confidence import predicted_acceptance
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.tree import Tree
+from pilotfish.wire.protocols import EXCHANGES, Adaptive, Law, Place
+from tests.support.enumeration import Model, law_of, target_law
+
+LENGTH = 3  # tokens of a generation
+VOCAB = 5
+ONE = Sampling(temperature=1.0)
+PROMPT = (1, 3)
+LOSSLESS = [name for name, one in EXCHANGES.items() if one.lossless]
+STRICT = Relaxation(tau=0.0, lambda1=1e6, lambda2=1.0, lambda3=0.0)  # no token is key, yet
+EXACT = {**{name: EXCHANGES[name] for name in LOSSLESS}, "adaptive": Adaptive(STRICT)}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a generation of two synthetic models goes."""
+
+    exchange: str
+    expansion: tuple[int, ...] = (1, 1)
+    sampling: Sampling = ONE
+    drafting: Sampling = ONE
+    enough: float = 0.0  # window="auto" ends windows below this
+    seed: int = 4  # of the models
+    vocab: int = VOCAB
+    kind: str = "random"
+
+    @property
+    def models(self):
+        return tuple(Model(self.vocab, self.seed, side, self.kind) for side in (0, 1))
+
+
+@cache
+def logits(model, tokens):
+    """Logits f32 [V]; they depend on the last two tokens."""
+    return model.logits(tokens[-2:])
+
+
+def generate(setting, seed, *, exchange=None, length=LENGTH):
+    """The first tokens after the prompt, by as many rounds as it takes."""
+    exchange = exchange or EXACT[setting.exchange]
+    committed, at_edge = PROMPT, len(PROMPT)
+    while len(committed) < len(PROMPT) + length:
+        committed, at_edge = play_round(setting, exchange, seed, committed, at_edge)
+    return committed[len(PROMPT) : len(PROMPT) + length]
+
+
+def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
+    """One round as `device_runtime` and `edge_runtime` play it; committed tokens on both ends."""
+    target, _ = setting.models
+    law, drafting = (Law(sampling=s, seed=seed) for s in (setting.sampling, setting.drafting))
+    start = len(committed)
+    draft = (drafter or draft_window)(setting, exchange, drafting, committed)
+    pending = np.array(committed[at_edge:], dtype=np.uint32)
+    frames = [bytes(part) for part in exchange.propose(draft, pending, setting.vocab)]
+
+    admitted = exchange.admit(frames, setting.vocab)
+    known = (*committed[:at_edge], *admitted.pending.tolist())
+    rows = [logits(target, known)]
+    for node in range(1, len(admitted.ids) + 1):
+        path = [int(admitted.ids[at - 1]) for at in admitted.path(node)]
+        rows.append(logits(target, (*known, *path)))
+    ruling = exchange.rule(admitted, np.stack(rows), law, round_start=start)
+
+    token = exchange.settle(draft, ruling, law, round_start=start, vocab_size=setting.vocab)
+    path = [int(draft.ids[at - 1]) for at in draft.path(ruling.accepted)]
+    committed = (*committed, *path, token)
+    return committed, len(committed) - (ruling.token is None)
+
+
+def draft_window(setting, exchange, law, committed, after=None):
+    """As `Drafter.draft`, with a table for a model.
+
+    after: the logits f32 [V] after the committed tokens and a path; the drafter's, if not told.
+    """
+    _, drafter = setting.models
+    after = after or (lambda path: logits(drafter, (*committed, *path)))
+    tree, rows, hopes = Tree(), [], [1.0]
+    for depth, count in enumerate(setting.expansion):
+        drawn = []
+        for at, node in enumerate(tree.level):
+            row = after(tuple(tree.tokens(tree.path(node))))
+            place = Place(len(committed), depth, range(at * count, (at + 1) * count))
+            tokens, q = exchange.draw(row, law, place)
+            drawn.append(tokens)
+            rows.append(q)
+            hopes[at] *= predicted_acceptance(row, count)
+        tree.grow(drawn)
+        if max(hopes) < setting.enough:
+            break
+        hopes = [hopes[at] for at, tokens in enumerate(drawn) for _ in set(tokens)]
+    return exchange.pack(tree, rows)
+
+
+def exact_law(model, sampling, length=LENGTH):
+    """What the first tokens after the prompt should follow, f64 [V^length]."""
+    p = law_of(model, sampling)
+    return target_law(lambda prefix: p((*PROMPT, *prefix)[-2:]), length).ravel()
+
+
+def frequencies(setting, seeds, *, exchange=None, length=LENGTH):
+    """How often each beginning was generated, i64 [V^length]."""
+    counts = np.zeros((VOCAB,) * length, dtype=np.int64)
+    for seed in range(seeds):
+        counts[generate(setting, seed, exchange=exchange, length=length)] += 1
+    return counts.ravel()

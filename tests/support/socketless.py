@@ -1,0 +1,100 @@
+"""The real service, decoder and scheduler with the socket left out.
+
+Fast enough for volume, and time stands still in it until `start`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotfish.edge_runtime.bench import Bench
+from pilotfish.edge_runtime.config import EdgeLimits
+from pilotfish.edge_runtime.scheduler import Scheduler
+from pilotfish.edge_runtime.service import Service
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.local import LocalTarget
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.wire import messages as m
+from pilotfish.wire.transport import Envelope
+from tests.support.hostile import WAIT_S
+
+
+class SocketlessEdge:
+    """Service, scheduler and decoder; `deliver` is what the socket would do, `turn` one pass.
+
+    heads: its decision heads.
+    """
+
+    def __init__(self, target: Path, heads: Sequence[str] = (), **limits: Any) -> None:
+        artifact = Artifact.open(target)
+        chosen = EdgeLimits(**{"messages_per_s": 1e9, **limits})
+        decoder = Decoder(artifact, slots=chosen.sessions, context=chosen.context, threads=1)
+        self.replies: list[tuple[bytes, m.Reply, list[bytes]]] = []
+        held = LocalTarget(decoder)
+        self.scheduler = Scheduler(held)
+        self._working = False
+        self.tally = Tally()
+        self.service = Service(
+            artifact,
+            held,
+            chosen,
+            self.scheduler.submit,
+            self._keep,
+            bench=Bench.of(artifact.manifest, heads, None),
+            tally=self.tally,
+        )
+
+    def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> None:
+        self.replies.append((client, reply, list(map(bytes, frames))))
+
+    def start(self) -> None:
+        """Let the target work."""
+        self._working = True
+
+    def deliver(self, frames: Sequence[bytes], client: bytes = b"me") -> None:
+        """A message arrives."""
+        header, *rest = frames
+        self.service.handle(Envelope(client, client, header, rest, sum(map(len, frames))))
+
+    def turn(self) -> None:
+        """Let the target make one pass, and apply what it has done."""
+        for job in self.scheduler.run() if self._working else []:
+            self.service.finish(job)
+
+    def reply(self, client: bytes = b"me") -> m.Reply:
+        """The next reply to a client, without its frames."""
+        return self.reply_all(client)[0]
+
+    def reply_all(self, client: bytes = b"me") -> tuple[m.Reply, list[bytes]]:
+        """The next reply to a client, waiting for the target; replies to others are dropped."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            while self.replies:
+                to, reply, frames = self.replies.pop(0)
+                if to == client:
+                    return reply, frames
+            self.turn()
+        pytest.fail("the edge said nothing")
+
+    def fails(self, code: str) -> m.Failure:
+        """The next reply is a failure of this kind."""
+        reply = self.reply()
+        assert isinstance(reply, m.Failure), reply
+        assert reply.code == code, reply
+        return reply
+
+    def close(self) -> None:
+        """The target works no more."""
+        self._working = False
+
+    def __enter__(self) -> SocketlessEdge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,252 @@
+"""A hundred thousand spoilt messages: the edge answers each with a typed error or does its work.
+
+The messages are valid ones of every kind, made for the sessions as they stand at that moment, and
+then mostly spoilt: bytes, frames, fields. Most go to the service itself, in this process and at
+full speed; a share goes through the socket of a real edge process.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from pilotfish import Device, EdgeServer
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import decode_ids
+from pilotfish.wire.protocols import EXCHANGES, Draft
+from tests.conftest import CONTEXT, HIDDEN, PADDED_VOCAB, VOCAB, Pair
+from tests.support.hostile import (
+    PROMPT,
+    RawClient,
+    RawSession,
+    drafted,
+    resident_mib,
+)
+from tests.support.judging import judging_of
+from tests.support.socketless import SocketlessEdge
+from tests.support.spoiling import Frames, spoil
+
+MESSAGES = 150_000
+BY_SOCKET = 5_000
+CLIENTS = 3
+
+CHAINS = [(1,) * length for length in (0, 1, 2, 4, 8)]
+TREES = [(), (1,), (3,), (1, 1, 1), (2, 2, 1), (2, 2, 2), (5, 2)]
+# By protocol: windows that a drafter could have drafted, and that fit wherever a session stands.
+DRAFTS = {
+    name: [
+        drafted(name, shape, seed)
+        for shape in (TREES if exchange.branches else CHAINS)
+        for seed in range(6)
+    ]
+    for name, exchange in EXCHANGES.items()
+}
+# A verdict of `wisv-selective` takes two exchanges that are not spoilt.
+PROTOCOLS = [*EXCHANGES, "wisv-selective", "stream"]
+RELAXING = [None, m.Relaxing(), m.Relaxing(tau=1.0, lambdas=(1e6, 1.0, 0.0)), m.Relaxing(tau=0.0)]
+
+
+class Talk:
+    """One client's session and the valid messages that could come next in it."""
+
+    def __init__(self, rng: random.Random, judging: m.Judging, vocabulary: str = "ab" * 32) -> None:
+        self.rng = rng
+        self.judging = judging
+        self.vocabulary = vocabulary  # the digest of the edge's, if it is to give parts of it
+        self.session = RawSession(judging=judging)
+        self.protocol = ""
+        self.supply: Frames = []  # the answer to an inquiry that is open
+        self.sent: dict[int, Draft] = {}  # the windows sent, by start
+        self.decided: Counter[str] = Counter()  # verdicts that were followed, by protocol
+        self.lost = True  # begin again
+
+    def next(self) -> Frames:
+        """A valid message; what it changes is learnt from the replies."""
+        rng = self.rng
+        if self.lost or len(self.session.committed) > CONTEXT - 70 or rng.random() < 0.02:
+            return self._begin()
+        if rng.random() < 0.07:
+            return [m.encode(self._aside())]
+        if self.protocol == "stream":
+            return self.session.pull(rng.choice([0, 1, 2, 5]))
+        if self.supply and rng.random() < 0.9:
+            return self.supply
+        return self._window()
+
+    def _aside(self) -> m.Request:
+        session, rng = self.session, self.rng
+        kind = rng.choice(["ping", "ping", "hello", "hello", "fetch", "cancel", "close"])
+        if kind == "hello":
+            return m.Hello(
+                version=rng.choice([m.VERSION, m.VERSION + 1]), tokenizer="ab" * 32,
+                vocab_size=VOCAB, padded_vocab_size=PADDED_VOCAB, hidden_size=HIDDEN,
+                bridges=rng.random() < 0.3, drafter=rng.choice(["", self.judging.drafter]),
+            )  # fmt: skip
+        if kind == "fetch":
+            return m.Fetch(vocabulary=self.vocabulary, part=rng.choice([0, 0, 1, 2**31 - 1]))
+        if kind == "cancel":
+            return m.Cancel(session=session.id, generation=session.generation)
+        if kind == "close":
+            self.lost = True
+            return m.Close(session=session.id)
+        return m.Ping(nonce=rng.getrandbits(60))
+
+    def _begin(self) -> Frames:
+        rng = self.rng
+        if rng.random() < 0.2:
+            self.session = RawSession(rng.randbytes(16), self.judging)
+        self.lost, self.sent, self.supply = False, {}, []
+        self.protocol = rng.choice(PROTOCOLS)
+        length = rng.choice([1, 2, 5, 30, 150, CONTEXT - 2, CONTEXT])
+        prompt = rng.choices(range(VOCAB), k=length)
+        return self.session.begin(
+            prompt,
+            self.protocol,
+            seed=rng.getrandbits(60),
+            top_k=rng.choice([0, 1, 5]),
+            relaxing=rng.choice(RELAXING),
+        )
+
+    def _window(self) -> Frames:
+        draft = self.rng.choice(DRAFTS[self.protocol])
+        self.sent[len(self.session.committed)] = draft
+        return self.session.propose(self.protocol, draft)
+
+    def hear(self, reply: m.Reply, frames: Frames) -> None:
+        """Follow what the edge did; lose the thread where it followed a spoilt message."""
+        session, committed = self.session, self.session.committed
+        match reply:
+            case m.Verdict(session=session.id, generation=session.generation, start=start) if (
+                start == len(committed) and start in self.sent
+            ):
+                self._follow(self.sent[start], reply)
+            case m.Inquiry(session=session.id, generation=session.generation, start=start) if (
+                start == len(committed) and start in self.sent
+            ):
+                fits = max(frames[0]) < len(self.sent[start].ids)  # else of a spoilt, longer window
+                self.supply, self.lost = [], self.lost or not fits
+                if fits:
+                    self.supply = session.supply(self.protocol, self.sent[start], frames)
+            case m.Tokens(session=session.id, start=start) if start == len(committed):
+                committed.extend(decode_ids(frames[0], VOCAB))
+            case m.Failure(code=("diverged" | "unknown-session" | "conflict")):
+                self.lost = self.lost or self.rng.random() < 0.3
+
+    def _follow(self, draft: Draft, verdict: m.Verdict) -> None:
+        if verdict.accepted > len(draft.ids):  # of a spoilt, longer window
+            self.lost = True
+            return
+        self.session.follow(draft, verdict, sampled=self.rng.randrange(VOCAB))
+        self.supply = []
+        self.decided[self.protocol] += 1
+        self.decided["without a token"] += verdict.token is None
+
+
+def texts_of(edge: SocketlessEdge, judging: m.Judging) -> list[list[int]]:
+    """A generation under each protocol by an honest client."""
+    texts = []
+    for protocol, drafts in DRAFTS.items():
+        session = RawSession(judging=judging)
+        edge.deliver(session.begin(PROMPT, protocol), b"honest")
+        for draft in drafts[:24:3]:
+            edge.deliver(session.propose(protocol, draft), b"honest")
+            reply, asked = edge.reply_all(b"honest")
+            if isinstance(reply, m.Inquiry):
+                edge.deliver(session.supply(protocol, draft, asked), b"honest")
+                reply = edge.reply(b"honest")
+            session.follow(draft, reply, sampled=7)
+        edge.deliver([m.encode(m.Close(session=session.id))], b"honest")
+        texts.append(session.committed.ids.tolist())
+    return texts
+
+
+@pytest.fixture
+def service(pair: Pair, head: str) -> Iterator[SocketlessEdge]:
+    limits = {"sessions": 6, "sessions_per_client": 3, "idle_s": 0.05}
+    with SocketlessEdge(pair.target, [head], **limits) as edge:
+        edge.start()
+        yield edge
+
+
+def test_many_thousands_of_messages(
+    pair: Pair, service: SocketlessEdge, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(7)
+    judging = judging_of(pair)
+    wanted = texts_of(service, judging)
+    digest = Vocabulary.of(Artifact.open(pair.target)).digest
+    talks = {f"client {i}".encode(): Talk(rng, judging, digest) for i in range(CLIENTS)}
+    seen: Counter[str] = Counter()
+    started_mib = 0.0
+    for count in range(MESSAGES):
+        client = rng.choice(list(talks))
+        frames = talks[client].next()
+        service.deliver(frames if rng.random() < 0.3 else spoil(frames, rng), client)
+        if rng.random() < 0.2:
+            service.turn()
+        for to, reply, reply_frames in service.replies:
+            talks[to].hear(reply, reply_frames)
+            seen[reply.code if isinstance(reply, m.Failure) else type(reply).__name__] += 1
+        service.replies.clear()
+        assert len(service.service.sessions) <= 6
+        if count == MESSAGES // 5:
+            started_mib = resident_mib()
+    assert resident_mib() - started_mib < 32
+    assert not caplog.records
+    assert "internal" not in seen
+    assert seen.keys() >= {
+        "Verdict", "Inquiry", "Tokens", "Pong", "Welcome", "Part", "malformed", "diverged",
+        "conflict", "token-out-of-range", "bad-draft", "unknown-session", "unsupported",
+        "too-many-sessions", "pair-mismatch", "version-mismatch", "prompt-too-long", "too-large",
+    }  # fmt: skip
+    assert seen["Verdict"] > MESSAGES / 100, seen
+    decided = sum((talk.decided for talk in talks.values()), Counter())
+    assert min(decided[name] for name in (*EXCHANGES, "without a token")) > 100, decided
+    time.sleep(0.1)  # so that an idle session yields
+    assert texts_of(service, judging) == wanted
+
+
+def test_spoilt_messages_through_the_socket(pair: Pair, head: str) -> None:
+    rng, judging = random.Random(8), judging_of(pair)
+    options = {"protocol": "dsd", "temperature": 1.0, "seed": 0, "window": 3, "max_tokens": 40}
+    seen: Counter[str] = Counter()
+    with (
+        EdgeServer(pair.target, head=head, sessions=8, idle=0.05, rate=1e9, threads=1) as edge,
+        Device(pair.draft, edge.endpoint, threads=1) as device,
+        ExitStack() as opened,
+    ):
+        wanted = device.generate(PROMPT, **options).tokens
+        clients = [
+            (opened.enter_context(RawClient(edge.endpoint)), Talk(rng, judging))
+            for _ in range(CLIENTS)
+        ]
+        before = resident_mib(edge.pid)
+        for count in range(BY_SOCKET):
+            client, talk = rng.choice(clients)
+            frames = talk.next()
+            client.send(*(frames if rng.random() < 0.3 else spoil(frames, rng)))
+            if count % 10 == 0:
+                for reply, reply_frames in client.settle_all():
+                    talk.hear(reply, reply_frames)
+                    seen[reply.code if isinstance(reply, m.Failure) else type(reply).__name__] += 1
+        assert "internal" not in seen
+        assert seen["malformed"] > 100
+        assert seen["Verdict"] > 20
+        assert resident_mib(edge.pid) - before < 32
+        time.sleep(0.1)  # so that an idle session yields
+        assert device.generate(PROMPT, **options).tokens == wanted
+
+
+def test_the_seeds_of_the_fuzz_are_valid(pair: Pair) -> None:
+    """Unspoilt, every message is understood: the fuzz starts from inside the protocol."""
+    rng = random.Random(9)
+    talk = Talk(rng, judging_of(pair))
+    kinds = Counter(type(m.decode_request(talk.next()[0])).__name__ for _ in range(2000))
+    assert kinds.keys() == {"Begin", "Window", "Pull", "Ping", "Hello", "Fetch", "Cancel", "Close"}

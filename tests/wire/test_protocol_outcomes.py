@@ -1,0 +1,129 @@
+"""A round of each protocol over all its outcomes, not a sample of them: its law is p to 1e-12.
+
+What runs is what ships: drafting, packing, frames, admission, ruling, settling. Only the source of
+chance is another: races and uniforms are told by a script (`tests/enumeration.py`).
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pilotfish.device_runtime.drafter
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.wire.protocols import EXCHANGES, dssd, exchange
+from tests.support.enumeration import (
+    Ended,
+    kinds,
+    law_of,
+    output_law,
+    pick_interval,
+    samplings,
+    target_law,
+)
+from tests.support.rounds import EXACT, PROMPT, Setting, play_round
+from tests.support.tiny import tiny_artifact
+
+
+class Coin:
+    """A uniform variate that is decided when it is compared, and that once."""
+
+    def __init__(self, chance):
+        self._chance, self._asked = chance, False
+
+    def __lt__(self, probability):
+        assert not self._asked
+        self._asked = True
+        return self._chance.coin(min(1.0, probability))
+
+
+class Dither:
+    """One that is decided when it is read: an interval in which all of these p round the same."""
+
+    def __init__(self, chance, laws, bits):
+        self._told = chance, laws, bits
+
+    def __float__(self):
+        chance, laws, bits = self._told
+        return sum(pick_interval(laws, bits, chance)) / 2
+
+
+def tell(patch, chance, p, vocab, bits):
+    """Have all races and uniforms come from ``chance``, and P̃ have ``bits`` bits."""
+    at_depth = [[p(prefix) for prefix in product(range(vocab), repeat=depth)] for depth in range(2)]
+
+    def toss(count, *name, **rest):
+        return np.array([Coin(chance) for _ in range(count)], dtype=object)
+
+    def read(count, *name, **rest):
+        return np.array([Dither(chance, at_depth[i], bits) for i in range(count)], dtype=object)
+
+    patch.setattr(exchange, "sample", lambda w, words: chance.pick(w / w.sum(dtype=np.float64)))
+    patch.setattr(exchange, "uniforms", toss)
+    patch.setattr(dssd, "uniforms", read)
+    patch.setattr(dssd, "P_BITS", bits)
+
+
+@st.composite
+def small_settings(draw, name):
+    trees = [(2,), (2, 1), (1, 2)] if EXCHANGES[name].branches else []
+    longer = [(1, 1, 1)] if name in ("dsd", "tslt") else []
+    return Setting(
+        name,
+        draw(st.sampled_from([(1,), (1, 1), *trees, *longer])),
+        draw(samplings),
+        draw(samplings),
+        enough=draw(st.sampled_from([0.0, 0.5, 0.7])),
+        seed=draw(st.integers(0, 2**31)),
+        vocab=3,
+        kind=draw(kinds),
+    )
+
+
+@pytest.mark.parametrize("name", ["dsd", "tslt", "tree", "dssd", "adaptive"])
+@given(st.data(), st.integers(1, 4))
+@settings(max_examples=40)
+def test_a_round_is_exact_over_all_its_outcomes(name, data, bits):
+    assert_exact(data.draw(small_settings(name)), bits)
+
+
+@pytest.mark.parametrize(("name", "ends"), [("dsd", ()), ("dsd", (3,)), ("tree", (3,))])
+def test_windows_that_the_drafter_itself_ends_early_are_exact(name, ends, tmp_path, monkeypatch):
+    """`Drafter.draft` with ``auto`` and end tokens, on a random model of four tokens."""
+    drafter = Drafter(
+        tiny_artifact(tmp_path, vocab=4, seed=4), provider="cpu", threads=1, context=None
+    )
+    monkeypatch.setattr(pilotfish.device_runtime.drafter, "ENOUGH", 0.7)
+    levels = set()
+
+    def window(setting, exchange, law, committed):
+        ids = np.array(committed, dtype=np.uint32)
+        draft = drafter.draft(ids, setting.expansion, exchange, law, ends, auto=True)
+        levels.add(draft.depth)
+        return draft
+
+    expansion = (1, 1, 1) if name == "dsd" else (1, 1, 2)
+    assert_exact(Setting(name, expansion, vocab=4), 0, window)
+    assert levels >= {2, 3}
+
+
+def assert_exact(setting, bits, drafter=None, start=PROMPT):
+    """Of a round after the tokens ``start``; ``drafter`` drafts its window (`play_round`)."""
+    law = law_of(setting.models[0], setting.sampling)
+
+    def p(prefix):
+        return law((*start, *prefix)[-2:])
+
+    def play(chance):
+        with pytest.MonkeyPatch.context() as patch:
+            tell(patch, chance, p, setting.vocab, bits)
+            shared = EXACT[setting.exchange]
+            committed, _ = play_round(setting, shared, 0, start, len(start), drafter)
+        tokens = committed[len(start) :]
+        return Ended(tokens, p(tokens))
+
+    length = len(setting.expansion) + 2
+    found = output_law(play, p, length)
+    np.testing.assert_allclose(found, target_law(p, length), rtol=0, atol=1e-12)

@@ -1,0 +1,250 @@
+"""wisv's rule, both halves with bytes between them, on made-up logits and states (wisv §III-A)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pilotfish.edge_runtime.head_file import End
+from pilotfish.field.papers import wisv
+from pilotfish.speculation.channel import Channel
+from pilotfish.speculation.distributions import Floats, Sampling
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.protocols import EXCHANGES, Draft, Judge, Judged, Law, Ruling, Wanted
+from pilotfish.wire.protocols.judged import JudgedDraft
+from tests.support.judging import random_head
+
+PROTOCOLS = ("wisv-full", "wisv-selective")
+VOCAB = 6
+D, T = 5, 7  # widths of the drafter's and the target's states
+LAW = Law(sampling=Sampling(), seed=0)
+NO_IDS = np.empty(0, np.uint32)
+ENDS = [
+    End(model=name, origin=digit * 16, hidden=width, precision="fp32")
+    for name, digit, width in (("drafter", "a", D), ("target", "b", T))
+]
+HEADS = [random_head(*ENDS, seed=seed) for seed in range(4)]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A fixed draft and what the target makes of it: u32 [γ], [γ+1, V], states [γ, D], [γ+1, T]."""
+
+    ids: NDArray[np.uint32]
+    logits: Floats
+    drafter: Floats
+    target: Floats
+
+    @property
+    def wrong(self) -> list[int]:
+        """The mismatches, one by one."""
+        return [i for i, token in enumerate(self.ids) if token != self.logits[i].argmax()]
+
+
+@st.composite
+def cases(draw: Any) -> Case:
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    window, alike = draw(st.integers(0, 16)), draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
+    logits = random.standard_normal((window + 1, VOCAB)).astype(np.float32)
+    guesses = random.integers(VOCAB, size=window)
+    ids = np.where(random.random(window) < alike, logits[:-1].argmax(1), guesses)
+    states = [random.standard_normal(s).astype(np.float32) for s in ((window, D), (window + 1, T))]
+    return Case(ids.astype(np.uint32), logits, *states)
+
+
+def judges(threshold: float | None = None) -> st.SearchStrategy[Judge]:
+    """A head bound to some link, at this threshold or at any."""
+    at = st.floats(0.0, 1.0) if threshold is None else st.just(threshold)
+    known = st.none() | st.floats(1e-4, 1.0)
+    rates = st.none() | st.floats(1e5, 1e9)
+    links = st.builds(Channel, rtt_s=known, up_bps=rates, down_bps=rates, loss=known)
+    return st.builds(lambda head, c, t: head.judge(c, t), st.sampled_from(HEADS), links, at)
+
+
+def drafted(case: Case, exchange: Judged) -> JudgedDraft:
+    return exchange.carry(JudgedDraft(case.ids), case.drafter.__getitem__)
+
+
+def played(
+    protocol: str, case: Case, judge: Judge, form: str = "int8"
+) -> tuple[Ruling, list[list[Buffer]]]:
+    """A round; the decision, and the frames of each message but the verdict."""
+    device = EXCHANGES[protocol]
+    assert isinstance(device, Judged)
+    device = device.sending(form)
+    edge = device.seated(judge)
+    draft = drafted(case, device)
+    messages = [device.propose(draft, NO_IDS, VOCAB)]
+    admitted = edge.admit([bytes(frame) for frame in messages[0]], VOCAB)
+    ruling = edge.rule(admitted, case.logits, LAW, round_start=3, hidden=case.target)
+    if isinstance(ruling, Wanted):
+        messages.append(list(ruling.frames))
+        messages.append(device.supply(draft, messages[-1]))
+        ruling = edge.resolve(admitted, ruling, messages[-1])
+    assert device.settle(draft, ruling, LAW, round_start=3, vocab_size=VOCAB) == ruling.token
+    return ruling, messages
+
+
+def told(ruling: Ruling) -> tuple[int, int | None, int]:
+    assert not ruling.frames
+    return ruling.accepted, ruling.token, ruling.forgiven
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@given(cases(), judges(0.0))
+def test_threshold_0_is_greedy(protocol: str, case: Case, judge: Judge) -> None:
+    ruling, _ = played(protocol, case, judge)
+    greedy = EXCHANGES["greedy"].rule(Draft(case.ids), case.logits, LAW, round_start=3)
+    assert told(ruling) == told(greedy)
+    assert ruling.forgiven == 0
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@given(cases(), judges(1.0))
+def test_threshold_1_accepts_every_window_whole(protocol: str, case: Case, judge: Judge) -> None:
+    ruling, _ = played(protocol, case, judge)
+    bonus = int(case.logits[-1].argmax())
+    assert told(ruling) == (len(case.ids), bonus, len(case.wrong))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@given(cases(), st.sampled_from(HEADS), st.lists(st.floats(0.0, 1.0), min_size=2, max_size=6))
+def test_a_higher_threshold_forgives_no_less(
+    protocol: str, case: Case, head: Any, thresholds: list[float]
+) -> None:
+    found = [played(protocol, case, head.judge(Channel(), t))[0] for t in sorted(thresholds)]
+    for lower, higher in pairwise(found):
+        assert lower.forgiven <= higher.forgiven
+        assert lower.accepted <= higher.accepted
+
+
+def test_there_is_something_in_between() -> None:
+    """Else the tests above would hold for heads that are all or nothing."""
+    random = np.random.default_rng(1)
+    found = set()
+    for head in HEADS:
+        states = (random.standard_normal((n, d)).astype(np.float32) for n, d in ((16, D), (17, T)))
+        wrong = np.eye(VOCAB, dtype=np.float32)[np.ones(17, np.int64)]
+        case = Case(np.zeros(16, np.uint32), wrong, *states)
+        for threshold in np.linspace(0.0, 1.0, 21):
+            judge = head.judge(Channel(), threshold)
+            found.add(played("wisv-full", case, judge)[0].forgiven)
+    assert len(found) > 5, found
+
+
+@given(cases(), judges(), st.sampled_from(HIDDEN_FORMATS))
+@settings(max_examples=200)
+def test_both_protocols_decide_alike(case: Case, judge: Judge, form: str) -> None:
+    full, selective = (played(protocol, case, judge, form)[0] for protocol in PROTOCOLS)
+    assert told(full) == told(selective)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@given(cases(), judges())
+def test_what_was_forgiven_is_counted(protocol: str, case: Case, judge: Judge) -> None:
+    ruling, _ = played(protocol, case, judge)
+    assert ruling.forgiven == sum(at < ruling.accepted for at in case.wrong)
+    # what ended the window is a mismatch, and the target's own word takes its place
+    assert ruling.accepted == len(case.ids) or ruling.accepted in case.wrong
+    assert ruling.token == case.logits[ruling.accepted].argmax()
+
+
+class Scripted:
+    """Rejects the mismatches that a script says, and remembers what it was shown."""
+
+    width = D
+
+    def __init__(self, rejected: list[bool]) -> None:
+        self.rejected = rejected
+        self.shown: list[tuple[Floats, Floats, NDArray[np.int64]]] = []
+
+    def __call__(
+        self, drafter: Floats, target: Floats, tokens: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        self.shown.append((drafter, target, tokens))
+        return np.array(self.rejected[: len(tokens)])
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@given(cases(), st.lists(st.booleans(), min_size=16, max_size=16))
+def test_the_judge_sees_both_states_at_the_mismatched_token(
+    protocol: str, case: Case, script: list[bool]
+) -> None:
+    """All mismatches, though one before them was forgiven or rejected: one pass finds them."""
+    judge = Scripted(script)
+    ruling, _ = played(protocol, case, judge, "fp16")
+    if not case.wrong:
+        assert not judge.shown
+        return
+    ((drafter, target, tokens),) = judge.shown
+    np.testing.assert_array_equal(drafter, case.drafter[case.wrong].astype(np.float16))
+    np.testing.assert_array_equal(target, case.target[np.array(case.wrong) + 1])
+    assert tokens.tolist() == [[case.ids[at], case.logits[at].argmax()] for at in case.wrong]
+    ended = [at for at, no in zip(case.wrong, script, strict=False) if no]
+    assert ruling.accepted == (ended[0] if ended else len(case.ids))
+
+
+@given(cases(), judges(), st.sampled_from(HIDDEN_FORMATS))
+def test_frames_are_as_long_as_the_paper_says(case: Case, judge: Judge, form: str) -> None:
+    """(5), (7)-(9) with an id in two bytes, a position in one, and d·b_h the codec's."""
+    window, wrong = len(case.ids), len(case.wrong)
+    sizes = wisv.Sizes(token=16, position=8, hidden=8 * hidden_bytes(D, form))
+    _, full = played("wisv-full", case, judge, form)
+    assert [bits(frames) for frames in full] == [wisv.eq_5_full_upload_bits(window, sizes)]
+    _, selective = played("wisv-selective", case, judge, form)
+    wanted = [wisv.eq_7_first_upload_bits(window, sizes)]
+    if wrong:
+        wanted.append(wisv.eq_8_request_bits(wrong, sizes))
+        wanted.append(wisv.eq_9_second_upload_bits(wrong, sizes))
+    assert [bits(frames) for frames in selective] == wanted
+
+
+def bits(frames: list[Buffer]) -> int:
+    return 8 * sum(map(len, frames))
+
+
+def test_nobody_else_is_judged_or_inquired() -> None:
+    for name, exchange in EXCHANGES.items():
+        assert exchange.judged == (name in PROTOCOLS)
+        assert exchange.lossless != (exchange.judged or exchange.relaxes)
+        if name != "wisv-selective":
+            with pytest.raises(MalformedError):
+                exchange.supply(Draft(NO_IDS), [b"\0"])
+            with pytest.raises(MalformedError):
+                exchange.resolve(Draft(NO_IDS), WANTED, [b"\0"])
+
+
+WANTED = Wanted(np.array([0]), np.array([0, 0]), np.zeros((1, T), np.float32))
+ASKED = {
+    "nothing": [b""],
+    "no frame": [],
+    "two frames": [b"\0", b"\1"],
+    "a token too many": [b"\3"],
+    "all tokens and one more": [b"\0\1\2\3"],
+    "a token twice": [b"\1\1"],
+    "not in order": [b"\2\0"],
+    "far behind": [b"\xff"],
+    "more than there are": [bytes(range(200))],
+    "all of them, and again": [b"\0\1\2\0\1\2"],
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
+def test_inquiries_that_cannot_be(asked: list[bytes]) -> None:
+    exchange = EXCHANGES["wisv-selective"]
+    case = Case(
+        *(np.zeros(s, t) for s, t in ((3, np.uint32), ((4, 6), "f4"), ((3, D), "f4"))), None
+    )
+    draft = drafted(case, exchange)
+    with pytest.raises(MalformedError):
+        exchange.supply(draft, asked)
+    assert len(exchange.supply(draft, [b"\0\2"])[0]) == 2 * hidden_bytes(D, "int8")
