@@ -348,6 +348,6 @@ def test_formats_are_those_of_the_codec() -> None:
 
 
 def test_import_does_not_bring_in_safetensors() -> None:
-    code = "import sys, edge_runtime.head; print('safetensors' in sys.modules)"
+    code = "import sys, pilotfish.edge_runtime.head; print('safetensors' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

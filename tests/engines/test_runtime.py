@@ -80,8 +80,8 @@ def test_both_wheels_are_refused(tmp_path, monkeypatch):
 def test_no_wheel_is_refused():
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from engines.errors import ProviderError\n"
-        "from engines.runtime import runtime_version\n"
+        "from pilotfish.engines.errors import ProviderError\n"
+        "from pilotfish.engines.runtime import runtime_version\n"
         "try:\n    runtime_version()\n"
         "except ProviderError as error:\n    print(error)\n"
     )

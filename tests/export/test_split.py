@@ -333,7 +333,7 @@ def test_weights_stream_through(tmp_path: Path) -> None:
     target = default_pair()[1]
     code = (
         "import resource\n"
-        "from export.split import split_artifact\n"
+        "from pilotfish.export.split import split_artifact\n"
         "size = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "before = size()\n"
         f"split_artifact({str(target)!r}, {str(tmp_path / 'cut')!r}, stages=4)\n"

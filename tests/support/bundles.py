@@ -207,7 +207,9 @@ def plant(bundle: Path, mark: Path | str) -> Path:
     version = wheel.name.split("-")[1]
     wheel.unlink()
     evil = f"open({str(mark)!r}, 'w').write('ran')\n".encode()
-    modules["deploy/__init__.py"] = evil + modules.get("deploy/__init__.py", b"")
+    modules["pilotfish/deploy/__init__.py"] = evil + modules.get(
+        "pilotfish/deploy/__init__.py", b""
+    )
     write_wheel(bundle / "wheels", "pilotfish", modules, version=version)
     return seal(bundle)
 

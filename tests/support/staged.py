@@ -72,7 +72,9 @@ def providers(**kinds: type[Backend]) -> Iterator[None]:
         cudart_double.install(patch, cudart_double.Gpu())
         for name, kind in kinds.items():
             patch.setitem(backends.PROVIDERS, name, f"{kind.__module__}:{kind.__name__}")
-        patch.setattr("engines.stage.PROVIDERS", dict.fromkeys(kinds, "CPUExecutionProvider"))
+        patch.setattr(
+            "pilotfish.engines.stage.PROVIDERS", dict.fromkeys(kinds, "CPUExecutionProvider")
+        )
         yield
 
 

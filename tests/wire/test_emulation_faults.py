@@ -187,7 +187,7 @@ def test_many_connections_at_once():
 def test_more_connections_than_descriptors_wait_their_turn():
     program = (
         "import resource, sys\n"
-        "from wire.emulation.emulator import Emulator\n"
+        "from pilotfish.wire.emulation.emulator import Emulator\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))\n"
         "with Emulator(sys.argv[1]) as link:\n"
         "    print(link.endpoint, flush=True)\n"
@@ -215,7 +215,7 @@ def test_more_connections_than_descriptors_wait_their_turn():
 def test_the_proxy_ends_with_its_parent(number):
     program = (
         "import sys\n"
-        "from wire.emulation.emulator import Emulator\n"
+        "from pilotfish.wire.emulation.emulator import Emulator\n"
         "link = Emulator('tcp://127.0.0.1:9').start()\n"
         "print(link.pid, flush=True)\n"
         "sys.stdin.read()\n"

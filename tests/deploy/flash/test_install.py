@@ -358,8 +358,8 @@ def test_a_bsp_is_told_from_its_root_file_system(tmp_path: Path) -> None:
 
 def test_files_belong_to_root_so_only_root_installs() -> None:
     code = (
-        "import os; from pathlib import Path; from deploy.rootfs import Rootfs\n"
-        "from deploy.install import Installation; os.setgid(65534); os.setuid(65534)\n"
+        "import os; from pathlib import Path; from pilotfish.deploy.rootfs import Rootfs\n"
+        "from pilotfish.deploy.install import Installation; os.setgid(65534); os.setuid(65534)\n"
         "Installation(Rootfs(Path('/nowhere'), {}, None), print)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -223,7 +223,7 @@ def test_a_board_of_before_signatures_is_upgraded_like_a_new_one(
 def _forget(root: Path) -> None:
     """Take what verifies bundles out of the installed version, as if it were an older one."""
     for name in ("admission.py", "signatures.py"):
-        (root / "opt/pilotfish/current/site/deploy" / name).unlink()
+        (root / "opt/pilotfish/current/site/pilotfish/deploy" / name).unlink()
 
 
 def test_an_unsigned_bundle_is_installed_if_that_is_said(
