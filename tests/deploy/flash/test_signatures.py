@@ -275,7 +275,8 @@ def test_a_list_of_the_root_that_cannot_be_read_is_not_an_absent_one(
     with pytest.raises(KeysError, match=r"cannot be read \(Not a directory\)"):
         put(root, one, signers=trusted)
     code = (
-        "import os, sys; from pathlib import Path; from pilotfish.deploy.signatures import Signers\n"
+        "import os, sys; from pathlib import Path\n"
+        "from pilotfish.deploy.signatures import Signers\n"
         "os.setgid(65534); os.setuid(65534); Signers.load(Path(sys.argv[1]))"
     )
     trusted.chmod(0o700)
