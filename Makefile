@@ -7,10 +7,11 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 
-.PHONY: help venv demo test test-reference lint format bench deb clean
+.PHONY: help venv demo test test-all test-reference lint format bench deb clean
 help:
 	@echo "make demo            both ends on this machine, real weights (ARGS='--json out.json')"
 	@echo "make test            the tests, without torch (ARGS goes to pytest)"
+	@echo "make test-all        those that take long too, and test-reference"
 	@echo "make test-reference  parity with transformers; installs torch"
 	@echo "make lint            ruff, mypy --strict, import-linter"
 	@echo "make deb             the edge as a Debian package (ARGS='--python 3.12 --machine aarch64')"
@@ -32,7 +33,11 @@ demo: venv
 	@$(BIN)/python -m pilotfish demo $(ARGS)
 
 test: venv
-	$(BIN)/python -m pytest -m 'not reference' $(ARGS)
+	@$(BIN)/python -m tests $(ARGS)
+
+test-all: venv
+	@$(BIN)/python -m tests --all $(ARGS)
+	@$(MAKE) --no-print-directory test-reference
 
 test-reference: $(VENV)/.reference
 	$(BIN)/python -m pytest tests/reference -m reference $(ARGS)
