@@ -139,7 +139,7 @@ class Conversation:
         if link is not None:
             here = self._meet(link, wish)
         if isinstance(wish, Plan):
-            if link is not None and here and wish.judged:
+            if link is not None and here and wish.by_link:
                 self._measure(link, [wish])
             plan, choice, state = wish, None, link.state() if link else None
         else:
@@ -165,10 +165,10 @@ class Conversation:
         link = self._link
         if link is None:
             return alternatives(wish.auto, wish.options, offered=[LOCAL])
-        if link.welcome is None:  # it was never there, but may come: with a head or without
+        if link.welcome is None:  # it was never there, but may come, with whatever it has
             plans = alternatives(wish.auto, wish.options, offered=[*EXCHANGES, STREAM, LOCAL])
-            sure = [one for one in plans if not one.judged]
-            return plans if POLICIES[wish.auto.policy].wants_judged else sure or plans
+            sure = [one for one in plans if not one.needs]
+            return plans if POLICIES[wish.auto.policy].wants_supplied else sure or plans
         limits = link.welcome.limits
         plans = alternatives(
             wish.auto, wish.options, offered=[*link.welcome.protocols, LOCAL], most=limits.window
@@ -188,11 +188,11 @@ class Conversation:
         return plan, choice, state
 
     def _measure(self, link: EdgeLink, plans: Sequence[Plan]) -> None:
-        # a head decides by the link as it is for this request (wisv §VII-B)
-        judged = any(plan.judged for plan in plans)
-        matter = judged or any(self._learned.freight(plan) > SMALL_BYTES for plan in plans)
+        # an edge may decide by the link as it is for this request (wisv §VII-B)
+        by_link = any(plan.by_link for plan in plans)
+        matter = by_link or any(self._learned.freight(plan) > SMALL_BYTES for plan in plans)
         try:
-            link.refresh(rates=matter, anew=judged)
+            link.refresh(rates=matter, anew=by_link)
         except AWAY:
             if not self._patience.starts_alone:
                 raise  # else the answer itself finds out, and deals with it
@@ -254,7 +254,7 @@ class Conversation:
 
 
 def _channel(state: LinkState | None) -> Channel:
-    """What a decision head is told of a link; what is measured as nothing is not known."""
+    """What an edge is told of a link; what is measured as nothing is not known."""
     if state is None:
         return Channel()
     loss = _value(state.retransmitted)

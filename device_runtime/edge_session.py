@@ -79,7 +79,7 @@ class EdgeSession:
         self._generation = -1
         self._held = 0  # a prefix of the committed tokens that the edge has too
         self._plan: Plan | None = None
-        self._judging: m.Judging | None = None
+        self._conditions: m.Conditions | None = None
         self._known_limits = _UNLIMITED
 
     @property
@@ -98,9 +98,9 @@ class EdgeSession:
 
     # What the edge holds
 
-    def prepare(self, plan: Plan, judging: m.Judging | None) -> None:
-        """A generation comes, of this plan; by ``judging`` a decision head goes, if one judges."""
-        self._plan, self._judging = plan, judging
+    def prepare(self, plan: Plan, conditions: m.Conditions | None) -> None:
+        """A generation comes, of this plan; the edge decides by these conditions, if by any."""
+        self._plan, self._conditions = plan, conditions
 
     def keep(self, length: int) -> None:
         """Of the committed tokens so many are left."""
@@ -125,8 +125,8 @@ class EdgeSession:
             temperature=law.sampling.temperature,
             top_k=law.sampling.top_k,
             top_p=law.sampling.top_p,
-            judging=self._judging,
-            relaxing=self._plan.relaxing,
+            options=self._plan.exchange.options.given() if self._plan.exchange else {},
+            conditions=self._conditions,
         )
         missing = self._committed.ids[self._held :].copy()  # sent without a copy, may yet change
         self._edge.tell(begin, [encode_ids(missing, self._vocab_size)])

@@ -28,7 +28,7 @@ from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.committed import Committed
 from pilotfish.wire.errors import MalformedError, PromptTooLongError
-from pilotfish.wire.messages import Judging, Verdict
+from pilotfish.wire.messages import Conditions, Verdict
 from pilotfish.wire.protocols import LOCAL, STREAM, Law, Ruling, choose
 
 _NS = 1e-9
@@ -89,7 +89,7 @@ class Session:
         self._drafter.start(prompt)
         self._plan = plan
         self._edge.keep(kept)
-        self._edge.prepare(plan, self._judging(plan, channel))
+        self._edge.prepare(plan, self._conditions(plan, channel))
 
     def shared(self, prompt: NDArray[np.uint32]) -> int:
         """How many tokens of the prompt, from the first one on, are those of this session."""
@@ -102,14 +102,13 @@ class Session:
         if self._plan.protocol != STREAM:  # while the edge reads, too
             self._drafter.read(self.committed.ids, self._interrupt.check)
 
-    def _judging(self, plan: Plan, channel: Channel) -> Judging | None:
-        """What a decision head goes by, where one is to judge."""
-        if not plan.judged:
+    def _conditions(self, plan: Plan, channel: Channel) -> Conditions | None:
+        """What the edge decides by, where it does."""
+        if not plan.by_link:
             return None
-        return Judging(
+        return Conditions(
             drafter=self._drafter.manifest.origin,
             hidden_size=self._drafter.manifest.dimensions.hidden,
-            threshold=plan.threshold,
             rtt_s=channel.rtt_s,
             up_bps=channel.up_bps,
             down_bps=channel.down_bps,
@@ -127,7 +126,7 @@ class Session:
         """One round: a window within ``plan.expansion`` is drafted, verified and committed."""
         exchange = plan.exchange
         assert exchange is not None
-        meanwhile = self._drafter.read_last if exchange.judged else None
+        meanwhile = self._drafter.read_last if exchange.inquires else None
         started_ns = time.monotonic_ns()
         start, vocab = len(self.committed), self._drafter.bridge.vocab_size
         settled: Settled | None = None
@@ -144,19 +143,11 @@ class Session:
             settled = self._edge.settle(exchange, draft, started_ns, drafted_ns, meanwhile)
         verdict = settled.reply
         assert isinstance(verdict, Verdict)
-        ruling = Ruling(
-            verdict.accepted,
-            verdict.token,
-            settled.last.frames,
-            forgiven=verdict.forgiven,
-            deviation=verdict.deviation or 0.0,
-        )
-        mercy = ruling.accepted if exchange.judged else 0
-        stray = min(draft.depth, ruling.accepted + 1) if exchange.relaxes else 0
-        accepted, forgiven = ruling.accepted, ruling.forgiven
-        if accepted > len(draft.ids) or forgiven > mercy or not ruling.deviation <= stray:
+        ruling = Ruling(verdict.accepted, verdict.token, settled.last.frames, verdict.notes)
+        if ruling.accepted > len(draft.ids):
             raise MalformedError("The edge's verdict does not fit the window that was sent.")
         path = draft.path(ruling.accepted)
+        notes = exchange.check_notes(ruling.notes, window=draft.depth, accepted=len(path))
         token = exchange.settle(draft, ruling, plan.law, round_start=start, vocab_size=vocab)
         if token >= vocab:
             raise MalformedError(f"The edge's verdict names token {token} of {vocab}.")
@@ -176,8 +167,7 @@ class Session:
             uplink_bytes=settled.uplink_bytes,
             downlink_bytes=settled.downlink_bytes,
             timings=settled.timings,
-            forgiven=ruling.forgiven,
-            deviation=ruling.deviation,
+            notes=notes,
             inquired=settled.inquired,
             pass_s=settled.pass_s,
         )

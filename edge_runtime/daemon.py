@@ -9,7 +9,6 @@ from functools import partial
 
 import zmq
 
-from pilotfish.edge_runtime.bench import Bench
 from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.doorkeeper import Doorkeeper
 from pilotfish.edge_runtime.loop import Loop, duties
@@ -18,6 +17,7 @@ from pilotfish.edge_runtime.reload import Settings, bounds_of
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.signals import Signals
+from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets import Opening, Target, open_target
 from pilotfish.edge_runtime.targets.target import pass_s
@@ -63,7 +63,7 @@ def serve(
         stack.callback(inspection.close)
         # a federation's own artifact is there for its vocabulary: no head was made for its target
         heads = config.heads or (() if config.kind == "federated" else None)
-        bench = Bench.of(artifact.manifest, heads, config.threshold, config.relaxation)
+        supplies = Supplies.of(artifact.manifest, heads, config.threshold, config.relaxation)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())
@@ -73,7 +73,7 @@ def serve(
                 waiting = partial(_tell_of_waiting, supervisor, lifeline)
                 target = open_target(Opening(config, artifact, keys, tally, waiting))
                 stack.callback(target.close)
-                bench = bench if target.states else bench.headless()
+                supplies = supplies if target.states else supplies.stateless()
                 passes = _pass_times(target)
         except _OrphanedError:
             return 0
@@ -90,7 +90,7 @@ def serve(
             scheduler.submit,
             _sender(listener, tally),
             passes,
-            bench=bench,
+            supplies=supplies,
             allowed=None if keys is None else keys.allowed,
             tally=tally,
         )
@@ -110,7 +110,7 @@ def serve(
         supervisor.ready(loop.status)
         inspection.start()
         _log.info("serving %s on %s", model, listener.endpoint)
-        for name in bench.names:
+        for name in supplies.heads:
             _log.info("decision head: %s", name)
         code = loop.run()
         listener.close(loop.linger_s)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from pilotfish.edge_runtime.bench import Bench
 from pilotfish.edge_runtime.config import EdgeLimits
 from pilotfish.edge_runtime.scheduler import Scheduler
 from pilotfish.edge_runtime.service import Service
+from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.artifact import Artifact
@@ -46,7 +46,7 @@ class SocketlessEdge:
             chosen,
             self.scheduler.submit,
             self._keep,
-            bench=Bench.of(artifact.manifest, heads, None),
+            supplies=Supplies.of(artifact.manifest, heads, None),
             tally=self.tally,
         )
 
