@@ -33,9 +33,9 @@ from pilotfish.edge_runtime.node.slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.rays import actors_for, fault_of, leave, never_again, restart
 from pilotfish.edge_runtime.targets.target import (
-    Ask,
-    Landing,
     Opening,
+    Scores,
+    Span,
     Target,
     shared_out,
     wait_for_nodes,
@@ -56,7 +56,7 @@ class _Flight:
     """A flight under way. sent_s: when it was sent, None if it is to be; size: tokens of it."""
 
     lane: int
-    asks: Sequence[Ask]
+    spans: Sequence[Span]
     started_s: float
     sent_s: float | None = None
     size: int = 0
@@ -109,7 +109,7 @@ class ClusterTarget(Target):
         self._ringing = threading.Lock()  # held by who rings, and who takes the bell away
         self._closed = False
         self._flights: dict[int, _Flight] = {}
-        self._landed: list[Landing] = []
+        self._landed: list[Scores] = []
         self.lanes = len(chains)
         self.depth = len(chains[0])
         self.context = min(
@@ -126,10 +126,10 @@ class ClusterTarget(Target):
 
     # A target's
 
-    def start(self, number: int, asks: Sequence[Ask]) -> None:
+    def start(self, number: int, spans: Sequence[Span]) -> None:
         """Send the flight to its replica, or do so when that stands."""
-        lane = asks[0].slot % self.lanes
-        own = [ask._replace(slot=ask.slot // self.lanes) for ask in asks]
+        lane = spans[0].slot % self.lanes
+        own = [span._replace(slot=span.slot // self.lanes) for span in spans]
         self._flights[number] = _Flight(lane, own, time.monotonic())
         if self._replicas[lane].standing:
             self._send(number)
@@ -138,7 +138,7 @@ class ClusterTarget(Target):
         """The replica is told with the slot's next step."""
         self._replicas[slot % self.lanes].holding.keep(slot // self.lanes, path)
 
-    def landed(self) -> Sequence[Landing]:
+    def finished(self) -> Sequence[Scores]:
         """Hear the actors, see to the replicas, and land what has come in."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
@@ -200,10 +200,10 @@ class ClusterTarget(Target):
     def _send(self, number: int) -> None:
         flight = self._flights[number]
         replica = self._replicas[flight.lane]
-        items, tokens = zip(*map(replica.holding.item, flight.asks), strict=True)
+        items, tokens = zip(*map(replica.holding.item, flight.spans), strict=True)
         fed = np.concatenate(tokens).astype(np.int64)
         flight.sent_s, flight.size = time.monotonic(), len(fed)
-        parents = parents_of(flight.asks)
+        parents = parents_of(flight.spans)
         made: Any = fed
         try:
             for actor in replica.actors:
@@ -276,13 +276,13 @@ class ClusterTarget(Target):
                 self._fail(number, error)
                 return
         del self._flights[number]
-        self._landed.append(Landing(number, shared_out(flight.asks, logits, made.states)))
+        self._landed.append(Scores(number, shared_out(flight.spans, logits, made.states)))
 
     def _fail(self, number: int, error: Exception) -> None:
         flight = self._flights.pop(number)
-        for ask in flight.asks:
-            self._replicas[flight.lane].holding.forget(ask.slot)
-        self._landed.append(Landing(number, error=error))
+        for span in flight.spans:
+            self._replicas[flight.lane].holding.forget(span.slot)
+        self._landed.append(Scores(number, error=error))
 
     def _overdue_at(self, flight: _Flight) -> float:
         """When a flight should have come in: ``late_s`` for each chunk of tokens that it brings."""

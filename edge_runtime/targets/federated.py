@@ -28,7 +28,7 @@ import zmq
 from pilotfish.edge_runtime.targets.listed import Federation, places, read_list
 from pilotfish.edge_runtime.targets.member import DEPTH, Member
 from pilotfish.edge_runtime.targets.peer import Place, expect_locked
-from pilotfish.edge_runtime.targets.target import Ask, Landing, Opening, Target, wait_for_nodes
+from pilotfish.edge_runtime.targets.target import Opening, Scores, Span, Target, wait_for_nodes
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.ensemble import TopRows, aggregate, as_logits
 from pilotfish.wire.errors import ConfigError, TargetLostError, UnsupportedError
@@ -43,7 +43,7 @@ _NOTHING = np.empty((0, 0), np.float32)
 class _Flight:
     """A flight under way. missing: the members that it waits for; answers: those of the others."""
 
-    asks: Sequence[Ask]
+    spans: Sequence[Span]
     started_s: float
     missing: set[int]
     answers: dict[int, TopRows] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class _Flight:
     @property
     def rows(self) -> int:
         """Wanted of each member."""
-        return sum(ask.rows for ask in self.asks)
+        return sum(span.rows for span in self.spans)
 
 
 class FederatedTarget(Target):
@@ -66,7 +66,7 @@ class FederatedTarget(Target):
         self._federation = federation
         self._vocab = manifest.vocab_size
         self._flights: dict[int, _Flight] = {}
-        self._landed: list[Landing] = []
+        self._landed: list[Scores] = []
         self.context = min(opening.config.limits.context, manifest.dimensions.context)
         self.digest = ""
         self._members: list[Member] = []
@@ -99,20 +99,20 @@ class FederatedTarget(Target):
 
     # A target's
 
-    def start(self, number: int, asks: Sequence[Ask]) -> None:
+    def start(self, number: int, spans: Sequence[Span]) -> None:
         """Send the flight to every worker that can take part."""
         now_s = time.monotonic()
-        self._flights[number] = _Flight(asks, now_s, set(range(len(self._members))))
+        self._flights[number] = _Flight(spans, now_s, set(range(len(self._members))))
         for member in self._members:
-            if not member.take_part(number, asks, now_s):
-                member.pass_over(asks)
+            if not member.take_part(number, spans, now_s):
+                member.pass_over(spans)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         """Every worker that was in the slot's last flight is told with its next step."""
         for member in self._members:
             member.keep(slot, path)
 
-    def landed(self) -> Sequence[Landing]:
+    def finished(self) -> Sequence[Scores]:
         """Hear the workers, see who is late, and land what is complete."""
         for index, member in enumerate(self._members):
             for number, rows in member.hear():
@@ -123,7 +123,7 @@ class FederatedTarget(Target):
             member.look_after()
             for number, flight in self._flights.items():
                 if index in flight.missing and not member.owes(number):
-                    member.take_part(number, flight.asks, time.monotonic())
+                    member.take_part(number, flight.spans, time.monotonic())
         for number, flight in list(self._flights.items()):
             if flight.missing:
                 self._hurry(number, flight)
@@ -182,18 +182,18 @@ class FederatedTarget(Target):
             error = TargetLostError(
                 f"Of this edge's federation {names} did not answer within {age_s:.1f} s."
             )
-            self._landed.append(Landing(number, error=error))
+            self._landed.append(Scores(number, error=error))
 
     def _land(self, number: int, flight: _Flight) -> None:
         del self._flights[number]
         self._tell_of_changes(flight)
         try:
-            self._landed.append(Landing(number, self._averaged(flight)))
+            self._landed.append(Scores(number, self._averaged(flight)))
         except Exception as error:  # no memory, say: whatever ails this flight, the edge goes on
-            self._landed.append(Landing(number, error=error))
+            self._landed.append(Scores(number, error=error))
 
     def _averaged(self, flight: _Flight) -> list[Output]:
-        """The logits of each ask."""
+        """The logits of each span."""
         present = sorted(flight.answers)
         answers = []
         if flight.rows:
@@ -205,9 +205,9 @@ class FederatedTarget(Target):
                 self._federation.reconstruction,
             )
         end = 0
-        for ask in flight.asks:
-            begin, end = end, end + ask.rows
-            logits = as_logits(p[begin:end], ask.temperature) if ask.rows else _NOTHING
+        for span in flight.spans:
+            begin, end = end, end + span.rows
+            logits = as_logits(p[begin:end], span.temperature) if span.rows else _NOTHING
             answers.append(Output(logits, _NOTHING))
         return answers
 

@@ -17,7 +17,7 @@ from pilotfish.edge_runtime.node.slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.listed import Federation, ListedWorker, lacks_room
 from pilotfish.edge_runtime.targets.peer import Peer, Place
-from pilotfish.edge_runtime.targets.target import Ask, Opening
+from pilotfish.edge_runtime.targets.target import Opening, Span
 from pilotfish.engines.artifact import Manifest
 from pilotfish.speculation.ensemble import TopRows
 from pilotfish.wire.codecs.topk import decode_topk
@@ -102,7 +102,7 @@ class Member:
         """It was sent this step and has not answered."""
         return number in self._owed
 
-    def take_part(self, number: int, asks: Sequence[Ask], now_s: float) -> bool:
+    def take_part(self, number: int, spans: Sequence[Span], now_s: float) -> bool:
         """Send it a flight, which it owes from now on; False if it cannot be sent one.
 
         Under ``drop`` the others do not wait while one reads all that it has missed: it is told
@@ -111,20 +111,20 @@ class Member:
         if not self._able:
             return False
         if self._federation.late == "drop":
-            missed = [ask for ask in asks if self._holding.start(ask) < ask.base]
+            missed = [span for span in spans if self._holding.start(span) < span.base]
             # by slot: what many sessions go on by meanwhile is not to keep it out for ever
-            if any(ask.base - self._holding.start(ask) > CHUNK for ask in missed):
+            if any(span.base - self._holding.start(span) > CHUNK for span in missed):
                 self._catch_up = next(self._extra)
-                told = [Ask(ask.slot, ask.tokens[: ask.base], ask.base, 0) for ask in missed]
+                told = [Span(span.slot, span.tokens[: span.base], span.base, 0) for span in missed]
                 self._send(self._catch_up, told, now_s)
                 return False
-        self._send(number, asks, now_s)
+        self._send(number, spans, now_s)
         return True
 
-    def pass_over(self, asks: Sequence[Ask]) -> None:
+    def pass_over(self, spans: Sequence[Span]) -> None:
         """It does not take part in this flight, for now."""
-        for ask in asks:
-            self._holding.pass_over(ask)
+        for span in spans:
+            self._holding.pass_over(span)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         """If it was in the slot's last flight, it is told with its next step."""
@@ -182,12 +182,12 @@ class Member:
         oldest_s = min((owed.since_s for owed in self._owed.values()), default=math.inf)
         return time.monotonic() - oldest_s
 
-    def _send(self, number: int, asks: Sequence[Ask], now_s: float) -> None:
+    def _send(self, number: int, spans: Sequence[Span], now_s: float) -> None:
         assert self._incarnation is not None
-        items, tokens = zip(*map(self._holding.item, asks), strict=True)
+        items, tokens = zip(*map(self._holding.item, spans), strict=True)
         step = Step(incarnation=self._incarnation, number=number, items=list(items))
-        frames = (np.concatenate(tokens).astype("<u4").tobytes(), parents_of(asks))
-        self._owed[number] = _Owed(now_s, sum(ask.rows for ask in asks))
+        frames = (np.concatenate(tokens).astype("<u4").tobytes(), parents_of(spans))
+        self._owed[number] = _Owed(now_s, sum(span.rows for span in spans))
         self._tally.node_bytes_out[self.name] += self._peer.send(step, frames)
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:

@@ -30,9 +30,9 @@ from pilotfish.edge_runtime.targets.pace import Pace
 from pilotfish.edge_runtime.targets.peer import Place, expect_locked
 from pilotfish.edge_runtime.targets.stages import Stages
 from pilotfish.edge_runtime.targets.target import (
-    Ask,
-    Landing,
     Opening,
+    Scores,
+    Span,
     Target,
     shared_out,
     wait_for_nodes,
@@ -50,12 +50,12 @@ _TRIES = 8  # of a flight: it may be what the stages are lost of
 
 @dataclass(eq=False)
 class _Flight:
-    """A flight under way. asks: what is left to send of it. sent: nothing is.
+    """A flight under way. spans: what is left to send of it. sent: nothing is.
 
     tries: how often it was begun anew.
     """
 
-    asks: list[Ask]
+    spans: list[Span]
     started_s: float
     sent: bool = False
     tries: int = 0
@@ -88,7 +88,7 @@ class PipelineTarget(Target):
         self._pipeline = pipeline
         self._tally = opening.tally
         self._flights: dict[int, _Flight] = {}
-        self._landed: list[Landing] = []
+        self._landed: list[Scores] = []
         self._numbers = count()  # of steps
         self._news_s = 0.0  # when the last answer came
         self._patience_s = pipeline.late_s
@@ -105,9 +105,9 @@ class PipelineTarget(Target):
 
     # A target's
 
-    def start(self, number: int, asks: Sequence[Ask]) -> None:
+    def start(self, number: int, spans: Sequence[Span]) -> None:
         """Run stage 1 and send what it makes on its way, or do so when the stages are there."""
-        self._flights[number] = _Flight(list(asks), time.monotonic())
+        self._flights[number] = _Flight(list(spans), time.monotonic())
         if self._incarnation is not None:
             self._send(number)
 
@@ -115,7 +115,7 @@ class PipelineTarget(Target):
         """The stages are told with the slot's next step."""
         self._holding.keep(slot, path)
 
-    def landed(self) -> Sequence[Landing]:
+    def finished(self) -> Sequence[Scores]:
         """Hear the stages, see to them, and land what has come in."""
         for scored, frames in self._stages.hear():
             self._take(scored, frames)
@@ -174,10 +174,10 @@ class PipelineTarget(Target):
     def _send(self, number: int) -> None:
         """Run stage 1 for the next step of a flight; it goes on from there."""
         flight = self._flights[number]
-        asks = self._next_step(flight)
-        last = asks is flight.asks
-        items, tokens = zip(*map(self._holding.item, asks), strict=True)
-        parents = parents_of(asks)
+        spans = self._next_step(flight)
+        last = spans is flight.spans
+        items, tokens = zip(*map(self._holding.item, spans), strict=True)
+        parents = parents_of(spans)
         begun_ns = time.monotonic_ns()
         try:
             states = self._first.run(items, np.concatenate(tokens).astype(np.int64), parents)
@@ -192,22 +192,22 @@ class PipelineTarget(Target):
             if last:
                 self._bring_in(number, states)
             return
-        rows = sum(ask.rows for ask in asks)
+        rows = sum(span.rows for span in spans)
         flight_number = number if last else None
         alone = not self._aloft
         step = _Aloft(next(self._numbers), flight_number, rows, time.monotonic(), alone)
         self._aloft.append(step)
         self._stages.send(step.number, items, (frame, parents), spent_ns)
 
-    def _next_step(self, flight: _Flight) -> Sequence[Ask]:
+    def _next_step(self, flight: _Flight) -> Sequence[Span]:
         """What is left, all together; if a slot is too far behind for that, a piece of its own."""
-        for at, ask in enumerate(flight.asks):
-            start = self._holding.start(ask)
-            end = min(start + CHUNK, len(ask.tokens) - max(ask.rows, ask.nodes))
-            if start < end and len(ask.tokens) - start > CHUNK:
-                flight.asks[at] = ask._replace(base=end)
-                return [Ask(ask.slot, ask.tokens[:end], start, 0)]
-        return flight.asks
+        for at, span in enumerate(flight.spans):
+            start = self._holding.start(span)
+            end = min(start + CHUNK, len(span.tokens) - max(span.rows, span.nodes))
+            if start < end and len(span.tokens) - start > CHUNK:
+                flight.spans[at] = span._replace(base=end)
+                return [Span(span.slot, span.tokens[:end], start, 0)]
+        return flight.spans
 
     # Answers in
 
@@ -259,7 +259,7 @@ class PipelineTarget(Target):
             return
         self._count([time.monotonic_ns() - begun_ns])
         flight = self._flights.pop(number)
-        self._landed.append(Landing(number, shared_out(flight.asks, logits, hidden)))
+        self._landed.append(Scores(number, shared_out(flight.spans, logits, hidden)))
 
     # What goes wrong
 
@@ -310,9 +310,9 @@ class PipelineTarget(Target):
 
     def _fail(self, number: int, error: Exception) -> None:
         flight = self._flights.pop(number)
-        for ask in flight.asks:
-            self._holding.forget(ask.slot)
-        self._landed.append(Landing(number, error=error))
+        for span in flight.spans:
+            self._holding.forget(span.slot)
+        self._landed.append(Scores(number, error=error))
 
 
 def open_target(opening: Opening) -> PipelineTarget:
