@@ -1,6 +1,6 @@
 """One worker of a federation as the edge knows it: what it holds, what it owes, what it may say.
 
-In:  flights; out: whether the worker takes part in them, and its top K of each row.
+In:  passes; out: whether the worker takes part in them, and its top K of each row.
 """
 
 import math
@@ -25,9 +25,9 @@ from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Ready, Scored, Step
 
-DEPTH = 2  # one flight with the workers, and one on its way to them
+DEPTH = 2  # one pass with the workers, and one on its way to them
 _BEHIND = 2 * DEPTH  # steps that a worker has not answered: it is sent no more
-_CATCHING_UP = 2**61  # steps from this number on belong to no flight
+_CATCHING_UP = 2**61  # steps from this number on belong to no pass
 _ROUNDING = 1.0 - 1e-3  # of a row's mass
 _TRIED = 32  # rows of a pass whose time the start measures
 _TOKEN_BYTES = 16  # of one of the top K in an answer, at most; and of a row besides
@@ -44,7 +44,7 @@ class Member:
     """One worker, its weight, and its part in the federation.
 
     digest: of what it must hold, once that is known. context: positions that it must have room for
-    in each slot, once that is fixed. left_out: of the last flight that landed.
+    in each slot, once that is fixed. left_out: of the last pass that finished.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Member:
 
     @property
     def takes_part(self) -> bool:
-        """It is sent flights."""
+        """It is sent passes."""
         return self.attached and not self._catching_up
 
     @property
@@ -103,7 +103,7 @@ class Member:
         return number in self._owed
 
     def take_part(self, number: int, spans: Sequence[Span], now_s: float) -> bool:
-        """Send it a flight, which it owes from now on; False if it cannot be sent one.
+        """Send it a pass, which it owes from now on; False if it cannot be sent one.
 
         Under ``drop`` the others do not wait while one reads all that it has missed: it is told
         that by itself, and takes part when it has caught up.
@@ -122,12 +122,12 @@ class Member:
         return True
 
     def pass_over(self, spans: Sequence[Span]) -> None:
-        """It does not take part in this flight, for now."""
+        """It does not take part in this pass, for now."""
         for span in spans:
             self._holding.pass_over(span)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
-        """If it was in the slot's last flight, it is told with its next step."""
+        """If it was in the slot's last pass, it is told with its next step."""
         self._holding.keep(slot, path)
 
     def hear(self) -> Iterator[tuple[int, TopRows]]:

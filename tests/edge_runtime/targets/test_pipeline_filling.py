@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
-from pilotfish.edge_runtime.targets.pace import Pace
+from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.wire.emulation.emulator import Emulator
@@ -38,11 +38,11 @@ def pipeline(
     stages: Path, folder: Path, *, stage_s: float = 0.0, hop_s: float = 0.0
 ) -> Iterator[PipelineTarget]:
     """The target on nodes whose passes take so long, and hops to them; the edge's own do not."""
-    pace = folder / "pace"
-    pace.write_text(str(stage_s))
+    depth = folder / "depth"
+    depth.write_text(str(stage_s))
     size: dict[str, Any] = {"sessions": SLOTS, "context": CONTEXT}
     with (
-        row(stages, link=emulated, options=[{"pace": pace}] * (STAGES - 1), **size) as found,
+        row(stages, link=emulated, options=[{"depth": depth}] * (STAGES - 1), **size) as found,
         opened(found, folder / "list.toml", slots=SLOTS, context=CONTEXT) as target,
     ):
         for link in found.links:
@@ -109,7 +109,7 @@ def test_more_windows_than_stages_share_passes(stages: Path, tmp_path: Path) -> 
         assert scheduler.passes - before == STAGES
 
 
-def test_long_links_hold_more_flights_than_there_are_stages(stages: Path, tmp_path: Path) -> None:
+def test_long_links_hold_more_passes_than_there_are_stages(stages: Path, tmp_path: Path) -> None:
     with pipeline(stages, tmp_path, hop_s=0.05) as target:
         scheduler = Scheduler(target)
         read(scheduler, target, SLOTS)
@@ -154,32 +154,32 @@ def all_scores(target: PipelineTarget, until_s: float) -> dict[int, float]:
     return found
 
 
-# The pace
+# The depth
 
 SECONDS = st.floats(1e-4, 1.0)
 
 
 @given(st.integers(1, 8), st.integers(1, 32), SECONDS, st.lists(SECONDS, min_size=1, max_size=8))
-def test_as_many_flights_as_fit_into_the_way(
+def test_as_many_passes_as_fit_into_the_way(
     stages: int, slots: int, hops_s: float, computed_s: list[float]
 ) -> None:
-    pace = Pace(stages, slots)
+    depth = PipelineDepth(stages, slots)
     computed_ns = [int(1e9 * each) for each in computed_s]
-    pace.learn(hops_s + sum(computed_s[1:]), computed_ns, alone=True)
-    assert min(stages, slots) <= pace.flights <= slots
+    depth.learn(hops_s + sum(computed_s[1:]), computed_ns, alone=True)
+    assert min(stages, slots) <= depth.passes <= slots
     fitting = (hops_s + sum(computed_s)) / max(computed_s)
     if stages <= fitting <= slots:
-        assert abs(pace.flights - fitting) < 0.51
+        assert abs(depth.passes - fitting) < 0.51
 
 
 def test_steps_that_waited_for_others_do_not_make_the_way_longer() -> None:
-    pace = Pace(4, 32)
+    depth = PipelineDepth(4, 32)
     way_ns = [10_000_000] * 4
-    pace.learn(0.07, way_ns, alone=True)  # 40 ms on the links
-    assert pace.flights == 8
-    pace.learn(0.5, way_ns, alone=False)
-    assert pace.flights == 8
-    pace.learn(0.05, way_ns, alone=False)
-    assert pace.flights == 6
-    pace.learn(0.5, way_ns, alone=True)
-    assert pace.flights == 32
+    depth.learn(0.07, way_ns, alone=True)  # 40 ms on the links
+    assert depth.passes == 8
+    depth.learn(0.5, way_ns, alone=False)
+    assert depth.passes == 8
+    depth.learn(0.05, way_ns, alone=False)
+    assert depth.passes == 6
+    depth.learn(0.5, way_ns, alone=True)
+    assert depth.passes == 32
