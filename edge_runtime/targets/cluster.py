@@ -29,7 +29,7 @@ import zmq
 
 from pilotfish.edge_runtime.config import ClusterPlan
 from pilotfish.edge_runtime.node.actor import Holds, Made
-from pilotfish.edge_runtime.node.slots import CHUNK
+from pilotfish.edge_runtime.slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.rays import actors_for, fault_of, leave, never_again, restart
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget

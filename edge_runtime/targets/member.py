@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
-from pilotfish.edge_runtime.node.slots import CHUNK
+from pilotfish.edge_runtime.slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.listed import Federation, ListedWorker, lacks_room
 from pilotfish.edge_runtime.targets.peer import Peer, Place

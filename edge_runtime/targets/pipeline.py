@@ -22,11 +22,10 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from pilotfish.edge_runtime.node.slots import CHUNK
-from pilotfish.edge_runtime.node.stage import StageSlots
+from pilotfish.edge_runtime.slots import CHUNK, StageSlots
+from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.listed import Pipeline, places, read_list
-from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.peer import Place, expect_locked
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.stages import Stages

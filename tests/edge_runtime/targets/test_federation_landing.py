@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pilotfish.edge_runtime.node.slots import CHUNK
+from pilotfish.edge_runtime.slots import CHUNK
 from pilotfish.edge_runtime.targets import federated
 from pilotfish.edge_runtime.targets.target import Span, Target
 from pilotfish.engines.decoder import Output

@@ -38,11 +38,11 @@ def pipeline(
     stages: Path, folder: Path, *, stage_s: float = 0.0, hop_s: float = 0.0
 ) -> Iterator[PipelineTarget]:
     """The target on nodes whose passes take so long, and hops to them; the edge's own do not."""
-    depth = folder / "depth"
-    depth.write_text(str(stage_s))
+    pace = folder / "pace"
+    pace.write_text(str(stage_s))
     size: dict[str, Any] = {"sessions": SLOTS, "context": CONTEXT}
     with (
-        row(stages, link=emulated, options=[{"depth": depth}] * (STAGES - 1), **size) as found,
+        row(stages, link=emulated, options=[{"pace": pace}] * (STAGES - 1), **size) as found,
         opened(found, folder / "list.toml", slots=SLOTS, context=CONTEXT) as target,
     ):
         for link in found.links:

@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from pilotfish.edge_runtime.node.stage import StageSlots, StageWork
+from pilotfish.edge_runtime.node.stage import StageWork
+from pilotfish.edge_runtime.slots import StageSlots
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
