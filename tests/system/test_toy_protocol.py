@@ -22,8 +22,8 @@ from pilotfish.field.run import Run
 from pilotfish.wire.protocols import EXCHANGES, ProtocolOptions, RoundCounter, register
 from pilotfish.wire.protocols.greedy import Greedy
 from tests.conftest import Pair
+from tests.support.daemons import free_port
 from tests.support.serving import Serving, serving
-from tests.support.tcp import free_port
 
 TOY = {"PILOTFISH_PROTOCOLS": "tests.support.toy_protocol"}
 
