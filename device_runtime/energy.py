@@ -5,9 +5,9 @@ In:  the current and voltage of each channel, as the hwmon driver shows them in 
 
 Power is the whole module's where a rail feeds all of it: VDD_IN on Xavier NX, Orin NX and Orin
 Nano, POM_5V_IN on the first Nano. Elsewhere it is the sum of the rails that are measured, which
-need not be all of the module, and of which one may feed another: good for comparing runs on one
-board, not for a total. The carrier board is in neither. `source` says which rails they are. A
-reading costs a few I²C transfers, on a thread of its own.
+may miss parts of the module, and of which one may feed another: good for comparing runs on one
+board, not for a total. The carrier board is never included. `source` names the rails. A reading
+costs a few I²C transfers, on a thread of its own.
 """
 
 import threading
@@ -81,7 +81,7 @@ def _label(path: Path) -> str:
 class Meter:
     """Integrates the power of these rails while it is entered; ``joules`` afterwards.
 
-    None when there are no rails, or when a sensor failed meanwhile.
+    ``joules`` is None without rails, or if a sensor failed meanwhile.
     """
 
     def __init__(

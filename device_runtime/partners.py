@@ -1,7 +1,7 @@
-"""Whom one drafter has drafted for: a pair for each vocabulary that it met, and what was learned.
+"""The targets that one drafter has met: a pair for each vocabulary, and the evidence on it.
 
-In: what edges say of themselves. Out: the vocabulary to speak with them, fetched where it is not
-known, and the evidence of that pair.
+In: the welcomes of edges. Out: the vocabulary to use with them, fetched where it is not known, and
+what was learned about that pair.
 """
 
 import logging
@@ -19,8 +19,7 @@ from pilotfish.wire.protocols.exchange import Sizes
 
 _log = logging.getLogger("pilotfish.device")
 
-# Vocabularies that are kept in mind beside the drafter's, up to 100 MB each: edges may come with
-# ever new ones.
+# Vocabularies kept in memory beside the drafter's, up to 100 MB each.
 _MOST = 3
 
 
@@ -36,7 +35,7 @@ class Partner(NamedTuple):
 
 
 class Partners:
-    """All lanes of a device share them. Thread-safe.
+    """The partners of a device, shared by its lanes. Thread-safe.
 
     pace: seconds of a drafter's pass by the number of its tokens. hidden_size: d of its states.
     """
@@ -56,8 +55,8 @@ class Partners:
         self.latest = self._alone = self._partner(own.digest, own)
         # by the digest of the target's vocabulary; the drafter's own is the first
         self._known = {own.digest: self.latest}
-        # digest of the last one that the drafter is of no use for, and the complaint: to find that
-        # out takes seconds, and under `local` it would be found out before every answer
+        # the last digest that does not fit the drafter, and the error: finding out takes seconds,
+        # and under `local` would be repeated before every answer
         self._hopeless = ("", "")
 
     def _partner(self, name: str, target: Vocabulary) -> Partner:
@@ -65,18 +64,18 @@ class Partners:
         return Partner(name, pair, Learned(self._pace, Sizes(target.vocab_size, self._hidden)))
 
     def expect(self, welcome: Welcome) -> str:
-        """The digest of the vocabulary behind this welcome; "" if it is not to be had.
+        """The digest of the vocabulary behind this welcome; "" if it cannot be fetched.
 
-        An edge that tells none is older, and has the drafter's tokens or will not be drafted for.
+        An edge that tells none is older: it has the drafter's tokens, or cannot be used.
         """
         alike = welcome.tokenizer in ("", self._own.fingerprint)
         return welcome.vocabulary or (self._own.digest if alike else "")
 
     def meet(self, link: EdgeLink, welcome: Welcome) -> Partner:
-        """The partner behind this link, which was welcomed so; its vocabulary may be fetched.
+        """Find or make the partner for this welcome; fetches the vocabulary if it is unknown.
 
-        A target of the drafter's own tokens may have another template: then it is fetched, too,
-        and done without if it is of no use. Raises what `target_vocabulary` raises, and
+        A target with the drafter's own tokens may have another template, which is fetched too, and
+        left out if it cannot be used. Raises what `target_vocabulary` raises, and
         `PairMismatchError` for a pair that has nothing in common.
         """
         name = self.expect(welcome)

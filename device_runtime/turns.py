@@ -1,6 +1,6 @@
-"""A lock that goes from hand to hand in the order in which it was asked for.
+"""A lock that is granted in the order in which it was asked for.
 
-An ordinary lock may go back to whoever has just let go of it, so that a thread which asks for it
+An ordinary lock may go back to the thread that has just released it, so that one which takes it
 again and again, as one that reads a long prompt does, keeps all others waiting.
 """
 
@@ -9,7 +9,7 @@ from collections import deque
 
 
 class Turns:
-    """Use it with ``with``. Not re-entrant."""
+    """A fair lock, used with ``with``. Not re-entrant."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -26,7 +26,7 @@ class Turns:
             self._waiting.append(gate)
         try:
             gate.acquire()
-        except BaseException:  # Ctrl-C: whoever does not come must not be waited for
+        except BaseException:  # Ctrl-C: this thread must not be waited for
             with self._mutex:
                 if gate in self._waiting:
                     self._waiting.remove(gate)

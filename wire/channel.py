@@ -1,7 +1,8 @@
-"""The device's socket: one edge, and what becomes of the connection to it.
+"""The device's socket to one edge, and the state of its connection.
 
-An edge may be as hostile as a device: what it makes us hold is bounded here as `wire.connections`
-bounds it there. Not thread-safe but for `Channel.weigh`, which the warden calls.
+An edge may be as hostile as a device: the memory that it can make this process hold is bounded
+here, as `wire.connections` does at the edge. Only `Channel.weigh`, which the warden calls, is
+thread-safe.
 """
 
 import logging
@@ -26,7 +27,7 @@ from pilotfish.wire.warden import SLACK_BYTES, WARDEN, Glance, Intake
 _log = logging.getLogger("pilotfish.wire")
 
 CONNECT_MS = 3000  # an attempt to connect gives way to the next one
-_SHUN_S = (1.0, 30.0)  # how long an edge is hung up on that sent what does not end: doubling
+_SHUN_S = (1.0, 30.0)  # how long an edge stays disconnected after an endless message; doubling
 _RETRIED_S = 0.2
 _TRYING = {zmq.Event.CONNECTED, zmq.Event.CONNECT_DELAYED, zmq.Event.CONNECT_RETRIED}
 _FAILED = {
@@ -40,7 +41,7 @@ _NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a 
 
 
 class Channel:
-    """The device's socket: one edge, and what ZeroMQ's monitor tells about the connection."""
+    """A socket to one edge, with the connection's state as ZeroMQ's monitor tells it."""
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, message_bytes: int) -> None:
         if not has_port(endpoint):
@@ -122,7 +123,7 @@ class Channel:
                 parts = receive_parts(self._socket)
                 buffers: list[Buffer] = [part.buffer for part in parts]
                 more = parts[-1].more
-                while more:  # no edge says so much
+                while more:  # drop the rest: no message has so many parts
                     more = self._socket.recv(_NOBLOCK, copy=False).more
                 size = sum(map(len, buffers))
                 self._intake.took(size, len(parts), self._encrypted)
@@ -132,12 +133,12 @@ class Channel:
         return None
 
     def catch_up(self) -> None:
-        """Take note of what has become of the connection, where nothing was received lately."""
+        """Read the monitor's events; `take` does so too while it waits."""
         with self._news:
             self._hear_of_the_link()
 
     def _hear_of_the_link(self) -> bool:
-        """Read all news; whether there were any."""
+        """Read all of the monitor's events; True if there were any."""
         some = False
         while self._monitor.poll(0):
             told = recv_monitor_message(self._monitor)
@@ -146,9 +147,9 @@ class Channel:
         return some
 
     def weigh(self, glance: Glance) -> bool:
-        """Hang up if the edge sends what is no message, or too many; for the warden to call.
+        """Disconnect if the edge sends an endless message, or too many; called by the warden.
 
-        ZeroMQ connects anew, and is hung up on again for a while, which doubles each time.
+        ZeroMQ connects anew, and is disconnected again for a while, which doubles each time.
         """
         shunned = glance.now_s < self._shunned_s
         if self._port is None:
@@ -183,9 +184,9 @@ class Channel:
 
     @property
     def given_up(self) -> bool:
-        """ZeroMQ does not try to connect any more; else it says so as soon as one attempt ended.
+        """Whether ZeroMQ has stopped trying to connect.
 
-        It gives up an edge that refused the key, or sent a longer message than it may.
+        It does so after a refused key, or a longer message than is allowed.
         """
         return time.monotonic() - self._failed_s > _RETRIED_S
 

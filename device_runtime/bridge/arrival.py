@@ -28,7 +28,7 @@ _log = logging.getLogger("pilotfish.device")
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _SLACK_BYTES = 1024  # that zlib adds to what it cannot compress, and more
-_KEPT = 16  # vocabularies; who is beyond has not been used for the longest time
+_KEPT = 16  # vocabularies; the least recently used ones are deleted
 
 
 def target_vocabulary(
@@ -37,8 +37,8 @@ def target_vocabulary(
     """The vocabulary of the edge's target.
 
     ``progress`` hears of every part that is fetched. Raises `PairMismatchError` for an edge that
-    offers none, or another one by now; `MalformedError` for one that does not keep its word; and
-    what `EdgeLink.ask` raises, if the edge goes away and does not come back.
+    offers none, or another one by now; `MalformedError` for one that sends other bytes; and what
+    `EdgeLink.ask` raises, if the edge goes away and does not come back.
     """
     digest, size = welcome.vocabulary, welcome.vocabulary_bytes
     if not digest:

@@ -37,7 +37,7 @@ class Prompt:
 
     @classmethod
     def unread(cls, asked: Asked, chat: bool) -> Prompt:
-        """One of no tokens, for whoever knows the vocabularies to make anew."""
+        """A prompt without tokens, to be made anew where the vocabularies are known."""
         none = np.empty(0, dtype=np.uint32)
         return cls(asked, chat, none, none, "", ("", ""))
 

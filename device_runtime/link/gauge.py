@@ -1,7 +1,7 @@
-"""What a device knows about its link: a `LinkMeter` that follows the connection.
+"""Measures the link from the edge's replies: a `LinkMeter` that follows the connection.
 
-In: answers of the edge, with their sizes and times. Out: the stages of rounds, and the link's
-state. Thread-safe: one thread measures, any may ask.
+In: replies with their sizes and times. Out: the stages of rounds, and the link's state.
+Thread-safe: one thread measures, any may read.
 """
 
 import threading
@@ -46,7 +46,7 @@ class TimedReply(NamedTuple):
 
 
 class Gauge:
-    """The meter of one link, and what is to be told it besides the answers."""
+    """The meter of one link, and what it must know besides the replies."""
 
     def __init__(self) -> None:
         self._meter = LinkMeter()
@@ -75,7 +75,7 @@ class Gauge:
         """Seconds that an exchange spent on the link each way; the meter learns from it."""
         ahead, self._ahead_bytes = self._ahead_bytes, 0
         with self._lock:
-            if self._connection != answer.connection:  # another way maybe, and another clock
+            if self._connection != answer.connection:  # maybe another path and clock
                 self._meter, self._connection = LinkMeter(), answer.connection
             return self._meter.exchange(
                 up_bytes=answer.uplink_bytes,

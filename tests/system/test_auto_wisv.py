@@ -127,9 +127,9 @@ def test_a_ping_behind_what_nobody_waited_for_is_sent_again(pair: Pair, edge: Ed
         for _ in range(3):
             ping(link)
         link.gauge.sent_ahead(2 * SMALL_BYTES)  # a prompt, of an answer that was given up
-        before = link.probing
+        before = link.gauge.probing
         refresh(link, rates=False, anew=True)
-        assert link.probing.since(before).pings == 2
+        assert link.gauge.probing.since(before).pings == 2
         rtt = link.state().rtt
         assert rtt is not None
         assert rtt.samples == 1
