@@ -10,12 +10,13 @@ from functools import partial
 import zmq
 
 from pilotfish.edge_runtime.config import EdgeConfig
-from pilotfish.edge_runtime.doorkeeper import Doorkeeper
-from pilotfish.edge_runtime.loop import Loop, duties
+from pilotfish.edge_runtime.loop import EdgeLoop
 from pilotfish.edge_runtime.metrics import MetricsServer, Sight
+from pilotfish.edge_runtime.receiver import BackgroundReceiver
 from pilotfish.edge_runtime.reload import Settings, bounds_of
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
 from pilotfish.edge_runtime.service import Service
+from pilotfish.edge_runtime.serving import duties
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
@@ -98,7 +99,7 @@ def serve(
         gc.freeze()  # what was loaded stays; no collection between two rounds looks through it
         signals.take_over()
         model = artifact.manifest.model
-        loop = Loop(
+        loop = EdgeLoop(
             *(listener, scheduler, target, service, settings, signals, supervisor),
             model,
             inspection,
@@ -141,13 +142,13 @@ def _pass_times(target: Target) -> list[PassTime]:
 @contextmanager
 def _handshakes(listener: Listener) -> Iterator[None]:
     """Let devices in while the target loads: a restarted edge is not an absent one."""
-    doorkeeper = Doorkeeper({int(s.fd): duty for s, duty in duties(listener).items()})
-    doorkeeper.start()
-    doorkeeper.begin()
+    receiver = BackgroundReceiver({int(s.fd): duty for s, duty in duties(listener).items()})
+    receiver.start()
+    receiver.begin()
     try:
         yield
     finally:
-        doorkeeper.end()
+        receiver.end()
 
 
 def _sender(listener: Listener, tally: Tally) -> Callable[[bytes, Reply, Sequence[Buffer]], None]:

@@ -372,8 +372,8 @@ class Service:
 
     # Work that is done
 
-    def finish(self, job: Job) -> None:
-        """Apply a job that the scheduler has done."""
+    def answer(self, job: Job) -> None:
+        """Send what was ruled on a job to its device, and apply it to the session."""
         session = self.sessions.get(job.session)
         if session is not None and not job.cancelled:
             self._rounds.finish(session, job)

@@ -1,6 +1,6 @@
 """What the edge counts of its work, as plain numbers: to count costs a round next to nothing.
 
-The serving thread (or the doorkeeper, on its turn) writes; whoever shows the figures reads them
+The serving thread (or the receiver, on its turn) writes; whoever shows the figures reads them
 from another thread, and may see one a round older than the next.
 """
 

@@ -23,6 +23,7 @@ from pilotfish.engines.decoder import Decoder
 from pilotfish.wire import messages as m
 from pilotfish.wire.transport import Envelope
 from tests.support.hostile import WAIT_S
+from tests.support.passes import run
 
 
 class SocketlessEdge:
@@ -64,8 +65,8 @@ class SocketlessEdge:
 
     def turn(self) -> None:
         """Let the target make one pass, and apply what it has done."""
-        for job in self.scheduler.run() if self._working else []:
-            self.service.finish(job)
+        for job in run(self.scheduler) if self._working else []:
+            self.service.answer(job)
 
     def reply(self, client: bytes = b"me") -> m.Reply:
         """The next reply to a client, without its frames."""

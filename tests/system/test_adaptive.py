@@ -14,8 +14,8 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
-from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import Answer
+from pilotfish.device_runtime.link.edge_link import EdgeLink, Sent
+from pilotfish.device_runtime.link.gauge import TimedReply
 from pilotfish.device_runtime.plan import Auto, Options, alternatives, plan
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
@@ -138,16 +138,17 @@ class Asked(NamedTuple):
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """The rounds of what is asked from now on."""
     seen: list[Asked] = []
-    real = EdgeLink.ask
+    real = EdgeLink.wait
 
-    def ask(link: EdgeLink, message: m.Request, frames: Sequence[m.Buffer], *rest: Any) -> Answer:
-        answer = real(link, message, frames, *rest)
+    def wait(link: EdgeLink, sent: Sent, *rest: Any, **more: Any) -> TimedReply:
+        answer = real(link, sent, *rest, **more)
+        message, frames = sent.message, sent.frames
         if isinstance(message, m.Window):
             assert isinstance(answer.reply, m.Verdict)
             seen.append(Asked(message, [bytes(one) for one in frames], answer.reply))
         return answer
 
-    monkeypatch.setattr(EdgeLink, "ask", ask)
+    monkeypatch.setattr(EdgeLink, "wait", wait)
     return seen
 
 

@@ -15,8 +15,8 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
 from pilotfish.device_runtime.drafter import Drafter
-from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import Answer
+from pilotfish.device_runtime.link.edge_link import EdgeLink, Sent
+from pilotfish.device_runtime.link.gauge import TimedReply
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
@@ -41,22 +41,23 @@ class Asked(NamedTuple):
 
     message: m.Request
     frames: Sequence[m.Buffer]
-    answer: Answer
+    answer: TimedReply
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """What the device asks in its rounds, and what the edge says."""
     seen: list[Asked] = []
-    real = EdgeLink.ask
+    real = EdgeLink.wait
 
-    def ask(link: EdgeLink, message: m.Request, frames: Sequence[m.Buffer], *rest: Any) -> Answer:
-        answer = real(link, message, frames, *rest)
+    def wait(link: EdgeLink, sent: Sent, *rest: Any, **more: Any) -> TimedReply:
+        answer = real(link, sent, *rest, **more)
+        message, frames = sent.message, sent.frames
         if isinstance(message, m.Window | m.States):
             seen.append(Asked(message, frames, answer))
         return answer
 
-    monkeypatch.setattr(EdgeLink, "ask", ask)
+    monkeypatch.setattr(EdgeLink, "wait", wait)
     return seen
 
 

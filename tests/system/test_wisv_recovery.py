@@ -50,7 +50,7 @@ class Journal:
 @pytest.fixture
 def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
     kept = Journal()
-    send, receive = Line.send, Line.receive
+    send, receive = Line.try_send, Line.receive
 
     def sent(line: Line, message: m.Request, *rest: Any) -> Any:
         kept.before(message)
@@ -62,7 +62,7 @@ def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
         lost = arrived is not None and kept.lose(arrived[0])
         return None if lost else arrived
 
-    monkeypatch.setattr(Line, "send", sent)
+    monkeypatch.setattr(Line, "try_send", sent)
     monkeypatch.setattr(Line, "receive", received)
     return kept
 
