@@ -225,7 +225,7 @@ def trips(seen: Evidence, wanted: Plan) -> float:
 
 def test_an_untried_second_exchange_costs_what_its_protocol_says() -> None:
     for name in EXCHANGES:
-        sampled = {} if name == "greedy" or EXCHANGES[name].judged else {"temperature": 1.0}
+        sampled = {} if name == "greedy" or EXCHANGES[name].needs else {"temperature": 1.0}
         wanted = plan(protocol=name, window=8, seed=1, **sampled)
         expected = wanted.exchange.exchanges(wanted.expansion, 0.5)
         assert trips(fresh(), wanted) == pytest.approx(expected)
