@@ -169,7 +169,9 @@ def test_a_complaint_is_the_first_protocols() -> None:
 
 def test_threshold_and_format_reach_every_judged_plan() -> None:
     found = alternatives(BOTH, {"threshold": 0.25, "hidden": "fp16"}, offered=OFFERED)
-    assert {(one.threshold, one.exchange.form) for one in found if one.exchange} == {(0.25, "fp16")}
+    told = [one.exchange.options.given() for one in found if one.exchange]
+    assert told
+    assert all(one == {"threshold": 0.25, "hidden": "fp16"} for one in told)
 
 
 # What is expected of them
