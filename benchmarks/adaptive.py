@@ -47,7 +47,6 @@ from _common import (
 from _pair_runs import Results, pair_name
 
 from pilotfish import Device, EdgeServer, Generation
-from pilotfish.cli.options import lambdas
 from pilotfish.device_runtime.plan import Options
 from pilotfish.field.report.statistics import share_interval
 from pilotfish.judge.tasks import TASKS, Question, Task, questions, task_named
@@ -83,7 +82,7 @@ class Case:
         }
         if self.tau is None:
             return {**wanted, "protocol": ALONE}
-        own = None if self.lambdas == "own" else lambdas(self.lambdas)
+        own = None if self.lambdas == "own" else [float(part) for part in self.lambdas.split(",")]
         drafting: Options = {"window": args.window, "draft_top_k": args.top_k}
         return {**wanted, **drafting, "protocol": "adaptive", "tau": self.tau, "lambdas": own}
 
@@ -134,7 +133,7 @@ def said(answer: Generation, question: Question, task: Task | None) -> dict[str,
         "rounds": len(rounds),
         "verified": sum(one.verified for one in rounds),
         "accepted": sum(one.accepted for one in rounds),
-        "deviation": sum(one.deviation for one in rounds),
+        "deviation": sum(one.notes.get("deviation", 0.0) for one in rounds),
         "after": sum(len(one.tokens) for one in rounds[1:]),
         "after_s": answer.total_s - answer.first_token_s,
         "total_s": answer.total_s,

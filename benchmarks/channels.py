@@ -116,7 +116,7 @@ def row(
         "tokens": tokens / len(answers),
         "rounds": rounds / len(answers),
         "aal": tokens / rounds,
-        "forgiven": sum(one.forgiven for one in answers) / len(answers),
+        "forgiven": sum(one.notes["forgiven"] for one in answers) / len(answers),
         "latency_s": seconds / len(answers),
         "tokens_per_s": tokens / seconds,
         "ratio": median,

@@ -50,9 +50,9 @@ from _parting import Parting, random_head
 
 from pilotfish.device_runtime.plan import AUTO
 from pilotfish.wire.emulation.emulator import Conditions, Emulator
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, NAMES
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, names
 
-PROTOCOLS = (AUTO, *NAMES)
+PROTOCOLS = (AUTO, *names())
 # where each position's token is the argmax of the target's scores
 BY_SCORE = {AUTO, "coupled", "greedy", "stream"}
 CLIENTS = 2  # of each device
@@ -76,7 +76,7 @@ class Wish(NamedTuple):
     def temperature(self) -> float:
         """0 for those that refuse to sample."""
         exchange = EXCHANGES.get(self.protocol)
-        cold = self.protocol == "greedy" or (exchange is not None and exchange.judged)
+        cold = self.protocol == "greedy" or bool(exchange and exchange.needs)
         return 0.0 if cold else 1.0
 
 

@@ -185,15 +185,18 @@ def own_options(given: Mapping[str, Any]) -> dict[type[ProtocolOptions], Protoco
     return found
 
 
-def expect_taken(protocol: str, given: Collection[str]) -> None:
-    """`UnsupportedError` for own options of other protocols, which would do nothing under this."""
+def expect_taken(protocol: str, given: Collection[str], mark: str = "") -> None:
+    """`UnsupportedError` for own options of other protocols, which would do nothing under this.
+
+    mark: what stands before the name of an option where the caller writes it.
+    """
     taken = EXCHANGES[protocol].Options.__struct_fields__ if protocol in EXCHANGES else ()
     for name in given:
         if name not in taken:
             has = [one for one, each in EXCHANGES.items() if name in each.Options.__struct_fields__]
             raise UnsupportedError(
-                f"{name} goes with {', '.join(has)}, or {AUTO} that may take it, not with "
-                f"{protocol}."
+                f"{mark}{name} goes with {mark}protocol {' or '.join(has)}, or {AUTO} that may "
+                f"take it, not with {protocol}."
             )
 
 

@@ -196,7 +196,7 @@ def generation_of(args: argparse.Namespace) -> Options:
 def protocol_of(args: argparse.Namespace) -> "str | Auto":
     """The protocol, with what goes with it; `UnsupportedError` for what goes with nothing."""
     if args.protocol != AUTO:
-        expect_taken(args.protocol, protocol_options_of(args))
+        expect_taken(args.protocol, protocol_options_of(args), mark="--")
     if args.protocol == AUTO:
         return Auto(
             among=args.among,

@@ -169,7 +169,9 @@ def test_a_complaint_is_the_first_protocols() -> None:
 
 def test_threshold_and_format_reach_every_judged_plan() -> None:
     found = alternatives(BOTH, {"threshold": 0.25, "hidden": "fp16"}, offered=OFFERED)
-    assert {(one.threshold, one.exchange.form) for one in found if one.exchange} == {(0.25, "fp16")}
+    told = [one.exchange.options.given() for one in found if one.exchange]
+    assert told
+    assert all(one == {"threshold": 0.25, "hidden": "fp16"} for one in told)
 
 
 # What is expected of them
@@ -225,7 +227,7 @@ def trips(seen: Evidence, wanted: Plan) -> float:
 
 def test_an_untried_second_exchange_costs_what_its_protocol_says() -> None:
     for name in EXCHANGES:
-        sampled = {} if name == "greedy" or EXCHANGES[name].judged else {"temperature": 1.0}
+        sampled = {} if name == "greedy" or EXCHANGES[name].needs else {"temperature": 1.0}
         wanted = plan(protocol=name, window=8, seed=1, **sampled)
         expected = wanted.exchange.exchanges(wanted.expansion, 0.5)
         assert trips(fresh(), wanted) == pytest.approx(expected)

@@ -25,6 +25,7 @@ from tests.conftest import Pair
 from tests.support.daemons import free_port
 from tests.support.serving import Serving, serving
 
+PROMPT = [60, 2, 33]  # the tiny drafter says for a while what the target does
 TOY = {"PILOTFISH_PROTOCOLS": "tests.support.toy_protocol"}
 
 
@@ -56,7 +57,7 @@ def toy_service(pair: Pair, toy_edge: EdgeServer) -> Iterator[Serving]:
 
 
 def ask(service: Serving, **wanted: Any) -> httpx.Response:
-    body = {"prompt": [3, 1, 4], "max_tokens": 40, "temperature": 0, "pilotfish": wanted}
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "pilotfish": wanted}
     return httpx.post(f"{service.url}/v1/completions", json=body, timeout=60.0)
 
 
@@ -74,14 +75,12 @@ def test_http_takes_the_option_and_tells_the_counters(
         ask(toy_service, protocol="toy", window=6, **more).json() for more in ({}, {"at_most": 1})
     )
     assert held["choices"] == free["choices"]  # the law is the target's all the same
-    assert held["pilotfish"]["accepted"] == held["pilotfish"]["rounds"] - 1 or (
-        held["pilotfish"]["accepted"] <= held["pilotfish"]["rounds"]
-    )
+    assert held["pilotfish"]["accepted"] <= held["pilotfish"]["rounds"]
     assert free["pilotfish"]["accepted"] > held["pilotfish"]["accepted"]
     assert 0 < free["pilotfish"]["odd"] <= free["pilotfish"]["accepted"]
     assert free["pilotfish"]["haste"] == 0.5
     with Device(pair.draft, edge.endpoint, threads=1) as other:  # without the toy
-        assert "odd" not in other.generate([3, 1, 4], max_tokens=4).notes
+        assert "odd" not in other.generate(PROMPT, max_tokens=4).notes
     odd = free["pilotfish"]["odd"] + held["pilotfish"]["odd"]
     assert toy_service.metric('pilotfish_spec_decode_num_odd_tokens_total{protocol="toy"}') == odd
     assert toy_service.metric('pilotfish_spec_decode_haste_total{protocol="toy"}') > 0
