@@ -1,11 +1,11 @@
 """An edge's daemon as the child of another process (`edge_runtime.process`)."""
 
-import json
-import os
+import socket
 from typing import Protocol
 
 from pilotfish.engines.errors import EngineError
 from pilotfish.wire.errors import ListenError, PilotfishError
+from pilotfish.wire.tie import Tie
 
 
 class Announce(Protocol):
@@ -24,15 +24,15 @@ class Daemon(Protocol):
 
 def for_parent(daemon: Daemon, descriptor: int) -> int:
     """Run it, and tell the parent over ``descriptor`` where it listens or why it does not."""
-
-    def tell(report: dict[str, str]) -> None:
-        os.write(descriptor, json.dumps(report).encode() + b"\n")
-
-    try:
-        return daemon(announce=lambda endpoint: tell({"endpoint": endpoint}), lifeline=descriptor)
-    except PilotfishError as error:
-        tell({"code": error.code, "message": str(error)})
-        return error.exit_code
-    except EngineError as error:
-        tell({"code": ListenError.code, "message": str(error)})
-        return error.exit_code
+    with socket.socket(fileno=descriptor) as end:
+        tie = Tie(end)
+        try:
+            return daemon(
+                announce=lambda endpoint: tie.tell({"endpoint": endpoint}), lifeline=descriptor
+            )
+        except PilotfishError as error:
+            tie.refuse(error)
+            return error.exit_code
+        except EngineError as error:
+            tie.refuse(ListenError(str(error)))
+            return error.exit_code
