@@ -5,7 +5,7 @@ Out: the same jobs, done, in the order in which their passes come back.
 
 One pass takes the oldest job's next piece and every other session's piece of like width: the
 windows of several devices share a pass, and a long prompt advances in chunks between them, so that
-it holds nobody up for longer than one chunk. Jobs of one slot never overtake each other.
+it holds no window up for longer than one chunk. Jobs of one slot never overtake each other.
 
 A target in this process makes one pass at a time. Others have lanes, and stages that work on
 different passes at once: there a pass starts as soon as its lane has room for one, and the jobs
