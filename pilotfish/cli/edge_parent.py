@@ -1,29 +1,19 @@
 """An edge's daemon as the child of another process (`edge_runtime.process`)."""
 
 import socket
-from typing import Protocol
+from collections.abc import Callable
 
 from pilotfish.engines.errors import EngineError
 from pilotfish.wire.errors import ListenError, PilotfishError
 from pilotfish.wire.tie import Tie
 
 
-class Announce(Protocol):
-    """Is told where the daemon listens."""
+def for_parent(daemon: Callable[..., int], descriptor: int) -> int:
+    """Run a daemon, and tell the parent where it listens, or why it does not; its exit code.
 
-    def __call__(self, endpoint: str) -> None:
-        """It does."""
-
-
-class Daemon(Protocol):
-    """A daemon that serves until told to stop, or until ``lifeline`` closes at its other end."""
-
-    def __call__(self, *, announce: Announce, lifeline: int) -> int:
-        """The exit code."""
-
-
-def for_parent(daemon: Daemon, descriptor: int) -> int:
-    """Run it, and tell the parent over ``descriptor`` where it listens or why it does not."""
+    daemon: takes ``announce``, to be called with the endpoint, and ``lifeline``, which closes at
+    its other end when the parent is gone.
+    """
     with socket.socket(fileno=descriptor) as end:
         tie = Tie(end)
         try:
