@@ -5,20 +5,16 @@ says where it listens, or why it does not; and when the parent is gone, however 
 sees the socket close and stops. No orphans.
 """
 
-import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
-from pilotfish.wire.errors import EdgeLostError, from_code
+from pilotfish.wire.errors import EdgeLostError
+from pilotfish.wire.tie import TiedProcess
 
 START_S = 120.0  # loading a large target takes its time
-STOP_S = 5.0
 
 
 class EdgeServer:
@@ -54,35 +50,23 @@ class EdgeServer:
         for name, value in options.items():
             self._command += [f"--{name.replace('_', '-')}", str(value)]
         self._cores = cores
-        self._process: subprocess.Popen[bytes] | None = None
-        self._tie: socket.socket | None = None
+        self._child: TiedProcess | None = None
         self.endpoint = ""
 
     @property
     def pid(self) -> int:
         """The daemon's process."""
-        if self._process is None:
+        if self._child is None:
             raise EdgeLostError("The edge server is not running; enter it with `with` first.")
-        return self._process.pid
+        return self._child.process.pid
 
     def start(self) -> "EdgeServer":
         """Start the daemon and wait until it serves; a typed error if it cannot."""
-        ours, theirs = socket.socketpair()
-        # a session of its own: Ctrl-C in the terminal reaches the parent, which stops the daemon
-        self._process = subprocess.Popen(
-            [*self._command, "--parent-fd", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._child = child = TiedProcess([*self._command, "--parent-fd"], START_S)
         if self._cores is not None:  # long before it has threads, which inherit them
-            os.sched_setaffinity(self._process.pid, self._cores)
-        theirs.close()
-        self._tie = ours
+            os.sched_setaffinity(child.process.pid, self._cores)
         try:
-            ours.settimeout(START_S)
-            with ours.makefile("r", encoding="utf-8") as lines:
-                report = lines.readline()
+            said = child.hear()
         except TimeoutError as error:
             self.stop()
             raise EdgeLostError(
@@ -92,32 +76,18 @@ class EdgeServer:
         except BaseException:
             self.stop()
             raise
-        if not report:
-            code = self._process.wait()
+        if said is None:
+            code = child.process.wait()
             self.stop()
             raise EdgeLostError(f"The edge ended with exit code {code} before it could serve.")
-        told = json.loads(report)
-        if "endpoint" not in told:
-            self.stop()
-            raise from_code(told["code"], told["message"])
-        self.endpoint = told["endpoint"]
+        self.endpoint = said["endpoint"]
         return self
 
     def stop(self) -> None:
         """Stop the daemon; kills it if it does not stop by itself."""
-        process, self._process = self._process, None
-        if self._tie is not None:
-            self._tie.close()
-            self._tie = None
-        if process is None:
-            return
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGTERM)
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop(terminate=True)
 
     def __enter__(self) -> "EdgeServer":
         return self.start()

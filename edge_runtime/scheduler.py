@@ -5,7 +5,7 @@ Out: the same jobs, done, in the order in which their passes come back.
 
 One pass takes the oldest job's next piece and every other session's piece of like width: the
 windows of several devices share a pass, and a long prompt advances in chunks between them, so that
-it holds nobody up for longer than one chunk. Jobs of one slot never overtake each other.
+it holds no window up for longer than one chunk. Jobs of one slot never overtake each other.
 
 A target in this process makes one pass at a time. Others have lanes, and stages that work on
 different passes at once: there a pass starts as soon as its lane has room for one, and the jobs
@@ -19,7 +19,7 @@ pass need not wait for the end of this one.
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -148,12 +148,12 @@ class Scheduler:
 
     def next_batch(self, *, patient: bool = False) -> Batch | None:
         """The jobs of the pass that can start now; patient: unless it pays to wait for others."""
-        if patient and self.wait_s() != 0.0:
-            return None
         self._take_in()
-        members = self._choose()
-        if not members:
+        heads = self._heads()  # once: jobs may be cancelled meanwhile
+        first = min(self._firsts(heads), key=self._lane_wait_s, default=None)
+        if first is None or (patient and self._lane_wait_s(first) > 0.0):
             return None
+        members = self._choose(first, heads)
         started_ns = self._clock()
         for job, span in members:
             self._held[job.slot] = (job.session, job.tokens[: span.base])
@@ -185,36 +185,35 @@ class Scheduler:
                 queue.popleft()
             if not queue:
                 del self._waiting[slot]
-        depth, under_way = self.target.depth, self._under_way()
         heads = [
             queue[0]
             for slot, queue in self._waiting.items()
-            if slot not in self._computing and under_way[self._lane(slot)] < depth
+            if slot not in self._computing and self._room(self._lane(slot))
         ]
         return sorted(heads, key=self._turn)
 
     def _lane(self, slot: int) -> int:
         return slot % self.target.lanes
 
-    def _under_way(self) -> Counter[int]:
-        """Batches with the target, by their lane."""
-        return Counter(self._lane(batch.members[0][0].slot) for batch in self._batches.values())
+    def _under_way(self, lane: int) -> int:
+        """How many batches of a lane are with the target."""
+        return sum(self._lane(each.members[0][0].slot) == lane for each in self._batches.values())
 
-    def _choose(self) -> list[tuple[Job, Span]]:
+    def _room(self, lane: int) -> bool:
+        """Another pass may start there."""
+        return self._under_way(lane) < self.target.depth
+
+    def _choose(self, first: Job, heads: Sequence[Job]) -> list[tuple[Job, Span]]:
         """The job whose turn it is and all that fit beside it.
 
         Where several passes are computed at once, those that can start now share the jobs evenly.
         """
-        heads = self._heads()  # once: jobs may be cancelled meanwhile
-        first = min(self._firsts(heads), key=self._lane_wait_s, default=None)
-        if first is None:
-            return []
         lane = self._lane(first.slot)
         batch = [(job, self._span(job)) for job in heads if self._lane(job.slot) == lane]
         if not _is_narrow(batch[0][1]):
             return batch[:1]
         windows = [(job, span) for job, span in batch if _is_narrow(span)]
-        passes = max(1, self.target.abreast - self._under_way()[lane])
+        passes = max(1, self.target.abreast - self._under_way(lane))
         return windows[: -(-len(windows) // passes)]
 
     def _turn(self, job: Job) -> tuple[int, int]:

@@ -5,7 +5,7 @@ owner with most, until the newcomer has as many. So no owner keeps all others ou
 begins and ends sessions over and over drive them out: `per_owner` times in ``idle_s`` may it end a
 session for which another had to go; after that none gives way to it but those that idle.
 
-A session belongs to the key (or, without keys, the connection) that began it: to anybody else it
+A session belongs to the key (or, without keys, the connection) that began it: to any other it
 does not exist. Only the serving loop touches this table.
 """
 
@@ -135,7 +135,7 @@ class Sessions:
         return iter(list(self._by_id.values()))
 
     def get(self, session_id: bytes) -> Session | None:
-        """The session that the target has worked for, whoever owns it; that is not idling."""
+        """The session that the target has worked for, of any owner; that is not idling."""
         session = self._by_id.get(session_id)
         if session is not None:
             session.touched_s = self._clock()
@@ -158,7 +158,7 @@ class Sessions:
 
     def open(self, session_id: bytes, owner: bytes) -> Session:
         """A new, empty session; `TooManySessionsError` when there is no room."""
-        if session_id in self._by_id:  # somebody else's: say no more than that it cannot be had
+        if session_id in self._by_id:  # of another owner: say no more than that it cannot be had
             raise UnknownSessionError("This session id cannot be used; choose another.")
         mine = [session for session in self._by_id.values() if session.owner == owner]
         costly = False

@@ -1,7 +1,7 @@
 """What the edge counts of its work, as plain numbers: to count costs a round next to nothing.
 
-The serving thread (or the receiver, on its turn) writes; whoever shows the figures reads them
-from another thread, and may see one a round older than the next.
+The serving thread (or the receiver, on its turn) writes; the metrics server reads the
+figures from another thread, and may see one a round older than the next.
 """
 
 import time

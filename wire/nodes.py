@@ -6,7 +6,7 @@ worker answers each with the top K of every row; a stage hands the step on to th
 the states that it has made, and the last one answers. As between device and edge a message is a
 msgpack header and raw little-endian frames.
 
-An attachment has a name, its *incarnation*, that nobody else can guess. A node that was restarted,
+An attachment has a name, its *incarnation*, that cannot be guessed. A node that was restarted,
 or is attached anew, has forgotten what its slots held: steps of other incarnations are refused.
 """
 

@@ -2,7 +2,7 @@
 
 A plain class; the cluster's runtime makes an actor of it, starts it again when it is lost, and
 hands its methods what the edge or the actor before it gives. Started again it holds nothing, and
-says so to whoever thinks otherwise.
+says so to an edge that takes it to hold more.
 """
 
 import os

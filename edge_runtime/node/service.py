@@ -1,9 +1,9 @@
 """What a node does with each message. The node's loop calls it; nothing here waits.
 
 A node works for one edge at a time. Another one with the same key takes over, for it is the same
-edge started again; one with another key may when the first is gone. Whoever knows the incarnation
-may bring steps: the edge, and the stage before this one. What anybody else sends ends in a typed
-refusal for him alone.
+edge started again; one with another key may when the first is gone. Those that know the incarnation
+may bring steps: the edge, and the stage before this one. What any other sends ends in a typed
+refusal for it alone.
 """
 
 import logging
@@ -108,7 +108,7 @@ class NodeService:
         """Say so; where the node's attachment is concerned, to its edge, and it ends."""
         if concerns is not None and concerns == self._incarnation:
             self._incarnation, client = None, self._edge
-            self._work.close()  # nobody would listen to the next stage any more
+            self._work.close()  # nothing would hear the next stage any more
         refused = Refused(incarnation=concerns, code=error.code, message=str(error)[:1024])
         self._reply(client, refused)
 

@@ -18,7 +18,7 @@ class Work(ABC):
     """One owner: the node's loop.
 
     Attributes:
-        ready: what the node holds, as it tells whoever asks.
+        ready: what the node holds, as it tells an edge that greets it.
     """
 
     ready: Ready

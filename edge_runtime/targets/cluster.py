@@ -8,7 +8,7 @@ not bring back what they held, and does not notice a process that is stopped. So
 actor was lost is joined anew, and its passes are sent again with as much of their sequences as
 they take; and one that is overdue has its actors killed, for Ray to start others.
 
-Within the cluster Ray carries Python objects by pickle, and whoever reaches its ports may run code:
+Within the cluster Ray carries Python objects by pickle, and what reaches its ports may run code:
 it is for machines that trust each other, behind a firewall (`docs/scale.md`).
 """
 

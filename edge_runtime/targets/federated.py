@@ -28,7 +28,7 @@ import zmq
 
 from pilotfish.edge_runtime.targets.listed import Federation, places, read_list
 from pilotfish.edge_runtime.targets.member import DEPTH, Member
-from pilotfish.edge_runtime.targets.peer import Place, expect_locked
+from pilotfish.edge_runtime.targets.peer import NodeAddress, expect_locked
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.target import Opening, Span, wait_for_nodes
 from pilotfish.engines.decoder import Output
@@ -56,7 +56,9 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
     states = False
     depth = DEPTH
 
-    def __init__(self, federation: Federation, spots: Sequence[Place], opening: Opening) -> None:
+    def __init__(
+        self, federation: Federation, spots: Sequence[NodeAddress], opening: Opening
+    ) -> None:
         super().__init__()
         manifest = opening.artifact.manifest
         self._federation = federation

@@ -30,7 +30,7 @@ class Holding:
         self._kept: list[list[int] | None] = [None] * self._slots
 
     def forget(self, slot: int) -> None:
-        """Nobody knows what the node holds of a slot."""
+        """It is not known what the node holds of a slot."""
         self._agreed[slot], self._in_tree[slot], self._kept[slot] = 0, False, None
 
     def start(self, span: Span) -> int:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from pilotfish.edge_runtime.targets.peer import Place
+from pilotfish.edge_runtime.targets.peer import NodeAddress
 from pilotfish.wire.errors import ConfigError
 from pilotfish.wire.keys import read_public
 from pilotfish.wire.nodes import Ready
@@ -107,10 +107,10 @@ def read_list(path: Path, kind: type[L]) -> L:
         raise ConfigError(f"{path} is not valid: {error}. See docs/scale.md.") from error
 
 
-def places(path: Path, nodes: Sequence[Listed]) -> list[Place]:
+def places(path: Path, nodes: Sequence[Listed]) -> list[NodeAddress]:
     """Where the nodes of the file ``path`` are; `KeysError` for a key that is none."""
     found = [
-        Place(
+        NodeAddress(
             node.name or node.address,
             node.address,
             read_public(path.parent / node.key) if node.key else b"",

@@ -16,7 +16,7 @@ from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
 from pilotfish.edge_runtime.slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.listed import Federation, ListedWorker, lacks_room
-from pilotfish.edge_runtime.targets.peer import Peer, Place
+from pilotfish.edge_runtime.targets.peer import NodeAddress, Peer
 from pilotfish.edge_runtime.targets.target import Opening, Span
 from pilotfish.engines.artifact import Manifest
 from pilotfish.speculation.ensemble import TopRows
@@ -48,7 +48,7 @@ class Member:
     """
 
     def __init__(
-        self, listed: ListedWorker, place: Place, federation: Federation, opening: Opening
+        self, listed: ListedWorker, place: NodeAddress, federation: Federation, opening: Opening
     ) -> None:
         limits = opening.config.limits
         self.weight, self.digest = listed.weight, listed.digest

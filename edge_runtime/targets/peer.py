@@ -43,7 +43,7 @@ _MUTE = {
 }
 
 
-class Place(NamedTuple):
+class NodeAddress(NamedTuple):
     """Where a node is. key: its public key in Z85; "" where there are no keys."""
 
     name: str
@@ -60,7 +60,7 @@ class Peer:
 
     def __init__(
         self,
-        place: Place,
+        place: NodeAddress,
         keys: EdgeKeys | None,
         message_bytes: int,
         expect: Callable[[Ready], str],
@@ -231,7 +231,7 @@ class Peer:
             return 0
 
 
-def expect_locked(path: Path, places: Sequence[Place], keys: EdgeKeys | None) -> None:
+def expect_locked(path: Path, places: Sequence[NodeAddress], keys: EdgeKeys | None) -> None:
     """Raise unless everything that leaves this machine goes to a node whose key is known."""
     for place in places:
         if place.key and keys is None:

@@ -26,7 +26,7 @@ from pilotfish.edge_runtime.slots import CHUNK, StageSlots
 from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.listed import Pipeline, places, read_list
-from pilotfish.edge_runtime.targets.peer import Place, expect_locked
+from pilotfish.edge_runtime.targets.peer import NodeAddress, expect_locked
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.stages import Stages
 from pilotfish.edge_runtime.targets.target import Opening, Span, shared_out, wait_for_nodes
@@ -66,7 +66,12 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     """Stage 1 and the head here, the others at their places, in their order."""
 
     def __init__(
-        self, stage: Stage, head: Head, pipeline: Pipeline, spots: Sequence[Place], opening: Opening
+        self,
+        stage: Stage,
+        head: Head,
+        pipeline: Pipeline,
+        spots: Sequence[NodeAddress],
+        opening: Opening,
     ) -> None:
         super().__init__()
         self._first, self._head = StageSlots(stage), head

@@ -2,7 +2,7 @@
 
 Nothing else here knows Ray, and nothing imports it until a cluster is asked for. A private cluster
 ends with the thread that made it, and is for this process only: it listens on loopback, and wants a
-token that nobody else has. Most of what makes it so is told to Ray by the environment, before it is
+token of its own. Most of what makes it so is told to Ray by the environment, before it is
 imported (measured with 2.60: docs/scale.md).
 """
 
@@ -128,7 +128,7 @@ def _join(address: str) -> None:
             raise ConfigError(f"--cluster-address is HOST:PORT or auto, not {address}.")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
-        except (OSError, UnicodeError) as error:  # the latter for names that can be nobody's
+        except (OSError, UnicodeError) as error:  # the latter for names that no host can have
             raise TargetLostError(f"There is no Ray cluster at {address}: {error}.") from error
     try:
         _init({}, address=address)

@@ -16,7 +16,7 @@ import zmq
 
 from pilotfish.edge_runtime.config import MEBIBYTE
 from pilotfish.edge_runtime.targets.listed import Pipeline, lacks_room
-from pilotfish.edge_runtime.targets.peer import Peer, Place
+from pilotfish.edge_runtime.targets.peer import NodeAddress, Peer
 from pilotfish.edge_runtime.targets.target import Opening
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.messages import Buffer
@@ -30,7 +30,7 @@ class Stages:
     """
 
     def __init__(
-        self, stage: Stage, pipeline: Pipeline, spots: Sequence[Place], opening: Opening
+        self, stage: Stage, pipeline: Pipeline, spots: Sequence[NodeAddress], opening: Opening
     ) -> None:
         self._stage = stage
         self._tally = opening.tally

@@ -121,8 +121,8 @@ class Node:
     @property
     def died(self) -> bool:
         """It ended by itself."""
-        process = self.server._process
-        return process is None or process.poll() is not None
+        child = self.server._child
+        return child is None or child.process.poll() is not None
 
     def freeze(self) -> None:
         """SIGSTOP."""

@@ -8,21 +8,18 @@ interpreter it would be late by milliseconds. The two hold the ends of a socket 
 conditions go and figures come; when the parent is gone, however it went, the proxy stops.
 """
 
-import json
 import math
 import os
-import socket
-import subprocess
 import sys
 import threading
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from pilotfish.wire.errors import ListenError, UnsupportedError, from_code
+from pilotfish.wire.errors import ListenError, UnsupportedError
+from pilotfish.wire.tie import TiedProcess
 
 _ANSWER_S = 30.0
-_STOP_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +95,18 @@ class Emulator:
         self._connect = connect
         self._listen = listen
         self._turn = threading.Lock()  # one question at a time
-        self._process: subprocess.Popen[bytes] | None = None
-        self._tie: socket.socket | None = None
+        self._child: TiedProcess | None = None
 
     @property
     def pid(self) -> int:
         """The proxy's process."""
-        if self._process is None:
+        return self._running.process.pid
+
+    @property
+    def _running(self) -> TiedProcess:
+        if self._child is None:
             raise ListenError("The emulator is not running; enter it with `with` first.")
-        return self._process.pid
+        return self._child
 
     def start(self) -> "Emulator":
         """Start the proxy and wait until it listens.
@@ -114,17 +114,8 @@ class Emulator:
         Raises ListenError (address taken), TraceError, UnsupportedError (address misspelt),
         EdgeUnreachableError (no such host).
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # a session of its own: Ctrl-C in the terminal reaches the parent, which stops it
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pilotfish.wire.emulation.tied", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        ours.settimeout(_ANSWER_S)
-        self._tie = ours
+        command = [sys.executable, "-m", "pilotfish.wire.emulation.tied"]
+        self._child = TiedProcess(command, _ANSWER_S)
         try:
             told = self._ask(
                 listen=self._listen, connect=self._connect, conditions=asdict(self.conditions)
@@ -161,34 +152,20 @@ class Emulator:
 
     def stop(self) -> None:
         """Stop the proxy and cut all connections through it; kills it if it does not stop."""
-        process, self._process = self._process, None
-        if self._tie is not None:
-            self._tie.close()
-            self._tie = None
-        if process is None:
-            return
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
 
     def _ask(self, **question: Any) -> dict[str, Any]:
         with self._turn:
-            if self._tie is None:
-                raise ListenError("The emulator is not running; enter it with `with` first.")
-            answer = b""
+            child = self._running
             try:
-                self._tie.sendall(json.dumps(question, default=os.fspath).encode() + b"\n")
-                while not answer.endswith(b"\n") and (part := self._tie.recv(65536)):
-                    answer += part
+                child.tie.tell(question)
+                told = child.hear()
             except OSError as error:
                 raise ListenError(f"The emulator does not answer: {error}.") from error
-        if not answer.endswith(b"\n"):
+        if told is None:
             raise ListenError("The emulator ended; see what it wrote to stderr.")
-        told: dict[str, Any] = json.loads(answer)
-        if "code" in told:
-            raise from_code(told["code"], told["message"])
         return told
 
     def __enter__(self) -> "Emulator":

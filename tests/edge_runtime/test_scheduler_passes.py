@@ -20,14 +20,14 @@ VOCAB = 8
 
 
 class Steered(Target):
-    """Its flights land when a test says so; each row's logits name its last token."""
+    """Its passes finish when a test says so; each row's logits name its last token."""
 
     def __init__(self, lanes: int = 1, depth: int = 1, abreast: int = 1) -> None:
         self.context, self.digest = 512, "0"
         self.lanes, self.depth, self.abreast = lanes, depth, abreast
         self.started: dict[int, list[Span]] = {}
         self.kept: list[tuple[int, list[int]]] = []
-        self._down: list[Scores] = []
+        self._finished: list[Scores] = []
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
         self.started[number] = list(spans)
@@ -36,22 +36,22 @@ class Steered(Target):
         self.kept.append((slot, list(path)))
 
     def finished(self) -> Sequence[Scores]:
-        down, self._down = self._down, []
+        down, self._finished = self._finished, []
         return down
 
-    def land(self, number: int, error: Exception | None = None) -> None:
-        """A flight comes down."""
+    def finish(self, number: int, error: Exception | None = None) -> None:
+        """A pass finishes."""
         spans = self.started.pop(number)
         answers = []
         for span in spans:
             logits = np.zeros((span.rows, VOCAB), np.float32)
             logits[np.arange(span.rows), span.tokens[len(span.tokens) - span.rows :] % VOCAB] = 1.0
             answers.append(Output(logits, np.empty((span.rows, 0), np.float32)))
-        self._down.append(Scores(number, () if error else answers, error))
+        self._finished.append(Scores(number, () if error else answers, error))
 
     @property
-    def aloft(self) -> list[list[int]]:
-        """The slots of the flights under way, in the order in which they left."""
+    def under_way(self) -> list[list[int]]:
+        """The slots of the passes under way, in the order in which they left."""
         return [[span.slot for span in spans] for spans in self.started.values()]
 
 
@@ -77,22 +77,22 @@ def leave(scheduler: Scheduler) -> None:
         run(scheduler)
 
 
-def test_lanes_fly_side_by_side_and_each_waits_for_its_own(clock: Clock) -> None:
+def test_lanes_compute_side_by_side_and_each_waits_for_its_own(clock: Clock) -> None:
     target = Steered(lanes=2)
     scheduler = Scheduler(target, clock)
     for slot in range(5):
         scheduler.submit(job(slot, [1, 2, 3], clock))
     leave(scheduler)
-    assert target.aloft == [[0, 2, 4], [1, 3]]
+    assert target.under_way == [[0, 2, 4], [1, 3]]
     late, early = sorted(target.started)
     scheduler.submit(job(5, [1, 2, 3], clock))
     leave(scheduler)
     assert len(target.started) == 2, "its lane is taken"
-    target.land(early)
+    target.finish(early)
     assert {done.slot for done in collect(scheduler)} == {1, 3}
     leave(scheduler)
-    assert target.aloft == [[0, 2, 4], [5]]
-    target.land(late)
+    assert target.under_way == [[0, 2, 4], [5]]
+    target.finish(late)
     assert {done.slot for done in collect(scheduler)} == {0, 2, 4}
 
 
@@ -107,7 +107,7 @@ def test_who_is_due_in_one_lane_holds_up_no_other(clock: Clock) -> None:
         leave(scheduler)
         clock.now_ns += 80 * MS
         for number in list(target.started):
-            target.land(number)
+            target.finish(number)
         collect(scheduler)
         clock.now_ns += 3 * MS
 
@@ -119,10 +119,10 @@ def test_who_is_due_in_one_lane_holds_up_no_other(clock: Clock) -> None:
     scheduler.submit(job(3, [1, 2, 3], clock))
     assert scheduler.wait_s() == 0.0, "nobody else is due in the other lane"
     leave(scheduler)
-    assert target.aloft == [[1, 3]]
+    assert target.under_way == [[1, 3]]
     scheduler.submit(job(2, [1, 2, 3], clock))
     leave(scheduler)
-    assert target.aloft == [[1, 3], [0, 2]]
+    assert target.under_way == [[1, 3], [0, 2]]
 
 
 def test_how_long_a_lane_waits_follows_from_its_own_passes(clock: Clock) -> None:
@@ -135,37 +135,37 @@ def test_how_long_a_lane_waits_follows_from_its_own_passes(clock: Clock) -> None
         leave(scheduler)
         quick, slow = sorted(target.started)
         clock.now_ns += 8 * MS
-        target.land(quick)
+        target.finish(quick)
         collect(scheduler)
         clock.now_ns += 792 * MS
-        target.land(slow)
+        target.finish(slow)
         collect(scheduler)
         clock.now_ns += 5 * MS
     scheduler.submit(job(1, [1, 2, 3], clock))
     assert scheduler.wait_s() == pytest.approx(1.25e-3), "slot 3 is due"
     leave(scheduler)
-    assert target.aloft == []
+    assert target.under_way == []
     for slot in (0, 2):
         scheduler.submit(job(slot, [1, 2, 3], clock))
     leave(scheduler)
-    assert target.aloft == [[0, 2]]
+    assert target.under_way == [[0, 2]]
 
 
-def test_as_many_flights_as_a_lane_takes_and_the_jobs_shared_out(clock: Clock) -> None:
+def test_as_many_passes_as_a_lane_takes_and_the_jobs_shared_out(clock: Clock) -> None:
     target = Steered(depth=3, abreast=3)
     scheduler = Scheduler(target, clock)
     for slot in range(7):
         scheduler.submit(job(slot, [1, 2, 3], clock))
     leave(scheduler)
-    assert [len(slots) for slots in target.aloft] == [3, 2, 2]
+    assert [len(slots) for slots in target.under_way] == [3, 2, 2]
     first = min(target.started)
     scheduler.submit(job(7, [1, 2, 3], clock))
     leave(scheduler)
     assert len(target.started) == 3
-    target.land(first)
+    target.finish(first)
     collect(scheduler)
     leave(scheduler)
-    assert target.aloft[-1] == [7]
+    assert target.under_way[-1] == [7]
 
 
 def test_an_owner_whose_pass_is_under_way_comes_after_who_waits(clock: Clock) -> None:
@@ -179,7 +179,7 @@ def test_an_owner_whose_pass_is_under_way_comes_after_who_waits(clock: Clock) ->
     clock.now_ns += MS
     scheduler.submit(job(9, range(40), clock, owner=b"modest", rows=40))
     run(scheduler)
-    assert target.aloft == [[0], [9]]
+    assert target.under_way == [[0], [9]]
 
 
 def test_jobs_of_a_slot_never_overtake_each_other(clock: Clock) -> None:
@@ -189,15 +189,17 @@ def test_jobs_of_a_slot_never_overtake_each_other(clock: Clock) -> None:
     scheduler.submit(first)
     scheduler.submit(second)
     leave(scheduler)
-    assert target.aloft == [[0]]
-    target.land(min(target.started))
+    assert target.under_way == [[0]]
+    target.finish(min(target.started))
     assert collect(scheduler) == [first]
     leave(scheduler)
     (spans,) = target.started.values()
     assert (spans[0].base, len(spans[0].tokens)) == (2, 4), "all that is held but what rows need"
 
 
-def test_a_job_cancelled_aloft_lands_and_its_slot_serves_the_next_session(clock: Clock) -> None:
+def test_a_job_cancelled_in_a_pass_leaves_its_slot_to_the_next_session(
+    clock: Clock,
+) -> None:
     """The slot is given away meanwhile: nothing of the old session counts as held."""
     target = Steered(depth=2)
     scheduler = Scheduler(target, clock)
@@ -210,12 +212,12 @@ def test_a_job_cancelled_aloft_lands_and_its_slot_serves_the_next_session(clock:
     scheduler.submit(heir)
     leave(scheduler)
     assert len(target.started) == 1
-    target.land(min(target.started))
+    target.finish(min(target.started))
     assert collect(scheduler) == [gone]
     leave(scheduler)
     (spans,) = target.started.values()
     assert spans[0].base == 0
-    target.land(min(target.started))
+    target.finish(min(target.started))
     assert collect(scheduler) == [heir]
 
 
@@ -232,10 +234,10 @@ def test_a_job_may_be_cancelled_while_its_pass_is_put_together(clock: Clock) -> 
     scheduler = Scheduler(target, Meanwhile())
     scheduler.submit(only)
     run(scheduler)
-    assert target.aloft in ([], [[0]])
+    assert target.under_way in ([], [[0]])
 
 
-def test_a_flight_that_fails_costs_its_own_jobs_only(clock: Clock) -> None:
+def test_a_pass_that_fails_costs_its_own_jobs_only(clock: Clock) -> None:
     target = Steered(depth=2, abreast=2)
     scheduler = Scheduler(target, clock)
     jobs = [job(slot, [1, 2, 3], clock) for slot in range(4)]
@@ -243,8 +245,8 @@ def test_a_flight_that_fails_costs_its_own_jobs_only(clock: Clock) -> None:
         scheduler.submit(each)
     leave(scheduler)
     bad, good = sorted(target.started)
-    target.land(bad, RuntimeError("lost"))
-    target.land(good)
+    target.finish(bad, RuntimeError("lost"))
+    target.finish(good)
     done = collect(scheduler)
     assert {each.slot for each in done if each.error} == {0, 1}
     assert {each.slot for each in done if each.ruling} == {2, 3}
@@ -265,7 +267,7 @@ class Branches(Draft):
         return [[], [1], [2], [1, 3]][node]
 
 
-def test_of_a_tree_aloft_the_path_is_kept_when_it_lands(clock: Clock) -> None:
+def test_of_a_tree_the_path_is_kept_when_its_pass_is_over(clock: Clock) -> None:
     target = Steered(depth=2)
     scheduler = Scheduler(target, clock)
     tree = job(0, [1, 2, 3, 4, 5], clock, rows=4)
@@ -274,7 +276,7 @@ def test_of_a_tree_aloft_the_path_is_kept_when_it_lands(clock: Clock) -> None:
     scheduler.submit(tree)
     leave(scheduler)
     assert target.kept == []
-    target.land(min(target.started))
+    target.finish(min(target.started))
     collect(scheduler)
     assert target.kept == [(0, [0, 2])]
     scheduler.submit(job(0, [1, 2, 3, 5, 6, 7], clock))
