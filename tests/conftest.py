@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from hypothesis import settings
 
 from pilotfish import Device, EdgeServer
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.cache import cache_directory
 from pilotfish.wire import keys
 from tests.support.judging import random_head, saved
 from tests.support.measuring import PROMPTS
@@ -29,10 +31,39 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("pilotfish", deadline=None)
 settings.load_profile("pilotfish")
 
+TESTS = Path(__file__).parent
+ROOMS = sorted(path.name for path in TESTS.iterdir() if (path / "__init__.py").exists())
+ONE_WORKER = ("tests/deploy/booted/",)  # folders whose files share what takes long to make
+
 VOCAB = 64
 PADDED_VOCAB = 72
 CONTEXT = 256
 HIDDEN = 64  # d of both models' states
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each room is a marker: ``-m "slow and deploy"``."""
+    for room in ROOMS:
+        config.addinivalue_line("markers", f"{room}: tests/{room}")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark every test with its room."""
+    if (room := item.path.relative_to(TESTS).parts[0]) in ROOMS:
+        item.add_marker(room)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests run on one worker, in order, and so share its fixtures."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class WholeFiles(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            shared = (folder for folder in ONE_WORKER if nodeid.startswith(folder))
+            return next(shared, nodeid.split("::", 1)[0])
+
+    return WholeFiles(config, log)
 
 
 class Pair(NamedTuple):
@@ -50,6 +81,17 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     tiny_artifact(folder / "draft", sharpness=0.9, **sizes)
     tiny_artifact(folder / "target", sharpness=0.7, **sizes)
     return Pair(folder / "draft", folder / "target")
+
+
+@pytest.fixture(scope="session")
+def default_artifacts() -> Pair:
+    """The default model as drafter and target: exported once, though several workers want it."""
+    from pilotfish.cli.export import default_pair
+
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with (cache_directory() / "tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return Pair(*default_pair())
 
 
 @pytest.fixture(scope="session")

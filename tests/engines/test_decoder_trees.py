@@ -5,7 +5,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pilotfish.cli.export import default_pair
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer
 from tests.support.runnable import runnable
@@ -277,8 +276,8 @@ def real_trees(artifact, expansion):
 
 
 @pytest.mark.parametrize("expansion", EXPANSIONS)
-def test_a_tree_is_its_paths_with_real_weights(expansion):
-    paths, whole, grown = real_trees(default_pair()[1], expansion)
+def test_a_tree_is_its_paths_with_real_weights(default_artifacts, expansion):
+    paths, whole, grown = real_trees(default_artifacts.target, expansion)
     np.testing.assert_allclose(whole, paths, atol=1e-3)
     np.testing.assert_allclose(grown, paths, atol=1e-3)
 
@@ -288,7 +287,7 @@ def test_a_tree_is_its_paths_with_real_weights(expansion):
 # quantisation does: 0.2 rms here, for chains fed in one piece or token by token as for trees. A
 # node that sees its sibling, or stands one place off, differs by 0.5 or more.
 @pytest.mark.parametrize("expansion", EXPANSIONS)
-def test_a_tree_is_nearly_its_paths_with_quantised_activations(expansion):
-    paths, whole, grown = real_trees(default_pair()[0], expansion)
+def test_a_tree_is_nearly_its_paths_with_quantised_activations(default_artifacts, expansion):
+    paths, whole, grown = real_trees(default_artifacts.draft, expansion)
     for logits in (whole, grown):
         assert np.sqrt(np.mean((logits - paths) ** 2)) < 0.35

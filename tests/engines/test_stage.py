@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pilotfish.cli.export import default_pair
 from pilotfish.engines.artifact import Artifact, open_stages
 from pilotfish.engines.backends.cpu import CpuBackend
 from pilotfish.engines.decoder import Decoder, Pass
@@ -18,6 +17,7 @@ from pilotfish.engines.errors import CapacityError
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.split import split_artifact
+from tests.conftest import Pair
 from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
     SLOTS,
     empty,
@@ -291,8 +291,8 @@ def test_a_stage_keeps_keys_and_values_of_its_own_layers_only(tmp_path: Path) ->
 # Real weights
 
 
-def test_real_weights_in_stages_say_the_same_text(tmp_path: Path) -> None:
-    target = default_pair()[1]
+def test_real_weights_in_stages_say_the_same_text(default_artifacts: Pair, tmp_path: Path) -> None:
+    target = default_artifacts.target
     split_artifact(target, tmp_path / "cut", layers=[9, 7, 7, 7])
     prompt = np.random.default_rng(3).integers(0, 49152, 40)
     told = []

@@ -15,7 +15,6 @@ import onnx
 import pytest
 from onnx import external_data_helper, numpy_helper
 
-from pilotfish.cli.export import default_pair
 from pilotfish.engines.artifact import MANIFEST_NAME, Artifact, Manifest, open_stages
 from pilotfish.engines.cut import Cut, check_chain
 from pilotfish.engines.errors import ArtifactError
@@ -27,6 +26,7 @@ from pilotfish.export.data_file import DataFile
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.errors import ExportError
 from pilotfish.export.split import plan_cuts, split_artifact
+from tests.conftest import Pair
 from tests.support.tiny import FAMILIES, tiny_artifact
 
 MIB = 2**20
@@ -328,9 +328,9 @@ def test_progress_is_told_in_bytes(tmp_path: Path, whole: Artifact) -> None:
     assert {each for _, each in steps} == {total}
 
 
-def test_weights_stream_through(tmp_path: Path) -> None:
+def test_weights_stream_through(default_artifacts: Pair, tmp_path: Path) -> None:
     """Half a gigabyte of real weights, never more than the largest of them in memory."""
-    target = default_pair()[1]
+    target = default_artifacts.target
     code = (
         "import resource\n"
         "from pilotfish.export.split import split_artifact\n"

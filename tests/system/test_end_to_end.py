@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer, PilotfishError
-from pilotfish.cli.export import default_pair
 from pilotfish.device_runtime.record import STAGES
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.field.summary import report, summary
@@ -15,16 +14,11 @@ TIE = 1e-3  # passes of different shape differ by about 1e-5 in their logits
 
 
 @pytest.fixture(scope="module")
-def artifacts():
-    return default_pair()
-
-
-@pytest.fixture(scope="module")
-def device(artifacts, tmp_path_factory):
+def device(default_artifacts, tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     keys.create(folder, keys.EDGE)
     keys.allow(folder, keys.create(folder, keys.DEVICE))
-    draft, target = artifacts
+    draft, target = default_artifacts
     with EdgeServer(target, keys=folder) as edge, Device(draft, edge.endpoint, folder) as opened:
         yield opened
 
@@ -43,29 +37,29 @@ def assert_same(device, target, prompt, got, wanted):
 
 @pytest.mark.parametrize("window", [1, 4, 8, 16])
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_over_the_link_is_the_targets_own_output(device, artifacts, prompt, window):
+def test_greedy_over_the_link_is_the_targets_own_output(device, default_artifacts, prompt, window):
     wanted = device.generate(prompt, protocol="stream", max_tokens=40)
     got = device.generate(prompt, protocol="greedy", window=window, max_tokens=40)
-    assert_same(device, artifacts[1], prompt, got.tokens, wanted.tokens)
+    assert_same(device, default_artifacts[1], prompt, got.tokens, wanted.tokens)
     assert max(r.window for r in got.rounds) == window
     assert len(got.rounds) < len(got.tokens)
 
 
-def test_stream_is_what_the_target_says_without_a_link(device, artifacts):
+def test_stream_is_what_the_target_says_without_a_link(device, default_artifacts):
     got = device.generate(PROMPTS[0], protocol="stream", max_tokens=12)
-    decoder = Decoder(artifacts[1])
+    decoder = Decoder(default_artifacts[1])
     ids = device.prompt(PROMPTS[0]).ids.astype(np.int64)
     logits = decoder.prefill(0, ids, rows=1).logits[0]
     wanted = []
     for _ in range(12):
         wanted.append(int(logits.argmax()))
         logits = decoder.forward([Pass(slot=0, tokens=np.array(wanted[-1:]), rows=1)])[0].logits[0]
-    assert_same(device, artifacts[1], PROMPTS[0], got.tokens, wanted)
+    assert_same(device, default_artifacts[1], PROMPTS[0], got.tokens, wanted)
 
 
-def test_local_is_what_the_drafter_says(device, artifacts):
+def test_local_is_what_the_drafter_says(device, default_artifacts):
     over = device.generate(PROMPTS[0], protocol="local", max_tokens=12)
-    with Device(artifacts[0]) as alone:
+    with Device(default_artifacts[0]) as alone:
         assert alone.generate(PROMPTS[0], protocol="local", max_tokens=12).tokens == over.tokens
         with pytest.raises(PilotfishError, match="no edge"):
             alone.generate(PROMPTS[0], max_tokens=4)

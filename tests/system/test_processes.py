@@ -23,7 +23,6 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
-from pilotfish.cli.export import default_pair
 from pilotfish.wire import keys
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.errors import EdgeLostError, ListenError
@@ -274,9 +273,9 @@ def test_figures_that_cannot_be_written(
 
 
 @pytest.fixture(scope="module")
-def default_target() -> Path:
+def default_target(default_artifacts: Pair) -> Path:
     """The target of the demo: it takes a while to load."""
-    return default_pair()[1]
+    return default_artifacts.target
 
 
 @pytest.fixture

@@ -1,0 +1,146 @@
+"""Run the tests: `make test`, `make test-all` and `.ci/run` come here.
+
+    python -m tests [--all | --changed [BASE]] [options of pytest]
+
+First all that may share the machine, in parallel, file by file; then, one after the other, what is
+marked `timing`. Left out are `reference` (see `make test-reference`) and, unless asked for, `slow`:
+`--all` runs all slow tests, `--changed` those of the rooms in which something changed since BASE,
+which `--list` only names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NO_TESTS = 5  # pytest's exit status where a selection is empty
+MOST_WORKERS = 8
+# Rooms, and what else can break their slow tests besides `tests/ROOM` and the room itself.
+SLOW_ROOMS = {
+    "deploy": ("systemd/",),
+    "device_runtime": (),
+    "edge_runtime": (),
+    "engines": ("export/",),
+    "export": (),
+    "field": (),
+    "judge": (),
+    "reference": ("export/", "pilotfish/engines/", "pilotfish/judge/"),
+    "speculation": (),
+    "system": ("wire/", "device_runtime/", "edge_runtime/", "pilotfish/speculation/"),
+    "wire": (),
+}
+# With these, every room has changed.
+COMMON = ("constraints.txt", "pyproject.toml", "tests/conftest.py", "tests/support/", ".ci/")
+
+
+def main() -> int:
+    """Both parts; the exit status is that of the first that failed."""
+    options, rest = arguments()
+    if options.list:
+        print(*sorted(changed_rooms(options.changed)), sep="\n")
+        return 0
+    rooms = set(SLOW_ROOMS) if options.all else set()
+    if options.changed is not None:
+        rooms = changed_rooms(options.changed)
+        print(f"slow tests of: {', '.join(sorted(rooms)) or 'no room'}")
+    slow = " or ".join(["not slow", *sorted(rooms)])
+    chosen = f"not reference and ({slow})" + (f" and ({options.m})" if options.m else "")
+    started = time.monotonic()
+    workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+    parallel = run(f"{chosen} and not timing", "-n", workers, "--no-loadscope-reorder", *rest)
+    if parallel not in (0, NO_TESTS) and not go_on(parallel, rest):
+        return parallel
+    print("\nOne after the other, since they measure time:")
+    files = [] if any(Path(word.split("::")[0]).exists() for word in rest) else timed_files()
+    serial = run(f"{chosen} and timing", *rest, *files)
+    took = time.monotonic() - started
+    statuses = {parallel, serial} - {NO_TESTS}
+    failed = max(statuses, default=NO_TESTS)
+    parts = zip(("in parallel", "serially"), (parallel, serial), strict=True)
+    words = ", ".join(f"{part}: {WORDS.get(status, f'status {status}')}" for part, status in parts)
+    print(f"\n{took / 60:.1f} min; {words}")
+    return failed
+
+
+WORDS = {0: "passed", 1: "FAILED", NO_TESTS: "no tests"}
+
+
+def arguments() -> tuple[argparse.Namespace, list[str]]:
+    """Our own options; the rest is pytest's."""
+    parser = argparse.ArgumentParser(prog="python -m tests", allow_abbrev=False, add_help=False)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--changed", nargs="?", const="", metavar="BASE")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("-m", default="")
+    return parser.parse_known_args()
+
+
+def run(chosen: str, *options: object) -> int:
+    """One run of pytest."""
+    words = [sys.executable, "-m", "pytest", "-m", chosen, *map(str, options)]
+    return subprocess.run(words, cwd=ROOT, check=False).returncode
+
+
+def go_on(status: int, rest: list[str]) -> bool:
+    """Whether the serial part shall run after this status of the parallel one."""
+    return status == 1 and not {"-x", "--exitfirst", "--lf", "--sw"}.intersection(rest)
+
+
+def timed_files() -> list[Path]:
+    """Files with tests marked `timing`: collecting all others again would take a while."""
+    files = (path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob("test_*.py")))
+    return [path for path in files if "pytest.mark.timing" in (ROOT / path).read_text()]
+
+
+def changed_rooms(base: str | None) -> set[str]:
+    """Rooms with slow tests in which something changed since `base`; all, if git cannot tell."""
+    try:
+        names = changed_files(base or merge_base())
+    except subprocess.CalledProcessError:
+        return set(SLOW_ROOMS)
+    if any(name.startswith(COMMON) for name in names):
+        return set(SLOW_ROOMS)
+    return {
+        room
+        for room, others in SLOW_ROOMS.items()
+        for name in names
+        if name.startswith((f"{room}/", f"pilotfish/{room}/", f"tests/{room}/", *others))
+    }
+
+
+def merge_base() -> str:
+    """Where this branch left `main`; on `main` itself, the commit before."""
+    head = git("rev-parse", "HEAD")
+    for main_branch in ("origin/main", "main"):
+        try:
+            base = git("merge-base", main_branch, "HEAD")
+        except subprocess.CalledProcessError:
+            continue
+        if base != head:
+            return base
+    return git("rev-parse", "HEAD^")
+
+
+def changed_files(base: str) -> list[str]:
+    """Paths that differ from `base`, committed or not."""
+    names = git("diff", "--name-only", base).splitlines()
+    return names + git("ls-files", "--others", "--exclude-standard").splitlines()
+
+
+def git(*words: str) -> str:
+    """What git says.
+
+    Raises:
+        subprocess.CalledProcessError: if it cannot tell, as in a shallow clone.
+    """
+    asked = subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True)
+    return asked.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
