@@ -37,7 +37,7 @@ from pilotfish.device_runtime.record import Generation
 from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.federated import FederatedTarget, open_target
-from pilotfish.edge_runtime.targets.target import Ask, Opening
+from pilotfish.edge_runtime.targets.target import Opening, Span
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire.keys import EdgeKeys, allow
 
@@ -174,13 +174,13 @@ def passes(
 ) -> Iterator[tuple[float, float, float, float]]:
     """Of each window: seconds, those of the slowest worker, bytes from a worker and to one."""
     number = text.begin
-    target.fly(number, [Ask(0, text.tokens[: text.begin], 0, 0)])
+    target.run(number, [Span(0, text.tokens[: text.begin], 0, 0)])
     for begin in range(text.begin, len(text.tokens) - WINDOW, WINDOW + 1):
         end, number = begin + WINDOW + 1, number + 1
-        ask = Ask(0, text.tokens[:end], begin, WINDOW + 1, temperature=1.0)
+        span = Span(0, text.tokens[:end], begin, WINDOW + 1, temperature=1.0)
         before = counted(tally)
         begun_s = time.perf_counter()
-        target.fly(number, [ask])
+        target.run(number, [span])
         took_s = time.perf_counter() - begun_s
         compute_s, up, down = counted(tally) - before
         yield took_s, max(compute_s), float(np.mean(up)), float(np.mean(down))

@@ -14,10 +14,11 @@ from pilotfish.device_runtime.drafter import Drafter
 from pilotfish.device_runtime.learned import Learned
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import AWAY, Interrupt, LossLog, Patience
+from pilotfish.device_runtime.link.probing import refresh
 from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives
 from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, Round
-from pilotfish.device_runtime.session import Proposal, Session
-from pilotfish.device_runtime.stops import Answer
+from pilotfish.device_runtime.session import Session
+from pilotfish.device_runtime.stops import AnswerBuffer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.channel import Channel
 from pilotfish.wire.errors import PairMismatchError, PilotfishError, UnsupportedError
@@ -33,7 +34,7 @@ _ALONE: tuple[type[PilotfishError], ...] = (*AWAY, UnsupportedError)
 
 @dataclass(frozen=True)
 class Choosable:
-    """Protocol "auto", and what else was asked for: a plan when the edge is known."""
+    """Protocol "auto" and the other options; a plan once the edge is known."""
 
     auto: Auto
     options: Options
@@ -70,16 +71,16 @@ class Conversation:
     def answer(
         self, prompt: Prompt, wish: Plan | Choosable, *, alone: bool = True
     ) -> Generator[Piece, None, None]:
-        """The answer to a prompt, piece by piece; ``last`` holds it afterwards.
+        """Yield the answer to a prompt, piece by piece; ``last`` holds it afterwards.
 
-        alone: whether under "local" the drafter goes on by itself beside an edge of another
-        vocabulary, too; else that raises `PairMismatchError`, if nothing has been said yet.
+        alone: under "local", go on without an edge of another vocabulary even before the first
+        piece; else that raises `PairMismatchError`.
         """
         session, link = self.session, self._link
         begun_s = time.monotonic()
-        before = link.probing if link else Probing()
+        before = link.gauge.probing if link else Probing()
         plan, choice, state = self._prepare(wish)
-        answer = Answer(
+        answer = AnswerBuffer(
             self._target.tokenizer, eos_ids=self._ends, stop=plan.stop, max_tokens=plan.max_tokens
         )
         rounds: list[Round] = []
@@ -88,13 +89,11 @@ class Conversation:
         finished = False
         try:
             session.start(prompt, plan, _channel(state))
-            for proposal in self._proposals(plan, answer, alone=alone):
+            for record in self._rounds(plan, answer, alone=alone):
                 settled_ns = time.monotonic_ns()
-                pieces, kept = _pieces(proposal, answer)
-                record = proposal.record
-                if link is not None and losses.add(record, link.presence.lost_ns, settled_ns):
-                    link.presence.verified()
-                record.tokens = kept
+                if link is not None and losses.add(record, link.lost_ns, settled_ns):
+                    link.verified()
+                pieces = _pieces(record, answer)
                 record.timings.settle += (time.monotonic_ns() - settled_ns) * 1e-9
                 rounds.append(record)
                 first_token_s = first_token_s or time.monotonic() - begun_s
@@ -110,11 +109,11 @@ class Conversation:
             finished = True
         finally:
             if plan.protocol == STREAM or not finished:
-                session.cancel()
+                session.edge.cancel()
             session.keep(len(prompt) + len(answer.tokens))
             self._learned.add(plan, rounds)
         losses.end(time.monotonic_ns())
-        after = link.probing if link else Probing()
+        after = link.gauge.probing if link else Probing()
         self.last = Generation(
             protocol=plan.protocol,
             prompt_tokens=len(prompt),
@@ -133,13 +132,13 @@ class Conversation:
     # Before the first round
 
     def _prepare(self, wish: Plan | Choosable) -> tuple[Plan, Choice | None, LinkState | None]:
-        """What to do, why, and what was known of the link then; the edge is greeted, if there."""
+        """The plan, why it was chosen, and the link's state then; greets an edge that is there."""
         link = self._link
         here = False
         if link is not None:
             here = self._meet(link, wish)
         if isinstance(wish, Plan):
-            if link is not None and here and wish.judged:
+            if link is not None and here and wish.by_link:
                 self._measure(link, [wish])
             plan, choice, state = wish, None, link.state() if link else None
         else:
@@ -149,9 +148,9 @@ class Conversation:
         return plan, choice, state
 
     def _meet(self, link: EdgeLink, wish: Plan | Choosable) -> bool:
-        """Is the edge there? Waits for it where it is needed; it may be another one by now."""
+        """Is the edge there? Waits for it where it is needed."""
         if self._patience.policy == "local":
-            here = link.presence.look()
+            here = link.look()
         elif isinstance(wish, Plan) and wish.protocol == LOCAL:
             here = link.up()
         else:
@@ -161,14 +160,14 @@ class Conversation:
         return here
 
     def plans(self, wish: Choosable) -> list[Plan]:
-        """What there is to choose from."""
+        """The plans that "auto" may choose from."""
         link = self._link
         if link is None:
             return alternatives(wish.auto, wish.options, offered=[LOCAL])
-        if link.welcome is None:  # it was never there, but may come: with a head or without
+        if link.welcome is None:  # not met yet: it may have a decision head or not
             plans = alternatives(wish.auto, wish.options, offered=[*EXCHANGES, STREAM, LOCAL])
-            sure = [one for one in plans if not one.judged]
-            return plans if POLICIES[wish.auto.policy].wants_judged else sure or plans
+            sure = [one for one in plans if not one.needs]
+            return plans if POLICIES[wish.auto.policy].wants_supplied else sure or plans
         limits = link.welcome.limits
         plans = alternatives(
             wish.auto, wish.options, offered=[*link.welcome.protocols, LOCAL], most=limits.window
@@ -177,7 +176,7 @@ class Conversation:
         return fitting or plans[:1]
 
     def _choose(self, wish: Choosable, here: bool) -> tuple[Plan, Choice, LinkState | None]:
-        """One of the plans, by what is known of the link; measures it first if need be."""
+        """Choose a plan by what is known of the link, which is measured first if need be."""
         plans = self.plans(wish)
         state = None
         if self._link is not None:
@@ -188,73 +187,74 @@ class Conversation:
         return plan, choice, state
 
     def _measure(self, link: EdgeLink, plans: Sequence[Plan]) -> None:
-        # a head decides by the link as it is for this request (wisv §VII-B)
-        judged = any(plan.judged for plan in plans)
-        matter = judged or any(self._learned.freight(plan) > SMALL_BYTES for plan in plans)
+        # an edge may decide by the link as measured for this request (wisv §VII-B)
+        by_link = any(plan.by_link for plan in plans)
+        matter = by_link or any(self._learned.freight(plan) > SMALL_BYTES for plan in plans)
         try:
-            link.refresh(rates=matter, anew=judged)
+            refresh(link, rates=matter, anew=by_link)
         except AWAY:
             if not self._patience.starts_alone:
-                raise  # else the answer itself finds out, and deals with it
+                raise  # else the first round meets the same loss, and handles it
 
     # Round by round
 
-    def _proposals(self, plan: Plan, answer: Answer, *, alone: bool) -> Iterator[Proposal]:
-        """What is committed, by both ends or, while the edge is away and may be, by this one."""
+    def _rounds(self, plan: Plan, answer: AnswerBuffer, *, alone: bool) -> Iterator[Round]:
+        """Run rounds; while the edge is away, and the policy is "local", by the drafter alone."""
         session = self.session
         if plan.protocol == LOCAL:
             yield from session.local(plan.law, answer.remaining)
             return
-        while answer.remaining and len(session.committed) < session.context:
+        while self._goes_on(answer):
             try:
                 session.join()
-                yield from self._verified(plan, answer)
+                if plan.protocol == STREAM:
+                    yield from session.stream(answer.remaining)
+                    continue
+                while self._goes_on(answer):
+                    yield session.speculate(plan, answer.remaining, self._ends)
             except _ALONE as error:
-                if self._patience.policy != "local":
-                    raise
-                if isinstance(error, UnsupportedError) and (
-                    self._offered(plan) or not answer.tokens
-                ):
-                    raise
-                if isinstance(error, PairMismatchError) and not (alone or answer.tokens):
+                if not self._may_go_on_alone(error, plan, answer, alone=alone):
                     raise
                 _log.warning("going on without the edge: %s", error)
-                self._part()
+                assert self._link is not None
+                self._link.lost()
                 back = yield from self._alone(plan, answer)
-                if not back and answer.remaining and len(session.committed) < session.context:
+                if not back and self._goes_on(answer):
                     raise  # the drafter has no room to go on by itself
 
-    def _verified(self, plan: Plan, answer: Answer) -> Iterator[Proposal]:
-        session = self.session
-        if plan.protocol == STREAM:
-            yield from session.stream(answer.remaining)
-            return
-        while answer.remaining and len(session.committed) < session.context:
-            yield session.speculate(plan, answer.remaining, self._ends)
+    def _goes_on(self, answer: AnswerBuffer) -> bool:
+        """Whether the answer has not ended, and the context has room."""
+        return answer.remaining > 0 and len(self.session.committed) < self.session.context
+
+    def _may_go_on_alone(
+        self, error: PilotfishError, plan: Plan, answer: AnswerBuffer, *, alone: bool
+    ) -> bool:
+        if self._patience.policy != "local":
+            return False
+        if isinstance(error, UnsupportedError):
+            return bool(answer.tokens) and not self._offered(plan)
+        if isinstance(error, PairMismatchError):
+            return alone or bool(answer.tokens)
+        return True
 
     def _offered(self, plan: Plan) -> bool:
         """Whether the edge that was met last has the plan's protocol."""
         welcome = self._link.welcome if self._link is not None else None
         return welcome is None or plan.protocol in welcome.protocols
 
-    def _part(self) -> None:
-        """Give up what the edge has not settled."""
+    def _alone(self, plan: Plan, answer: AnswerBuffer) -> Generator[Round, None, bool]:
+        """Run rounds of the drafter alone until the edge is back; returns whether it is."""
         assert self._link is not None
-        self._link.presence.lost()
-
-    def _alone(self, plan: Plan, answer: Answer) -> Generator[Proposal, None, bool]:
-        """The drafter's own tokens, until the edge is there again: is it?"""
-        assert self._link is not None
-        for proposal in self.session.local(plan.law, answer.remaining):
-            yield proposal
-            if self._link.presence.look() and self._offered(plan):
+        for record in self.session.local(plan.law, answer.remaining):
+            yield record
+            if self._link.look() and self._offered(plan):
                 _log.info("the edge is back")
                 return True
         return False
 
 
 def _channel(state: LinkState | None) -> Channel:
-    """What a decision head is told of a link; what is measured as nothing is not known."""
+    """What a decision head is told of a link; a measured 0 counts as unknown."""
     if state is None:
         return Channel()
     loss = _value(state.retransmitted)
@@ -271,18 +271,19 @@ def _value(reading: Reading | None) -> float | None:
     return None if reading is None else reading.value
 
 
-def _pieces(proposal: Proposal, answer: Answer) -> tuple[list[Piece], list[int]]:
-    """The pieces that a round adds to the answer, and the tokens of it that the answer keeps."""
-    record = proposal.record
+def _pieces(record: Round, answer: AnswerBuffer) -> list[Piece]:
+    """Add a round to the answer; returns its pieces, and leaves the tokens kept in the record."""
+    tokens, accepted = record.tokens, record.accepted
     if record.protocol in (STREAM, LOCAL):
-        parts = [(record.tokens, "target" if record.protocol == STREAM else LOCAL)]
+        parts = [(tokens, "target" if record.protocol == STREAM else LOCAL)]
     else:
-        last = "bonus" if proposal.full else "corrected"
-        parts = [(record.tokens[: record.accepted], "drafted"), (record.tokens[-1:], last)]
+        last = "bonus" if accepted == record.window else "corrected"
+        parts = [(tokens[:accepted], "drafted"), (tokens[accepted:], last)]
     pieces, kept = [], []
     for ids, origin in parts:
         taken, text = answer.push(ids)
         kept += taken
         if taken:
             pieces.append(Piece(text, taken, origin))
-    return pieces, kept
+    record.tokens = kept
+    return pieces

@@ -13,9 +13,10 @@ from pilotfish.device_runtime.bridge import Asked, Prompt
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Choosable, Conversation
 from pilotfish.device_runtime.drafter import Drafter
-from pilotfish.device_runtime.link.edge_link import PROBE_BYTES, EdgeLink
+from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.family import Family, load_keys
 from pilotfish.device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
+from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.partners import Partners
 from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
@@ -88,18 +89,18 @@ class Device:
             hidden = artifact.manifest.dimensions.hidden
             self._partners = Partners(Vocabulary.of(artifact), drafter.pace, hidden, on_fetch)
             if self._link is not None and self._patience.starts_alone:
-                self._link.presence.look_out()
-            self._move_in(drafter)
+                self._link.look_out()
+            self._occupy(drafter)
         except BaseException:
             if self._link is not None:
                 self._link.close()
             raise
 
     def _dial(self, artifact: Artifact, interrupt: Interrupt) -> EdgeLink:
-        """A link to the edge; unless that may come later, it is there."""
+        """Open a link; waits for the edge unless the policy lets it come later."""
         link = self._family.open(self._patience, interrupt)
         try:
-            link.presence.introduce(artifact.manifest)
+            link.introduce(artifact.manifest)
             if not self._patience.starts_alone:
                 link.reach()
                 link.greet()
@@ -109,19 +110,19 @@ class Device:
             raise
         return link
 
-    def _move_in(self, drafter: Drafter) -> None:
-        """Begin a conversation on this lane, with the edge that is there, if one is."""
+    def _occupy(self, drafter: Drafter) -> None:
+        """Take over a lane, and begin a conversation with the edge that is there, if one is."""
         self._drafter = drafter
         self._partner = self._partners.latest
-        self._converse()
-        self._attune()
+        self._start_conversation()
+        self._match_vocabulary()
 
-    def _converse(self) -> None:
-        """Begin a conversation in the vocabulary of the partner."""
+    def _start_conversation(self) -> None:
+        """Begin a conversation in the partner's vocabulary."""
         _, pair, learned = self._partner
         self._drafter.cross(pair.bridge())
         if self._link is not None:
-            self._link.presence.speak(pair.fingerprint)
+            self._link.require_vocabulary(pair.fingerprint)
         self._conversation = Conversation(
             self._drafter,
             pair.target,
@@ -132,31 +133,31 @@ class Device:
             self._on_round,
         )
 
-    def _attune(self) -> bool:
-        """See to it that the vocabulary is that of the edge that was met last: is it new?"""
+    def _match_vocabulary(self) -> bool:
+        """Switch to the vocabulary of the edge met last; returns whether it is a new one."""
         link = self._link
-        if link is None or link.presence.met is None:
+        if link is None or link.met is None:
             return False
-        presence, met = link.presence, link.presence.met
+        met = link.met
         if self._partners.expect(met) == self._partner.vocabulary:
             return False
-        presence.speak(presence.vocabulary)
+        link.require_vocabulary(link.vocabulary)
         try:
             self._partner = self._partners.meet(link, met)
         except BaseException as error:
-            presence.speak(self._partner.pair.fingerprint)
-            if isinstance(error, PairMismatchError) and presence.welcome is not None:
+            link.require_vocabulary(self._partner.pair.fingerprint)
+            if isinstance(error, PairMismatchError) and link.welcome is not None:
                 return False  # the one from before is back
             if self._patience.policy == "local" and isinstance(error, AWAY):
                 return False  # until it is there again, or one that suits
             raise
-        self._converse()
+        self._start_conversation()
         return True
 
     def beside(self) -> Device:
-        """A device for another conversation, and another thread, on the same weights and edge.
+        """Make a device for another conversation and thread, with the same weights and edge.
 
-        It has a lane, a connection and a session of its own, and is closed by itself. Raises
+        It has a lane, a connection and a session of its own, and is closed separately. Raises
         `UnsupportedError` if all lanes are taken.
         """
         other = copy(self)
@@ -165,9 +166,9 @@ class Device:
         try:
             if self._link is not None:
                 other._link = self._dial(drafter.artifact, other._interrupt)
-                if other._link.presence.met is None:  # until it is greeted itself, as far as known
-                    other._link.presence.met = self._link.presence.met
-            other._move_in(drafter)
+                if other._link.met is None:  # not greeted itself yet: take it to be the same edge
+                    other._link.meet(self._link.met)
+            other._occupy(drafter)
         except BaseException:
             if other._link is not None and other._link is not self._link:
                 self._family.remove(other._link)
@@ -193,14 +194,14 @@ class Device:
         taken as it is. The options are those of `device_runtime.plan.plan`.
         """
         self._interrupt.arm()
-        wish = self._wish(options)
-        self._get_acquainted(wish)
-        self._attune()
-        made = self._understood(prompt)
-        return self._met_anew(self._conversation.answer(made, wish, alone=False), made, wish)
+        wish = self._wanted_plan(options)
+        self._meet_edge(wish)
+        self._match_vocabulary()
+        made = self._translated(prompt)
+        return self._restarted(self._conversation.answer(made, wish, alone=False), made, wish)
 
-    def _wish(self, options: Options) -> Plan | Choosable:
-        """What these options ask for; complains, if there is reason to, before anything is done."""
+    def _wanted_plan(self, options: Options) -> Plan | Choosable:
+        """The plan, or what "auto" may choose from; raises for bad options before any work."""
         auto = options.get("protocol")
         if auto == AUTO:
             auto = Auto()
@@ -211,39 +212,39 @@ class Device:
         self._conversation.plans(wish)
         return wish
 
-    def _get_acquainted(self, wish: Plan | Choosable) -> None:
-        """Meet an edge that was never there before: what the prompt is made in depends on it."""
+    def _meet_edge(self, wish: Plan | Choosable) -> None:
+        """Greet an edge that was not met before: the prompt's vocabulary depends on it."""
         link = self._link
         if link is None:
             return
-        link.presence.lost_ns = None  # what became of an earlier answer is none of this one's
-        if link.presence.met is not None:
+        link.lost_ns = None  # ignore an earlier answer's loss
+        if link.met is not None:
             return
         if self._patience.policy == "local":
-            link.presence.look()
+            link.look()
         elif isinstance(wish, Choosable) or wish.protocol != LOCAL:
             with suppress(PairMismatchError):  # one of another vocabulary is met all the same
                 link.greet()
 
-    def _met_anew(
+    def _restarted(
         self, pieces: Generator[Piece, None, None], made: Prompt, wish: Plan | Choosable
     ) -> Iterator[Piece]:
-        """The pieces; those of another answer, if an edge of another vocabulary is found first."""
+        """The pieces; restarts the answer if the edge's vocabulary differs from the prompt's."""
         with closing(pieces):
             try:
                 first = next(pieces, None)
             except PairMismatchError:
-                if not self._attune() and self._patience.policy != "local":
+                if not self._match_vocabulary() and self._patience.policy != "local":
                     raise
             else:
                 if first is not None:
                     yield first
                     yield from pieces
                 return
-        yield from self._conversation.answer(self._understood(made), wish)
+        yield from self._conversation.answer(self._translated(made), wish)
 
-    def _understood(self, prompt: Asked | Prompt) -> Prompt:
-        """The prompt, in the vocabularies of this pair."""
+    def _translated(self, prompt: Asked | Prompt) -> Prompt:
+        """The prompt in the vocabularies of this pair."""
         pair = self._partner.pair
         if not isinstance(prompt, Prompt):
             return pair.prompt(prompt, most=self.context - 1)
@@ -262,9 +263,9 @@ class Device:
         return self._conversation.last
 
     def interrupt(self) -> None:
-        """End the running answer soon, whatever it waits for: `InterruptedGenerationError` there.
+        """End the running answer soon with `InterruptedGenerationError`, whatever it waits for.
 
-        For any thread. It is about the answer that `stream` was last asked for.
+        For any thread. Concerns the answer that `stream` was last asked for.
         """
         self._interrupt.strike()
 
@@ -272,8 +273,8 @@ class Device:
     def looked_s(self) -> float:
         """When the answer's thread last looked for an interruption (monotonic). For any thread.
 
-        It does so while it waits for the edge or reads a prompt, too: one that has not for long
-        hangs, and is beyond interruption.
+        It does so while it waits for the edge or reads a prompt, too: a thread that has not for
+        long hangs, and cannot be interrupted.
         """
         return self._interrupt.looked_s
 
@@ -287,11 +288,11 @@ class Device:
 
     @property
     def acquainted(self) -> bool:
-        """Whether `prompt` knows the vocabulary of the edge, or there is none. For any thread."""
+        """Whether `prompt` knows the edge's vocabulary, or there is no edge. For any thread."""
         link, partners = self._link, self._partners
         if link is None:
             return True
-        met = link.presence.met
+        met = link.met
         return met is not None and partners.expect(met) == partners.latest.vocabulary
 
     @property
@@ -310,7 +311,7 @@ class Device:
         return self._conversation.session.context
 
     def shared(self, prompt: Prompt) -> int:
-        """How many tokens of a prompt, from the first on, this conversation holds already."""
+        """How many tokens of a prompt, from the first on, this conversation already holds."""
         if prompt.vocabulary != self._partner.pair.fingerprint:
             return 0  # the same ids are other tokens
         return self._conversation.session.shared(prompt.ids)
@@ -319,8 +320,9 @@ class Device:
 
     @property
     def welcome(self) -> Welcome | None:
-        """What the edge said of itself when it was last greeted; None before that, and while it is
-        one of another vocabulary.
+        """What the edge said when it was last greeted.
+
+        None before that, and while its vocabulary is another one.
         """
         return self._link.welcome if self._link is not None else None
 
@@ -334,26 +336,26 @@ class Device:
         if self._link is None:
             raise UnsupportedError("This device has no edge, so there is no link to measure.")
         self._interrupt.arm()
-        self._link.ping()
+        ping(self._link)
         if rates:
-            self._link.ping(PROBE_BYTES)
+            ping(self._link, PROBE_BYTES)
         return self._link.state()
 
     @property
     def link_up(self) -> bool:
-        """Is there a connection to the edge? For any thread."""
+        """Whether there is a connection to the edge. For any thread."""
         link = self._link
         return link is not None and link.up()
 
     def link_state(self) -> LinkState | None:
-        """What is known of the link; None without an edge. For any thread; asks nobody."""
+        """What is known of the link; None without an edge. For any thread; sends nothing."""
         link = self._link
         return link.state() if link is not None else None
 
     def redirect(self, edge: str, keys: str | Path | None = None) -> None:
-        """From now on the edge is there, for this device and all `beside` it. For any thread.
+        """Use another address for this device and all `beside` it. For any thread.
 
-        keys: the folder of others than so far. Running answers go on there. Raises what the
+        keys: the folder of other keys. Running answers go on there. Raises what the
         constructor raises for a wrong address or wrong keys, and then changes nothing.
         """
         if self._link is None:
@@ -361,12 +363,12 @@ class Device:
         self._family.redirect(edge, keys)
 
     def close(self) -> None:
-        """Tell the edge to forget the session, hang up, and give the lane back."""
+        """Close the session at the edge and the connection, and give the lane back."""
         link, self._link = self._link, None
         try:
             if link is not None:
                 self._family.remove(link)
-                self._conversation.session.close()
+                self._conversation.session.edge.close()
         finally:
             if link is not None:
                 link.close()
@@ -385,7 +387,7 @@ class Device:
 
 
 def connect(edge: str, keys: str | Path | None) -> EdgeLink:
-    """A connection to an edge, with the keys in this folder; beyond loopback there must be some."""
+    """Connect to an edge with the keys in this folder; beyond loopback they are needed."""
     link = EdgeLink(edge, load_keys(edge, keys))
     try:
         link.reach()

@@ -16,6 +16,7 @@ from pilotfish.engines.pace import pass_times
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
+from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import Draft, Exchange, Law, Place
@@ -26,11 +27,11 @@ _WIDTHS = (1, 2, 4)
 _CHUNK = 128  # tokens of a prompt that are read in one turn
 
 
-class Lanes:
-    """One model and its slots, of which each `Drafter` has one. Thread-safe.
+class SharedModel:
+    """One model and its slots, one for each `Drafter`. Thread-safe.
 
-    A pass has the decoder to itself, in the order in which they were asked for: what it gives out
-    are views that the next pass overwrites, and a long prompt of one lane must not stall another.
+    Drafters take turns, a pass each, first come, first served: a pass returns views that the next
+    one overwrites, and a long prompt of one lane must not stall another.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Lanes:
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """The lowest free slot, empty; `UnsupportedError` if all are taken."""
+        """Take the lowest free slot, emptied; `UnsupportedError` if all are taken."""
         with self._lock:
             if not self._free:
                 raise UnsupportedError(
@@ -65,7 +66,7 @@ class Lanes:
         return slot
 
     def give_back(self, slot: int) -> None:
-        """The slot may be taken again."""
+        """Free a slot."""
         with self._lock:
             self._free.append(slot)
 
@@ -73,11 +74,10 @@ class Lanes:
 class Drafter:
     """The small model of one session: its K/V follow the committed tokens and the open window.
 
-    It reads its own tokens, which a bridge makes of the target's. Whatever it is to read, it keeps
-    what it has read as far as the two agree: so a tail that has to be told in other tokens is all
-    that is read again.
+    It reads its own tokens, which a bridge makes of the target's. Before it reads, it keeps the
+    longest common prefix of what was read and what is to be read.
 
-    One thread may use it, and another one each that was made `beside` it; they share the weights,
+    One thread at a time; each drafter made `beside` it may have another. They share the weights,
     and take turns at the model.
     """
 
@@ -92,49 +92,52 @@ class Drafter:
     ) -> None:
         self.artifact = artifact
         self.manifest = artifact.manifest
-        shared = Lanes(artifact, provider=provider, threads=threads, context=context, lanes=lanes)
+        shared = SharedModel(
+            artifact, provider=provider, threads=threads, context=context, lanes=lanes
+        )
         self.context = shared.decoder.context
         self.pace = shared.pace  # seconds by nodes of a level
         self.bridge: Bridge = TrivialBridge(self.manifest.vocab_size)
         self._take(shared)
 
-    def _take(self, lanes: Lanes) -> None:
+    def _take(self, lanes: SharedModel) -> None:
         self._lanes = lanes
         self._decoder = lanes.decoder
         self._slot = lanes.take()
         self._released = False
-        self._ids = np.empty(self.context, dtype=np.int64)  # what was read, in its own tokens
-        self._straight = 0  # so many of them; behind them may lie the nodes of a tree
-        self._trunk = 0  # so many of them come before the window
+        self._ids = np.empty(self.context, dtype=np.int64)  # i64 [n]: what was read, own tokens
+        self._chain_length = 0  # tokens of it read as a chain; nodes of a tree may follow
+        self._trunk = 0  # tokens of it before the window
         self._window = Tree()  # what was drafted last
         # f32 [γ, d]: the hidden states at the tokens of that window that have been read
         self._states = np.empty((MAX_WINDOW, self._decoder.hidden_size), dtype=np.float32)
-        self._tree: Tree | None = None  # whose nodes these are
+        self._tree: Tree | None = None  # the tree behind the chain
 
     def beside(self) -> "Drafter":
-        """Another session's drafter; `UnsupportedError` if no lane is free."""
+        """Make a drafter for another session; `UnsupportedError` if no lane is free."""
         other = copy(self)
         other._take(self._lanes)
         return other
 
     def release(self) -> None:
-        """Give the lane back; the drafter is of no use any more."""
+        """Give the lane back; the drafter must not be used afterwards."""
         if not self._released:
             self._released = True
             self._lanes.give_back(self._slot)
 
     def cross(self, bridge: Bridge) -> None:
-        """From now on the target is another one, across this bridge."""
+        """Draft for the target across this bridge from now on."""
         self.bridge = bridge
 
     def start(self, prompt: Prompt) -> None:
-        """A generation begins after this prompt; of what was read, its beginning is kept."""
+        """Begin a generation; keeps what was read of the prompt's beginning."""
         self.bridge.start(prompt)
-        self._meet(prompt.own[:-1])
+        self._roll_back(prompt.own[:-1])
 
     def room(self, committed: Ids) -> int:
-        """Tokens that the drafter can still read after the committed ones; less than 0: not even
-        these.
+        """Tokens that fit into the drafter's context after the committed ones.
+
+        Negative if these do not fit themselves.
         """
         return self.context - len(self.bridge.context(committed))
 
@@ -142,26 +145,23 @@ class Drafter:
     def _held(self) -> int:
         return self._decoder.length(self._slot)
 
-    def _meet(self, wanted: NDArray[Any]) -> None:
-        """Of what was read, keep what ``wanted`` begins with, and of an unsettled tree nothing."""
+    def _roll_back(self, wanted: NDArray[Any]) -> None:
+        """Keep the common prefix of what was read and ``wanted``; drop an unsettled tree."""
         self._tree = None
-        straight = min(self._straight, len(wanted))
-        differing = np.flatnonzero(self._ids[:straight] != wanted[:straight])
-        self._straight = int(differing[0]) if len(differing) else straight
-        if self._straight < self._held:
-            self._decoder.rollback(self._slot, self._straight)
+        self._chain_length = common_prefix(self._ids[: self._chain_length], wanted)
+        if self._chain_length < self._held:
+            self._decoder.rollback(self._slot, self._chain_length)
 
     def _append(self, own: NDArray[Any]) -> None:
-        """These have been read after all that is held."""
-        end = self._straight + len(own)
-        self._ids[self._straight : end] = own
-        self._straight = end
+        """Note that these tokens [n] were read at the chain's end."""
+        end = self._chain_length + len(own)
+        self._ids[self._chain_length : end] = own
+        self._chain_length = end
 
     def keep(self, path: Sequence[int]) -> None:
-        """Of the tree that was drafted last only the nodes on ``path`` still hold.
+        """Keep the K/V of the last drafted tree's nodes on ``path`` only.
 
-        Of a chain there is nothing to choose; what is not committed is found out when the
-        committed tokens are read.
+        A chain needs no choice: rejected tokens are rolled back when the committed ones are read.
         """
         if self._tree is None:
             return
@@ -170,7 +170,7 @@ class Drafter:
         known = [node - 1 for node in path if node <= read]
         with self._lanes.turns:
             self._decoder.keep(self._slot, known)
-        self._straight = self._trunk
+        self._chain_length = self._trunk
         self._append(self.bridge.own(tree.ids[known]))
 
     def read(self, committed: Ids, between: Callable[[], None] = lambda: None) -> None:
@@ -190,12 +190,10 @@ class Drafter:
         *,
         leave: int = 1,
     ) -> None:
-        """Read the drafter's ids ``context`` but for the last one, or the last few if so many may
-        be left.
-        """
+        """Read the drafter's ids ``context`` but for the last 1 to ``leave``."""
         self._tree = None
-        self._meet(context[:-1])
-        while (held := self._straight) < len(context) - leave:
+        self._roll_back(context[:-1])
+        while (held := self._chain_length) < len(context) - leave:
             between()
             part = context[held:-1][:_CHUNK].astype(np.int64)
             with self._lanes.turns:
@@ -208,15 +206,15 @@ class Drafter:
 
     def _logits(self, context: NDArray[Any]) -> Floats:
         self._read(context, leave=_CHUNK)
-        rest = context[self._straight :].astype(np.int64)  # in one pass, rather than in two
+        rest = context[self._chain_length :].astype(np.int64)  # in one pass, rather than in two
         logits: Floats = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))[0]
         self._append(rest)
         return logits
 
     def _forward(self, passed: Pass, states: Floats | None = None) -> Floats:
-        """The logits; the hidden states of the same tokens go to ``states``, if that is given."""
+        """Run a pass; returns logits, and writes hidden states to ``states`` if that is given."""
         with self._lanes.turns:
-            # not the decoder's own, which the next pass, maybe another lane's, overwrites
+            # copies, since the next pass, maybe another lane's, overwrites the decoder's buffers
             output = self._decoder.forward([passed])[0]
             if states is not None:
                 states[:] = output.hidden
@@ -232,17 +230,17 @@ class Drafter:
         *,
         auto: bool = False,
     ) -> Draft:
-        """A window after the committed tokens: at most the tree ``expansion``, level by level.
+        """Draft a window after the committed tokens: at most the tree ``expansion``, by levels.
 
-        It ends before that where every branch has come to an end token, or, if ``auto``, where
-        none is likely to be accepted any more.
+        Ends early where every branch has come to an end token, or, if ``auto``, where no further
+        token is likely to be accepted.
         """
         tree = Tree()
         rows: list[Any] = []
         context = self.bridge.context(committed)
         while expansion and nodes_at_most(expansion) > self.context - len(context):
             expansion = expansion[:-1]
-        hopes = [1.0]  # of each node of the level: that the target will come there
+        hopes = [1.0]  # of each node of the level, the predicted probability of its acceptance
         for depth, count in enumerate(expansion):
             # [nodes of the level, V]
             logits = self._read_level(tree) if depth else self._root(context)
@@ -265,7 +263,7 @@ class Drafter:
         return draft
 
     def states(self, at: NDArray[np.int64]) -> Floats:
-        """The hidden states f32 [m, d] at tokens of the last window, a chain, numbered from 0."""
+        """The hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""
         self.read_last()
         found: Floats = self._states[at]
         return found
@@ -273,16 +271,16 @@ class Drafter:
     def read_last(self) -> None:
         """Read the last window's last token, a chain's, which was only drawn so far.
 
-        A protocol that may need its state has it read in any case, so that the next window begins
-        by the same passes whether it was needed or not: those of another shape round otherwise.
+        A judged protocol reads it in any case, so that the next window begins by passes of the same
+        shape whether its state was needed or not: another shape rounds otherwise.
         """
         last = len(self._window) - 1
-        if last >= 0 and self._straight == self._trunk + last:
+        if last >= 0 and self._chain_length == self._trunk + last:
             self._read_level(self._window)
 
     def _root(self, context: NDArray[Any]) -> Floats:
         logits = self._logits(context)[None]
-        self._trunk = self._straight
+        self._trunk = self._chain_length
         return logits
 
     def _read_level(self, tree: Tree) -> Floats:

@@ -1,20 +1,20 @@
-"""The device's end of an edge's session: what the edge holds, and how it is talked with about it.
+"""The device's end of an edge's session: what the edge holds, and the requests about it.
 
 The edge follows the committed tokens and can be rebuilt from them: one that has forgotten the
-session is told all tokens again, and since every draw is keyed by position the text goes on as it
-would have (DESIGN §7). In: drafts, or how many tokens are wanted of `stream`. Out: answers to them,
-whatever it took to get these.
+session is sent all tokens again, and since every draw is keyed by position the text goes on as it
+would have (DESIGN §7). In: drafts, or how many tokens are wanted of `stream`. Out: the edge's
+replies, recovered as often as the link's policy allows.
 """
 
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import Answer
-from pilotfish.device_runtime.link.loss import BUSY
+from pilotfish.device_runtime.link.edge_link import EdgeLink, Sent
+from pilotfish.device_runtime.link.gauge import TimedReply
+from pilotfish.device_runtime.link.loss import BUSY, Setbacks
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Timings
 from pilotfish.wire import messages as m
@@ -31,44 +31,47 @@ from pilotfish.wire.protocols import LOCAL, Draft, Exchange
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
-_AHEAD = 48  # tokens of a stream that may be under way; an edge has room for 64 messages at least
+_AHEAD = (
+    48  # tokens of a stream that are asked for ahead; an edge has room for 64 messages at least
+)
 _UNLIMITED = m.Limits(
     context=2**31 - 1, window=m.MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
 )
 
 
-@dataclass(frozen=True)
-class Settled:
-    """A window's verdict, or on the way to it the edge's inquiry; and what that took.
+@dataclass(slots=True)
+class Verified:
+    """A window's verdict and what it took.
 
-    last: the answer that holds it. timings: of all exchanges, from drafting to the last reply.
-    inquired: hidden states that the edge asked for before it.
+    frames: the verdict's. timings: of all exchanges, without drafting and settling. inquired:
+    hidden states that the edge asked for first. received_ns: when the verdict came.
     """
 
-    reply: m.Verdict | m.Inquiry
-    last: Answer
+    verdict: m.Verdict
+    frames: Sequence[m.Buffer]
     timings: Timings
     uplink_bytes: int
     downlink_bytes: int
+    received_ns: int
     pass_s: float
     inquired: int = 0
 
 
 class Streamed(NamedTuple):
-    """Tokens of `stream` as they came.
+    """Tokens of `stream`; the frames are their ids.
 
-    reply: their times, and frames their ids. waited_ns: for them, which may have lain here already.
+    waited_ns: the time waited for them, which is short where they lay here already.
     """
 
     reply: m.Tokens
-    answer: Answer
+    answer: TimedReply
     waited_ns: int
 
 
 class EdgeSession:
-    """What one edge holds of the committed tokens; or, for `local`, no edge at all.
+    """What one edge holds of the committed tokens; without a link, for `local`, there is no edge.
 
-    committed: the conversation's, which its owner extends and cuts. vocab_size: that of its ids.
+    committed: the session's, which extends and cuts them. vocab_size: of its ids.
     """
 
     def __init__(self, link: EdgeLink | None, committed: Committed, vocab_size: int) -> None:
@@ -79,12 +82,12 @@ class EdgeSession:
         self._generation = -1
         self._held = 0  # a prefix of the committed tokens that the edge has too
         self._plan: Plan | None = None
-        self._judging: m.Judging | None = None
+        self._conditions: m.Conditions | None = None
         self._known_limits = _UNLIMITED
 
     @property
     def limits(self) -> m.Limits:
-        """What the edge takes, as one that suits said when it was greeted last."""
+        """What the edge takes, as the last one that suits said."""
         welcome = self._link.welcome if self._link is not None else None
         if welcome is not None:
             self._known_limits = welcome.limits
@@ -98,20 +101,20 @@ class EdgeSession:
 
     # What the edge holds
 
-    def prepare(self, plan: Plan, judging: m.Judging | None) -> None:
-        """A generation comes, of this plan; by ``judging`` a decision head goes, if one judges."""
-        self._plan, self._judging = plan, judging
+    def prepare(self, plan: Plan, conditions: m.Conditions | None) -> None:
+        """Set the plan of the next generation, and the conditions that the edge decides by."""
+        self._plan, self._conditions = plan, conditions
 
     def keep(self, length: int) -> None:
-        """Of the committed tokens so many are left."""
+        """Note that only ``length`` committed tokens are left."""
         self._held = min(self._held, length)
 
     def agree(self, length: int) -> None:
-        """Both ends have so many committed tokens."""
+        """Note that both ends have ``length`` committed tokens."""
         self._held = length
 
     def begin(self) -> None:
-        """Tell the edge what it lacks of the committed tokens, and how to sample after them."""
+        """Send the edge the committed tokens that it lacks, and how to sample after them."""
         assert self._plan is not None
         law = self._plan.law
         self._generation += 1
@@ -125,18 +128,18 @@ class EdgeSession:
             temperature=law.sampling.temperature,
             top_k=law.sampling.top_k,
             top_p=law.sampling.top_p,
-            judging=self._judging,
-            relaxing=self._plan.relaxing,
+            options=self._plan.exchange.options.given() if self._plan.exchange else {},
+            conditions=self._conditions,
         )
         missing = self._committed.ids[self._held :].copy()  # sent without a copy, may yet change
         self._edge.tell(begin, [encode_ids(missing, self._vocab_size)])
         self._held = len(self._committed)
 
     def _begin_anew(self, reason: PilotfishError) -> None:
-        """Give the edge everything again.
+        """Send the edge all committed tokens again.
 
         A session that it does not know gets a new name: the old one may belong to a connection
-        that broke, and without keys nobody can prove that this was ours.
+        that broke, and without keys it cannot be shown that this was ours.
         """
         if isinstance(reason, UnknownSessionError):
             self._id = secrets.token_bytes(16)
@@ -146,53 +149,58 @@ class EdgeSession:
     def cancel(self) -> None:
         """Tell the edge to stop working on the generation, if it is listening."""
         if self._link is not None and self._plan is not None and self._plan.protocol != LOCAL:
-            self._link.mention(m.Cancel(session=self._id, generation=self._generation))
+            self._link.try_send(m.Cancel(session=self._id, generation=self._generation))
 
     def close(self) -> None:
         """Tell the edge to forget the session."""
         if self._link is not None and self._generation >= 0:
-            self._link.mention(m.Close(session=self._id))
+            self._link.try_send(m.Close(session=self._id))
 
     # Windows
 
-    def settle(
+    def send(self, exchange: Exchange[Any], draft: Draft) -> Sent:
+        """Send a window, and before it a committed token that the edge does not hold yet."""
+        pending = self._committed.ids[self._held :].copy()
+        window = m.Window(
+            session=self._id,
+            generation=self._generation,
+            start=len(self._committed),
+            hash=self._committed.hash_of(self._held),
+        )
+        frames = exchange.propose(draft, pending, self._vocab_size)
+        self._require_room(frames)
+        return self._edge.send(window, frames)
+
+    def verdict(
         self,
         exchange: Exchange[Any],
         draft: Draft,
-        started_ns: int,
+        sent: Sent,
         drafted_ns: int,
-        meanwhile: Callable[[], None] | None,
-    ) -> Settled | None:
-        """The verdict on this draft; an edge that lost the session is told everything again.
+        *,
+        late: bool = False,
+    ) -> Verified | None:
+        """Wait for the verdict on a window; an edge that lost the session is sent all tokens again.
 
-        None if another edge has come that takes smaller windows only: then draft anew. meanwhile:
-        what the drafter has to do while the window is with the edge.
+        None if another edge has come that takes smaller windows only: then draft anew. late: the
+        drafter has worked since the window was sent.
         """
-        start = len(self._committed)
-        setbacks = self._edge.setbacks()
-        while len(draft.ids) <= self.limits.window:
-            pending = self._committed.ids[self._held :].copy()
-            window = m.Window(
-                session=self._id,
-                generation=self._generation,
-                start=start,
-                hash=self._committed.hash_of(self._held),
-            )
-            frames = exchange.propose(draft, pending, self._vocab_size)
-            self._expect_room(frames)
+        setbacks = Setbacks(self._edge)
+        while True:
+            wanted = self._answers(len(self._committed), m.Verdict, m.Inquiry)
             try:
-                wanted = self._answers(start, m.Verdict, m.Inquiry)
-                answer = self._edge.ask(window, frames, wanted, meanwhile)
-                first = self._arrived(answer, started_ns, drafted_ns)
+                answer = self._edge.wait(sent, wanted, late=late)
                 if isinstance(answer.reply, m.Verdict):
-                    return first
-                return self._supplied(exchange, draft, first)
+                    return self._verified(answer, answer.reply, drafted_ns)
+                return self._supplied(exchange, draft, answer, drafted_ns)
             except _RECOVERABLE as error:
                 setbacks.add(error)
                 self._begin_anew(error)
-        return None
+            if len(draft.ids) > self.limits.window:
+                return None
+            sent = self.send(exchange, draft)
 
-    def _expect_room(self, frames: Sequence[m.Buffer]) -> None:
+    def _require_room(self, frames: Sequence[m.Buffer]) -> None:
         """Raise `TooLargeError` for a longer message than the edge would even read."""
         most = self.limits.message_bytes
         if (size := sum(map(len, frames)) + m.HEADER_BYTES) > most:
@@ -201,35 +209,37 @@ class EdgeSession:
                 "or a protocol that sends less."
             )
 
-    def _supplied(self, exchange: Exchange[Any], draft: Draft, first: Settled) -> Settled:
-        """The verdict, after the edge has been told what it asked for ``first``."""
-        start, inquiry = len(self._committed), first.last
+    def _supplied(
+        self, exchange: Exchange[Any], draft: Draft, first: TimedReply, drafted_ns: int
+    ) -> Verified:
+        """Send the hidden states that the edge asked for, and wait for the verdict."""
+        inquiry = first.reply
+        assert isinstance(inquiry, m.Inquiry)
+        timings = self._edge.gauge.timings(first, inquiry.times, drafted_ns)
+        start = len(self._committed)
         states = m.States(session=self._id, generation=self._generation, start=start)
-        frames = exchange.supply(draft, inquiry.frames)
-        self._expect_room(frames)
+        frames = exchange.supply(draft, first.frames)
+        self._require_room(frames)
         answer = self._edge.ask(states, frames, self._answers(start, m.Verdict))
-        last = self._arrived(answer, inquiry.received_ns, inquiry.received_ns)
-        return replace(
-            last,
-            timings=first.timings + last.timings,
-            uplink_bytes=first.uplink_bytes + last.uplink_bytes,
-            downlink_bytes=first.downlink_bytes + last.downlink_bytes,
-            pass_s=first.pass_s,
-            inquired=len(inquiry.frames[0]),
-        )
+        assert isinstance(answer.reply, m.Verdict)
+        found = self._verified(answer, answer.reply, first.received_ns)
+        found.timings = timings + found.timings
+        found.uplink_bytes += first.uplink_bytes
+        found.downlink_bytes += first.downlink_bytes
+        found.pass_s = inquiry.times.verify_ns * _NS
+        found.inquired = len(first.frames[0])
+        return found
 
-    def _arrived(self, answer: Answer, started_ns: int, drafted_ns: int) -> Settled:
+    def _verified(self, answer: TimedReply, verdict: m.Verdict, ready_ns: int) -> Verified:
         """One exchange; the link's meter learns from it."""
-        reply = answer.reply
-        assert isinstance(reply, m.Verdict | m.Inquiry)
-        timings = self._edge.gauge.timings(answer, reply.times, started_ns, drafted_ns)
-        return Settled(
-            reply=reply,
-            last=answer,
-            timings=timings,
-            uplink_bytes=answer.uplink_bytes,
-            downlink_bytes=answer.downlink_bytes,
-            pass_s=reply.times.verify_ns * _NS,
+        return Verified(
+            verdict,
+            answer.frames,
+            self._edge.gauge.timings(answer, verdict.times, ready_ns),
+            answer.uplink_bytes,
+            answer.downlink_bytes,
+            answer.received_ns,
+            verdict.times.verify_ns * _NS,
         )
 
     def _answers(
@@ -251,15 +261,15 @@ class EdgeSession:
     # `stream`
 
     def streamed(self, count: int) -> Iterator[Streamed]:
-        """What the target says alone, as it comes; the caller commits each before the next.
+        """Yield what the target generates alone; the caller commits each part before the next.
 
-        ``count`` tokens are asked for in good time, but no more of them than the edge keeps for a
-        slow reader.
+        ``count`` tokens are asked for ahead of time, at most as many as the edge keeps for a slow
+        reader.
         """
         expected = len(self._committed) + count
         pulled = 0  # the tokens before this position have been asked for
         begun = False
-        setbacks = self._edge.setbacks()
+        setbacks = Setbacks(self._edge)
         while (start := len(self._committed)) < expected:
             pull = m.Pull(
                 session=self._id,
@@ -277,8 +287,8 @@ class EdgeSession:
                     begun = True
                 else:
                     if pulled < expected and pulled - start <= _AHEAD // 2:
-                        more_bytes = self._edge.mention(pull)
-                    answer = self._edge.wait(pull, (), wanted, more_bytes, before_ns)
+                        more_bytes = self._edge.try_send(pull) or 0
+                    answer = self._edge.wait(Sent(pull, (), more_bytes, before_ns), wanted)
             except _RECOVERABLE as error:
                 begun = False
                 setbacks.add(error)
@@ -286,7 +296,7 @@ class EdgeSession:
                 continue
             if asked or more_bytes:
                 pulled = start + pull.count
-            setbacks = self._edge.setbacks()
+            setbacks = Setbacks(self._edge)
             reply = answer.reply
             assert isinstance(reply, m.Tokens)
             if asked:  # others were on their way before more was asked for

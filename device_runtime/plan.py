@@ -2,17 +2,25 @@
 
 import math
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.tree import Expansion, nodes_at_most
-from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS
 from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.messages import MAX_WINDOW, Relaxing
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM, Exchange, Greedy, Judged, Law
+from pilotfish.wire.messages import MAX_WINDOW
+from pilotfish.wire.protocols import (
+    EXCHANGES,
+    LOCAL,
+    STREAM,
+    Exchange,
+    Greedy,
+    Law,
+    ProtocolOptions,
+    names,
+    option_types,
+)
 
 AUTO = "auto"
 THRESHOLD = "threshold"  # the policy that goes by the RTT alone
@@ -47,16 +55,17 @@ class Auto:
             return
         if isinstance(self.among, str):
             object.__setattr__(self, "among", [self.among])
-        wrong = [repr(name) for name in self.among if name not in NAMES]
+        wrong = [repr(name) for name in self.among if name not in names()]
         if wrong or not self.among:
             what = f"There is no protocol {wrong[0]}" if wrong else "No protocol is named"
-            raise UnsupportedError(f"{what}: there are {', '.join(NAMES)}.")
+            raise UnsupportedError(f"{what}: there are {', '.join(names())}.")
 
 
 class Options(TypedDict, total=False):
     """How to generate; `plan` says what each means and what it is by default.
 
-    ``protocol`` may be "auto", which stands for ``Auto()``.
+    ``protocol`` may be "auto", which stands for ``Auto()``. Beside these there are the protocols'
+    own options (`wire.protocols.option_types`).
     """
 
     protocol: "str | Auto"
@@ -71,19 +80,15 @@ class Options(TypedDict, total=False):
     draft_top_p: float | None
     seed: int | None
     stop: Sequence[str]
-    threshold: float | None
-    hidden: str
-    tau: float | None
-    lambdas: Sequence[float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How one answer is generated.
 
-    law: the target's. drafting: the drafter's; the same seed names both ends' draws. exchange and
-    expansion: of a drafting protocol; ``stream`` and ``local`` have neither. auto: a window may end
-    before its expansion does. relaxing: what the edge is told under a protocol that relaxes.
+    law: the target's. drafting: the drafter's; the same seed names both ends' draws. exchange, with
+    its options, and expansion: of a drafting protocol; ``stream`` and ``local`` have neither. auto:
+    a window may end before its expansion does.
     """
 
     protocol: str
@@ -94,13 +99,16 @@ class Plan:
     auto: bool
     max_tokens: int
     stop: Sequence[str]
-    threshold: float | None = None
-    relaxing: Relaxing | None = None
 
     @property
-    def judged(self) -> bool:
-        """Whether a decision head at the edge is to judge it."""
-        return self.exchange is not None and self.exchange.judged
+    def by_link(self) -> bool:
+        """Whether the edge decides by the link as it is for this request."""
+        return self.exchange is not None and self.exchange.by_link
+
+    @property
+    def needs(self) -> str:
+        """What not every edge has, and this plan needs; "" if it needs nothing of the kind."""
+        return self.exchange.needs if self.exchange is not None else ""
 
 
 def plan(
@@ -117,10 +125,7 @@ def plan(
     draft_top_p: float | None = None,
     seed: int | None = None,
     stop: Sequence[str] = (),
-    threshold: float | None = None,
-    hidden: str = HIDDEN_FORMATS[0],
-    tau: float | None = None,
-    lambdas: Sequence[float] | None = None,
+    **own: Any,
 ) -> Plan:
     """Check the options; `UnsupportedError` says what is wrong and what is possible.
 
@@ -128,16 +133,11 @@ def plan(
     edge may take fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature,
     top_k, top_p: how the target's distribution is shaped; draft_…: the drafter's, by default as the
     target's. Where neither end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64
-    tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. threshold: 0
-    to 1, for ``wisv-full`` and ``wisv-selective``, which need an edge with a decision head: how
-    probable it must find it that a mismatch does harm to reject it (0: always, as ``greedy``; 1:
-    never; None: as the edge has it). hidden: how these two send states: int8, fp16, int4, fp32.
-    tau: 0 to 1, for ``adaptive``: how far tokens that are not key may stray (0: not at all, as
-    ``tslt``; None: as the edge has it). lambdas: λ₁, λ₂ and λ₃, beyond which a token is key
-    (`speculation.adaptive.Relaxation`; None: as the edge has them).
+    tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. own: options
+    of any protocols, as these declare them; those of other protocols change nothing.
     """
-    if not isinstance(protocol, str) or protocol not in NAMES:
-        raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(NAMES)}.")
+    if not isinstance(protocol, str) or protocol not in names():
+        raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
     if max_tokens < 1:
         raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}.")
     if seed is not None and not 0 <= seed < 2**63:
@@ -153,14 +153,9 @@ def plan(
     drafter = _drafting(target, exchange, *wanted)
     if exchange is not None:
         exchange.check(target, drafter)
-    if hidden not in HIDDEN_FORMATS:
-        known = ", ".join(HIDDEN_FORMATS)
-        raise UnsupportedError(f"There is no format {hidden!r} for hidden states: {known}.")
-    if isinstance(exchange, Judged):
-        exchange = exchange.sending(hidden)
-    if threshold is not None and not 0.0 <= threshold <= 1.0:
-        raise UnsupportedError(f"threshold must be within 0 and 1, not {threshold}.")
-    relaxing = _relaxing(tau, lambdas)
+    chosen = own_options(own)
+    if exchange is not None and exchange.Options in chosen:
+        exchange = exchange.asking(chosen[exchange.Options])
     if seed is None:
         seed = secrets.randbits(63)
     return Plan(
@@ -172,9 +167,34 @@ def plan(
         auto=window == AUTO,
         max_tokens=max_tokens,
         stop=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
-        threshold=threshold,
-        relaxing=relaxing if exchange is not None and exchange.relaxes else None,
     )
+
+
+def own_options(given: Mapping[str, Any]) -> dict[type[ProtocolOptions], ProtocolOptions]:
+    """Protocols' own options by type; `UnsupportedError` for what is none, or out of bounds."""
+    found: dict[type[ProtocolOptions], ProtocolOptions] = {}
+    left = {name: value for name, value in given.items() if value is not None}
+    for kind in option_types():
+        mine = {name: left.pop(name) for name in kind.__struct_fields__ if name in left}
+        try:
+            found[kind] = kind.read(mine)
+        except ValueError as error:
+            raise UnsupportedError(f"{error}.") from error
+    if left:
+        raise UnsupportedError(f"There is no option {min(left)!r}.")
+    return found
+
+
+def expect_taken(protocol: str, given: Collection[str]) -> None:
+    """`UnsupportedError` for own options of other protocols, which would do nothing under this."""
+    taken = EXCHANGES[protocol].Options.__struct_fields__ if protocol in EXCHANGES else ()
+    for name in given:
+        if name not in taken:
+            has = [one for one, each in EXCHANGES.items() if name in each.Options.__struct_fields__]
+            raise UnsupportedError(
+                f"{name} goes with {', '.join(has)}, or {AUTO} that may take it, not with "
+                f"{protocol}."
+            )
 
 
 def alternatives(
@@ -211,11 +231,15 @@ def alternatives(
     if refused is not None and not any(one.exchange for one in plans):
         raise refused
     if not plans:
-        headless = [name for name in eligible if name in EXCHANGES and EXCHANGES[name].judged]
-        head = f" For {' and '.join(headless)} the edge needs a decision head for this drafter."
+        lacking = {name: EXCHANGES[name].needs for name in eligible if name in EXCHANGES}
+        needs = "".join(
+            f" For {' and '.join(name for name, one in lacking.items() if one == need)} the edge "
+            f"needs a {need} for this drafter."
+            for need in dict.fromkeys(filter(None, lacking.values()))
+        )
         raise UnsupportedError(
             f"None of the protocols to choose from is there, but {', '.join(offered)}: name an "
-            f"edge, name others, or allow lossy ones.{head if headless else ''}"
+            f"edge, name others, or allow lossy ones.{needs}"
         )
     fitting = [one for one in plans if nodes_at_most(one.expansion) <= most]
     return fitting or plans
@@ -253,18 +277,6 @@ def _sampling(prefix: str, temperature: float, top_k: int, top_p: float) -> Samp
         return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     except ValueError as error:
         raise UnsupportedError(f"{prefix}{error}.") from error
-
-
-def _relaxing(tau: float | None, lambdas: Sequence[float] | None) -> Relaxing:
-    """What an edge is told; `UnsupportedError` for what is no relaxation."""
-    if lambdas is not None and len(lambdas) != 3:
-        raise UnsupportedError(f"lambdas must be three numbers, λ₁, λ₂ and λ₃, not {lambdas}.")
-    first, second, third = lambdas or (0.0, 0.0, 0.0)
-    try:
-        Relaxation(tau=tau or 0.0, lambda1=first, lambda2=second, lambda3=third)
-    except ValueError as error:
-        raise UnsupportedError(f"{error}.") from error
-    return Relaxing(tau=tau, lambdas=None if lambdas is None else (first, second, third))
 
 
 def _drafting(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.protocols import counters
 
 STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 
@@ -49,10 +50,8 @@ class Round:
     uplink_bytes: int = 0  # frames as handed to ZeroMQ
     downlink_bytes: int = 0
     timings: Timings = field(default_factory=Timings)
-    forgiven: int = 0  # of the accepted tokens, those that the target would have said otherwise
-    # the total variation from the target's law, summed over the positions verified (`adaptive`)
-    deviation: float = 0.0
-    inquired: int = 0  # hidden states that the edge asked for, in a second exchange (wisv's m)
+    notes: dict[str, float] = field(default_factory=dict)  # of the protocol's counters, by name
+    inquired: int = 0  # hidden states that the edge asked for, in a second exchange
     pass_s: float = 0.0  # of the target, as the edge told; `stream`'s may go on while nobody waits
 
     @property
@@ -149,17 +148,20 @@ class Generation:
         return acceptance(self.rounds)
 
     @property
-    def forgiven(self) -> int:
-        """Of the accepted tokens, those that the target would have said otherwise (wisv)."""
-        return sum(round_.forgiven for round_ in self.rounds)
+    def notes(self) -> dict[str, float | None]:
+        """What the rounds noted, of every counter there is: whole numbers as their total.
+
+        Of others the share, which is None where there is nothing that it could be a share of.
+        """
+        return {name: counter.told(self.rounds) for name, counter in counters().items()}
 
     @property
-    def deviation(self) -> float | None:
-        """A verified position's total variation from the target's law, in the mean (`adaptive`).
-
-        None where nothing was verified.
-        """
-        return deviation(self.rounds)
+    def rounded_notes(self) -> dict[str, float | None]:
+        """The same with six digits behind the point."""
+        return {
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in self.notes.items()
+        }
 
 
 def acceptance(rounds: Sequence[Round]) -> float:
@@ -170,12 +172,6 @@ def acceptance(rounds: Sequence[Round]) -> float:
     """
     verified = sum(round_.verified for round_ in rounds)
     return sum(round_.accepted for round_ in rounds) / verified if verified else 0.0
-
-
-def deviation(rounds: Sequence[Round]) -> float | None:
-    """A verified position's mean total variation from the target's law; None without any."""
-    verified = sum(round_.verified for round_ in rounds)
-    return sum(round_.deviation for round_ in rounds) / verified if verified else None
 
 
 @dataclass(frozen=True)

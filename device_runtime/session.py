@@ -1,23 +1,22 @@
-"""The session loop: draft, have the edge settle it, commit; and the two baselines.
+"""The session loop (`Session.speculate`): draft → send → settle → commit; and the two baselines.
 
 The session owns the committed tokens. The drafter's K/V and the edge's session follow them, and
 both can be rebuilt from them.
 
-A window whose verdict never came may be abandoned for `local`, since it was the link that decided
-so and not what was drawn. Nothing of it is kept, and the drafter's own tokens are drawn for a
-purpose of their own.
+A window without a verdict may be dropped for `local`: the loss of the link causes it, never what
+was drawn, so the output's law stays. Nothing of it is kept, and `local` draws by another purpose.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.drafter import Drafter
-from pilotfish.device_runtime.edge_session import EdgeSession, Settled, Streamed
+from pilotfish.device_runtime.edge_session import EdgeSession, Streamed, Verified
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.device_runtime.plan import Plan
@@ -26,21 +25,13 @@ from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import decode_ids
-from pilotfish.wire.committed import Committed
+from pilotfish.wire.committed import Committed, common_prefix
 from pilotfish.wire.errors import MalformedError, PromptTooLongError
-from pilotfish.wire.messages import Judging, Verdict
-from pilotfish.wire.protocols import LOCAL, STREAM, Law, Ruling, choose
+from pilotfish.wire.messages import Conditions
+from pilotfish.wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, Ruling, choose
 
 _NS = 1e-9
 _UNKNOWN = Channel()
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What the rounds yield: tokens that both ends agree on, and how they came about."""
-
-    record: Round  # ``tokens`` holds all of the round; the caller cuts what is not wanted
-    full: bool  # every drafted token was accepted, so the last token is a bonus
 
 
 class Session:
@@ -51,7 +42,8 @@ class Session:
     ) -> None:
         self.committed = Committed()
         self._drafter = drafter
-        self._edge = EdgeSession(link, self.committed, drafter.bridge.vocab_size)
+        self._vocab = drafter.bridge.vocab_size
+        self.edge = EdgeSession(link, self.committed, self._vocab)
         self._interrupt = interrupt or Interrupt()
         self._plan: Plan | None = None
 
@@ -62,13 +54,13 @@ class Session:
         A drafter with other tokens sets no limit: where its own context is full, it drafts nothing.
         """
         if not self._drafter.bridge.trivial:
-            return self._edge.limits.context
-        return min(self._drafter.context, self._edge.limits.context)
+            return self.edge.limits.context
+        return min(self._drafter.context, self.edge.limits.context)
 
     def start(self, prompt: Prompt, plan: Plan, channel: Channel = _UNKNOWN) -> None:
-        """Prepare a generation: what the session and the prompt share is kept on both ends.
+        """Prepare a generation: both ends keep what the session and the prompt share.
 
-        channel: the link as it was measured for it, which a decision head goes by to its end.
+        channel: the link as measured for this generation, for a decision head.
         """
         ids = prompt.ids
         if len(ids) == 0:
@@ -88,28 +80,27 @@ class Session:
         self.committed.extend(ids[kept:])
         self._drafter.start(prompt)
         self._plan = plan
-        self._edge.keep(kept)
-        self._edge.prepare(plan, self._judging(plan, channel))
+        self.edge.keep(kept)
+        self.edge.prepare(plan, self._conditions(plan, channel))
 
     def shared(self, prompt: NDArray[np.uint32]) -> int:
-        """How many tokens of the prompt, from the first one on, are those of this session."""
-        return _common_prefix(self.committed.ids, prompt)
+        """How many tokens of the prompt, from the first on, are this session's."""
+        return common_prefix(self.committed.ids, prompt)
 
     def join(self) -> None:
-        """Let the edge take part: now, or again after the drafter went on alone."""
+        """Bring the edge up to date: at the start, and after the drafter went on alone."""
         assert self._plan is not None
-        self._edge.begin()
+        self.edge.begin()
         if self._plan.protocol != STREAM:  # while the edge reads, too
             self._drafter.read(self.committed.ids, self._interrupt.check)
 
-    def _judging(self, plan: Plan, channel: Channel) -> Judging | None:
-        """What a decision head goes by, where one is to judge."""
-        if not plan.judged:
+    def _conditions(self, plan: Plan, channel: Channel) -> Conditions | None:
+        """What the edge decides by besides the options; None where the link does not matter."""
+        if not plan.by_link:
             return None
-        return Judging(
+        return Conditions(
             drafter=self._drafter.manifest.origin,
             hidden_size=self._drafter.manifest.dimensions.hidden,
-            threshold=plan.threshold,
             rtt_s=channel.rtt_s,
             up_bps=channel.up_bps,
             down_bps=channel.down_bps,
@@ -117,101 +108,85 @@ class Session:
         )
 
     def keep(self, length: int) -> None:
-        """Keep only ``length`` committed tokens: the answer ended within a round."""
+        """Drop all but ``length`` committed tokens: the answer ended within a round."""
         self.committed.truncate(length)
-        self._edge.keep(length)
+        self.edge.keep(length)
 
     # Speculation
 
-    def speculate(self, plan: Plan, remaining: int, ends: Sequence[int]) -> Proposal:
-        """One round: a window within ``plan.expansion`` is drafted, verified and committed."""
+    def speculate(self, plan: Plan, remaining: int, ends: Collection[int]) -> Round:
+        """Run one round: draft a window, send it, settle the edge's verdict, commit the tokens."""
         exchange = plan.exchange
         assert exchange is not None
-        meanwhile = self._drafter.read_last if exchange.judged else None
-        started_ns = time.monotonic_ns()
-        start, vocab = len(self.committed), self._drafter.bridge.vocab_size
-        settled: Settled | None = None
-        while settled is None:
-            draft = self._drafter.draft(
-                self.committed.ids,
-                self._room(plan.expansion, min(remaining, self.context - start) - 1),
-                exchange,
-                plan.drafting,
-                ends,
-                auto=plan.auto,
-            )
+        start, began_ns = len(self.committed), time.monotonic_ns()
+        reply = None
+        while reply is None:  # a second time only if another edge came, with smaller windows
+            draft = self._draft(plan, exchange, remaining, ends)
             drafted_ns = time.monotonic_ns()
-            settled = self._edge.settle(exchange, draft, started_ns, drafted_ns, meanwhile)
-        verdict = settled.reply
-        assert isinstance(verdict, Verdict)
-        ruling = Ruling(
-            verdict.accepted,
-            verdict.token,
-            settled.last.frames,
-            forgiven=verdict.forgiven,
-            deviation=verdict.deviation or 0.0,
+            sent = self.edge.send(exchange, draft)
+            if exchange.inquires:  # the edge may ask for the last token's state
+                self._drafter.read_last()
+            reply = self.edge.verdict(exchange, draft, sent, drafted_ns, late=exchange.inquires)
+        ruling = _ruling(draft, reply)
+        accepted = len(draft.path(ruling.accepted))
+        notes = exchange.check_notes(ruling.notes, window=draft.depth, accepted=accepted)
+        token = exchange.settle(draft, ruling, plan.law, round_start=start, vocab_size=self._vocab)
+        tokens = self._commit(draft, ruling, token)
+        reply.timings.draft += (drafted_ns - began_ns) * _NS
+        reply.timings.settle += (time.monotonic_ns() - reply.received_ns) * _NS
+        return _record(exchange, draft, notes, reply, start, tokens)
+
+    def _draft(
+        self, plan: Plan, exchange: Exchange[Any], remaining: int, ends: Collection[int]
+    ) -> Draft:
+        """A window of at most ``plan.expansion`` and ``remaining`` − 1 tokens."""
+        levels = min(remaining, self.context - len(self.committed)) - 1
+        expansion = self._room(plan.expansion, levels)
+        return self._drafter.draft(
+            self.committed.ids, expansion, exchange, plan.drafting, ends, auto=plan.auto
         )
-        mercy = ruling.accepted if exchange.judged else 0
-        stray = min(draft.depth, ruling.accepted + 1) if exchange.relaxes else 0
-        accepted, forgiven = ruling.accepted, ruling.forgiven
-        if accepted > len(draft.ids) or forgiven > mercy or not ruling.deviation <= stray:
-            raise MalformedError("The edge's verdict does not fit the window that was sent.")
-        path = draft.path(ruling.accepted)
-        token = exchange.settle(draft, ruling, plan.law, round_start=start, vocab_size=vocab)
-        if token >= vocab:
-            raise MalformedError(f"The edge's verdict names token {token} of {vocab}.")
-        committed = [*(int(draft.ids[node - 1]) for node in path), token]
-        self.committed.extend(committed)
+
+    def _commit(self, draft: Draft, ruling: Ruling, token: int) -> list[int]:
+        """Commit the accepted path and the token after it, at both ends; returns these tokens."""
+        if token >= self._vocab:
+            raise MalformedError(f"The edge's verdict names token {token} of {self._vocab}.")
+        path, ids = draft.path(ruling.accepted), draft.ids.tolist()
+        tokens = [*(ids[node - 1] for node in path), token]
+        self.committed.extend(tokens)
         # a token that was sampled here is pending: the edge learns it with the next window
-        self._edge.agree(len(self.committed) - (ruling.token is None))
+        self.edge.agree(len(self.committed) - (ruling.token is None))
         self._drafter.keep(path)
-        settled.timings.settle += (time.monotonic_ns() - settled.last.received_ns) * _NS
-        record = Round(
-            protocol=exchange.name,
-            start=start,
-            window=draft.depth,
-            nodes=len(draft.ids),
-            accepted=len(path),
-            tokens=committed,
-            uplink_bytes=settled.uplink_bytes,
-            downlink_bytes=settled.downlink_bytes,
-            timings=settled.timings,
-            forgiven=ruling.forgiven,
-            deviation=ruling.deviation,
-            inquired=settled.inquired,
-            pass_s=settled.pass_s,
-        )
-        return Proposal(record, len(path) == draft.depth)
+        return tokens
 
     def _room(self, expansion: Expansion, levels: int) -> Expansion:
-        """What of the expansion is wanted still, the edge takes, and fits into the context.
+        """Cut the expansion to ``levels``, the edge's window and the context.
 
-        By the nodes that it may have: what was drawn must not decide what is sent.
+        Counts the most nodes that it may have: what is drawn must not decide what is sent.
         """
         expansion = expansion[: max(0, levels)]
-        room = max(0, min(self._edge.limits.window, self.context - len(self.committed) - 1))
+        room = max(0, min(self.edge.limits.window, self.context - len(self.committed) - 1))
         while nodes_at_most(expansion) > room:
             expansion = expansion[:-1]
         return expansion
 
     # Baselines
 
-    def stream(self, count: int) -> Iterator[Proposal]:
-        """`stream`: the target generates ``count`` tokens alone; they come one by one."""
-        for tokens in self._edge.streamed(min(count, self.context - len(self.committed))):
+    def stream(self, count: int) -> Iterator[Round]:
+        """Run `stream`: the target generates ``count`` tokens alone."""
+        for tokens in self.edge.streamed(min(count, self.context - len(self.committed))):
             yield self._streamed(tokens)
 
-    def _streamed(self, tokens: Streamed) -> Proposal:
+    def _streamed(self, tokens: Streamed) -> Round:
         reply, answer, waited_ns = tokens
         if len(answer.frames) != 1 or len(answer.frames[0]) == 0:
             raise MalformedError("The edge sent a stream message without tokens.")
-        ids = decode_ids(answer.frames[0], self._drafter.bridge.vocab_size).tolist()
+        ids = decode_ids(answer.frames[0], self._vocab).tolist()
         start = len(self.committed)
         self.committed.extend(ids)
-        self._edge.agree(len(self.committed))
-        # of a pass only what was waited for: with bursts or a slow reader tokens lie here already
+        self.edge.agree(len(self.committed))
+        # only the part of the pass that was waited for: with a slow reader tokens lie here already
         verify_ns = min(waited_ns, reply.times.verify_ns)
-        record = Round(
+        return Round(
             protocol=STREAM,
             start=start,
             window=0,
@@ -222,10 +197,9 @@ class Session:
             timings=Timings(verify=verify_ns * _NS, downlink=(waited_ns - verify_ns) * _NS),
             pass_s=reply.times.verify_ns * _NS,
         )
-        return Proposal(record, full=False)
 
-    def local(self, law: Law, count: int) -> Iterator[Proposal]:
-        """`local`: the drafter generates alone, until its context is full."""
+    def local(self, law: Law, count: int) -> Iterator[Round]:
+        """Run `local`: the drafter generates alone, until its context is full."""
         for _ in range(min(count, self.context - len(self.committed))):
             if self._drafter.room(self.committed.ids) < 0:
                 return
@@ -236,18 +210,36 @@ class Session:
             self.committed.extend([token])
             record = Round(protocol=LOCAL, start=start, window=0, accepted=0, tokens=[token])
             record.timings.draft = (time.monotonic_ns() - started_ns) * _NS
-            yield Proposal(record, full=False)
-
-    def cancel(self) -> None:
-        """Tell the edge to stop working on the generation, if it is listening."""
-        self._edge.cancel()
-
-    def close(self) -> None:
-        """Tell the edge to forget the session."""
-        self._edge.close()
+            yield record
 
 
-def _common_prefix(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> int:
-    shorter = min(len(a), len(b))
-    differing = np.flatnonzero(a[:shorter] != b[:shorter])
-    return int(differing[0]) if len(differing) else shorter
+def _ruling(draft: Draft, reply: Verified) -> Ruling:
+    """The verdict as a ruling; `MalformedError` if it does not fit the window that was sent."""
+    verdict = reply.verdict
+    if verdict.accepted > len(draft.ids):
+        raise MalformedError("The edge's verdict does not fit the window that was sent.")
+    return Ruling(verdict.accepted, verdict.token, reply.frames, verdict.notes)
+
+
+def _record(
+    exchange: Exchange[Any],
+    draft: Draft,
+    notes: dict[str, float],
+    reply: Verified,
+    start: int,
+    tokens: list[int],
+) -> Round:
+    return Round(
+        protocol=exchange.name,
+        start=start,
+        window=draft.depth,
+        nodes=len(draft.ids),
+        accepted=len(tokens) - 1,
+        tokens=tokens,
+        uplink_bytes=reply.uplink_bytes,
+        downlink_bytes=reply.downlink_bytes,
+        timings=reply.timings,
+        notes=notes,
+        inquired=reply.inquired,
+        pass_s=reply.pass_s,
+    )

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from pilotfish.engines.tokenizer import TextStream, Tokenizer
 
 
-class Answer:
-    """The growing text and tokens of one answer; knows when it has ended and why."""
+class AnswerBuffer:
+    """Collects the tokens and the text of one answer; knows when it has ended and why."""
 
     def __init__(
         self,
@@ -32,19 +32,30 @@ class Answer:
 
     def push(self, ids: Sequence[int]) -> tuple[list[int], str]:
         """Take committed ids; returns those that belong to the answer and the text they release."""
+        if not self._stop:
+            return self._push_all(ids)
         taken: list[int] = []
         released = ""
-        for token in ids:
+        for token in ids:  # one by one: a stop string may end with any of them
             if self.finish_reason is not None:
                 break
-            taken.append(token)
-            self.tokens.append(token)
-            if token in self._eos:
-                released += self.end("stop")
-                break
-            released += self._scan(self._stream.push([token]))
-            if self.finish_reason is None and len(self.tokens) >= self._max_tokens:
-                released += self.end("length")
+            more, text = self._push_all([token])
+            taken += more
+            released += text
+        return taken, released
+
+    def _push_all(self, ids: Sequence[int]) -> tuple[list[int], str]:
+        """Take ids up to an end token or the most tokens."""
+        taken = list(ids[: self.remaining])
+        end = next((at for at, token in enumerate(taken) if token in self._eos), None)
+        if end is not None:
+            del taken[end + 1 :]
+        self.tokens += taken
+        released = self._scan(self._stream.push(taken if end is None else taken[:end]))
+        if end is not None:
+            released += self.end("stop")
+        elif self.finish_reason is None and len(self.tokens) >= self._max_tokens:
+            released += self.end("length")
         return taken, released
 
     def end(self, reason: str) -> str:

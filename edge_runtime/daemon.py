@@ -9,15 +9,16 @@ from functools import partial
 
 import zmq
 
-from pilotfish.edge_runtime.bench import Bench
 from pilotfish.edge_runtime.config import EdgeConfig
-from pilotfish.edge_runtime.doorkeeper import Doorkeeper
-from pilotfish.edge_runtime.loop import Loop, duties
+from pilotfish.edge_runtime.loop import EdgeLoop
 from pilotfish.edge_runtime.metrics import MetricsServer, Sight
+from pilotfish.edge_runtime.receiver import BackgroundReceiver
 from pilotfish.edge_runtime.reload import Settings, bounds_of
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
 from pilotfish.edge_runtime.service import Service
+from pilotfish.edge_runtime.serving import duties
 from pilotfish.edge_runtime.signals import Signals
+from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets import Opening, Target, open_target
 from pilotfish.edge_runtime.targets.target import pass_s
@@ -63,7 +64,7 @@ def serve(
         stack.callback(inspection.close)
         # a federation's own artifact is there for its vocabulary: no head was made for its target
         heads = config.heads or (() if config.kind == "federated" else None)
-        bench = Bench.of(artifact.manifest, heads, config.threshold, config.relaxation)
+        supplies = Supplies.of(artifact.manifest, heads, config.threshold, config.relaxation)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())
@@ -73,7 +74,7 @@ def serve(
                 waiting = partial(_tell_of_waiting, supervisor, lifeline)
                 target = open_target(Opening(config, artifact, keys, tally, waiting))
                 stack.callback(target.close)
-                bench = bench if target.states else bench.headless()
+                supplies = supplies if target.states else supplies.stateless()
                 passes = _pass_times(target)
         except _OrphanedError:
             return 0
@@ -90,7 +91,7 @@ def serve(
             scheduler.submit,
             _sender(listener, tally),
             passes,
-            bench=bench,
+            supplies=supplies,
             allowed=None if keys is None else keys.allowed,
             tally=tally,
         )
@@ -98,7 +99,7 @@ def serve(
         gc.freeze()  # what was loaded stays; no collection between two rounds looks through it
         signals.take_over()
         model = artifact.manifest.model
-        loop = Loop(
+        loop = EdgeLoop(
             *(listener, scheduler, target, service, settings, signals, supervisor),
             model,
             inspection,
@@ -110,7 +111,7 @@ def serve(
         supervisor.ready(loop.status)
         inspection.start()
         _log.info("serving %s on %s", model, listener.endpoint)
-        for name in bench.names:
+        for name in supplies.heads:
             _log.info("decision head: %s", name)
         code = loop.run()
         listener.close(loop.linger_s)
@@ -141,13 +142,13 @@ def _pass_times(target: Target) -> list[PassTime]:
 @contextmanager
 def _handshakes(listener: Listener) -> Iterator[None]:
     """Let devices in while the target loads: a restarted edge is not an absent one."""
-    doorkeeper = Doorkeeper({int(s.fd): duty for s, duty in duties(listener).items()})
-    doorkeeper.start()
-    doorkeeper.begin()
+    receiver = BackgroundReceiver({int(s.fd): duty for s, duty in duties(listener).items()})
+    receiver.start()
+    receiver.begin()
     try:
         yield
     finally:
-        doorkeeper.end()
+        receiver.end()
 
 
 def _sender(listener: Listener, tally: Tally) -> Callable[[bytes, Reply, Sequence[Buffer]], None]:

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.head_file import (
     HeadCard,
-    HiddenFormat,
     Tensors,
     check_tensors,
     checked_card,
@@ -31,6 +30,7 @@ from pilotfish.edge_runtime.head_file import (
 )
 from pilotfish.engines.artifact import Manifest
 from pilotfish.speculation.channel import Channel
+from pilotfish.wire.codecs.hidden import HiddenFormat
 from pilotfish.wire.errors import HeadError, PairMismatchError
 
 _log = logging.getLogger("pilotfish.edge")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.artifact import Precision
 from pilotfish.engines.cache import replace_file
 from pilotfish.speculation.channel import FEATURES
+from pilotfish.wire.codecs.hidden import HiddenFormat
 from pilotfish.wire.errors import HeadError, PilotfishError
 
 FORMAT: Final = 1
@@ -28,7 +29,6 @@ HIDDEN_WIDTH = 1024  # h may be so large
 BUCKETS = 1 << 16
 
 Features = Literal["states", "tokens"]
-HiddenFormat = Literal["int8", "fp16", "int4", "fp32"]
 Tensors = Mapping[str, NDArray[np.floating]]
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]

@@ -17,6 +17,7 @@ from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.artifact import Manifest
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.errors import ListenError, UnsupportedError
+from pilotfish.wire.protocols import counters
 from pilotfish.wire.transport import Listener
 
 if TYPE_CHECKING:
@@ -117,15 +118,10 @@ def _families(sight: Sight) -> Iterable["Metric"]:
     yield _counters("windows", "Windows decided on.", "protocol", tally.windows)
     yield _counters("drafted_tokens", "Tokens of these windows.", "protocol", tally.drafted)
     yield _counters("accepted_tokens", "Of these, accepted.", "protocol", tally.accepted)
-    yield _counters(
-        "forgiven_tokens", "Of these, by the decision head's mercy.", "protocol", tally.forgiven
-    )
-    yield _counters(
-        "deviation",
-        "Total variation from the target's law, summed over the positions looked at.",
-        "protocol",
-        tally.deviation,
-    )
+    notes = dict(tally.notes)  # a copy: the loop goes on counting
+    for name, counter in counters().items():
+        noted = {protocol: value for (one, protocol), value in notes.items() if one == name}
+        yield _counters(counter.metric, counter.help, "protocol", noted)
     yield _counter("streamed_tokens", "Tokens of protocol stream.", tally.streamed)
     yield _counters("refusals", "Requests refused.", "code", tally.refusals)
     ended = {

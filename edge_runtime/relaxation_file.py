@@ -15,7 +15,7 @@ from pilotfish.engines.artifact import Manifest
 from pilotfish.engines.cache import replace_file
 from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.wire.errors import PairMismatchError, RelaxationError
-from pilotfish.wire.messages import Ratio, Share
+from pilotfish.wire.protocols.adaptive import Ratio, Share
 
 FORMAT: Final = 1
 CARD_BYTES = 1 << 16

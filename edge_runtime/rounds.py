@@ -146,8 +146,7 @@ class Rounds:
             accepted=ruling.accepted,
             token=ruling.token,
             times=times,
-            forgiven=ruling.forgiven,
-            deviation=ruling.deviation or None,
+            notes=list(ruling.notes),
         )
         self._send(round_.client, verdict, ruling.frames)  # the device waits for it
         draft = round_.draft
@@ -159,14 +158,13 @@ class Rounds:
         if session.exchange is not None:
             spent = times if round_.inquiry is None else round_.inquiry.times
             self._tally.verdict(
-                session.exchange.name,
+                session.exchange,
                 len(draft.ids),
                 len(accepted),
+                ruling.notes,
                 spent.queue_ns * 1e-9,
                 spent.verify_ns * 1e-9,
             )
-            self._tally.forgiven[session.exchange.name] += ruling.forgiven
-            self._tally.deviation[session.exchange.name] += ruling.deviation
 
     def _streamed(self, session: Session, stream: Stream, job: Job, ruling: Ruling) -> None:
         start, token = len(session.committed), ruling.token

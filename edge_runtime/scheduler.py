@@ -8,13 +8,13 @@ windows of several devices share a pass, and a long prompt advances in chunks be
 it holds nobody up for longer than one chunk. Jobs of one slot never overtake each other.
 
 A target in this process makes one pass at a time. Others have lanes, and stages that work on
-different passes at once: there a pass leaves as soon as its lane has room for a flight, and the
-jobs that wait are spread over several passes rather than made to share one.
+different passes at once: there a pass starts as soon as its lane has room for one, and the jobs
+that wait are spread over several passes rather than made to share one.
 
-A pass that leaves without a device that was about to arrive costs it a whole pass. So the scheduler
+A pass that starts without a device that was about to arrive costs it a whole pass. So the scheduler
 remembers how soon each device came back after its last verdict, and waits for those that are due
-within a share of a pass. A device that is alone, or far from ready, is waited for by nobody; nor is
-anybody where the next pass need not wait for the end of this one.
+within a share of a pass. It waits for no device that is alone or far from ready, nor where the next
+pass need not wait for the end of this one.
 """
 
 import logging
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.tally import Tally
-from pilotfish.edge_runtime.targets.target import Ask, Landing, Target
+from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Draft, Ruling, Wanted
@@ -70,15 +70,24 @@ class Job:
     cancelled: bool = False
 
 
-class Flight(NamedTuple):
-    """A pass under way: the jobs in it, what each asked for, and since when."""
+class Batch(NamedTuple):
+    """The jobs that share one target pass, each with what the pass does for it."""
 
-    batch: list[tuple[Job, Ask]]
+    number: int
+    members: list[tuple[Job, Span]]
     started_ns: int
+
+    @property
+    def spans(self) -> list[Span]:
+        """What the target's slots do in the pass."""
+        return [span for _, span in self.members]
 
 
 class Scheduler:
-    """Owns the target. One owner; others may call `submit`, and cancel jobs, meanwhile."""
+    """Chooses the jobs of each pass, and rules on them by its logits.
+
+    One owner, the serving thread; others may call `submit`, and cancel jobs, meanwhile.
+    """
 
     def __init__(
         self,
@@ -86,14 +95,14 @@ class Scheduler:
         clock: Callable[[], int] = time.monotonic_ns,
         tally: Tally | None = None,
     ) -> None:
-        self._target = target
+        self.target = target
         self._clock = clock
         self._tally = tally or Tally()
         self._inbox: deque[Job] = deque()
-        self._waiting: dict[int, deque[Job]] = {}  # by slot; the first one may be in a flight
+        self._waiting: dict[int, deque[Job]] = {}  # by slot; the first one may be in a batch
         self._numbers = count()
-        self._flights: dict[int, Flight] = {}
-        self._aloft: set[int] = set()  # the slots in them
+        self._batches: dict[int, Batch] = {}  # with the target
+        self._computing: set[int] = set()  # the slots in them
         self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}  # whose tokens a slot holds
         self._answered_ns: dict[int, int] = {}  # when a slot's last window was decided on
         self._turnaround_ns: dict[int, int] = {}  # from there to the slot's next job, last time
@@ -104,7 +113,7 @@ class Scheduler:
         self.passes = 0
 
     def submit(self, job: Job) -> None:
-        """Queue a job; `run` or `collect` hands it back, unless it is cancelled before it flies."""
+        """Queue a job; `rule` hands it back, unless it is cancelled before its pass."""
         self._inbox.append(job)
 
     def wait_s(self) -> float | None:
@@ -121,7 +130,7 @@ class Scheduler:
 
     def _lane_wait_s(self, first: Job) -> float:
         """How long the first job of a lane had better wait for the devices that are due there."""
-        if self._target.depth > 1:
+        if self.target.depth > 1:
             return 0.0
         now_ns, lane = self._clock(), self._lane(first.slot)
         due = [
@@ -135,24 +144,25 @@ class Scheduler:
         since_ns = max(first.queued_ns, self._free_ns.get(lane, 0))
         limit_ns = since_ns + int(_PATIENCE * self._pass_ns.get(lane, 0))
         latest_ns = max((at for at in due if at <= limit_ns), default=now_ns)
-        return (latest_ns - now_ns) * 1e-9 if _is_narrow(self._ask(first)) else 0.0
+        return (latest_ns - now_ns) * 1e-9 if _is_narrow(self._span(first)) else 0.0
 
-    @property
-    def flying(self) -> bool:
-        """Passes are under way."""
-        return bool(self._flights)
-
-    def run(self) -> list[Job]:
-        """Start a pass, if one can be, and return the jobs that are done by now."""
+    def next_batch(self, *, patient: bool = False) -> Batch | None:
+        """The jobs of the pass that can start now; patient: unless it pays to wait for others."""
+        if patient and self.wait_s() != 0.0:
+            return None
         self._take_in()
-        batch = self._next_batch()
-        if batch:
-            self._start(batch)
-        return self.collect()
-
-    def collect(self) -> list[Job]:
-        """The jobs that were completed by passes which have come back."""
-        return [job for landing in self._target.landed() for job in self._land(landing)]
+        members = self._choose()
+        if not members:
+            return None
+        started_ns = self._clock()
+        for job, span in members:
+            self._held[job.slot] = (job.session, job.tokens[: span.base])
+            self._computing.add(job.slot)
+            job.started_ns = job.started_ns or started_ns
+        self._remember({job.owner for job, _ in members}, started_ns)
+        batch = Batch(next(self._numbers), members, started_ns)
+        self._batches[batch.number] = batch
+        return batch
 
     def _take_in(self) -> None:
         while self._inbox:
@@ -169,49 +179,49 @@ class Scheduler:
 
         Those that were cancelled are forgotten.
         """
-        for slot in self._waiting.keys() - self._aloft:
+        for slot in self._waiting.keys() - self._computing:
             queue = self._waiting[slot]
             while queue and queue[0].cancelled:
                 queue.popleft()
             if not queue:
                 del self._waiting[slot]
-        depth, under_way = self._target.depth, self._under_way()
+        depth, under_way = self.target.depth, self._under_way()
         heads = [
             queue[0]
             for slot, queue in self._waiting.items()
-            if slot not in self._aloft and under_way[self._lane(slot)] < depth
+            if slot not in self._computing and under_way[self._lane(slot)] < depth
         ]
         return sorted(heads, key=self._turn)
 
     def _lane(self, slot: int) -> int:
-        return slot % self._target.lanes
+        return slot % self.target.lanes
 
     def _under_way(self) -> Counter[int]:
-        """Flights by their lane."""
-        return Counter(self._lane(flight.batch[0][0].slot) for flight in self._flights.values())
+        """Batches with the target, by their lane."""
+        return Counter(self._lane(batch.members[0][0].slot) for batch in self._batches.values())
 
-    def _next_batch(self) -> list[tuple[Job, Ask]]:
-        """The jobs of the next pass: the one whose turn it is and all that fit beside it.
+    def _choose(self) -> list[tuple[Job, Span]]:
+        """The job whose turn it is and all that fit beside it.
 
-        Where several flights are computed at once, those that can leave now share the jobs evenly.
+        Where several passes are computed at once, those that can start now share the jobs evenly.
         """
         heads = self._heads()  # once: jobs may be cancelled meanwhile
         first = min(self._firsts(heads), key=self._lane_wait_s, default=None)
         if first is None:
             return []
         lane = self._lane(first.slot)
-        batch = [(job, self._ask(job)) for job in heads if self._lane(job.slot) == lane]
+        batch = [(job, self._span(job)) for job in heads if self._lane(job.slot) == lane]
         if not _is_narrow(batch[0][1]):
             return batch[:1]
-        windows = [(job, ask) for job, ask in batch if _is_narrow(ask)]
-        flights = max(1, self._target.abreast - self._under_way()[lane])
-        return windows[: -(-len(windows) // flights)]
+        windows = [(job, span) for job, span in batch if _is_narrow(span)]
+        passes = max(1, self.target.abreast - self._under_way()[lane])
+        return windows[: -(-len(windows) // passes)]
 
     def _turn(self, job: Job) -> tuple[int, int]:
         """Jobs go in this order: by when their owner's last pass began, then by their age."""
         return self._served_ns.get(job.owner, 0), job.queued_ns
 
-    def _ask(self, job: Job) -> Ask:
+    def _span(self, job: Job) -> Span:
         """What the job's next pass does.
 
         What the slot holds of the same session and sequence is not run again. The rows that are
@@ -223,10 +233,10 @@ class Scheduler:
             shared = min(len(held), len(job.tokens) - max(job.rows, 1))
             differing = (held[:shared] != job.tokens[:shared]).nonzero()[0]
             base = int(differing[0]) if len(differing) else shared
-        left, most = len(job.tokens) - base, CHUNK * self._target.pieces
+        left, most = len(job.tokens) - base, CHUNK * self.target.pieces
         size = left if left <= max(most, job.rows) else min(most, left - job.rows)
         last = size == left
-        return Ask(
+        return Span(
             job.slot,
             job.tokens[: base + size],
             base,
@@ -235,47 +245,40 @@ class Scheduler:
             job.temperature,
         )
 
-    def _start(self, batch: list[tuple[Job, Ask]]) -> None:
-        started_ns = self._clock()
-        for job, ask in batch:
-            self._held[job.slot] = (job.session, job.tokens[: ask.base])
-            self._aloft.add(job.slot)
-            job.started_ns = job.started_ns or started_ns
-        self._remember({job.owner for job, _ in batch}, started_ns)
-        number = next(self._numbers)
-        self._flights[number] = Flight(batch, started_ns)
-        self._target.start(number, [ask for _, ask in batch])
-
-    def _land(self, landing: Landing) -> list[Job]:
-        """The jobs that a flight has completed, decided on."""
-        batch, started_ns = self._flights.pop(landing.number)
+    def rule(self, scores: Scores) -> list[Job]:
+        """Decide on the jobs that a pass has completed, by its logits; in their order."""
+        batch = self._batches.pop(scores.number)
         done = []
-        if landing.error is not None:
-            _log.error("a target pass failed", exc_info=landing.error)
+        if scores.error is not None:
+            _log.error("a target pass failed", exc_info=scores.error)
             self._tally.failed_passes += 1
-            for job, _ in batch:
-                job.error = landing.error
+            for job, _ in batch.members:
+                job.error = scores.error
                 done.append(job)
         else:
-            for (job, ask), answer in zip(batch, landing.answers, strict=True):
+            for (job, span), output in zip(batch.members, scores.outputs, strict=True):
                 # of a tree nothing is held as long as no path is chosen
-                self._held[job.slot] = (job.session, ask.tokens[: len(ask.tokens) - ask.nodes])
-                if len(ask.tokens) == len(job.tokens):
-                    self._settle(job, ask, answer)
+                self._held[job.slot] = (job.session, span.tokens[: len(span.tokens) - span.nodes])
+                if len(span.tokens) == len(job.tokens):
+                    self._decide(job, span, output)
                     done.append(job)
                 else:
                     job.queued_ns = self._clock()  # behind the windows that wait
-        self.passes += 1
-        now_ns, lane = self._clock(), self._lane(batch[0][0].slot)
-        self._free_ns[lane] = now_ns
-        self._tally.batch.add(len(batch))
-        self._tally.pass_tokens.add(sum(ask.size for _, ask in batch))
-        if _is_narrow(batch[0][1]):
-            self._pass_ns[lane] = now_ns - started_ns
-        self._aloft -= {job.slot for job, _ in batch}
+        self._note(batch)
         for job in done:
-            self._hand_back(job, now_ns)
+            self._hand_back(job)
         return done
+
+    def _note(self, batch: Batch) -> None:
+        """A pass is over: what it took, and that its slots and its lane are free."""
+        now_ns, lane = self._clock(), self._lane(batch.members[0][0].slot)
+        self.passes += 1
+        self._free_ns[lane] = now_ns
+        self._tally.batch.add(len(batch.members))
+        self._tally.pass_tokens.add(sum(span.size for span in batch.spans))
+        if _is_narrow(batch.members[0][1]):
+            self._pass_ns[lane] = now_ns - batch.started_ns
+        self._computing -= {job.slot for job, _ in batch.members}
 
     def _remember(self, owners: set[bytes], now_ns: int) -> None:
         """Note who is in the pass."""
@@ -285,34 +288,34 @@ class Scheduler:
         while len(self._served_ns) > _OWNERS:
             del self._served_ns[next(iter(self._served_ns))]
 
-    def _settle(self, job: Job, ask: Ask, answer: Output) -> None:
+    def _decide(self, job: Job, span: Span, output: Output) -> None:
         """Decide on a job; if that fails, the other jobs of the pass are none the worse."""
         try:
-            job.ruling = None if job.rule is None else job.rule(answer.logits, answer.hidden)
-            if ask.nodes and isinstance(job.ruling, Ruling):
-                self._keep_path(job, ask, job.ruling)
+            job.ruling = None if job.rule is None else job.rule(output.logits, output.hidden)
+            if span.nodes and isinstance(job.ruling, Ruling):
+                self._keep_path(job, span, job.ruling)
         except Exception as error:
             _log.exception("a rule failed")
             job.error = error
-            if ask.nodes:
-                self._target.keep(job.slot, [])
+            if span.nodes:
+                self.target.keep(job.slot, [])
 
-    def _keep_path(self, job: Job, ask: Ask, ruling: Ruling) -> None:
+    def _keep_path(self, job: Job, span: Span, ruling: Ruling) -> None:
         """Of a tree, the slot keeps the accepted path."""
         assert job.draft is not None
         path = [node - 1 for node in job.draft.path(ruling.accepted)]
-        self._target.keep(job.slot, path)
-        chain, nodes = np.split(ask.tokens, [len(ask.tokens) - ask.nodes])
+        self.target.keep(job.slot, path)
+        chain, nodes = np.split(span.tokens, [len(span.tokens) - span.nodes])
         self._held[job.slot] = (job.session, np.concatenate([chain, nodes[path]]))
 
-    def _hand_back(self, job: Job, now_ns: int) -> None:
+    def _hand_back(self, job: Job) -> None:
         queue = self._waiting[job.slot]
         queue.popleft()
+        job.done_ns = self._free_ns[self._lane(job.slot)]
         if not queue:
             del self._waiting[job.slot]
-            self._answered_ns[job.slot] = now_ns
-        job.done_ns = now_ns
+            self._answered_ns[job.slot] = job.done_ns
 
 
-def _is_narrow(ask: Ask) -> bool:
-    return ask.size <= NARROW
+def _is_narrow(span: Span) -> bool:
+    return span.size <= NARROW

@@ -12,12 +12,12 @@ from contextlib import suppress
 
 from pilotfish import wire
 from pilotfish.edge_runtime.admission import Admission
-from pilotfish.edge_runtime.bench import Bench
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
 from pilotfish.edge_runtime.lexicon import Lexicon
 from pilotfish.edge_runtime.rounds import Rounds, Send, Submit
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import Round, Session, Sessions, Stream
+from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.artifact import Artifact
@@ -48,8 +48,8 @@ _log = logging.getLogger("pilotfish.edge")
 class Service:
     """Sessions, and the rules by which messages change them. One owner: the serving loop.
 
-    bench: its decision heads. allowed: the keys that may talk to the edge, and their names; None:
-    it has no keys.
+    supplies: what it has for protocols. allowed: the keys that may talk to the edge, and their
+    names; None: it has no keys.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Service:
         send: Send,
         passes: Sequence[m.PassTime] = (),
         *,
-        bench: Bench | None = None,
+        supplies: Supplies | None = None,
         allowed: Mapping[bytes, str] | None = None,
         tally: Tally | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class Service:
         )
         self._send = send
         self._passes = list(passes)
-        self._bench = bench or Bench()
+        self._supplies = supplies or Supplies()
         self._allowed = allowed
         self._tally = tally or Tally()
         self._draining = False
@@ -203,7 +203,7 @@ class Service:
             padded_vocab_size=self._manifest.padded_vocab_size,
             hidden_size=self._manifest.dimensions.hidden,
             eos_ids=self._manifest.eos_ids,
-            protocols=[*self._bench.protocols(hello.drafter, hello.hidden_size), STREAM],
+            protocols=[*self._supplies.protocols(hello.drafter, hello.hidden_size), STREAM],
             limits=self._limits,
             received_ns=received_ns,
             sent_ns=time.monotonic_ns(),
@@ -236,7 +236,7 @@ class Service:
         law = Law(sampling=begin.sampling, seed=begin.seed)
         if exchange is not None:
             exchange.check(law.sampling)
-            exchange = self._bench.seat(exchange, begin)
+            exchange = self._supplies.exchange(exchange, begin)
         if length == 0:
             raise MalformedError("A generation needs at least one token to go on from.")
         session = self._session_for(begin, envelope.owner)
@@ -372,8 +372,8 @@ class Service:
 
     # Work that is done
 
-    def finish(self, job: Job) -> None:
-        """Apply a job that the scheduler has done."""
+    def answer(self, job: Job) -> None:
+        """Send what was ruled on a job to its device, and apply it to the session."""
         session = self.sessions.get(job.session)
         if session is not None and not job.cancelled:
             self._rounds.finish(session, job)

@@ -1,6 +1,6 @@
 """What the edge counts of its work, as plain numbers: to count costs a round next to nothing.
 
-The serving thread (or the doorkeeper, on its turn) writes; whoever shows the figures reads them
+The serving thread (or the receiver, on its turn) writes; whoever shows the figures reads them
 from another thread, and may see one a round older than the next.
 """
 
@@ -9,7 +9,9 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+from pilotfish.wire.protocols import Exchange
 
 _WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # sessions in one pass
 _TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -42,9 +44,8 @@ class Tally:
     windows: Counter[str] = field(default_factory=Counter)  # by protocol, decided on
     drafted: Counter[str] = field(default_factory=Counter)  # tokens of these
     accepted: Counter[str] = field(default_factory=Counter)
-    forgiven: Counter[str] = field(default_factory=Counter)  # of these, by a decision head
-    # summed over the positions looked at
-    deviation: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    # what the protocols' counters noted, by counter and protocol
+    notes: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     streamed: int = 0  # tokens of `stream`
     refusals: Counter[str] = field(default_factory=Counter)  # by the error's code
     expired: int = 0  # sessions that idled for too long
@@ -73,11 +74,20 @@ class Tally:
         return sum(self.batch.counts)
 
     def verdict(
-        self, protocol: str, drafted: int, accepted: int, queue_s: float, verify_s: float
+        self,
+        exchange: Exchange[Any],
+        drafted: int,
+        accepted: int,
+        notes: Sequence[float],
+        queue_s: float,
+        verify_s: float,
     ) -> None:
         """A window has been decided on."""
+        protocol = exchange.name
         self.windows[protocol] += 1
         self.drafted[protocol] += drafted
         self.accepted[protocol] += accepted
+        for counter, value in zip(exchange.counters, notes, strict=True):
+            self.notes[counter.name, protocol] += value
         self.queue_s.add(queue_s)
         self.verify_s.add(verify_s)

@@ -6,6 +6,7 @@ builds on, so that the two ends cannot part ways unseen (DESIGN §7).
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,3 +63,10 @@ class Committed:
         if length < self._length:
             self._length = length
             self._hash = _digest(self.ids)
+
+
+def common_prefix(a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]) -> int:
+    """How many ids, from the first on, are the same in a [n] and b [m]."""
+    shorter = min(len(a), len(b))
+    differing = np.flatnonzero(a[:shorter] != b[:shorter])
+    return int(differing[0]) if len(differing) else shorter

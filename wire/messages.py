@@ -17,16 +17,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.speculation.adaptive import HIGHEST_RATIO
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.prose import MOST_CHARACTERS, one_line
 
-VERSION: Final = 2
+VERSION: Final = 3
 HEADER_BYTES: Final = 16 * 1024
 MAX_FRAMES: Final = 8  # arrays behind one header
 MAX_WINDOW: Final = 128
+MAX_OPTIONS: Final = 32  # that a protocol may have of its own
+MAX_NOTES: Final = 16  # that a protocol may make of a round
 MAX_HIDDEN: Final = 65536  # d of a drafter's states
 MAX_PROBE: Final = 256 * 1024  # bytes that a ping may carry
 PART_BYTES: Final = 64 * 1024  # of a vocabulary, in one part, before it is compressed
@@ -34,6 +35,7 @@ MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all its parts
 
 U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
 Seed = U63
 SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
@@ -77,18 +79,17 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hel
     drafter: Name = ""  # the origin of its weights, by which the edge finds a decision head
 
 
-class Judging(Header, frozen=True):
-    """By what a decision head judges the windows of a generation (`wisv`).
+class Conditions(Header, frozen=True):
+    """By what an edge decides in a generation beside the options: the drafter, and the link.
 
-    drafter: the origin of the drafter's weights; hidden_size: d of its states. threshold: on the
-    probability of rejection; None: the head's own. The others are the link as the device measured
-    it before the request (wisv §III-A: CSI), None where it does not know.
+    drafter: the origin of the drafter's weights; hidden_size: d of its states. The others are the
+    link as the device measured it before the request (wisv §III-A: CSI), None where it does not
+    know.
     """
 
     drafter: Name
     # of 3 and more: below that the length of states does not tell their format
     hidden_size: Annotated[int, msgspec.Meta(ge=3, le=MAX_HIDDEN)]
-    threshold: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
     rtt_s: float | None = None
     up_bps: float | None = None
     down_bps: float | None = None
@@ -103,21 +104,6 @@ class Judging(Header, frozen=True):
             )
         except ValueError as error:
             raise MalformedError(f"The link's state is unusable: {error}") from error
-
-
-Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=HIGHEST_RATIO)]
-
-
-class Relaxing(Header, frozen=True):
-    """How far the verdicts of a generation may stray from the target (`adaptive`).
-
-    tau: τ. lambdas: λ₁, λ₂ and λ₃, beyond which a token is key (`speculation.adaptive`). What is
-    None is as the edge has it.
-    """
-
-    tau: Share | None = None
-    lambdas: tuple[Ratio, Share, Share] | None = None
 
 
 class Begin(Header, tag="begin", frozen=True):
@@ -135,8 +121,9 @@ class Begin(Header, tag="begin", frozen=True):
     temperature: float
     top_k: U31
     top_p: float
-    judging: Judging | None = None  # for protocols that judge; others do not look at it
-    relaxing: Relaxing | None = None  # likewise, for protocols that relax
+    # the protocol's own, as far as they are not the default
+    options: Annotated[dict[Name, Any], msgspec.Meta(max_length=MAX_OPTIONS)] = {}
+    conditions: Conditions | None = None  # for protocols that decide by them; others ignore it
 
     @property
     def sampling(self) -> Sampling:
@@ -253,10 +240,8 @@ class Verdict(Header, tag="verdict", frozen=True):
     accepted: U31
     token: U31 | None
     times: Times
-    forgiven: U31 = 0  # of the accepted tokens, those that the target would have said otherwise
-    # the total variation from the target's law, summed over the positions that were looked at;
-    # None: there is none
-    deviation: Annotated[float, msgspec.Meta(ge=0.0)] | None = None
+    # what the protocol's counters note of the round, in their order (`wire.protocols.declared`)
+    notes: Annotated[list[U31 | NotNegative], msgspec.Meta(max_length=MAX_NOTES)] = []
 
 
 class Inquiry(Header, tag="inquiry", frozen=True):

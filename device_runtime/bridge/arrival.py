@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.loss import BUSY
+from pilotfish.device_runtime.link.loss import BUSY, Setbacks
 from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
@@ -93,7 +93,7 @@ def _part(link: EdgeLink, fetch: Fetch) -> Buffer:
             and reply.part == fetch.part
         )
 
-    setbacks = link.setbacks()
+    setbacks = Setbacks(link)
     while True:
         try:
             frames = link.ask(fetch, (), wanted).frames

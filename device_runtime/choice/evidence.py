@@ -9,9 +9,8 @@ been tried, often: what is expected too well gets tried and corrected, what is e
 would never be. Evidence fades from answer to answer, so that after a long time without drafting it
 is tried again.
 
-What a decision head accepts says two things. Of the protocols that are judged, which commit the
-same, how much is accepted; of all others, what the target would have said itself: that without what
-was forgiven. Likewise under `adaptive`, where a position is accepted more often by its deviation.
+What a lossy protocol accepts says two things: how much is accepted under all of its family, and,
+without what its counters say it gained, what the target would have said itself.
 
 Computing times are what both ends measured at start, times the factor by which the last rounds took
 longer, whatever their protocol, times a factor of the protocol's own: so what else the machines had
@@ -21,6 +20,7 @@ to do while one of them ran counts neither for nor against it.
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,8 @@ from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, Adaptive, Judged
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, Exchange, counters
 from pilotfish.wire.protocols.exchange import Freight, Sizes
-from pilotfish.wire.protocols.tslt import Tslt
 
 _HOPE = 0.8  # α of a pair of which nothing is known
 _HOPE_WEIGHT = 4.0  # positions, or rounds, that this hope counts for
@@ -42,13 +41,19 @@ _SLOWER = 4.0
 _OWN_MOST = 2.0  # a protocol's own factor, or its inverse; the rest is the machine's
 _OWN_ANSWERS, _OWN_IDLE = 8, 16  # answers that it follows, and after which it is forgotten
 _MOST = 0.98  # α, however the protocols scale
-_JUDGED = "judged"  # no protocol is called so
 
 
 def _kind(plan: Plan) -> tuple[str, bool]:
-    """What accepts alike: a protocol, or all that are judged, by whether the target is greedy."""
-    judged = plan.exchange is not None and plan.exchange.judged
-    return _JUDGED if judged else plan.protocol, plan.law.sampling.greedy
+    """What accepts alike: the protocols of a family, by whether the target is greedy."""
+    family = plan.exchange.family if plan.exchange is not None else ""
+    return family or plan.protocol, plan.law.sampling.greedy
+
+
+def _strict_agreement(exchange: Exchange[Any], *, greedy: bool) -> float:
+    """α over that of `dsd`, of what the target would have said itself."""
+    if greedy:
+        return 1.0
+    return exchange.agreement if exchange.lossless else exchange.strict_agreement
 
 
 class _Recent(deque[float]):
@@ -112,7 +117,7 @@ class _Acceptance:
     """How often each depth of a window was reached, and accepted; f64 [`MAX_WINDOW`] each.
 
     agreed: and how often the target would have said the same. Which of the accepted tokens were
-    forgiven nobody tells, so each counts as a share.
+    gained beyond that is not known, so each counts as a share.
     """
 
     def __init__(self) -> None:
@@ -120,11 +125,11 @@ class _Acceptance:
         self.accepted = np.zeros(MAX_WINDOW)
         self.agreed = np.zeros(MAX_WINDOW)
 
-    def add(self, window: int, accepted: int, forgiven: float) -> None:
+    def add(self, window: int, accepted: int, gained: float) -> None:
         self.reached[: min(window, accepted + 1)] += 1
         self.accepted[:accepted] += 1
         if accepted:
-            self.agreed[:accepted] += max(0.0, 1 - forgiven / accepted)
+            self.agreed[:accepted] += max(0.0, 1 - gained / accepted)
 
     def fade(self) -> None:
         self.reached *= _FADE
@@ -150,7 +155,7 @@ class Evidence:
         slow_s = _SLOWER * drafter_pace[1]
         self._target_pace = dict(sorted(target_pace.items())) or {1: slow_s, MAX_WINDOW: slow_s}
         self._sizes = sizes
-        # by protocol, or `_JUDGED`, and whether the target is greedy
+        # by family, and whether the target is greedy
         self._acceptance: dict[tuple[str, bool], _Acceptance] = defaultdict(_Acceptance)
         self._hazards: dict[tuple[str, bool], NDArray[np.float64]] = {}  # what follows from that
         self._drafting, self._verifying = _Pace(), _Pace()
@@ -169,8 +174,10 @@ class Evidence:
             seen.fade()
         if plan.exchange is not None:
             seen = self._acceptance[_kind(plan)]
+            gains = [name for name, counter in counters().items() if counter.gained]
             for round_ in rounds:
-                seen.add(round_.window, round_.accepted, round_.forgiven + round_.deviation)
+                gained = sum(round_.notes.get(name, 0) for name in gains)
+                seen.add(round_.window, round_.accepted, gained)
         self._add_times(plan, rounds[1:])  # the first one waits for the prompt to be read
 
     def _add_times(self, plan: Plan, rounds: Sequence[Round]) -> None:
@@ -213,9 +220,9 @@ class Evidence:
 
     def _expected_acceptance(self, kind: str, greedy: bool) -> NDArray[np.float64]:
         """α at each depth, f64 [`MAX_WINDOW`]: own evidence over all protocols' over hope."""
-        scale = {name: 1.0 if greedy else one.agreement for name, one in EXCHANGES.items()}
+        members = {one.family or name: one for name, one in EXCHANGES.items()}
         # only what the target agreed to is pooled
-        scale |= {_JUDGED: 1.0, Adaptive.name: scale[Tslt.name]}
+        scale = {name: _strict_agreement(one, greedy=greedy) for name, one in members.items()}
         reached, agreed = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
         for (name, was_greedy), seen in self._acceptance.items():
             if was_greedy == greedy:
@@ -224,9 +231,9 @@ class Evidence:
         hope = (_HOPE * _HOPE_WEIGHT + agreed.sum()) / (_HOPE_WEIGHT + reached.sum())
         pool = (_POOL_WEIGHT * hope + agreed) / (_POOL_WEIGHT + reached)
         own = self._acceptance[kind, greedy]
-        lossy = {_JUDGED: Judged.agreement, Adaptive.name: Adaptive.agreement}
-        mercy = lossy.get(kind, scale[kind])
-        expected = np.minimum(_MOST, pool * mercy)
+        expected = np.minimum(
+            _MOST, pool * (scale[kind] if members[kind].lossless else members[kind].agreement)
+        )
         found: NDArray[np.float64] = _POOL_WEIGHT * expected + own.accepted
         return found / (_POOL_WEIGHT + own.reached)
 

@@ -14,7 +14,8 @@ class Policy(ABC):
     """Picks one of several plans for an answer, by what is known of link and pair."""
 
     name: ClassVar[str]
-    wants_judged: ClassVar[bool] = False  # it picks no other protocols than those of a head
+    # it picks no other protocols than those that need what not every edge has
+    wants_supplied: ClassVar[bool] = False
 
     @abstractmethod
     def choose(

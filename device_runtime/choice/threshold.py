@@ -28,7 +28,7 @@ class Threshold(Policy):
     """Full hidden upload above a threshold of the RTT, else selective."""
 
     name = THRESHOLD
-    wants_judged = True
+    wants_supplied = True
 
     def __init__(self) -> None:
         self._windows = Predictive()

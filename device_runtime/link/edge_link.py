@@ -1,35 +1,68 @@
-"""The device's side of the connection: ask the edge, notice when it is gone, ask again.
+"""The connection to the edge: wait for it, greet it, ask it, and ask again after a loss.
+
+An edge that has come back may be another one: another model, other limits, another release. So the
+handshake (`Hello`, `Welcome`) comes before anything else on every connection.
 
 A request is bytes that may be sent again: when the connection breaks and comes back, or a reply is
-overdue, the very same bytes go out, and the edge answers what it has answered already.
+overdue, the very same bytes go out, and the edge repeats what it has answered already.
 """
 
-import secrets
+import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from pilotfish.device_runtime.link.gauge import Answer, Connection, Gauge
+from pilotfish.device_runtime.link.gauge import ConnectionId, Gauge, TimedReply
 from pilotfish.device_runtime.link.line import Line
-from pilotfish.device_runtime.link.loss import FAIL, RESEND_S, Interrupt, Patience
-from pilotfish.device_runtime.link.presence import Presence, Setbacks
-from pilotfish.device_runtime.record import Probing
-from pilotfish.wire.errors import EdgeUnreachableError, from_code
+from pilotfish.device_runtime.link.loss import (
+    BUSY,
+    FAIL,
+    GRACE_S,
+    RESEND_S,
+    Interrupt,
+    Patience,
+    backoff,
+)
+from pilotfish.engines.artifact import Manifest
+from pilotfish.wire.errors import (
+    DrainingError,
+    EdgeLostError,
+    EdgeUnreachableError,
+    InterruptedGenerationError,
+    MalformedError,
+    PairMismatchError,
+    PilotfishError,
+    from_code,
+)
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.link.meter import FRESH_S
-from pilotfish.wire.link.state import LinkState, Reading
-from pilotfish.wire.messages import Buffer, Failure, Ping, Pong, Reply, Request, Welcome
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.messages import VERSION, Buffer, Failure, Hello, Reply, Request, Welcome
 
-RATES_FRESH_S = 60.0
-_NEWS_S = 0.02  # of a connection, after what shows that there is none
-_PINGS = 2  # at most, for one RTT
-PROBE_BYTES = 12_000  # fits a connection's first flight, and is large enough to tell a rate
+_log = logging.getLogger("pilotfish.device")
+
+_NEWS_S = 0.02  # until news of a lost connection, after a message could not be sent
+_GLANCE_S = 0.2  # at the start, for the connection to an edge that may also come later
+_NONE = ConnectionId(0, 0)
 
 
-class EdgeLink:
+class Sent(NamedTuple):
+    """A request as it was sent: its bytes, and when it left (monotonic)."""
+
+    message: Request
+    frames: Sequence[Buffer]
+    size: int
+    sent_ns: int
+
+
+class EdgeLink(Line):
     """One edge, connected or to be connected. Raises typed errors that say what to do.
 
     It never hangs: `patience` says how long an edge may be away, `interrupt` ends every wait. One
     thread talks; `up`, `state` and `redirect` are for any.
+
+    met: what the edge that was greeted last said, even if it does not suit. welcome: the same; None
+    if its vocabulary is not the one required. lost_ns: when the loss of the edge was noticed
+    (monotonic); None while tokens are verified.
     """
 
     def __init__(
@@ -39,186 +72,293 @@ class EdgeLink:
         patience: Patience = FAIL,
         interrupt: Interrupt | None = None,
     ) -> None:
-        interrupt = interrupt or Interrupt()
-        self._line = Line(endpoint, keys, interrupt)
-        self._patience = patience
-        self._sent_on = Connection(0, 0)
-        self._echoes = True  # the edge sends the bytes of a ping back
-        self.presence = Presence(self._line, patience, interrupt)
+        super().__init__(endpoint, keys, interrupt or Interrupt())
         self.gauge = Gauge()
+        self.met: Welcome | None = None
+        self.welcome: Welcome | None = None
+        self.lost_ns: int | None = None
+        self._patience = patience
+        self._hello: Hello | None = None
+        self._required: str | None = None  # fingerprint of a vocabulary
+        self._greeted = self._asked = self._unsuited = self._sent_on = _NONE
+        self._ask_again_s = self._busy_until_s = 0.0
+        self._pauses = backoff()
+        self._away_s: float | None = time.monotonic()  # since when there is no edge
+
+    # Which edge suits
+
+    def introduce(self, manifest: Manifest) -> None:
+        """Set what every edge is told of the drafter when it is greeted."""
+        self._hello = Hello(
+            version=VERSION,
+            tokenizer=manifest.tokenizer_fingerprint,
+            vocab_size=manifest.vocab_size,
+            padded_vocab_size=manifest.padded_vocab_size,
+            hidden_size=manifest.dimensions.hidden,
+            bridges=True,
+            drafter=manifest.origin,
+        )
+
+    def require_vocabulary(self, fingerprint: str | None) -> None:
+        """Accept only edges with this vocabulary from now on; None: with any."""
+        if fingerprint != self._required:
+            self._required = fingerprint
+            self._unsuited = self._asked = _NONE
+            self.meet(self.met)
+
+    def meet(self, welcome: Welcome | None) -> None:
+        """Take note of what an edge says of itself."""
+        self.met = welcome
+        suits = self._required in (None, self.vocabulary)
+        self.welcome = welcome if suits else None
+
+    @property
+    def vocabulary(self) -> str | None:
+        """Fingerprint of the vocabulary of the edge met last; an older edge has the drafter's."""
+        if self.met is None or self._hello is None:
+            return None
+        return self.met.tokenizer or self._hello.tokenizer
+
+    @property
+    def _ready(self) -> bool:
+        """Is there a connection, over which the edge was greeted, and does it suit?"""
+        if not self.channel.connected:
+            return False
+        if self._hello is None:
+            return True
+        return self._greeted == self.connection and self.welcome is not None
+
+    # Waiting
 
     def reach(self) -> None:
-        """Wait for the first connection; `EdgeUnreachableError` if nobody answers."""
-        self.presence.await_connection(EdgeUnreachableError)
+        """Wait for the first connection; `EdgeUnreachableError` if there is none in time."""
+        self._await_connection(EdgeUnreachableError)
 
     def greet(self) -> None:
-        """See to it that the edge that is there now has been greeted; waits for one."""
-        self._line.catch_up()
-        self.presence.await_edge()
+        """Wait for the edge, and greet it if that has not been done."""
+        self.catch_up()
+        self._await_edge()
 
-    @property
-    def welcome(self) -> Welcome | None:
-        """What the edge said of itself when it was greeted last; None if it does not suit."""
-        return self.presence.welcome
+    def _await_edge(self) -> None:
+        """Wait for a connection over which the edge has been greeted."""
+        if self._ready:
+            return
+        since_s = time.monotonic()
+        self._await_connection()
+        while not self._ready:
+            if time.monotonic() - since_s > self._patience.silent_s:
+                raise self._silent()
+            try:
+                self._say_hello(self._patience.silent_s)
+            except BUSY as error:
+                self.refused(error, since_s)
+            self._await_connection()
 
-    def setbacks(self) -> Setbacks:
-        """To count what goes wrong with the request that comes now."""
-        return Setbacks(self.presence, self._line)
+    def _await_connection(self, otherwise: type[PilotfishError] = EdgeLostError) -> None:
+        """Wait for a connection; raises ``otherwise`` if there is none in time."""
+        if not self.channel.connected:
+            self.catch_up()
+        if self.channel.connected:
+            return
+        self.lost()
+        begun_s = time.monotonic()
+        if self._patience.policy == "local":  # the grace is for a loss, not for each answer
+            self._away_s = begun_s = self._away_s or begun_s
+        while not self.channel.connected:
+            left_s = begun_s + self._patience.absent_s - time.monotonic()
+            if self.channel.denied:
+                raise self._denied()
+            if left_s <= 0:
+                raise self._absent(otherwise, self.met is not None, self._patience.absent_s)
+            arrived = self.receive(left_s)
+            if arrived is not None and otherwise is EdgeUnreachableError:
+                raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
+            # Else it came before the connection broke, or it is back and answers what was sent
+            # before the news of that was read. It comes again, for the request is sent again.
+        self._away_s = None
 
-    # What is known about the link
-
-    def ping(self, size: int = 0) -> None:
-        """Measure the RTT, or the rates with ``size`` bytes each way; waits for the answer.
-
-        An edge that is older than this measure sends none back: then the downlink stays unknown.
-        """
-        nonce = secrets.randbits(63)
-        frames = (secrets.token_bytes(size),) if size else ()  # what no link can compress
-        answer = self.ask(
-            Ping(nonce=nonce),
-            frames,
-            lambda reply: isinstance(reply, Pong) and reply.nonce == nonce,
-        )
-        pong = answer.reply
-        assert isinstance(pong, Pong)
-        self._echoes = self._echoes and len(answer.frames) == len(frames)
-        self.gauge.pinged(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
-
-    @property
-    def probing(self) -> Probing:
-        """What measuring the link has cost so far."""
-        return self.gauge.probing
-
-    def refresh(self, *, rates: bool, anew: bool = False) -> None:
-        """See to it that RTT, and rates if wanted, are known; with one ping, or none.
-
-        What real messages have told lately needs none. One ping cannot tell both: rates that are
-        due go first, as long as the RTT is not as old. anew: the RTT is measured now, whatever was
-        known, and both are where rates are due.
-        """
-        if anew:
-            self._measure_rtt()
-        state = self.gauge.state(None)
-        readings = (state.up, state.down) if self._echoes else (state.up,)
-        due = rates and any(_older(rate, RATES_FRESH_S) for rate in readings)
-        if due and not _older(state.rtt, RATES_FRESH_S):
-            self.ping(PROBE_BYTES)
-        elif _older(state.rtt, FRESH_S):
-            self.ping()
-
-    def _measure_rtt(self) -> None:
-        """Measure the RTT by a ping; by another one if that told nothing.
-
-        A ping tells nothing where it was sent twice, or behind a prompt that nobody waited for.
-        """
-        self.gauge.next_answer()
-        for _ in range(_PINGS):
-            self.ping()
-            if self.gauge.rtt_is_new:
+    def _say_hello(self, wait_s: float) -> None:
+        """Greet the edge if that has not been done, and wait up to ``wait_s`` for its welcome."""
+        now = time.monotonic()
+        if self._asked != self.connection or now >= self._ask_again_s:
+            self._asked, self._ask_again_s = self.connection, now + RESEND_S
+            assert self._hello is not None
+            if self.try_send(self._hello) is None:
+                self._asked = _NONE
+        while (arrived := self.receive(wait_s)) is not None:
+            reply = arrived[0]
+            if isinstance(reply, Failure) and reply.session is None:
+                self._asked = _NONE  # ask anew, next time
+                error = from_code(reply.code, reply.message)
+                if not isinstance(error, BUSY):
+                    self._unsuited = self.connection
+                raise error
+            if isinstance(reply, Welcome):
+                self._welcomed(reply)
                 return
 
-    def state(self) -> LinkState:
-        """What is known about the link now, and how old that is. For any thread."""
-        return self.gauge.state(self._line.segments())
+    def _welcomed(self, welcome: Welcome) -> None:
+        before = self.met
+        self.meet(welcome)
+        if self.welcome is None:
+            self._asked, self._unsuited = _NONE, self.connection
+            raise PairMismatchError(
+                f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
+                "answer's: ask again."
+            )
+        self._greeted, self._away_s = self._asked, None
+        if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
+            _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)
 
-    def up(self) -> bool:
-        """Is there a connection? For any thread."""
-        return self._line.up()
+    # Without waiting
 
-    def redirect(self, endpoint: str, keys: DeviceKeys | None) -> None:
-        """From now on the edge is there. For any thread."""
-        self._line.lead_to(endpoint, keys)
+    def look(self) -> bool:
+        """Is the edge there and ready? Greets one that has come back; does not wait.
 
-    # Talking
+        Raises if the edge does not suit, except under "local".
+        """
+        try:
+            return self._look()
+        except InterruptedGenerationError:
+            raise
+        except PilotfishError as error:
+            if isinstance(error, BUSY):
+                self._put_off()
+            elif self._patience.policy != "local":
+                raise
+            _log.warning("the edge is of no use now: %s", error)
+            return False
+
+    def _look(self) -> bool:
+        self.catch_up()
+        now = time.monotonic()
+        if now < self._busy_until_s:
+            return False
+        if not self.channel.connected:
+            self._away_s = self._away_s or now
+            if self.channel.denied:
+                self._put_off()
+                raise self._denied()
+            return False
+        if self._hello is None or self._unsuited == self.connection:
+            return False
+        if not self._ready:
+            self._say_hello(0.0)
+        return self._ready
+
+    def look_out(self) -> None:
+        """Give an edge that is there at the start the time to answer."""
+        begun_s = time.monotonic()
+        while not self.look():
+            spent_s = time.monotonic() - begun_s
+            if spent_s > (GRACE_S if self.channel.connected else _GLANCE_S):
+                return
+            time.sleep(0.005)
+
+    # Requests
 
     def tell(self, message: Request, frames: Sequence[Buffer] = ()) -> None:
-        """Send what is not answered by itself."""
-        size, _ = self._send(message, frames)
-        self.gauge.sent_ahead(size)
-
-    def mention(self, message: Request) -> int:
-        """Send what is not worth waiting for: no bytes are sent where there is no connection."""
-        return self._line.send(message) or 0
+        """Send what has no reply of its own."""
+        self.gauge.sent_ahead(self.send(message, frames).size)
 
     def ask(
-        self,
-        message: Request,
-        frames: Sequence[Buffer],
-        wanted: Callable[[Reply], bool],
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Answer:
-        """Send a request and wait for the reply that is ``wanted``; older replies are dropped.
+        self, message: Request, frames: Sequence[Buffer], wanted: Callable[[Reply], bool]
+    ) -> TimedReply:
+        """Send a request and wait for its reply, as `wait` does."""
+        return self.wait(self.send(message, frames), wanted)
 
-        meanwhile: what there is to do while it is on its way.
-        """
-        size, sent_ns = self._send(message, frames)
-        if meanwhile is not None:
-            meanwhile()
-        return self.wait(message, frames, wanted, size, sent_ns, late=meanwhile is not None)
+    def send(self, message: Request, frames: Sequence[Buffer] = ()) -> Sent:
+        """Send as soon as the edge is there and greeted."""
+        give_up = time.monotonic() + self._patience.silent_s
+        while True:
+            self._await_edge()
+            sent_ns = time.monotonic_ns()
+            size = self.try_send(message, frames)
+            if size is not None:
+                self._sent_on = self.connection
+                return Sent(message, frames, size, sent_ns)
+            if time.monotonic() > give_up:
+                raise self._silent()
+            self._interrupt.sleep(_NEWS_S)
+            self.catch_up()
 
     def wait(
-        self,
-        message: Request,
-        frames: Sequence[Buffer],
-        wanted: Callable[[Reply], bool],
-        size: int = 0,
-        sent_ns: int = 0,
-        *,
-        late: bool = False,
-    ) -> Answer:
-        """Wait for a reply that is already on its way; ``message`` is sent again if need be.
+        self, sent: Sent, wanted: Callable[[Reply], bool], *, late: bool = False
+    ) -> TimedReply:
+        """Wait for the reply that is ``wanted``; older ones are dropped, and a loss is repaired.
 
         late: something else was done since it was sent, so the reply may lie here already.
         """
-        line = self._line
-        give_up = time.monotonic() + self._patience.silent_s
-        resend = time.monotonic() + RESEND_S
+        message, frames, size, sent_ns = sent
+        now = time.monotonic()
+        give_up, resend = now + self._patience.silent_s, now + RESEND_S
         resent = False
-        while (now := time.monotonic()) < give_up:
-            arrived = line.receive(0.0 if late else min(resend, give_up) - now)
+        while now < give_up:
+            arrived = self.receive(0.0 if late else min(resend, give_up) - now)
             if arrived is not None:
                 reply, reply_frames, reply_size = arrived
-                if isinstance(reply, Failure) and _concerns(reply, message):
-                    raise from_code(reply.code, reply.message)
                 if wanted(reply):
                     now_ns = time.monotonic_ns()
-                    return Answer(
+                    return TimedReply(
                         reply, reply_frames, size, reply_size, sent_ns, now_ns, resent,
-                        line.connection, late,
+                        self.connection, late,
                     )  # fmt: skip
-                continue
-            late = False  # what comes now is waited for
-            gone = not line.connected or line.connection != self._sent_on
-            if gone:
-                self.presence.lost()
-            if gone or time.monotonic() >= resend:
-                size += self._send(message, frames)[0]
-                resent = True
-                give_up += time.monotonic() - now  # what was waited for a connection
-                resend = time.monotonic() + RESEND_S
-        raise self.presence.silent()
+                if isinstance(reply, Failure) and _concerns(reply, message):
+                    raise from_code(reply.code, reply.message)
+            else:
+                late = False  # what comes now is waited for
+                gone = not self.channel.connected or self.connection != self._sent_on
+                if gone:
+                    self.lost()
+                if gone or time.monotonic() >= resend:
+                    size += self.send(message, frames).size
+                    resent = True
+                    give_up += time.monotonic() - now  # what was waited for a connection
+                    resend = time.monotonic() + RESEND_S
+            now = time.monotonic()
+        raise self._silent()
 
-    def _send(self, message: Request, frames: Sequence[Buffer]) -> tuple[int, int]:
-        """Send, when there is an edge; the bytes, and when they left."""
-        give_up = time.monotonic() + self._patience.silent_s
-        while True:
-            self.presence.await_edge()
-            sent_ns = time.monotonic_ns()
-            size = self._line.send(message, frames)
-            if size is not None:
-                self._sent_on = self._line.connection
-                return size, sent_ns
-            if time.monotonic() > give_up:
-                raise self.presence.silent()
-            self._line.await_news(_NEWS_S)
+    def state(self) -> LinkState:
+        """What is known about the link now, and how old that is. For any thread."""
+        return self.gauge.state(self.channel.segments())
 
-    def close(self) -> None:
-        """Hang up."""
-        self._line.close()
+    # Losses
 
+    def lost(self) -> None:
+        """Note that the edge is away."""
+        if self.lost_ns is None:
+            self.lost_ns = time.monotonic_ns()
 
-def _older(reading: Reading | None, age_s: float) -> bool:
-    return reading is None or reading.age_s > age_s
+    def verified(self) -> None:
+        """Note that tokens were verified: the edge works again."""
+        self.lost_ns = None
+        self._pauses = backoff()
+
+    def refused(self, error: PilotfishError, since_s: float) -> None:
+        """Wait before a busy edge is asked again; raises ``error`` where the policy says so.
+
+        One that drains is about to be gone, and has the time that a lost one has.
+        """
+        self.lost()
+        policy, spent_s = self._patience.policy, time.monotonic() - since_s
+        waits = policy == "wait" or (policy == "fail" and isinstance(error, DrainingError))
+        if not waits or spent_s > self._patience.absent_s:
+            self._put_off()
+            raise error
+        self._interrupt.sleep(next(self._pauses))
+
+    def _put_off(self) -> None:
+        """Do not look for a busy edge for a while, and next time for a longer one."""
+        self._busy_until_s = time.monotonic() + next(self._pauses)
+
+    def _silent(self) -> EdgeLostError:
+        """The error for an edge that does not answer over a connection that stands."""
+        self.lost()
+        self._greeted = self._asked = _NONE  # an edge that drops one request may drop them all
+        return EdgeLostError(
+            f"The edge at {self.channel.endpoint} has not answered for "
+            f"{self._patience.silent_s:g} s."
+        )
 
 
 def _concerns(failure: Failure, message: Request) -> bool:

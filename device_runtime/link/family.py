@@ -1,4 +1,4 @@
-"""Where the edge is, for all the links of one device: the address may change at any time."""
+"""The edge's address, shared by all links of one device; it may change at any time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pilotfish.wire.transport import is_loopback
 
 
 class Family:
-    """The links of devices beside each other, which lead to the same edge. Thread-safe."""
+    """The links of devices that share one drafter and one edge. Thread-safe."""
 
     def __init__(self, edge: str, keys: DeviceKeys | None) -> None:
         self.address = edge, keys
@@ -21,19 +21,19 @@ class Family:
         self._lock = threading.Lock()
 
     def open(self, patience: Patience, interrupt: Interrupt) -> EdgeLink:
-        """One more, which follows the address from the first on."""
+        """Open a link that follows the address."""
         with self._lock:
             link = EdgeLink(*self.address, patience, interrupt)
             self._links.add(link)
             return link
 
     def remove(self, link: EdgeLink) -> None:
-        """One that is closed."""
+        """Forget a closed link."""
         with self._lock:
             self._links.discard(link)
 
     def redirect(self, edge: str, folder: str | Path | None) -> None:
-        """Lead all of them elsewhere; folder None: with the same keys."""
+        """Point all links at another address; folder None: with the same keys."""
         with self._lock:
             address = edge, load_keys(edge, folder) if folder is not None else self.address[1]
             if address[1] is None:
@@ -46,7 +46,7 @@ class Family:
 
 
 def load_keys(edge: str, folder: str | Path | None) -> DeviceKeys | None:
-    """The keys in this folder; beyond loopback there must be some."""
+    """Read the keys in this folder; beyond loopback they are needed."""
     if folder is None and not is_loopback(edge):
         raise UnsupportedError(
             f"Without keys a device talks to loopback only, not to {edge}; name the folder "

@@ -16,8 +16,8 @@ from pilotfish.wire.link.tcp import Segments
 from pilotfish.wire.messages import Buffer, Reply, Times
 
 
-class Connection(NamedTuple):
-    """Which connection this is: of the sockets that a link has had, and of that one's connections.
+class ConnectionId(NamedTuple):
+    """Numbers a connection: by the sockets that a link has had, and that socket's connections.
 
     A later one is greater; connection 0 of a socket is none yet.
     """
@@ -26,12 +26,12 @@ class Connection(NamedTuple):
     number: int
 
 
-class Answer(NamedTuple):
-    """A reply, its bytes both ways, and when the request left and the reply came (monotonic).
+class TimedReply(NamedTuple):
+    """A reply, the bytes both ways, and when the request left and the reply came (monotonic).
 
-    resent: the request went out more than once, so that its times say nothing about the link.
+    resent: the request went out more than once, so the times say nothing about the link.
     connection: the one over which the reply came. late: it lay here already when it was looked for,
-    so that nobody knows when it came; its times say nothing about the link either.
+    so its time of arrival is unknown, and the times say nothing about the link either.
     """
 
     reply: Reply
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     sent_ns: int
     received_ns: int
     resent: bool
-    connection: Connection
+    connection: ConnectionId
     late: bool = False
 
 
@@ -50,17 +50,18 @@ class Gauge:
 
     def __init__(self) -> None:
         self._meter = LinkMeter()
-        self._connection = Connection(0, 0)  # the one that the meter knows
+        self._connection = ConnectionId(0, 0)  # the one that the meter knows
         self._ahead_bytes = 0  # sent since the last reply, without a reply of its own
+        self.echoes = True  # the edge sends the bytes of a ping back
         self._lock = threading.Lock()
         self.probing = Probing()
 
     def sent_ahead(self, size: int) -> None:
-        """So many bytes went out that are not answered by themselves."""
+        """Count bytes that were sent without a reply of their own."""
         self._ahead_bytes += size
 
     def next_answer(self) -> None:
-        """What is measured from now on belongs to another answer."""
+        """Attribute what is measured from now on to the next answer."""
         with self._lock:
             self._meter.next_answer()
 
@@ -70,7 +71,7 @@ class Gauge:
         with self._lock:
             return self._meter.rtt_is_new
 
-    def measure(self, answer: Answer, edge_received_ns: int, held_ns: int) -> Transit:
+    def measure(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> Transit:
         """Seconds that an exchange spent on the link each way; the meter learns from it."""
         ahead, self._ahead_bytes = self._ahead_bytes, 0
         with self._lock:
@@ -87,28 +88,28 @@ class Gauge:
                 learn=not (answer.resent or answer.late),
             )
 
-    def timings(self, answer: Answer, times: Times, started_ns: int, drafted_ns: int) -> Timings:
-        """The stages of a round that was started and drafted at these times (monotonic).
+    def timings(self, answer: TimedReply, times: Times, ready_ns: int) -> Timings:
+        """The stages of an exchange whose request was ready to be encoded at ``ready_ns``.
 
-        But for the last one, to settle: how long that takes is known to who does it.
+        Without `settle`, and of `draft` only what the drafter still did while the reply lay here.
         """
-        # an edge can say what it likes
+        # the edge's times are not trusted to fit
         held_ns = min(times.held_ns, answer.received_ns - answer.sent_ns)
         verify_ns = min(times.verify_ns, held_ns)
-        transit = self.measure(answer, times.received_ns, held_ns)
-        # the drafter was at work when it came: the way down is taken to be no longer than that up
-        lain_s = max(0.0, transit.down_s - transit.up_s) if answer.late else 0.0
+        up_s, down_s = self.measure(answer, times.received_ns, held_ns)
+        # it arrived while the drafter was at work: assume downlink ≤ uplink
+        lain_s = max(0.0, down_s - up_s) if answer.late else 0.0
         return Timings(
-            draft=(drafted_ns - started_ns) * 1e-9 + lain_s,
-            encode=(answer.sent_ns - drafted_ns) * 1e-9,
-            uplink=transit.up_s,
+            draft=lain_s,
+            encode=(answer.sent_ns - ready_ns) * 1e-9,
+            uplink=up_s,
             queue=(held_ns - verify_ns) * 1e-9,
             verify=verify_ns * 1e-9,
-            downlink=transit.down_s - lain_s,
+            downlink=down_s - lain_s,
         )
 
-    def pinged(self, answer: Answer, edge_received_ns: int, held_ns: int) -> None:
-        """A ping was answered."""
+    def pinged(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> None:
+        """Learn from the reply to a ping."""
         self.measure(answer, edge_received_ns, held_ns)
         pings, up, down = self.probing
         self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)

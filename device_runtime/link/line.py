@@ -1,7 +1,7 @@
-"""The socket to the edge, which may be exchanged for one to another address at any time.
+"""The socket to the edge, which may be replaced by one to another address at any time.
 
-One thread sends and receives. Others may ask whether the line is up, have it lead elsewhere, or
-strike the interrupt; none of them waits for more than a moment, and none is waited for.
+One thread sends and receives. Other threads may ask whether there is a connection, redirect the
+line or strike the interrupt; they wait for a moment at most, and hold nothing up.
 """
 
 import threading
@@ -9,49 +9,44 @@ from collections.abc import Sequence
 
 import zmq
 
-from pilotfish.device_runtime.link.gauge import Connection
+from pilotfish.device_runtime.link.gauge import ConnectionId
 from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.wire.channel import Channel
+from pilotfish.wire.errors import (
+    AccessDeniedError,
+    EdgeLostError,
+    EdgeUnreachableError,
+    PilotfishError,
+)
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.link.tcp import Segments
 from pilotfish.wire.messages import Buffer, Reply, Request
 
-_SLICE_S = 0.1  # after so long a wait looks up: was it interrupted, does the line lead elsewhere?
+_SLICE_S = 0.1  # of a wait: after each the interrupt and a new address are looked for
 _REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
 
 
 class Line:
-    """A `Channel` and its successors. Raises UnsupportedError for an address that is none."""
+    """A `Channel` and its successors; raises `UnsupportedError` for a malformed address."""
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
+        self.channel = Channel(endpoint, keys, _REPLY_BYTES)
         self._keys = keys
         self._interrupt = interrupt
         self._sockets = 1
-        self._turn = threading.Lock()  # to use the channel; a ZeroMQ socket is one thread's a time
-        self._mail = threading.Lock()  # to leave or take the next one
+        self._turn = threading.Lock()  # to use the channel: one thread at a time
+        self._exchange = threading.Lock()  # to set or take the next channel
         self._next: tuple[Channel, DeviceKeys | None] | None = None
         self._closed = False
-        self.channel = Channel(endpoint, keys, _REPLY_BYTES)
 
     @property
-    def connected(self) -> bool:
-        """Was there a connection when somebody last looked?"""
-        return self.channel.connected
-
-    @property
-    def connection(self) -> Connection:
+    def connection(self) -> ConnectionId:
         """The present connection, or the last one."""
-        return Connection(self._sockets, self.channel.connections)
+        return ConnectionId(self._sockets, self.channel.connections)
 
-    @property
-    def encrypted(self) -> bool:
-        """Are there keys?"""
-        return self._keys is not None
-
-    def send(self, message: Request, frames: Sequence[Buffer] = ()) -> int | None:
+    def try_send(self, message: Request, frames: Sequence[Buffer] = ()) -> int | None:
         """Hand a message to ZeroMQ; returns its bytes, or None if there is no connection.
 
-        That there is none may be known here before the news of it has come, which `connected` is.
+        ZeroMQ may know of a lost connection before `channel.connected` tells of it.
         """
         with self._turn:
             if self._closed:
@@ -68,72 +63,91 @@ class Line:
         """
         self._interrupt.check()
         with self._turn:
-            if self._follow():
+            if self._next is not None:
+                self._replace()
                 return None
             return self.channel.receive(min(timeout_s, _SLICE_S))
-
-    def await_news(self, seconds: float) -> None:
-        """Give the news of the connection a moment to come. Raises as `receive` does."""
-        self._interrupt.sleep(seconds)
-        self.catch_up()
 
     def catch_up(self) -> None:
         """Take note of what has become of the connection, without waiting."""
         with self._turn:
-            self._follow()
+            self._replace()
             self.channel.catch_up()
 
     def up(self) -> bool:
         """Is there a connection? For any thread."""
-        # whoever waits on the channel just now takes note by itself
+        # a thread that waits on the channel just now takes note by itself
         if self._turn.acquire(blocking=False):
             try:
                 if self._closed:
                     return False
-                self._follow()
+                self._replace()
                 self.channel.catch_up()
             finally:
                 self._turn.release()
         return self.channel.connected
 
-    def segments(self) -> Segments | None:
-        """What the kernel knows of the connection; None where it knows nothing."""
-        return self.channel.segments()
-
-    def lead_to(self, endpoint: str, keys: DeviceKeys | None) -> None:
-        """From now on the edge is there. For any thread; keys None: those that there are."""
+    def redirect(self, endpoint: str, keys: DeviceKeys | None) -> None:
+        """Use another address from now on; keys None: the same keys. For any thread."""
         keys = keys or self._keys
         channel = Channel(endpoint, keys, _REPLY_BYTES)
-        with self._mail:
+        with self._exchange:
             if self._closed:
-                unread: Channel | None = channel
+                unused: Channel | None = channel
             else:
-                unread = self._next[0] if self._next else None
+                unused = self._next[0] if self._next else None
                 self._next = channel, keys
-        if unread is not None:
-            unread.close(0)
+        if unused is not None:
+            unused.close(0)
 
-    def begin_again(self) -> None:
-        """A new socket to the same address: ZeroMQ gives one up that was refused."""
-        with self._mail:
+    def _denied(self) -> AccessDeniedError:
+        """The error for a refused key, after which the next attempt takes a new socket.
+
+        ZeroMQ itself makes no further attempt.
+        """
+        endpoint = self.channel.endpoint
+        with self._exchange:
             if self._next is None:
-                channel = Channel(self.channel.endpoint, self._keys, _REPLY_BYTES)
-                self._next = channel, self._keys
+                self._next = Channel(endpoint, self._keys, _REPLY_BYTES), self._keys
+        return AccessDeniedError(
+            f"The edge at {endpoint} refused this device's key: run "
+            "`pilotfish keys allow device.pub` on the edge and restart it."
+        )
 
-    def _follow(self) -> bool:
-        """Take the next channel, if one was left; only in one's turn."""
+    def _absent(
+        self, otherwise: type[PilotfishError], greeted_before: bool, waited_s: float
+    ) -> PilotfishError:
+        """The error for an edge to which there is no connection."""
+        endpoint = self.channel.endpoint
+        # an edge greeted before will be back; until then something else may answer there
+        if self.channel.broken_handshakes and not greeted_before:
+            if self._keys is not None:
+                advice = "is edge.pub that edge's present public key, and does it use keys at all?"
+            else:
+                advice = "it may demand keys: name their folder with --keys."
+            return AccessDeniedError(f"{endpoint} answers, but not to our handshake: {advice}")
+        if otherwise is EdgeLostError:
+            return EdgeLostError(
+                f"The edge at {endpoint} is gone and did not come back within {waited_s:g} s."
+            )
+        return EdgeUnreachableError(
+            f"No edge answers at {endpoint}: is `pilotfish edge serve` running there, and is the "
+            "address right?"
+        )
+
+    def _replace(self) -> None:
+        """Take the next channel, if there is one; only while ``_turn`` is held."""
         if self._next is None:
-            return False
-        with self._mail:
+            return
+        with self._exchange:
             (channel, self._keys), self._next = self._next, None
         before, self.channel = self.channel, channel
         self._sockets += 1
         before.close(0)
-        return True
 
     def close(self) -> None:
-        """Hang up."""
-        with self._turn, self._mail:
+        """Close the socket."""
+        with self._turn, self._exchange:
             self._closed = True
             self.channel.close()
             if self._next is not None:

@@ -2,7 +2,7 @@
 
 ``fail``: the edge has 2.2 s to come back, then the answer ends in a typed error. ``wait``: it has
 as long as the caller says. ``local``: after a second the drafter goes on alone, and its tokens are
-marked as nobody's but its own, until the edge is back.
+marked as its own, until the edge is back.
 
 An edge that answers, but takes nothing new (it drains, it is full, it is asked too often, it lacks
 a part of its target), is away like one that does not answer.
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pilotfish.device_runtime.record import Recovery, Round
 from pilotfish.wire.errors import (
@@ -30,15 +30,19 @@ from pilotfish.wire.errors import (
 )
 from pilotfish.wire.protocols import LOCAL
 
+if TYPE_CHECKING:
+    from pilotfish.device_runtime.link.edge_link import EdgeLink
+    from pilotfish.device_runtime.link.gauge import ConnectionId
+
 OnLinkLoss = Literal["wait", "local", "fail"]
 
 CONNECT_S = 2.2  # until an edge that does not answer counts as absent
 GRACE_S = 1.0  # and under `local`, where another can go on at once
 RESEND_S = 10.0  # a reply that is overdue for so long may have been lost
-SILENT_S = 120.0  # and after so long nobody waits for it any more
+SILENT_S = 120.0  # after so long an overdue reply is given up
 
 BUSY = (DrainingError, TooManySessionsError, RateLimitedError, TargetLostError)
-# What leaves the drafter alone under `local`: nobody there, nobody who works, nobody who suits.
+# Under `local` the drafter goes on alone: no edge, none that takes work, or none that suits.
 AWAY: tuple[type[PilotfishError], ...] = (
     EdgeLostError,
     *BUSY,
@@ -69,7 +73,7 @@ class Patience:
 
     @classmethod
     def under(cls, policy: OnLinkLoss, patience_s: float) -> "Patience":
-        """The times that a policy stands for; `UnsupportedError` if there is none of that name."""
+        """The times of a policy; `UnsupportedError` for an unknown name."""
         if policy not in get_args(OnLinkLoss):
             known = ", ".join(get_args(OnLinkLoss))
             raise UnsupportedError(f"There is no policy {policy!r} for a lost link: {known}.")
@@ -94,9 +98,9 @@ def backoff() -> Iterator[float]:
 
 
 class Interrupt:
-    """How another thread ends what this one waits for. Thread-safe.
+    """Lets another thread end what this one waits for. Thread-safe.
 
-    looked_s: when this one last looked for it (monotonic), which is a sign of life.
+    looked_s: when this one last checked (monotonic), which is a sign of life.
     """
 
     def __init__(self) -> None:
@@ -104,24 +108,47 @@ class Interrupt:
         self.looked_s = time.monotonic()
 
     def arm(self) -> None:
-        """What begins now has not been interrupted yet."""
+        """Forget earlier strikes: an answer begins."""
         self._event.clear()
         self.looked_s = time.monotonic()
 
     def strike(self) -> None:
-        """End whatever looks here next."""
+        """Make the next check raise."""
         self._event.set()
 
     def check(self) -> None:
-        """Raise `InterruptedGenerationError` if somebody struck."""
+        """Raise `InterruptedGenerationError` after a strike."""
         self.looked_s = time.monotonic()
         if self._event.is_set():
             raise InterruptedGenerationError("The answer was interrupted before its end.")
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, unless somebody strikes."""
+        """Sleep until a strike, which raises `InterruptedGenerationError`."""
         self._event.wait(seconds)
         self.check()
+
+
+class Setbacks:
+    """Counts the failures of one request, and says when there were enough."""
+
+    _MOST = 3  # an edge that forgets a session more often in one round will not learn it
+
+    def __init__(self, link: "EdgeLink") -> None:
+        self._link = link
+        self._since_s = time.monotonic()
+        self._connection: ConnectionId | None = None
+        self._forgotten = 0
+
+    def add(self, error: PilotfishError) -> None:
+        """Count one more; returns when it is time to try again, or raises ``error``."""
+        if isinstance(error, BUSY):
+            self._link.refused(error, self._since_s)
+            return
+        if self._connection != self._link.connection:  # another edge, maybe
+            self._connection, self._forgotten = self._link.connection, 0
+        self._forgotten += 1
+        if self._forgotten == self._MOST:
+            raise error
 
 
 class LossLog:
@@ -146,7 +173,7 @@ class LossLog:
         return True
 
     def end(self, now_ns: int) -> None:
-        """The edge is back, or the answer ends without it."""
+        """Close an open loss: the edge is back, or the answer ends without it."""
         if self._since_ns is not None:
             lost_s = (now_ns - self._since_ns) * 1e-9
             self.recoveries.append(Recovery(at=self._at, lost_s=lost_s, local_tokens=self._local))

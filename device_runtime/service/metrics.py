@@ -24,7 +24,7 @@ from pilotfish.device_runtime.energy import Rail, Watch, rails
 from pilotfish.device_runtime.record import STAGES, Generation, Round
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.link.state import LinkState, Reading
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, NAMES, STREAM
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, counters, names
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _POSITIONS = 32  # of a window; what is deeper is counted together
@@ -93,16 +93,12 @@ class Metrics:
         self._accepted = self._counter(
             "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", "protocol"
         )
-        self._forgiven = self._counter(
-            "spec_decode_num_forgiven_tokens",
-            "Accepted tokens that the target would have said otherwise, by its decision head.",
-            "protocol",
-        )
-        self._deviation = self._counter(
-            "spec_decode_deviation",
-            "Total variation from the target's law, summed over the positions verified.",
-            "protocol",
-        )
+        self._notes = {
+            name: self._counter(
+                f"spec_decode_{'num_' if one.whole else ''}{one.metric}", one.help, "protocol"
+            )
+            for name, one in counters().items()
+        }
         self._accepted_at = self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
             f"Accepted tokens by position in the window, from 0; {_POSITIONS} and deeper together.",
@@ -168,15 +164,13 @@ class Metrics:
 
     def round(self, record: Round) -> None:
         """A round is over."""
-        protocol = record.protocol if record.protocol in NAMES else _OTHER
+        protocol = record.protocol if record.protocol in names() else _OTHER
         if record.window:
             self._drafts.labels(protocol).inc()
             self._drafted.labels(protocol).inc(record.nodes)
             self._accepted.labels(protocol).inc(record.accepted)
-            if protocol in EXCHANGES and EXCHANGES[protocol].judged:
-                self._forgiven.labels(protocol).inc(record.forgiven)
-            if protocol in EXCHANGES and EXCHANGES[protocol].relaxes:
-                self._deviation.labels(protocol).inc(record.deviation)
+            for name, value in record.notes.items():
+                self._notes[name].labels(protocol).inc(value)
             for position in range(min(record.accepted, _POSITIONS)):
                 self._accepted_at.labels(str(position)).inc()
             if record.accepted > _POSITIONS:
@@ -192,10 +186,10 @@ class Metrics:
 
     def generation(self, generation: Generation) -> None:
         """An answer has come to its end."""
-        protocol = generation.protocol if generation.protocol in NAMES else _OTHER
+        protocol = generation.protocol if generation.protocol in names() else _OTHER
         policy = generation.choice.policy if generation.choice is not None else "none"
         self._generations.labels(protocol, policy, generation.finish_reason).inc()
-        for name in NAMES:
+        for name in names():
             self._chosen.labels(name).set(name == protocol)
         self._prompt_tokens.inc(generation.prompt_tokens)
         self._first.observe(generation.first_token_s)

@@ -6,20 +6,21 @@ nobody here knows: what is ignored in silence is only what cannot change a text.
 
 Beyond OpenAI's fields there are ``top_k`` and an object ``pilotfish``, for those who measure:
 protocol, among, lossy, policy, rtt_threshold_s, window, expansion, draft_temperature, draft_top_k,
-draft_top_p, threshold, tau, lambdas, as `device_runtime.plan` has them. Where it names a protocol,
-the service's own window, expansion and drafting do not apply; where it says how ``auto`` is to
-choose, nothing that the service says of that does.
+draft_top_p, as `device_runtime.plan` has them, and the protocols' own options. Where it names a
+protocol, the service's own window, expansion and drafting do not apply; where it says how ``auto``
+is to choose, nothing that the service says of that does.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar, cast
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import msgspec
 
 from pilotfish.device_runtime.bridge import Asked
-from pilotfish.device_runtime.plan import AUTO, Auto, Options, plan
+from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken, plan
 from pilotfish.device_runtime.service.prompts import (
     MessageFields,
     fields_of,
@@ -31,8 +32,8 @@ from pilotfish.device_runtime.service.prompts import (
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.wire.messages import Ratio, Share
-from pilotfish.wire.protocols import Adaptive
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.protocols import ProtocolOptions, option_types
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
 _MESSAGES, _STOPS, _STOP_CHARACTERS = 4096, 16, 1024
@@ -100,7 +101,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Extension(msgspec.Struct, forbid_unknown_fields=True):
-    """The object ``pilotfish``."""
+    """The object ``pilotfish`` but for the protocols' own options, which `_extension` adds."""
 
     protocol: str | None = None
     among: Annotated[list[str], msgspec.Meta(max_length=128)] | None = None
@@ -112,9 +113,19 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     draft_temperature: Temperature | None = None
     draft_top_k: Top | None = None
     draft_top_p: Mass | None = None
-    threshold: Share | None = None
-    tau: Share | None = None
-    lambdas: tuple[Ratio, Share, Share] | None = None
+
+
+@cache
+def _extension(kinds: tuple[type[ProtocolOptions], ...]) -> type[Extension]:
+    """`Extension` with the options of these types."""
+    own: list[tuple[str, Any, None]] = [
+        (name, hint | None, None)
+        for kind in kinds
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if name in kind.__struct_fields__
+    ]
+    kind = msgspec.defstruct("Extension", own, bases=(Extension,), forbid_unknown_fields=True)
+    return cast(type[Extension], kind)
 
 
 class _Request(msgspec.Struct):
@@ -127,7 +138,7 @@ class _Request(msgspec.Struct):
     stop: str | Annotated[list[Stop], msgspec.Meta(max_length=_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    pilotfish: Extension | None = None
+    pilotfish: msgspec.Raw = msgspec.Raw(b"null")  # see `_extension`
 
 
 class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
@@ -204,10 +215,27 @@ def _read(
         told = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
         return msgspec.json.decode(msgspec.json.encode(told), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        param = _param(str(error))
-        if param is not None and (name := unknown_name(error)) is not None:
-            raise unknown(f"{param}.{name}") from None
-        raise RefusalError(400, f"{error}.", code="invalid_value", param=param) from None
+        raise _refusal(error, str(error)) from None
+
+
+def _read_extension(raw: msgspec.Raw) -> Extension:
+    """The object ``pilotfish``; an empty one where a request has none."""
+    kind = _extension(option_types())
+    try:
+        return msgspec.json.decode(raw, type=kind | None) or kind()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        at = "`$.pilotfish"
+        said = str(error)
+        said = said.replace("`$", at) if "`$" in said else f"{said} - at {at}`"
+        raise _refusal(error, said) from None
+
+
+def _refusal(error: Exception, said: str) -> RefusalError:
+    """A value that a field cannot have, or a field that there is not; said: by msgspec."""
+    param = _param(said)
+    if param is not None and (name := unknown_name(error)) is not None:
+        return unknown(f"{param}.{name}")
+    return RefusalError(400, f"{said}.", code="invalid_value", param=param)
 
 
 def _param(message: str) -> str | None:
@@ -251,22 +279,22 @@ def _options(request: _Request, defaults: Options) -> Options:
     options.update(cast(Options, given))
     if request.stop is not None:
         options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
-    extension = request.pilotfish or Extension()
+    extension = _read_extension(request.pilotfish)
     if extension.protocol is not None:
         for name in _DRAFTING:
             options.pop(name, None)  # type: ignore[misc]  # these are keys of Options
         options["protocol"] = extension.protocol
-    relaxing = (extension.tau, extension.lambdas) != (None, None)
-    if relaxing and extension.protocol not in (None, AUTO, Adaptive.name):
-        raise RefusalError(
-            400,
-            "tau and lambdas go with protocol adaptive, or auto that may take it.",
-            code="invalid_value",
-            param="pilotfish",
-        )
-    for name in (*_DRAFTING, "threshold", "tau", "lambdas"):
-        if (value := getattr(extension, name)) is not None:
-            options[name] = value  # type: ignore[literal-required]  # as above
+    fields = extension.__struct_fields__
+    own = [name for name in fields if name not in Extension.__struct_fields__]
+    told = {name: value for name in fields if (value := getattr(extension, name)) is not None}
+    if extension.protocol not in (None, AUTO):
+        try:
+            expect_taken(extension.protocol, [name for name in own if name in told])
+        except UnsupportedError as error:
+            raise RefusalError(400, str(error), code="invalid_value", param="pilotfish") from None
+    for name in (*_DRAFTING, *own):
+        if name in told:
+            options[name] = told[name]  # type: ignore[literal-required]  # as above
     choosing = (extension.among, extension.lossy, extension.policy, extension.rtt_threshold_s)
     if choosing != (None, None, None, None):
         if extension.protocol not in (None, AUTO):

@@ -7,7 +7,7 @@ known is null.
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
@@ -16,6 +16,7 @@ from pilotfish import wire
 from pilotfish.device_runtime.energy import Watch
 from pilotfish.device_runtime.record import STAGES, Generation, Round, acceptance
 from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.protocols import counters
 
 _ROUNDS = 64
 _RECOVERIES = 16
@@ -54,8 +55,9 @@ class Status:
         self._began_s = time.monotonic()
         self._lock = threading.Lock()
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
-        self._positions: Counter[str] = Counter()  # verified, accepted; of these, forgiven
-        self._deviation = 0.0  # summed over the verified
+        # since the service began, by name: what each counter may be a part of, and what it noted
+        self._parts: Counter[str] = Counter()
+        self._noted: dict[str, float] = defaultdict(int)
         self._recoveries: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_RECOVERIES)
         self._recovered = 0
         self._answers = 0
@@ -70,10 +72,10 @@ class Status:
         """A round is over."""
         with self._lock:
             self._rounds.append(record)
-            self._positions["verified"] += record.verified
-            self._deviation += record.deviation
-            self._positions["accepted"] += record.accepted
-            self._positions["forgiven"] += record.forgiven
+            self._parts["verified"] += record.verified
+            self._parts["accepted"] += record.accepted
+            for name, value in record.notes.items():
+                self._noted[name] += value
 
     def generation(self, generation: Generation) -> None:
         """An answer has come to its end."""
@@ -85,8 +87,7 @@ class Status:
                 "tokens_per_s": generation.tokens_per_s,
                 "first_token_s": generation.first_token_s,
                 "finish_reason": generation.finish_reason,
-                "forgiven": generation.forgiven,
-                "deviation": generation.deviation,
+                **generation.notes,
             }
             self._choice = _chosen(generation)
             for recovery in generation.recoveries:
@@ -126,14 +127,14 @@ class Status:
                 "link": self._told_link(now_s),
                 "acceptance": {
                     "recent": acceptance(rounds) if any(r.window for r in rounds) else None,
-                    "total": self._positions["accepted"] / self._positions["verified"]
-                    if self._positions["verified"]
+                    "total": self._parts["accepted"] / self._parts["verified"]
+                    if self._parts["verified"]
                     else None,
                 },
-                "forgiven": self._positions["forgiven"],
-                "deviation": self._deviation / self._positions["verified"]
-                if self._positions["verified"]
-                else None,
+                **{
+                    name: one.of_total(self._noted.get(name, 0), self._parts[one.of])
+                    for name, one in counters().items()
+                },
                 "rounds": _recent(rounds),
                 "protocol": self._choice,
                 "answers": self._answers,

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.edge_runtime.node.model import ModelSlots
-from pilotfish.edge_runtime.node.stage import StageSlots
+from pilotfish.edge_runtime.slots import ModelSlots, StageSlots
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.stage import Stage

@@ -2,9 +2,6 @@
 
 import gc
 import logging
-import math
-import signal
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,10 +15,10 @@ from pilotfish.edge_runtime.node.service import NodeService
 from pilotfish.edge_runtime.node.stage import StageWork
 from pilotfish.edge_runtime.node.work import Work
 from pilotfish.edge_runtime.node.worker import Worker
+from pilotfish.edge_runtime.serving import STOPPED_BY, ServingLoop
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
-from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.inspection import Inspection
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.connections import Bounds
@@ -33,11 +30,8 @@ from pilotfish.wire.transport import Listener
 _log = logging.getLogger("pilotfish.edge")
 
 _LOADING_S = 600.0
-_TICK_S = 0.25
-_BURST = 64  # messages taken in one turn
 _CONNECTIONS = 32  # edges, stages, and who they were a moment ago
 _PATIENCE_S = 60.0  # a watchdog waits at least so long for one pass
-_STOPPED_BY = {signal.SIGINT: 130, signal.SIGHUP: 129}  # by SIGTERM: 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +108,11 @@ def _load(
     return StageWork(Stage(artifact, **options), keys, breathe)
 
 
-class NodeLoop:
-    """Messages in, reports out, until somebody says stop. One thread does it all.
+class NodeLoop(ServingLoop):
+    """Steps in, scores out, until a signal ends it.
 
-    While it computes nobody is answered. That costs nobody anything: an edge has a node for itself,
-    and heartbeats are ZeroMQ's.
+    While it computes no message is answered. That costs little: an edge has a node for itself, and
+    heartbeats are ZeroMQ's.
     """
 
     def __init__(
@@ -133,18 +127,17 @@ class NodeLoop:
         inspection: Inspection | None = None,
         broken: Sequence[str] = (),
     ) -> None:
-        self._listener = listener
+        super().__init__(listener, service.handle, signals, supervisor, inspection, lifeline)
         self._service = service
         self._work = work
-        self._signals = signals
-        self._supervisor = supervisor
         self._config = config
-        self._lifeline = lifeline
-        self._inspection = inspection
-        self._tick_s = 0.0
-        feed_s = supervisor.feed_s
-        self._idle_s = min(_TICK_S, feed_s / 2 if feed_s else _TICK_S)
         self._note(broken)
+
+    def step(self) -> None:
+        """Do the steps that have come, and see to the attachment."""
+        self._watch(self._work.sources)
+        self._take_in(self._idle_s)
+        self._service.attend()
 
     @property
     def status(self) -> str:
@@ -153,74 +146,19 @@ class NodeLoop:
         trouble = f"; not in force: {self._trouble}" if self._trouble else ""
         return f"{self._work.ready.model}: {doing}, {self._service.steps} steps{trouble}"
 
-    def run(self) -> int:
-        """Serve; returns the exit code."""
-        while True:
-            news = self._poll()
-            self._receive()  # first of all: somebody waits for it
-            if self._lifeline in news:
-                return 0
-            if (code := self._heed()) is not None:
-                return code
-            gate = self._listener.gate
-            if gate is not None:
-                gate.answer()
-            self._listener.connections.hear()
-            self._service.attend()
-            if time.monotonic() >= self._tick_s:
-                self._tick()
-                if self._inspection is not None and self._inspection.damage:  # it has told
-                    self._supervisor.stopping(self._inspection.damage)
-                    return ArtifactError.exit_code
-
-    def _poll(self) -> "list[zmq.Socket[bytes] | int | None]":
-        """Wait for news; where there are some."""
-        poller = zmq.Poller()
-        listener = self._listener
-        for socket in (listener.socket, int(listener.connections.monitor.fd), *self._work.sources):
-            poller.register(socket, zmq.POLLIN)
-        if listener.gate is not None:
-            poller.register(listener.gate.socket, zmq.POLLIN)
-        poller.register(self._signals.descriptor, zmq.POLLIN)
-        if self._lifeline is not None:
-            poller.register(self._lifeline, zmq.POLLIN | zmq.POLLERR)
-        return [source for source, _ in poller.poll(math.ceil(1e3 * self._idle_s))]
-
-    def _receive(self) -> None:
-        """Do what has come, but look after signals and watchdog as often as ever."""
-        for _ in range(_BURST):
-            if not self._listener.waiting:
-                return
-            envelope = self._listener.receive()
-            if envelope is not None:
-                self._service.handle(envelope)
-            if time.monotonic() >= self._tick_s:
-                return
-
     def _tick(self) -> None:
-        self._tick_s = time.monotonic() + self._idle_s
-        self._supervisor.feed()
         gate = self._listener.gate
+        self._listener.connections.hear()
         self._listener.connections.police(gate.allowed if gate is not None else None)
-        self._supervisor.status(self.status)
 
-    def _heed(self) -> int | None:
-        """Do as the signals say; an exit code if the loop is to end."""
-        self._signals.hush()
-        if self._signals.reload:
-            self._signals.reload = False
-            self._supervisor.reloading()
-            self._reload()
-            self._supervisor.reloaded(self.status, self._trouble)
-        for number in self._signals.take_stops():
-            self._supervisor.stopping(self.status)
-            return _STOPPED_BY.get(signal.Signals(number), 0)
-        return None
+    def _stop(self, number: int) -> int:
+        self._supervisor.stopping(self.status)
+        return STOPPED_BY.get(number, 0)
 
-    def _reload(self) -> None:
+    def _reload(self) -> str:
         """Read the allow-list again; what is sound of it holds from now on."""
         if self._config.keys is None or self._listener.gate is None:
-            return
+            return self._trouble
         try:
             listed = AllowList.load(self._config.keys)
         except KeysError as error:  # nothing says that a key was taken off it
@@ -228,6 +166,7 @@ class NodeLoop:
         else:
             self._listener.gate.allowed = listed.names
             self._note(listed.broken)
+        return self._trouble
 
     def _note(self, troubles: Sequence[str]) -> None:
         for trouble in troubles:

@@ -6,65 +6,22 @@ States in, states out, to the next stage; the last one answers the edge with hid
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import zmq
-from numpy.typing import NDArray
 
 from pilotfish import wire
-from pilotfish.edge_runtime.node.slots import NodeSlots
 from pilotfish.edge_runtime.node.work import Work, timed
+from pilotfish.edge_runtime.slots import StageSlots
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
 from pilotfish.wire.errors import MalformedError, TargetLostError, UnsupportedError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import VERSION, Attach, Item, Ready, Refused, Step, decode_report
+from pilotfish.wire.nodes import VERSION, Attach, Ready, Refused, Step, decode_report
 from pilotfish.wire.transport import is_loopback
 
 _JOIN_S = 10.0  # in which the next stage must be reached
 _REPLY_BYTES = 1 << 16  # a stage that is handed steps has nothing to say
-
-States = NDArray[np.float32]
-
-
-class StageSlots:
-    """A stage, run by items; ``breathe`` is called between the passes of a long one."""
-
-    def __init__(self, stage: Stage, breathe: Callable[[], None] = lambda: None) -> None:
-        self.stage = stage
-        self._breathe = breathe
-        self._slots = NodeSlots(stage)
-
-    def forget(self) -> None:
-        """Empty all slots."""
-        self._slots.forget()
-
-    def run(
-        self, items: Sequence[Item], states: "States | NDArray[np.int64]", parents: Buffer
-    ) -> States:
-        """What the stage makes of states f32 [Σ size, width], or the first one of tokens i64.
-
-        Out: f32 [Σ size, width]; of the last stage hidden states f32 [Σ rows, answer_width]. Good
-        until the next call. Raises `MalformedError` for what does not fit, `CapacityError` for more
-        tokens than a slot has room for.
-        """
-        tokens = states if self.stage.first else np.zeros(len(states), np.int64)
-        passes = self._slots.passes(items, tokens.astype(np.int64, copy=False), parents)
-        fed = None if self.stage.first else states.astype(np.float32, copy=False)
-        try:
-            if all(len(each) == 1 for each in passes):
-                return self.stage.forward([one for (one,) in passes], fed)
-            found, end = [], 0
-            for each in passes:
-                for piece in each:
-                    self._breathe()
-                    start, end = end, end + len(piece.tokens)
-                    made = self.stage.forward([piece], None if fed is None else fed[start:end])
-                    found.append(made.copy())
-            return np.concatenate(found)
-        except ValueError as error:
-            raise MalformedError(f"A step does not fit: {error}.") from error
 
 
 class StageWork(Work):

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pilotfish import wire
-from pilotfish.edge_runtime.node.model import ModelSlots
-from pilotfish.edge_runtime.node.slots import numbers
 from pilotfish.edge_runtime.node.work import Work
+from pilotfish.edge_runtime.slots import ModelSlots, numbers
 from pilotfish.engines.decoder import Decoder
 from pilotfish.speculation.ensemble import TopRows, top_rows
 from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from importlib import import_module
 
-from pilotfish.edge_runtime.targets.target import Ask, Landing, Opening, Target
+from pilotfish.edge_runtime.targets.target import Opening, Scores, Span, Target
 
-__all__ = ["KINDS", "Ask", "Landing", "Opening", "Target", "open_target"]
+__all__ = ["KINDS", "Opening", "Scores", "Span", "Target", "open_target"]
 
 KINDS = {
     "local": "pilotfish.edge_runtime.targets.local",
@@ -16,7 +16,7 @@ KINDS = {
 
 
 def open_target(opening: Opening) -> Target:
-    """The target of the kind that the configuration names, ready to fly.
+    """The target of the kind that the configuration names, ready to compute.
 
     May take long. Raises what the kind's own ``open_target`` does.
     """

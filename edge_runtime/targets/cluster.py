@@ -1,11 +1,11 @@
 """The target as replicas on a Ray cluster, each a whole model or a chain of stages.
 
-In:  flights. A slot belongs to one replica, so its session sticks to that.
-Out: their logits. What stages make goes from actor to actor; the edge sees the first and the last.
+In:  passes. A slot belongs to one replica, so its session sticks to that.
+Out: their scores. What stages make goes from actor to actor; the edge sees the first and the last.
 
 Ray places the actors, and starts again what is lost: an actor, a worker process, a node. It does
 not bring back what they held, and does not notice a process that is stopped. So a replica whose
-actor was lost is joined anew, and its flights are sent again with as much of their sequences as
+actor was lost is joined anew, and its passes are sent again with as much of their sequences as
 they take; and one that is overdue has its actors killed, for Ray to start others.
 
 Within the cluster Ray carries Python objects by pickle, and whoever reaches its ports may run code:
@@ -29,17 +29,11 @@ import zmq
 
 from pilotfish.edge_runtime.config import ClusterPlan
 from pilotfish.edge_runtime.node.actor import Holds, Made
-from pilotfish.edge_runtime.node.slots import CHUNK
+from pilotfish.edge_runtime.slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.rays import actors_for, fault_of, leave, never_again, restart
-from pilotfish.edge_runtime.targets.target import (
-    Ask,
-    Landing,
-    Opening,
-    Target,
-    shared_out,
-    wait_for_nodes,
-)
+from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
+from pilotfish.edge_runtime.targets.target import Opening, Span, shared_out, wait_for_nodes
 from pilotfish.engines.artifact import open_stages
 from pilotfish.engines.stage import Head
 from pilotfish.wire.errors import ConfigError, TargetLostError
@@ -52,13 +46,10 @@ _RETRY_S = 0.5  # until a replica whose actors could not be joined is tried agai
 
 
 @dataclass(eq=False)
-class _Flight:
-    """A flight under way. sent_s: when it was sent, None if it is to be; size: tokens of it."""
+class _ReplicaPass(RemotePass):
+    """A pass under way; its spans are by the slots of its replica. size: tokens that were sent."""
 
-    lane: int
-    asks: Sequence[Ask]
-    started_s: float
-    sent_s: float | None = None
+    lane: int = 0
     size: int = 0
 
 
@@ -74,12 +65,12 @@ class _Replica:
     retry_s: float | None = 0.0  # when to join them
     joined_s: float = 0.0  # since when that is tried
     loading_s: float | None = None  # how long that may take, once that is known
-    news_s: float = 0.0  # when the last flight came in
+    news_s: float = 0.0  # when the last pass came in
     held: dict[int, Holds] = field(default_factory=dict)
 
 
 class _News(NamedTuple):
-    """What a call of an actor came to: of ``hold`` by an actor's index, or of a flight's number."""
+    """What a call of an actor came to: of ``hold`` by an actor's index, or of a pass's number."""
 
     lane: int
     incarnation: bytes
@@ -89,7 +80,7 @@ class _News(NamedTuple):
     error: BaseException | None
 
 
-class ClusterTarget(Target):
+class ClusterTarget(RemoteTarget[_ReplicaPass]):
     """Replicas on a cluster."""
 
     def __init__(
@@ -100,6 +91,7 @@ class ClusterTarget(Target):
         opening: Opening,
         digest: str,
     ) -> None:
+        super().__init__()
         self._plan = plan
         self._head = head
         self._tally = opening.tally
@@ -108,8 +100,6 @@ class ClusterTarget(Target):
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._ringing = threading.Lock()  # held by who rings, and who takes the bell away
         self._closed = False
-        self._flights: dict[int, _Flight] = {}
-        self._landed: list[Landing] = []
         self.lanes = len(chains)
         self.depth = len(chains[0])
         self.context = min(
@@ -121,25 +111,25 @@ class ClusterTarget(Target):
 
     @property
     def standing(self) -> int:
-        """Replicas that can fly."""
+        """Replicas that can compute."""
         return sum(replica.standing for replica in self._replicas)
 
     # A target's
 
-    def start(self, number: int, asks: Sequence[Ask]) -> None:
-        """Send the flight to its replica, or do so when that stands."""
-        lane = asks[0].slot % self.lanes
-        own = [ask._replace(slot=ask.slot // self.lanes) for ask in asks]
-        self._flights[number] = _Flight(lane, own, time.monotonic())
+    def start(self, number: int, spans: Sequence[Span]) -> None:
+        """Send the pass to its replica, or do so when that stands."""
+        lane = spans[0].slot % self.lanes
+        own = [span._replace(slot=span.slot // self.lanes) for span in spans]
+        one = self._passes[number] = _ReplicaPass(number, own, time.monotonic(), lane=lane)
         if self._replicas[lane].standing:
-            self._send(number)
+            self._send(one)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         """The replica is told with the slot's next step."""
         self._replicas[slot % self.lanes].holding.keep(slot // self.lanes, path)
 
-    def landed(self) -> Sequence[Landing]:
-        """Hear the actors, see to the replicas, and land what has come in."""
+    def _attend(self, now_s: float) -> None:
+        """Hear the actors, and see to the replicas and to passes that are overdue."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         while not self._news.empty():
@@ -149,27 +139,20 @@ class ClusterTarget(Target):
                 self._hear(replica, news)
         for lane, replica in enumerate(self._replicas):
             self._look_after(lane, replica)
-        for number, flight in list(self._flights.items()):
-            self._hurry(number, flight)
-        landed, self._landed = self._landed, []
-        return landed
+        for one in list(self._passes.values()):
+            self._hurry(one, now_s)
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
         """Rings when a call of an actor has come to an end."""
         return (self._bell,)
 
-    @property
-    def due_s(self) -> float | None:
-        """Until a replica is to be joined, or a flight is overdue."""
-        now_s = time.monotonic()
-        dues = [replica.retry_s for replica in self._replicas if replica.retry_s is not None]
-        for flight in self._flights.values():
-            dues.append(self._gives_up_at(flight))
-            if flight.sent_s is not None:
-                dues.append(self._overdue_at(flight))
-        dues += [r.joined_s + (r.loading_s or _LOADING_S) for r in self._replicas if r.joining]
-        return max(0.0, min(dues) - now_s) if dues else None
+    def _deadlines(self) -> list[float]:
+        """When a replica is to be joined, or a pass is overdue."""
+        ends_s = [replica.retry_s for replica in self._replicas if replica.retry_s is not None]
+        ends_s += [self._overdue_at(one) for one in self._passes.values() if one.sent_s is not None]
+        ends_s += [r.joined_s + (r.loading_s or _LOADING_S) for r in self._replicas if r.joining]
+        return ends_s
 
     @property
     def trouble(self) -> str:
@@ -195,23 +178,22 @@ class ClusterTarget(Target):
             self._closed = True
             os.close(self._bell)
 
-    # Flights
+    # Passes
 
-    def _send(self, number: int) -> None:
-        flight = self._flights[number]
-        replica = self._replicas[flight.lane]
-        items, tokens = zip(*map(replica.holding.item, flight.asks), strict=True)
+    def _send(self, one: _ReplicaPass) -> None:
+        replica = self._replicas[one.lane]
+        items, tokens = zip(*map(replica.holding.item, one.spans), strict=True)
         fed = np.concatenate(tokens).astype(np.int64)
-        flight.sent_s, flight.size = time.monotonic(), len(fed)
-        parents = parents_of(flight.asks)
+        one.sent_s, one.size = time.monotonic(), len(fed)
+        parents = parents_of(one.spans)
         made: Any = fed
         try:
             for actor in replica.actors:
                 made = actor.step.remote(replica.incarnation, list(items), made, parents)
-            self._await(made, flight.lane, replica, number=number)
+            self._await(made, one.lane, replica, number=one.number)
         except Exception as error:  # Ray could not take the call
-            self._fail(number, error)
-            self._lost(flight.lane, error)
+            self._fail(one, error)
+            self._lost(one.lane, error)
 
     def _await(
         self,
@@ -237,17 +219,18 @@ class ClusterTarget(Target):
                 os.eventfd_write(self._bell, 1)
 
     def _hear(self, replica: _Replica, news: _News) -> None:
+        one = None if news.number is None else self._passes.get(news.number)
         if isinstance(news.made, Holds) and news.actor is not None:
             replica.held[news.actor] = news.made
             replica.joining -= 1
-        elif isinstance(news.made, Made) and news.number in self._flights:
+        elif isinstance(news.made, Made) and one is not None:
             replica.news_s = time.monotonic()
-            self._bring_in(news.number, news.made)
+            self._bring_in(one, news.made)
         elif news.error is not None:
             own = fault_of(news.error)
             if own is not None and not isinstance(own, TargetLostError):
-                if news.number in self._flights:
-                    self._fail(news.number, own)
+                if one is not None:
+                    self._fail(one, own)
                     return
                 if news.number is not None:
                     return  # it was given up
@@ -263,50 +246,46 @@ class ClusterTarget(Target):
         _log.warning("%s has lost an actor: %s", _named(lane), _first_line(error))
         self._break_up(replica)
 
-    def _bring_in(self, number: int, made: Made) -> None:
-        flight = self._flights[number]
+    def _bring_in(self, one: _ReplicaPass, made: Made) -> None:
         for index, ns in enumerate(made.compute_ns, 1):
-            self._tally.node_compute_s[f"{_named(flight.lane)}, stage {index}"] += ns * 1e-9
+            self._tally.node_compute_s[f"{_named(one.lane)}, stage {index}"] += ns * 1e-9
         logits = made.logits
         if logits is None:
             assert self._head is not None
             try:
                 logits = self._head.logits(made.states)
             except Exception as error:
-                self._fail(number, error)
+                self._fail(one, error)
                 return
-        del self._flights[number]
-        self._landed.append(Landing(number, shared_out(flight.asks, logits, made.states)))
+        self._finish(one, shared_out(one.spans, logits, made.states))
 
-    def _fail(self, number: int, error: Exception) -> None:
-        flight = self._flights.pop(number)
-        for ask in flight.asks:
-            self._replicas[flight.lane].holding.forget(ask.slot)
-        self._landed.append(Landing(number, error=error))
+    def _forget(self, one: _ReplicaPass) -> None:
+        for span in one.spans:
+            self._replicas[one.lane].holding.forget(span.slot)
 
-    def _overdue_at(self, flight: _Flight) -> float:
-        """When a flight should have come in: ``late_s`` for each chunk of tokens that it brings."""
-        assert flight.sent_s is not None
-        since_s = max(flight.sent_s, self._replicas[flight.lane].news_s)
-        return since_s + self._plan.late_s * max(1, -(-flight.size // CHUNK))
+    def _overdue_at(self, one: _ReplicaPass) -> float:
+        """When a pass should have come in: ``late_s`` for each chunk of tokens that it brings."""
+        assert one.sent_s is not None
+        since_s = max(one.sent_s, self._replicas[one.lane].news_s)
+        return since_s + self._plan.late_s * max(1, -(-one.size // CHUNK))
 
-    def _gives_up_at(self, flight: _Flight) -> float:
-        since_s = max(flight.started_s, self._replicas[flight.lane].news_s)
-        return since_s + self._plan.give_up_s
+    def _gives_up_at(self, one: _ReplicaPass) -> float:
+        return max(one.started_s, self._replicas[one.lane].news_s) + self._plan.give_up_s
 
-    def _hurry(self, number: int, flight: _Flight) -> None:
-        """Have actors started again that take too long; give up a flight that waits for ever."""
-        now_s, replica = time.monotonic(), self._replicas[flight.lane]
-        if now_s > self._gives_up_at(flight):
-            error = TargetLostError(
-                f"Of this edge's target {_named(flight.lane)} did not answer within "
-                f"{self._plan.give_up_s:g} s."
-            )
-            self._fail(number, error)
-        elif flight.sent_s is not None and now_s > self._overdue_at(flight):
-            self._note(flight.lane, "late")
-            _log.warning("%s is overdue: its actors are started again", _named(flight.lane))
-            self._restart(replica)
+    def _complaint(self, one: _ReplicaPass, now_s: float) -> str:
+        return (
+            f"Of this edge's target {_named(one.lane)} did not answer within "
+            f"{self._plan.give_up_s:g} s."
+        )
+
+    def _hurry(self, one: _ReplicaPass, now_s: float) -> None:
+        """Have actors started again that take too long, unless the pass is given up now."""
+        if one.sent_s is None or now_s >= self._gives_up_at(one):
+            return
+        if now_s > self._overdue_at(one):
+            self._note(one.lane, "late")
+            _log.warning("%s is overdue: its actors are started again", _named(one.lane))
+            self._restart(self._replicas[one.lane])
 
     # Replicas
 
@@ -314,9 +293,9 @@ class ClusterTarget(Target):
         """What its actors hold is of no use any more; they are to be joined again."""
         replica.standing, replica.incarnation, replica.joining = False, b"", 0
         replica.retry_s = time.monotonic() + _RETRY_S
-        for flight in self._flights.values():
-            if self._replicas[flight.lane] is replica:
-                flight.sent_s = None
+        for one in self._passes.values():
+            if self._replicas[one.lane] is replica:
+                one.sent_s = None
 
     def _restart(self, replica: _Replica) -> None:
         """Kill the processes of all its actors."""
@@ -345,9 +324,9 @@ class ClusterTarget(Target):
             replica.holding.lose()
             self.context = min(self.context, *(held.context for held in replica.held.values()))
             _log.info("%s stands", _named(lane))
-        for number, flight in list(self._flights.items()):
-            if replica.standing and flight.lane == lane and flight.sent_s is None:
-                self._send(number)
+        for one in list(self._passes.values()):
+            if replica.standing and one.lane == lane and one.sent_s is None:
+                self._send(one)
 
     def _note(self, lane: int, what: str) -> None:
         self._tally.nodes[_named(lane), what] += 1

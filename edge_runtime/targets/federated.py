@@ -1,12 +1,12 @@
 """The target as a weighted ensemble of workers (specfed §II-§III; DESIGN §6.6).
 
-In:  flights, which every worker makes by itself, with its own model on its own machine.
-Out: logits: of Σ w_m p̃_m at every position of each window and at the bonus position, rebuilt from
-     the top K that each worker has told.
+In:  passes, which every worker makes by itself, with its own model on its own machine.
+Out: scores: logits of Σ w_m p̃_m at every position of each window and at the bonus position,
+     rebuilt from the top K that each worker has told.
 
 Words: a worker is *late* when it has not answered within ``late_s``, and *gone* when it is not
-attached. What becomes of a flight then is the federation's policy: ``wait`` for it, up to
-``give_up_s``; ``drop`` it from this flight, the other weights renormalised; or ``fail`` the flight.
+attached. What becomes of a pass then is the federation's policy: ``wait`` for it, up to
+``give_up_s``; ``drop`` it from this pass, the other weights renormalised; or ``fail`` the pass.
 A worker whose answer makes no sense is treated as gone until it has been attached anew. All of it
 is counted. What a worker has missed it is fed with its next step; under ``drop``, if that is long,
 by a step of its own, while the others go on.
@@ -17,6 +17,7 @@ The ensemble has no hidden states. Its logits are meant for the temperature that
 
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -28,7 +29,8 @@ import zmq
 from pilotfish.edge_runtime.targets.listed import Federation, places, read_list
 from pilotfish.edge_runtime.targets.member import DEPTH, Member
 from pilotfish.edge_runtime.targets.peer import Place, expect_locked
-from pilotfish.edge_runtime.targets.target import Ask, Landing, Opening, Target, wait_for_nodes
+from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
+from pilotfish.edge_runtime.targets.target import Opening, Span, wait_for_nodes
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.ensemble import TopRows, aggregate, as_logits
 from pilotfish.wire.errors import ConfigError, TargetLostError, UnsupportedError
@@ -40,33 +42,25 @@ _NOTHING = np.empty((0, 0), np.float32)
 
 
 @dataclass(eq=False)
-class _Flight:
-    """A flight under way. missing: the members that it waits for; answers: those of the others."""
+class _EnsemblePass(RemotePass):
+    """A pass under way. missing: the members that it waits for; rows: those of the others."""
 
-    asks: Sequence[Ask]
-    started_s: float
-    missing: set[int]
-    answers: dict[int, TopRows] = field(default_factory=dict)
+    missing: set[int] = field(default_factory=set)
+    rows: dict[int, TopRows] = field(default_factory=dict)
     late: bool = False  # has that been counted?
 
-    @property
-    def rows(self) -> int:
-        """Wanted of each member."""
-        return sum(ask.rows for ask in self.asks)
 
-
-class FederatedTarget(Target):
+class FederatedTarget(RemoteTarget[_EnsemblePass]):
     """Workers with their weights, and one policy for all."""
 
     states = False
     depth = DEPTH
 
     def __init__(self, federation: Federation, spots: Sequence[Place], opening: Opening) -> None:
+        super().__init__()
         manifest = opening.artifact.manifest
         self._federation = federation
         self._vocab = manifest.vocab_size
-        self._flights: dict[int, _Flight] = {}
-        self._landed: list[Landing] = []
         self.context = min(opening.config.limits.context, manifest.dimensions.context)
         self.digest = ""
         self._members: list[Member] = []
@@ -99,53 +93,49 @@ class FederatedTarget(Target):
 
     # A target's
 
-    def start(self, number: int, asks: Sequence[Ask]) -> None:
-        """Send the flight to every worker that can take part."""
+    def start(self, number: int, spans: Sequence[Span]) -> None:
+        """Send the pass to every worker that can take part."""
         now_s = time.monotonic()
-        self._flights[number] = _Flight(asks, now_s, set(range(len(self._members))))
+        everyone = set(range(len(self._members)))
+        self._passes[number] = _EnsemblePass(number, list(spans), now_s, missing=everyone)
         for member in self._members:
-            if not member.take_part(number, asks, now_s):
-                member.pass_over(asks)
+            if not member.take_part(number, spans, now_s):
+                member.pass_over(spans)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
-        """Every worker that was in the slot's last flight is told with its next step."""
+        """Every worker that was in the slot's last pass is told with its next step."""
         for member in self._members:
             member.keep(slot, path)
 
-    def landed(self) -> Sequence[Landing]:
-        """Hear the workers, see who is late, and land what is complete."""
+    def _attend(self, now_s: float) -> None:
+        """Hear the workers, count those that are late, and finish what is complete."""
         for index, member in enumerate(self._members):
             for number, rows in member.hear():
-                flight = self._flights.get(number)
-                if flight is not None and index in flight.missing:
-                    flight.missing.discard(index)
-                    flight.answers[index] = rows
+                heard = self._passes.get(number)
+                if heard is not None and index in heard.missing:
+                    heard.missing.discard(index)
+                    heard.rows[index] = rows
             member.look_after()
-            for number, flight in self._flights.items():
-                if index in flight.missing and not member.owes(number):
-                    member.take_part(number, flight.asks, time.monotonic())
-        for number, flight in list(self._flights.items()):
-            if flight.missing:
-                self._hurry(number, flight)
-            if not flight.missing and number in self._flights:
-                self._land(number, flight)
-        landed, self._landed = self._landed, []
-        return landed
+            for number, one in self._passes.items():
+                if index in one.missing and not member.owes(number):
+                    member.take_part(number, one.spans, time.monotonic())
+        for one in list(self._passes.values()):
+            if one.missing:
+                self._apply_policy(one, now_s)
+            if not one.missing:
+                self._complete(one)
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
         """The workers' connections."""
         return [source for member in self._members for source in member.sources]
 
-    @property
-    def due_s(self) -> float | None:
-        """Until somebody is late, or is to be asked again."""
+    def _deadlines(self) -> list[float]:
+        """When a worker is late, or is to be asked again."""
         now_s = time.monotonic()
-        dues = [member.due_s for member in self._members]
-        for flight in self._flights.values():
-            patience_s = self._federation.give_up_s if flight.late else self._federation.late_s
-            dues.append(max(0.0, flight.started_s + patience_s - now_s))
-        return min((due for due in dues if due is not None), default=None)
+        ends_s = [now_s + due for member in self._members if (due := member.due_s) is not None]
+        late_s = self._federation.late_s
+        return ends_s + [one.started_s + late_s for one in self._passes.values() if not one.late]
 
     @property
     def trouble(self) -> str:
@@ -162,59 +152,62 @@ class FederatedTarget(Target):
         for member in self._members:
             member.close()
 
-    # Each flight
+    # Each pass
 
-    def _hurry(self, number: int, flight: _Flight) -> None:
-        """Do as the policy says with a flight that still waits for somebody."""
-        age_s, of = time.monotonic() - flight.started_s, self._federation
-        if age_s > of.late_s and not flight.late:
-            flight.late = True
-            for index in flight.missing:
+    def _apply_policy(self, one: _EnsemblePass, now_s: float) -> None:
+        """Count the workers that are late; under ``drop`` go on without them."""
+        of = self._federation
+        if now_s >= one.started_s + of.late_s and not one.late:
+            one.late = True
+            for index in one.missing:
                 self._members[index].note("late")
-        if of.late == "drop" and flight.answers:
-            for index in list(flight.missing):
-                if flight.late or not self._members[index].owes(number):
-                    flight.missing.discard(index)
+        if of.late == "drop" and one.rows:
+            for index in list(one.missing):
+                if one.late or not self._members[index].owes(one.number):
+                    one.missing.discard(index)
                     self._members[index].note("dropped")
-        elif age_s > of.give_up_s or (of.late == "fail" and flight.late):
-            del self._flights[number]
-            names = ", ".join(self._members[index].name for index in flight.missing)
-            error = TargetLostError(
-                f"Of this edge's federation {names} did not answer within {age_s:.1f} s."
-            )
-            self._landed.append(Landing(number, error=error))
 
-    def _land(self, number: int, flight: _Flight) -> None:
-        del self._flights[number]
-        self._tell_of_changes(flight)
+    def _gives_up_at(self, one: _EnsemblePass) -> float:
+        of = self._federation
+        if of.late == "drop" and one.rows:
+            return math.inf
+        return one.started_s + (of.late_s if of.late == "fail" else of.give_up_s)
+
+    def _complaint(self, one: _EnsemblePass, now_s: float) -> str:
+        names = ", ".join(self._members[index].name for index in one.missing)
+        age_s = now_s - one.started_s
+        return f"Of this edge's federation {names} did not answer within {age_s:.1f} s."
+
+    def _complete(self, one: _EnsemblePass) -> None:
+        self._tell_of_changes(one)
         try:
-            self._landed.append(Landing(number, self._averaged(flight)))
-        except Exception as error:  # no memory, say: whatever ails this flight, the edge goes on
-            self._landed.append(Landing(number, error=error))
+            self._finish(one, self._averaged(one))
+        except Exception as error:  # no memory, say: whatever ails this pass, the edge goes on
+            self._fail(one, error)
 
-    def _averaged(self, flight: _Flight) -> list[Output]:
-        """The logits of each ask."""
-        present = sorted(flight.answers)
-        answers = []
-        if flight.rows:
+    def _averaged(self, one: _EnsemblePass) -> list[Output]:
+        """The logits of each span."""
+        present = sorted(one.rows)
+        outputs = []
+        if any(span.rows for span in one.spans):
             # [Σ rows, V]
             p = aggregate(
                 [self._members[index].weight for index in present],
-                [flight.answers[index] for index in present],
+                [one.rows[index] for index in present],
                 self._vocab,
                 self._federation.reconstruction,
             )
         end = 0
-        for ask in flight.asks:
-            begin, end = end, end + ask.rows
-            logits = as_logits(p[begin:end], ask.temperature) if ask.rows else _NOTHING
-            answers.append(Output(logits, _NOTHING))
-        return answers
+        for span in one.spans:
+            begin, end = end, end + span.rows
+            logits = as_logits(p[begin:end], span.temperature) if span.rows else _NOTHING
+            outputs.append(Output(logits, _NOTHING))
+        return outputs
 
-    def _tell_of_changes(self, flight: _Flight) -> None:
-        """Log who is left out of the ensemble from this flight on, and who is back."""
+    def _tell_of_changes(self, one: _EnsemblePass) -> None:
+        """Log which workers are left out of the ensemble from this pass on, and which are back."""
         for index, member in enumerate(self._members):
-            left_out = index not in flight.answers
+            left_out = index not in one.rows
             if left_out and not member.left_out:
                 why = member.trouble or f"{member.name}: left out"
                 _log.warning("%s; passes go on by the other weights", why)

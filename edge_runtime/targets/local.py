@@ -1,10 +1,10 @@
-"""The target in this process: a decoder, which has landed when `start` returns."""
+"""The target in this process: a decoder, which has finished when `start` returns."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from pilotfish.edge_runtime.targets.target import Ask, Landing, Opening, Target
+from pilotfish.edge_runtime.targets.target import Opening, Scores, Span, Target
 from pilotfish.engines.decoder import Decoder, Pass
 
 
@@ -13,32 +13,32 @@ class LocalTarget(Target):
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._landed: list[Landing] = []
+        self._finished: list[Scores] = []
         self._chains = [0] * decoder.slots  # tokens of each slot's last pass before its tree
         self.context = decoder.context
         self.digest = decoder.artifact.manifest.digest
 
-    def start(self, number: int, asks: Sequence[Ask]) -> None:
+    def start(self, number: int, spans: Sequence[Span]) -> None:
         """Compute."""
         try:
-            for ask in asks:
-                self._decoder.rollback(ask.slot, ask.base)
-                self._chains[ask.slot] = ask.size - ask.nodes
-            answers = self._decoder.forward([as_pass(ask) for ask in asks])
+            for span in spans:
+                self._decoder.rollback(span.slot, span.base)
+                self._chains[span.slot] = span.size - span.nodes
+            outputs = self._decoder.forward([as_pass(span) for span in spans])
         except Exception as error:
-            self._landed.append(Landing(number, error=error))
+            self._finished.append(Scores(number, error=error))
         else:
-            self._landed.append(Landing(number, answers))
+            self._finished.append(Scores(number, outputs))
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         """Its keys and values move behind the chain; nothing is computed again."""
         chain = self._chains[slot]
         self._decoder.keep(slot, [*range(chain), *(chain + node for node in path)])
 
-    def landed(self) -> Sequence[Landing]:
+    def finished(self) -> Sequence[Scores]:
         """What was computed since the last call."""
-        landed, self._landed = self._landed, []
-        return landed
+        finished, self._finished = self._finished, []
+        return finished
 
 
 def open_target(opening: Opening) -> LocalTarget:
@@ -55,11 +55,11 @@ def open_target(opening: Opening) -> LocalTarget:
     )
 
 
-def as_pass(ask: Ask) -> Pass:
+def as_pass(span: Span) -> Pass:
     """The same for a decoder; to it the chain before a tree is part of the tree."""
-    tokens = ask.tokens[ask.base :].astype(np.int64)
-    if ask.parents is None:
-        return Pass(ask.slot, tokens, ask.rows)
-    chain = ask.size - ask.nodes
-    parents = np.concatenate([np.arange(-1, chain - 1), ask.parents + chain])
-    return Pass(ask.slot, tokens, ask.rows, parents)
+    tokens = span.tokens[span.base :].astype(np.int64)
+    if span.parents is None:
+        return Pass(span.slot, tokens, span.rows)
+    chain = span.size - span.nodes
+    parents = np.concatenate([np.arange(-1, chain - 1), span.parents + chain])
+    return Pass(span.slot, tokens, span.rows, parents)

@@ -1,6 +1,6 @@
 """One worker of a federation as the edge knows it: what it holds, what it owes, what it may say.
 
-In:  flights; out: whether the worker takes part in them, and its top K of each row.
+In:  passes; out: whether the worker takes part in them, and its top K of each row.
 """
 
 import math
@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
-from pilotfish.edge_runtime.node.slots import CHUNK
+from pilotfish.edge_runtime.slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.listed import Federation, ListedWorker, lacks_room
 from pilotfish.edge_runtime.targets.peer import Peer, Place
-from pilotfish.edge_runtime.targets.target import Ask, Opening
+from pilotfish.edge_runtime.targets.target import Opening, Span
 from pilotfish.engines.artifact import Manifest
 from pilotfish.speculation.ensemble import TopRows
 from pilotfish.wire.codecs.topk import decode_topk
@@ -25,9 +25,9 @@ from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Ready, Scored, Step
 
-DEPTH = 2  # one flight with the workers, and one on its way to them
+DEPTH = 2  # one pass with the workers, and one on its way to them
 _BEHIND = 2 * DEPTH  # steps that a worker has not answered: it is sent no more
-_CATCHING_UP = 2**61  # steps from this number on belong to no flight
+_CATCHING_UP = 2**61  # steps from this number on belong to no pass
 _ROUNDING = 1.0 - 1e-3  # of a row's mass
 _TRIED = 32  # rows of a pass whose time the start measures
 _TOKEN_BYTES = 16  # of one of the top K in an answer, at most; and of a row besides
@@ -44,7 +44,7 @@ class Member:
     """One worker, its weight, and its part in the federation.
 
     digest: of what it must hold, once that is known. context: positions that it must have room for
-    in each slot, once that is fixed. left_out: of the last flight that landed.
+    in each slot, once that is fixed. left_out: of the last pass that finished.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Member:
 
     @property
     def takes_part(self) -> bool:
-        """It is sent flights."""
+        """It is sent passes."""
         return self.attached and not self._catching_up
 
     @property
@@ -102,8 +102,8 @@ class Member:
         """It was sent this step and has not answered."""
         return number in self._owed
 
-    def take_part(self, number: int, asks: Sequence[Ask], now_s: float) -> bool:
-        """Send it a flight, which it owes from now on; False if it cannot be sent one.
+    def take_part(self, number: int, spans: Sequence[Span], now_s: float) -> bool:
+        """Send it a pass, which it owes from now on; False if it cannot be sent one.
 
         Under ``drop`` the others do not wait while one reads all that it has missed: it is told
         that by itself, and takes part when it has caught up.
@@ -111,23 +111,23 @@ class Member:
         if not self._able:
             return False
         if self._federation.late == "drop":
-            missed = [ask for ask in asks if self._holding.start(ask) < ask.base]
+            missed = [span for span in spans if self._holding.start(span) < span.base]
             # by slot: what many sessions go on by meanwhile is not to keep it out for ever
-            if any(ask.base - self._holding.start(ask) > CHUNK for ask in missed):
+            if any(span.base - self._holding.start(span) > CHUNK for span in missed):
                 self._catch_up = next(self._extra)
-                told = [Ask(ask.slot, ask.tokens[: ask.base], ask.base, 0) for ask in missed]
+                told = [Span(span.slot, span.tokens[: span.base], span.base, 0) for span in missed]
                 self._send(self._catch_up, told, now_s)
                 return False
-        self._send(number, asks, now_s)
+        self._send(number, spans, now_s)
         return True
 
-    def pass_over(self, asks: Sequence[Ask]) -> None:
-        """It does not take part in this flight, for now."""
-        for ask in asks:
-            self._holding.pass_over(ask)
+    def pass_over(self, spans: Sequence[Span]) -> None:
+        """It does not take part in this pass, for now."""
+        for span in spans:
+            self._holding.pass_over(span)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
-        """If it was in the slot's last flight, it is told with its next step."""
+        """If it was in the slot's last pass, it is told with its next step."""
         self._holding.keep(slot, path)
 
     def hear(self) -> Iterator[tuple[int, TopRows]]:
@@ -182,12 +182,12 @@ class Member:
         oldest_s = min((owed.since_s for owed in self._owed.values()), default=math.inf)
         return time.monotonic() - oldest_s
 
-    def _send(self, number: int, asks: Sequence[Ask], now_s: float) -> None:
+    def _send(self, number: int, spans: Sequence[Span], now_s: float) -> None:
         assert self._incarnation is not None
-        items, tokens = zip(*map(self._holding.item, asks), strict=True)
+        items, tokens = zip(*map(self._holding.item, spans), strict=True)
         step = Step(incarnation=self._incarnation, number=number, items=list(items))
-        frames = (np.concatenate(tokens).astype("<u4").tobytes(), parents_of(asks))
-        self._owed[number] = _Owed(now_s, sum(ask.rows for ask in asks))
+        frames = (np.concatenate(tokens).astype("<u4").tobytes(), parents_of(spans))
+        self._owed[number] = _Owed(now_s, sum(span.rows for span in spans))
         self._tally.node_bytes_out[self.name] += self._peer.send(step, frames)
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:

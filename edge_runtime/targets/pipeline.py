@@ -1,13 +1,13 @@
 """The target as stages over several nodes (decentralized §2.2; DESIGN §6.7).
 
-In:  flights. The edge itself runs stage 1 and the head; the other stages are nodes.
-Out: their logits, once each flight has crossed all nodes: edge → stage 2 → … → stage N → edge, N
-     hops a round, whatever the window. Nothing but hidden states crosses them.
+In:  passes. The edge itself runs stage 1 and the head; the other stages are nodes.
+Out: their scores, once each pass has crossed all nodes: edge → stage 2 → … → stage N → edge, N hops
+     a round, whatever the window. Nothing but hidden states crosses them.
 
-A flight is a step, after others that bring its slots up to date, if they are far behind. Steps
-follow each other through the stages, so several sessions, or the pieces of a long one, keep these
-busy at once. Law: answers come in the order of the steps. When the stages are attached anew, every
-flight under way is sent again, with as much of its sequence as it takes.
+A pass is a step, after others that bring its slots up to date, if they are far behind. Steps follow
+each other through the stages, so several sessions, or the pieces of a long one, keep these busy at
+once. Law: answers come in the order of the steps. When the stages are attached anew, every pass
+under way is sent again, with as much of its sequence as it takes.
 """
 
 import logging
@@ -22,21 +22,14 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from pilotfish.edge_runtime.node.slots import CHUNK
-from pilotfish.edge_runtime.node.stage import StageSlots
+from pilotfish.edge_runtime.slots import CHUNK, StageSlots
+from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.listed import Pipeline, places, read_list
-from pilotfish.edge_runtime.targets.pace import Pace
 from pilotfish.edge_runtime.targets.peer import Place, expect_locked
+from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.stages import Stages
-from pilotfish.edge_runtime.targets.target import (
-    Ask,
-    Landing,
-    Opening,
-    Target,
-    shared_out,
-    wait_for_nodes,
-)
+from pilotfish.edge_runtime.targets.target import Opening, Span, shared_out, wait_for_nodes
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.wire.codecs.hidden import decode_hidden, encode_hidden
 from pilotfish.wire.errors import ConfigError, MalformedError, TargetLostError
@@ -45,56 +38,50 @@ from pilotfish.wire.nodes import Scored
 
 _log = logging.getLogger("pilotfish.edge")
 
-_TRIES = 8  # of a flight: it may be what the stages are lost of
+_TRIES = 8  # of a pass: it may be what the stages are lost of
 
 
 @dataclass(eq=False)
-class _Flight:
-    """A flight under way. asks: what is left to send of it. sent: nothing is.
+class _PipelinePass(RemotePass):
+    """A pass under way; tries: how often it was begun anew."""
 
-    tries: how often it was begun anew.
-    """
-
-    asks: list[Ask]
-    started_s: float
-    sent: bool = False
     tries: int = 0
 
 
-class _Aloft(NamedTuple):
+class _SentStep(NamedTuple):
     """A step that is with the stages.
 
-    flight: that lands with it; None: it only brings tokens. alone: there was no other one.
+    pass_number: of the pass that it completes; None: it only brings tokens. alone: no other step
+    was with the stages when it was sent.
     """
 
     number: int
-    flight: int | None
+    pass_number: int | None
     rows: int
     sent_s: float
     alone: bool
 
 
-class PipelineTarget(Target):
+class PipelineTarget(RemoteTarget[_PipelinePass]):
     """Stage 1 and the head here, the others at their places, in their order."""
 
     def __init__(
         self, stage: Stage, head: Head, pipeline: Pipeline, spots: Sequence[Place], opening: Opening
     ) -> None:
+        super().__init__()
         self._first, self._head = StageSlots(stage), head
         self._stages = Stages(stage, pipeline, spots, opening)
         self._incarnation = self._stages.incarnation  # as which they hold what follows
         self._holding = Holding(stage.slots)
-        self._aloft: deque[_Aloft] = deque()
+        self._sent: deque[_SentStep] = deque()
         self._pipeline = pipeline
         self._tally = opening.tally
-        self._flights: dict[int, _Flight] = {}
-        self._landed: list[Landing] = []
         self._numbers = count()  # of steps
         self._news_s = 0.0  # when the last answer came
         self._patience_s = pipeline.late_s
         self.context = stage.context
         self.digest = stage.cut.whole
-        self._pace = Pace(stage.cut.count, stage.slots)
+        self._depth = PipelineDepth(stage.cut.count, stage.slots)
         self.pieces = 2 * stage.cut.count
         self._set_depth()
 
@@ -105,18 +92,18 @@ class PipelineTarget(Target):
 
     # A target's
 
-    def start(self, number: int, asks: Sequence[Ask]) -> None:
+    def start(self, number: int, spans: Sequence[Span]) -> None:
         """Run stage 1 and send what it makes on its way, or do so when the stages are there."""
-        self._flights[number] = _Flight(list(asks), time.monotonic())
+        one = self._passes[number] = _PipelinePass(number, list(spans), time.monotonic())
         if self._incarnation is not None:
-            self._send(number)
+            self._send(one)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         """The stages are told with the slot's next step."""
         self._holding.keep(slot, path)
 
-    def landed(self) -> Sequence[Landing]:
-        """Hear the stages, see to them, and land what has come in."""
+    def _attend(self, now_s: float) -> None:
+        """Hear the stages, see to them, and send the next step."""
         for scored, frames in self._stages.hear():
             self._take(scored, frames)
         for name, size in self._stages.received_bytes.items():
@@ -124,27 +111,23 @@ class PipelineTarget(Target):
         self._hurry()
         if self._stages.incarnation != self._incarnation:
             self._begin_anew()
-        self._give_up()
         if (waiting := self._next_to_send()) is not None:
             self._send(waiting)
-        landed, self._landed = self._landed, []
-        return landed
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
         """The stages' connections."""
         return self._stages.sources
 
-    @property
-    def due_s(self) -> float | None:
-        """Until a step can be sent or is overdue, a flight given up, or a stage asked again."""
-        if self._next_to_send() is not None:
-            return 0.0
-        ends_s = [self._given_up_at(flight) for flight in self._flights.values()]
-        ends_s += [self._overdue_at(self._aloft[0])] if self._aloft else []
+    def _deadlines(self) -> list[float]:
+        """When a step can be sent or is overdue, or a stage is to be asked again."""
         now_s, due_s = time.monotonic(), self._stages.due_s
-        dues = [max(0.0, end_s - now_s) for end_s in ends_s]
-        return min([*dues, *([] if due_s is None else [due_s])], default=None)
+        ends_s = [] if due_s is None else [now_s + due_s]
+        if self._sent:
+            ends_s.append(self._overdue_at(self._sent[0]))
+        if self._next_to_send() is not None:
+            ends_s.append(now_s)
+        return ends_s
 
     @property
     def trouble(self) -> str:
@@ -162,52 +145,52 @@ class PipelineTarget(Target):
 
     # Steps out
 
-    def _next_to_send(self) -> int | None:
-        """A flight that has steps to send; one at a time, for each costs stage 1 a pass.
+    def _next_to_send(self) -> _PipelinePass | None:
+        """A pass that has steps to send; one at a time, for each costs stage 1 a pass.
 
         No more than keeps the stages busy: what comes next is not to wait behind all of a prompt.
         """
-        if self._incarnation is None or len(self._aloft) > self.abreast:
+        if self._incarnation is None or len(self._sent) > self.abreast:
             return None
-        return next((n for n, flight in self._flights.items() if not flight.sent), None)
+        return next((one for one in self._passes.values() if one.sent_s is None), None)
 
-    def _send(self, number: int) -> None:
-        """Run stage 1 for the next step of a flight; it goes on from there."""
-        flight = self._flights[number]
-        asks = self._next_step(flight)
-        last = asks is flight.asks
-        items, tokens = zip(*map(self._holding.item, asks), strict=True)
-        parents = parents_of(asks)
+    def _send(self, one: _PipelinePass) -> None:
+        """Run stage 1 for the next step of a pass; it goes on from there."""
+        spans = self._next_step(one)
+        last = spans is one.spans
+        items, tokens = zip(*map(self._holding.item, spans), strict=True)
+        parents = parents_of(spans)
         begun_ns = time.monotonic_ns()
         try:
             states = self._first.run(items, np.concatenate(tokens).astype(np.int64), parents)
             spent_ns = time.monotonic_ns() - begun_ns
             frame = encode_hidden(states, self._pipeline.states) if len(self._stages) else b""
         except Exception as error:  # whatever ails this pass, the edge goes on
-            self._fail(number, error)
+            self._fail(one, error)
             return
-        flight.sent = last
+        if last:
+            one.sent_s = time.monotonic()
         if not len(self._stages):
             self._count([spent_ns])
             if last:
-                self._bring_in(number, states)
+                self._bring_in(one, states)
             return
-        rows = sum(ask.rows for ask in asks)
-        flight_number = number if last else None
-        alone = not self._aloft
-        step = _Aloft(next(self._numbers), flight_number, rows, time.monotonic(), alone)
-        self._aloft.append(step)
+        rows = sum(span.rows for span in spans)
+        completes = one.number if last else None
+        alone = not self._sent
+        step = _SentStep(next(self._numbers), completes, rows, time.monotonic(), alone)
+        self._sent.append(step)
         self._stages.send(step.number, items, (frame, parents), spent_ns)
 
-    def _next_step(self, flight: _Flight) -> Sequence[Ask]:
+    def _next_step(self, one: _PipelinePass) -> Sequence[Span]:
         """What is left, all together; if a slot is too far behind for that, a piece of its own."""
-        for at, ask in enumerate(flight.asks):
-            start = self._holding.start(ask)
-            end = min(start + CHUNK, len(ask.tokens) - max(ask.rows, ask.nodes))
-            if start < end and len(ask.tokens) - start > CHUNK:
-                flight.asks[at] = ask._replace(base=end)
-                return [Ask(ask.slot, ask.tokens[:end], start, 0)]
-        return flight.asks
+        for at, span in enumerate(one.spans):
+            start = self._holding.start(span)
+            end = min(start + CHUNK, len(span.tokens) - max(span.rows, span.nodes))
+            if start < end and len(span.tokens) - start > CHUNK:
+                one.spans[at] = span._replace(base=end)
+                return [Span(span.slot, span.tokens[:end], start, 0)]
+        return one.spans
 
     # Answers in
 
@@ -216,50 +199,49 @@ class PipelineTarget(Target):
         if self._stages.incarnation is None:
             return  # an answer before it was nonsense
         try:
-            if not self._aloft or scored.number != self._aloft[0].number:
+            if not self._sent or scored.number != self._sent[0].number:
                 raise MalformedError(f"It answers step {scored.number} out of turn.")
             if len(frames) != 1:
                 raise MalformedError(f"An answer has 1 frame, not {len(frames)}.")
             hidden = decode_hidden(
-                frames[0], self._aloft[0].rows, self._head.width, self._pipeline.states
+                frames[0], self._sent[0].rows, self._head.width, self._pipeline.states
             )
         except MalformedError as error:
             self._stages.lied(f"its answer makes no sense: {error}")
             return
         self._stages.proved()
         self._count(scored.compute_ns)
-        step = self._aloft.popleft()
+        step = self._sent.popleft()
         now_s = time.monotonic()
         # stages that are slower than one is patient for are not to be hurried with every step
         waited_s = now_s - max(step.sent_s, self._news_s)
         self._patience_s = max(self._pipeline.late_s, min(self._patience_s, 2.0 * waited_s))
         self._news_s = now_s
-        if step.flight is not None:
-            self._pace.learn(now_s - step.sent_s, scored.compute_ns, alone=step.alone)
+        if step.pass_number is not None:
+            self._depth.learn(now_s - step.sent_s, scored.compute_ns, alone=step.alone)
             self._set_depth()
-        if step.flight in self._flights:
-            self._bring_in(step.flight, hidden)
+            if (one := self._passes.get(step.pass_number)) is not None:
+                self._bring_in(one, hidden)
 
     def _set_depth(self) -> None:
-        """As many flights as keep the stages busy; all may wait together for stages to come."""
-        self.abreast = self._pace.flights
+        """As many passes as keep the stages busy; all may wait together for stages to come."""
+        self.abreast = self._depth.passes
         self.depth = self.abreast if self.standing else self._first.stage.slots
 
     def _count(self, compute_ns: Sequence[int]) -> None:
         for name, ns in zip(["edge", *self._stages.names], compute_ns, strict=False):
             self._tally.node_compute_s[name] += ns * 1e-9
 
-    def _bring_in(self, number: int, hidden: NDArray[np.float32]) -> None:
-        """Land a flight with its hidden states f32 [Σ rows, d]."""
+    def _bring_in(self, one: _PipelinePass, hidden: NDArray[np.float32]) -> None:
+        """Finish a pass with its hidden states f32 [Σ rows, d]."""
         begun_ns = time.monotonic_ns()
         try:
             logits = self._head.logits(hidden)
         except Exception as error:
-            self._fail(number, error)
+            self._fail(one, error)
             return
         self._count([time.monotonic_ns() - begun_ns])
-        flight = self._flights.pop(number)
-        self._landed.append(Landing(number, shared_out(flight.asks, logits, hidden)))
+        self._finish(one, shared_out(one.spans, logits, hidden))
 
     # What goes wrong
 
@@ -267,52 +249,45 @@ class PipelineTarget(Target):
         """The stages were lost, or are back: they hold nothing, and all is to be sent again."""
         self._incarnation = self._stages.incarnation
         self._set_depth()
-        self._aloft.clear()
+        self._sent.clear()
         self._holding.lose()
-        for number, flight in list(self._flights.items()):
-            flight.sent = False
-            flight.tries += self._incarnation is not None
-            if flight.tries > _TRIES:
+        for one in list(self._passes.values()):
+            one.sent_s = None
+            one.tries += self._incarnation is not None
+            if one.tries > _TRIES:
                 self._fail(
-                    number,
+                    one,
                     TargetLostError(
                         f"The stages of this edge's target were lost {_TRIES} times during this "
                         "pass: it may be what breaks them; see their logs."
                     ),
                 )
 
-    def _overdue_at(self, step: _Aloft) -> float:
+    def _overdue_at(self, step: _SentStep) -> float:
         """When the step that is due next should have been answered."""
         return max(step.sent_s, self._news_s) + self._patience_s
 
     def _hurry(self) -> None:
         """Attach all stages anew if an answer is overdue; be more patient then."""
-        if self._aloft and time.monotonic() > self._overdue_at(self._aloft[0]):
+        if self._sent and time.monotonic() > self._overdue_at(self._sent[0]):
             _log.warning(
                 "a step over the stages has taken %.1f s: they are attached anew", self._patience_s
             )
             self._patience_s = min(2.0 * self._patience_s, self._pipeline.give_up_s)
             self._stages.late()
 
-    def _given_up_at(self, flight: _Flight) -> float:
-        return max(flight.started_s, self._news_s) + self._pipeline.give_up_s
+    def _gives_up_at(self, one: _PipelinePass) -> float:
+        return max(one.started_s, self._news_s) + self._pipeline.give_up_s
 
-    def _give_up(self) -> None:
-        """Fail the flights that take too long."""
-        now_s = time.monotonic()
-        for number, flight in list(self._flights.items()):
-            if now_s >= self._given_up_at(flight):
-                error = TargetLostError(
-                    "The stages of this edge's target did not answer within "
-                    f"{self._pipeline.give_up_s:g} s. {self.trouble}"
-                )
-                self._fail(number, error)
+    def _complaint(self, one: _PipelinePass, now_s: float) -> str:
+        return (
+            "The stages of this edge's target did not answer within "
+            f"{self._pipeline.give_up_s:g} s. {self.trouble}"
+        )
 
-    def _fail(self, number: int, error: Exception) -> None:
-        flight = self._flights.pop(number)
-        for ask in flight.asks:
-            self._holding.forget(ask.slot)
-        self._landed.append(Landing(number, error=error))
+    def _forget(self, one: _PipelinePass) -> None:
+        for span in one.spans:
+            self._holding.forget(span.slot)
 
 
 def open_target(opening: Opening) -> PipelineTarget:

@@ -1,12 +1,13 @@
 """What makes the target's passes, wherever its weights are.
 
-In:  flights: numbered passes over a few slots, each with the sequence that its slot is to hold.
-Out: their landings: the logits and hidden states of the rows that were wanted, or what went wrong.
+In:  numbered passes over a few slots, each with the sequence that its slot is to hold.
+Out: their scores: the logits and hidden states of the rows that were wanted, or what went wrong.
 
-The scheduler starts a flight and goes on; a target in this process has landed by then, others land
-when their nodes have answered. Law: a slot is in one flight at a time; what a slot holds follows
-from its last landed flight and the path that was kept since, whatever the target's nodes went
-through in between: a node that lost its keys and values is fed them again, out of the sequence.
+The serving loop starts a pass and goes on; a target in this process has finished by then, others
+finish when their nodes have answered. Law: a slot is in one pass at a time; what a slot holds
+follows from its last finished pass and the path that was kept since, whatever the target's nodes
+went through in between: a node that lost its keys and values is fed them again, out of the
+sequence.
 """
 
 import logging
@@ -29,14 +30,14 @@ from pilotfish.wire.keys import EdgeKeys
 
 _log = logging.getLogger("pilotfish.edge")
 
-_TRIALS = count(2**62)  # numbers of flights that no scheduler starts
+_TRIALS = count(2**62)  # numbers of passes that no scheduler starts
 _LOADED_S = 600.0  # for one pass at the start
 _PAUSE_S = 0.2
 _TELL_S = 5.0  # between two words about nodes that are waited for
 
 
-class Ask(NamedTuple):
-    """What one slot is to do in a flight.
+class Span(NamedTuple):
+    """What one slot is to do in a pass.
 
     tokens: u32 [n], the whole sequence up to the last token of this pass; the slot holds the first
     ``base`` of them. rows: wanted of the last ones. parents: i64 [nodes], if the last tokens are a
@@ -62,14 +63,14 @@ class Ask(NamedTuple):
         return 0 if self.parents is None else len(self.parents)
 
 
-class Landing(NamedTuple):
-    """A flight that is over: an answer for each ask, or an error for them all.
+class Scores(NamedTuple):
+    """What a pass has come to: an output for each span, or an error for them all.
 
-    The answers are views that the flight's target may overwrite when it is called again.
+    The outputs are views that the target may overwrite when it is called again.
     """
 
     number: int
-    answers: Sequence[Output] = ()
+    outputs: Sequence[Output] = ()
     error: Exception | None = None
 
 
@@ -95,10 +96,10 @@ class Target(ABC):
         digest: which target this is, in hex digits; two that answer differently differ in it.
         states: whether answers have hidden states.
         lanes: parts that compute side by side; slot s is in lane s mod lanes.
-        depth: flights that may be under way in one lane.
+        depth: passes that may be under way in one lane.
         abreast: of these, so many are computed at the same time, by different nodes: the jobs that
             wait are shared out over them.
-        pieces: chunks of a prompt that a flight takes: more than one where they follow each other.
+        pieces: chunks of a prompt that a pass takes: more than one where they follow each other.
     """
 
     context: int
@@ -110,25 +111,25 @@ class Target(ABC):
     pieces: int = 1
 
     @abstractmethod
-    def start(self, number: int, asks: Sequence[Ask]) -> None:
-        """Begin a flight; never raises for what is wrong with it or with a node."""
+    def start(self, number: int, spans: Sequence[Span]) -> None:
+        """Begin a pass; never raises for what is wrong with it or with a node."""
 
     @abstractmethod
     def keep(self, slot: int, path: Sequence[int]) -> None:
-        """Of the tree that the slot's last flight ended in, keep these nodes, numbered from 0."""
+        """Of the tree that the slot's last pass ended in, keep these nodes, numbered from 0."""
 
     @abstractmethod
-    def landed(self) -> Sequence[Landing]:
-        """The flights that have come down since the last call; never waits."""
+    def finished(self) -> Sequence[Scores]:
+        """The scores of the passes that have finished since the last call; never waits."""
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """What may be polled to learn of news; after it, call `landed`."""
+        """What may be polled to learn of news; after it, call `finished`."""
         return ()
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until `landed` should be called even without news; None: no need."""
+        """Seconds until `finished` should be called even without news; None: no need."""
         return None
 
     @property
@@ -143,28 +144,28 @@ class Target(ABC):
 
     @property
     def over(self) -> str:
-        """Why it can never fly again in this process; "" as long as it can."""
+        """Why it can never compute again in this process; "" as long as it can."""
         return ""
 
     def close(self) -> None:
         """Let go of nodes and connections."""
         return
 
-    def fly(
+    def run(
         self,
         number: int,
-        asks: Sequence[Ask],
+        spans: Sequence[Span],
         timeout_s: float = _LOADED_S,
     ) -> Sequence[Output]:
-        """A flight from start to landing, for whoever has nothing else to do; raises its error."""
-        self.start(number, asks)
+        """Make a pass and wait for its outputs; raises its error."""
+        self.start(number, spans)
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
-            for landing in self.landed():
-                if landing.number == number:
-                    if landing.error is not None:
-                        raise landing.error
-                    return landing.answers
+            for scores in self.finished():
+                if scores.number == number:
+                    if scores.error is not None:
+                        raise scores.error
+                    return scores.outputs
             self.pause()
         raise TargetLostError(f"The target did not answer within {timeout_s:g} s. {self.trouble}")
 
@@ -181,19 +182,19 @@ def pass_s(target: Target, width: int) -> float:
     """Seconds of a pass over so many tokens of slot 0, with all their rows, from nothing."""
     tokens = np.zeros(width, np.uint32)
     begun_s = time.perf_counter()
-    target.fly(next(_TRIALS), [Ask(0, tokens, 0, width)])
+    target.run(next(_TRIALS), [Span(0, tokens, 0, width)])
     return time.perf_counter() - begun_s
 
 
 def shared_out(
-    asks: Sequence[Ask], logits: NDArray[np.float32], hidden: NDArray[np.float32]
+    spans: Sequence[Span], logits: NDArray[np.float32], hidden: NDArray[np.float32]
 ) -> list[Output]:
-    """Each ask's own of the rows of them all, [Σ rows, …]."""
-    answers, end = [], 0
-    for ask in asks:
-        begin, end = end, end + ask.rows
-        answers.append(Output(logits[begin:end], hidden[begin:end]))
-    return answers
+    """Each span's own of the rows of them all, [Σ rows, …]."""
+    outputs, end = [], 0
+    for span in spans:
+        begin, end = end, end + span.rows
+        outputs.append(Output(logits[begin:end], hidden[begin:end]))
+    return outputs
 
 
 def wait_for_nodes(
@@ -207,7 +208,7 @@ def wait_for_nodes(
     `TargetLostError` if they never will be.
     """
     begun_s = told_s = time.monotonic()
-    target.landed()
+    target.finished()
     while not complete():
         now_s = time.monotonic()
         if target.over:
@@ -219,4 +220,4 @@ def wait_for_nodes(
             _log.warning("waiting for nodes: %s", target.trouble)
         meanwhile(target.trouble)
         target.pause()
-        target.landed()
+        target.finished()

@@ -6,14 +6,14 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
+from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.device_runtime.choice import POLICIES
-from pilotfish.device_runtime.plan import AUTO, Auto, Options
-from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS
+from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.keys import default_directory
-from pilotfish.wire.protocols import NAMES, Adaptive
+from pilotfish.wire.protocols import names, option_types
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -87,16 +87,11 @@ def expansion(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def lambdas(text: str) -> list[float]:
-    """An argparse type: λ₁, λ₂ and λ₃."""
-    return [float(part) for part in text.split(",")]
-
-
 def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens: int) -> None:
     """How to generate."""
     parser.add_argument(
         "--protocol",
-        choices=(*NAMES, AUTO),
+        choices=(*names(), AUTO),
         default=protocol,
         help="how a round is carried; auto: as link and pair make it cheapest (%(default)s)",
     )
@@ -157,41 +152,30 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
         "--draft-temperature", type=float, metavar="T", help="of the drafter (the target's)"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="makes a sampled run repeatable")
-    parser.add_argument(
-        "--threshold",
-        type=share,
-        metavar="ρ",
-        help="wisv: reject a mismatch that the edge's head finds harmful with more than this "
-        "probability; 0: each, 1: none (default: as the edge has it)",
-    )
-    parser.add_argument(
-        "--hidden",
-        choices=HIDDEN_FORMATS,
-        default=HIDDEN_FORMATS[0],
-        help="wisv: how hidden states are sent (%(default)s)",
-    )
-    parser.add_argument(
-        "--tau",
-        type=share,
-        metavar="τ",
-        help="adaptive: how far tokens that are not key may stray; 0: not at all, as under tslt "
-        "(default: as the edge has it)",
-    )
-    parser.add_argument(
-        "--lambdas",
-        type=lambdas,
-        metavar="λ₁,λ₂,λ₃",
-        help="adaptive: a token is key above an entropy ratio λ₁, above a difference λ₂ of its "
-        "probabilities, or below an overlap λ₃ (default: as the edge has them)",
-    )
+    protocol_options(parser)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
     )
 
 
+def protocol_options(parser: argparse.ArgumentParser) -> None:
+    """The options that protocols declare of themselves."""
+    for kind in option_types():
+        add_flags(parser, kind)
+
+
+def protocol_options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Those that are not the default, by name."""
+    return {
+        name: value
+        for kind in option_types()
+        for name, value in from_args(args, kind).given().items()
+    }
+
+
 def generation_of(args: argparse.Namespace) -> Options:
     """The generation options as `Device.stream` takes them."""
-    return Options(
+    options = Options(
         protocol=protocol_of(args),
         window=args.window,
         expansion=args.expansion,
@@ -204,20 +188,15 @@ def generation_of(args: argparse.Namespace) -> Options:
         draft_top_p=args.draft_top_p,
         seed=args.seed,
         stop=args.stop,
-        threshold=args.threshold,
-        hidden=args.hidden,
-        tau=args.tau,
-        lambdas=args.lambdas,
     )
+    options.update(cast(Options, protocol_options_of(args)))
+    return options
 
 
 def protocol_of(args: argparse.Namespace) -> "str | Auto":
     """The protocol, with what goes with it; `UnsupportedError` for what goes with nothing."""
-    relaxing = (args.tau, args.lambdas) != (None, None)
-    if relaxing and args.protocol not in (AUTO, Adaptive.name):
-        raise UnsupportedError(
-            "--tau and --lambdas go with --protocol adaptive, or auto that may take it (--lossy)."
-        )
+    if args.protocol != AUTO:
+        expect_taken(args.protocol, protocol_options_of(args))
     if args.protocol == AUTO:
         return Auto(
             among=args.among,

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from pilotfish.cli.options import Commands, between, json_option, keys_option, positive, write_json
 from pilotfish.device_runtime.device import connect
-from pilotfish.device_runtime.link.edge_link import PROBE_BYTES, EdgeLink
+from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.link.state import LinkState, Reading
 
@@ -54,7 +55,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.watch:
             return _watch(link, args)
         _measure(link, args.pings, 0 if args.no_rates else _LARGE_PINGS)
-        state, probing = link.state(), link.probing
+        state, probing = link.state(), link.gauge.probing
     finally:
         link.close()
     if args.json:
@@ -71,9 +72,9 @@ def _run(args: argparse.Namespace) -> int:
 
 def _measure(link: EdgeLink, small: int, large: int) -> None:
     for _ in range(small):
-        link.ping()
+        ping(link)
     for _ in range(large):
-        link.ping(PROBE_BYTES)
+        ping(link, PROBE_BYTES)
 
 
 def _watch(link: EdgeLink, args: argparse.Namespace) -> int:

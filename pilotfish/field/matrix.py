@@ -73,8 +73,7 @@ def check(settings: Settings) -> None:
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,
             seed=settings.seed,
-            threshold=settings.threshold,
-            tau=settings.tau,
+            **settings.options,
         )
 
 

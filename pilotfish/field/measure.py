@@ -11,7 +11,7 @@ for its tokens arrive while the file is written.
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.device import Device
@@ -159,15 +159,15 @@ class Bench:
 
 
 def _options(settings: Settings, answer: Answer) -> Options:
-    return Options(
+    options = Options(
         protocol=answer.protocol,
         window=answer.window,
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
         seed=answer.seed,
-        threshold=settings.threshold,
-        tau=settings.tau,
     )
+    options.update(cast(Options, settings.options))
+    return options
 
 
 def _columns(generation: Generation, log: RoundLog) -> dict[str, Any]:

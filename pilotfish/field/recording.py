@@ -27,17 +27,18 @@ from pilotfish.device_runtime.record import STAGES, Round
 from pilotfish.field.run import Answer, Cell, Configuration, Facts, Start
 from pilotfish.field.run_file import (
     FORMAT,
+    INQUIRED,
+    NOTES,
     creation,
     damage_told,
     defend,
     format_of,
+    later_columns,
     open_read_only,
     upgrade,
 )
 from pilotfish.wire.errors import RunFileError
-from pilotfish.wire.protocols import STREAM
-
-_ROUND = f"INSERT INTO rounds VALUES ({', '.join('?' * (14 + len(STAGES)))})"
+from pilotfish.wire.protocols import STREAM, counters
 
 
 class Recorder:
@@ -134,12 +135,11 @@ class Recorder:
             round_.uplink_bytes,
             round_.downlink_bytes,
             *(getattr(round_.timings, stage) for stage in STAGES),
-            round_.forgiven,
-            round_.inquired,
-            round_.deviation,
+            *_noted(round_),
         )
+        insert = f"INSERT INTO rounds VALUES ({', '.join('?' * len(values))})"
         with self._writing(sync=round_.protocol != STREAM) as database:
-            database.execute(_ROUND, values)
+            database.execute(insert, values)
 
     def end(self, answer: int, **columns: Any) -> None:
         """The answer is complete, or has an ``error``; columns are fields of `field.run.Answer`."""
@@ -222,6 +222,20 @@ def _lock(path: Path, file: int) -> None:
             f"{path} is being written by another `pilotfish field measure`: wait for it, or name "
             "another file."
         ) from None
+
+
+def _noted(round_: Round) -> Iterator[Any]:
+    """The values of the columns that formats after the first have, in their order."""
+    known = counters()
+    others = {
+        name: value
+        for name, value in round_.notes.items()
+        if name not in known or known[name].column_since is None
+    }
+    values = {INQUIRED: round_.inquired, NOTES: _json(others)}
+    for since in range(2, FORMAT + 1):
+        for column in later_columns(since):
+            yield values[column] if column in values else round_.notes.get(column, 0)
 
 
 def _encoded(facts: Facts) -> dict[str, str]:

@@ -13,13 +13,18 @@ from pilotfish.wire.errors import RunFileError
 
 
 def expect_same_settings(path: Path, facts: Facts, asked: Mapping[str, Any]) -> None:
-    """asked: what was asked for, by name: settings, and the facts ``edge`` and ``note``."""
-    began = {**vars(facts.settings), "edge": facts.edge, "note": facts.note}
+    """asked: what was asked for, by name: settings, protocols' options, ``edge`` and ``note``."""
+    settings = facts.settings
+    began = {**vars(settings), **settings.options, "edge": facts.edge, "note": facts.note}
     for name, value in asked.items():
-        if value == began[name]:
+        if value == began.get(name):
             continue
         option = "--" + name.replace("_", "-")
-        told = "other prompts" if name == "prompts" else f"{_said(began[name])}, not {_said(value)}"
+        told = (
+            "other prompts"
+            if name == "prompts"
+            else f"{_said(began.get(name))}, not {_said(value)}"
+        )
         raise RunFileError(
             f"{path} was begun with {option} {told}: resume it without that option, or name "
             "another file."

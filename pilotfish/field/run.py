@@ -17,8 +17,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from pilotfish.device_runtime.record import STAGES, Choice, Round, acceptance
-from pilotfish.field.run_file import damage_told, format_of, open_read_only
+from pilotfish.field.run_file import (
+    INQUIRED,
+    NOTES,
+    damage_told,
+    format_of,
+    later_columns,
+    open_read_only,
+)
 from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.protocols import counters_of, option_types
 
 WindowSetting: TypeAlias = int | Literal["auto"]
 
@@ -47,8 +55,7 @@ class Settings:
 
     warm_up: answers of every configuration before the first that counts. seed: repeat r of every
     configuration draws with seed + r, and the order of the configurations comes from it too.
-    threshold: of the edge's decision head, under `wisv-full` and `wisv-selective`; tau: under
-    `adaptive`; None: the edge's own.
+    options: the protocols' own, as far as they are not the default.
     provider and threads: how the drafter is run.
     """
 
@@ -60,8 +67,7 @@ class Settings:
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int = 0
-    threshold: float | None = None
-    tau: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
     provider: str = "auto"
     threads: int | None = None
 
@@ -174,8 +180,6 @@ _ROUND_COLUMNS = (
     "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
     + ", ".join(f"{stage}_s" for stage in STAGES)
 )
-# by the file's format: what of lossy protocols there is, and zeros for what there is not
-_LOSSY_COLUMNS = {1: "0, 0, 0.0", 2: "forgiven, inquired, 0.0", 3: "forgiven, inquired, deviation"}
 
 
 class Run:
@@ -184,7 +188,8 @@ class Run:
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self.path = path
         self._database = database
-        self._round_columns = f"{_ROUND_COLUMNS}, {_LOSSY_COLUMNS[format_of(database)]}"
+        formats = range(2, format_of(database) + 1)
+        self._later = [name for since in formats for name in later_columns(since)]
         self.facts = _facts(path, database)
 
     @classmethod
@@ -224,10 +229,11 @@ class Run:
         known = {name: value for name, value in values.items() if value is not None}
         answer = msgspec.convert({"window": None, **known}, Answer)
         for columns in self._database.execute(
-            f"SELECT {self._round_columns} FROM rounds WHERE answer = ? ORDER BY number",
+            f"SELECT {', '.join([_ROUND_COLUMNS, *self._later])} FROM rounds WHERE answer = ? "
+            "ORDER BY number",
             (answer.id,),
         ):
-            at_s, round_ = _round(columns)
+            at_s, round_ = _round(columns, self._later)
             answer.at_s.append(at_s)
             answer.rounds.append(round_)
         return answer
@@ -252,16 +258,30 @@ def _facts(path: Path, database: sqlite3.Connection) -> Facts:
     with damage_told(path):
         rows = database.execute("SELECT name, value FROM facts").fetchall()
         facts = {row["name"]: msgspec.json.decode(row["value"]) for row in rows}
+        if isinstance(settings := facts.get("settings"), dict):
+            _gather_options(settings)
         found = msgspec.convert(facts, Facts)
         if not found.starts:
             raise msgspec.ValidationError("it was never started")
         return found
 
 
-def _round(columns: sqlite3.Row) -> tuple[float, Round]:
-    """at_s and the record, from the columns of `_ROUND_COLUMNS` and `_LOSSY_COLUMNS`."""
+def _gather_options(settings: dict[str, Any]) -> None:
+    """Before format 4 the protocols' own options stood among the other settings."""
+    own = [name for kind in option_types() for name in kind.__struct_fields__]
+    before = {name: settings.pop(name) for name in own if name in settings}
+    given = {name: value for name, value in before.items() if value is not None}
+    settings.setdefault("options", given)
+
+
+def _round(columns: sqlite3.Row, later: list[str]) -> tuple[float, Round]:
+    """at_s and the record, from `_ROUND_COLUMNS` and the columns of later formats."""
     at_s, protocol, start, window, nodes, accepted, tokens, up, down, *rest = columns
-    *stages, forgiven, inquired, deviation = rest
+    stages, noted = rest[: len(STAGES)], dict(zip(later, rest[len(STAGES) :], strict=True))
+    inquired = noted.pop(INQUIRED, 0)
+    others = msgspec.json.decode(noted.pop(NOTES, "{}"), type=dict[str, int | float])
+    own = {counter.name for counter in counters_of(protocol)}
+    notes = {name: value for name, value in noted.items() if value or name in own}
     record = {
         "protocol": protocol,
         "start": start,
@@ -272,8 +292,7 @@ def _round(columns: sqlite3.Row) -> tuple[float, Round]:
         "uplink_bytes": up,
         "downlink_bytes": down,
         "timings": dict(zip(STAGES, stages, strict=True)),
-        "forgiven": forgiven,
+        "notes": {**notes, **others},
         "inquired": inquired,
-        "deviation": deviation,
     }
     return msgspec.convert(at_s, float), msgspec.convert(record, Round)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -18,18 +19,34 @@ import msgspec
 from pilotfish.device_runtime.record import STAGES
 from pilotfish.wire.errors import RunFileError
 from pilotfish.wire.prose import one_line
+from pilotfish.wire.protocols import RoundCounter, counters
 
 APPLICATION_ID = 0x504C4652  # "PLFR", what tells our files from other SQLite databases
-FORMAT = 3  # PRAGMA user_version; format 1 knows no decision head, 2 no deviation
+FORMAT = 4  # PRAGMA user_version; each format has columns of rounds that those before lack
 _OPENING_S = 120.0  # to check a whole file, on a slow card too
 _CELL_BYTES = 1 << 26  # of one value; a run of a thousand prompts has a fact of some megabytes
 _TOLD = 200  # characters of what SQLite says, which may quote the file
 _STEPS = 10_000  # of SQLite's machine, between two looks at the clock
-# columns of rounds that a format has and those before it have not
-_LATER = {
-    2: ("forgiven INTEGER NOT NULL DEFAULT 0", "inquired INTEGER NOT NULL DEFAULT 0"),
-    3: ("deviation REAL NOT NULL DEFAULT 0",),
-}
+INQUIRED, NOTES = "inquired", "notes"
+
+
+def counter_columns(since: int) -> list[RoundCounter]:
+    """The counters that have a column from this format on."""
+    return [one for one in counters().values() if one.column_since == since]
+
+
+def later_columns(since: int) -> dict[str, str]:
+    """The columns of rounds that this format has and those before it have not: name and SQL.
+
+    Counters without a column of their own stand in ``notes``, a JSON object.
+    """
+    kinds = {True: "INTEGER", False: "REAL"}
+    found = {one.name: f"{kinds[one.whole]} NOT NULL DEFAULT 0" for one in counter_columns(since)}
+    if since == 2:
+        found[INQUIRED] = "INTEGER NOT NULL DEFAULT 0"
+    if since == 4:
+        found[NOTES] = "TEXT NOT NULL DEFAULT '{}'"
+    return found
 
 
 def creation() -> str:
@@ -42,14 +59,20 @@ def creation() -> str:
 
 def upgrade(version: int) -> str:
     """SQL that makes a file of this format one of the next."""
-    added = (f"ALTER TABLE rounds ADD COLUMN {column};" for column in _LATER[version + 1])
+    later = later_columns(version + 1).items()
+    added = (f"ALTER TABLE rounds ADD COLUMN {name} {kind};" for name, kind in later)
     return f"{' '.join(added)} PRAGMA user_version = {version + 1};"
 
 
 def _schema(version: int) -> dict[str, str]:
     """Tables and indexes of a format, by name."""
-    later = [column for since, columns in _LATER.items() if since <= version for column in columns]
-    measures = ", ".join([*(f"{stage}_s REAL NOT NULL" for stage in STAGES), *later])
+    later = (later_columns(since).items() for since in range(2, version + 1))
+    measures = ", ".join(
+        [
+            *(f"{stage}_s REAL NOT NULL" for stage in STAGES),
+            *(f"{name} {kind}" for name, kind in chain.from_iterable(later)),
+        ]
+    )
     return {
         "facts": "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
         "answers": """CREATE TABLE answers (

@@ -8,6 +8,7 @@ import numpy as np
 from rich.table import Table
 
 from pilotfish.device_runtime.record import STAGES, Generation
+from pilotfish.wire.protocols import RoundCounter, counters
 
 Figures = dict[str, Any]
 
@@ -28,8 +29,7 @@ def summary(generation: Generation) -> Figures:
         "finish_reason": generation.finish_reason,
         "rounds": len(rounds),
         "acceptance": round(generation.acceptance, 4),
-        "forgiven": generation.forgiven,
-        "deviation": None if generation.deviation is None else round(generation.deviation, 6),
+        **generation.rounded_notes,
         "inquiries": sum(r.inquired > 0 for r in rounds),
         "accepted_per_round": round(sum(r.accepted for r in rounds) / count, 3),
         "tokens_per_round": round(len(generation.tokens) / count, 3),
@@ -50,11 +50,9 @@ def summary(generation: Generation) -> Figures:
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("window γ", lambda f: f"{f['window']}"),
     ("tokens", lambda f: f"{f['tokens']}"),
-    ("forgiven of these", lambda f: f"{f['forgiven'] or ''}"),
     ("rounds", lambda f: f"{f['rounds']}"),
     ("asked back in", lambda f: f"{f['inquiries'] or ''}"),
     ("acceptance α", lambda f: f"{f['acceptance']:.2f}"),
-    ("deviation a position", lambda f: f"{f['deviation']:.4f}" if f["deviation"] else ""),
     ("tokens a round", lambda f: f"{f['tokens_per_round']:.2f}"),
     ("bytes up a round", lambda f: f"{f['uplink_bytes_per_round']:,.0f}"),
     ("bytes down a round", lambda f: f"{f['downlink_bytes_per_round']:,.0f}"),
@@ -64,12 +62,18 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 )
 
 
+def _noted(counter: RoundCounter) -> tuple[str, Callable[[Figures], str]]:
+    """The row of a counter; "" where there is nothing of it."""
+    form = "d" if counter.whole else ".4f"
+    return counter.heading, lambda f: format(value, form) if (value := f[counter.name]) else ""
+
+
 def report(figures: Sequence[Figures]) -> Table:
     """A table of generations, a column each."""
     table = Table("", caption="bytes are frames as sent; times are medians of a round")
     for column in figures:
         table.add_column(column["protocol"], justify="right")
-    for heading, cell in _ROWS:
+    for heading, cell in (*_ROWS, *map(_noted, counters().values())):
         cells = [cell(column) for column in figures]
         if any(cells):
             table.add_row(heading, *cells)

@@ -105,7 +105,7 @@ def cost(
     # the first exchange of `wisv-selective` is that of `greedy`
     exchange: Exchange[Any] = EXCHANGES[DSD if protocol == DSD else GREEDY]
     if protocol == FULL:
-        exchange = WisvFull(form)
+        exchange = WisvFull(WisvFull.Options.read({"hidden": form}))
     seconds = up = down = exchanges = 0.0
     for drafted, count in _windows(tallies).items():
         sent = exchange.freight((1,) * drafted, Sampling(), 0.0, sizes)

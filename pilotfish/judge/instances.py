@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.edge_runtime.head_file import HiddenFormat
 from pilotfish.judge.episodes import Episode, Mined
 from pilotfish.judge.reading import Floats, Ids
 from pilotfish.speculation.channel import GOOD_BPS, GOOD_RTT_S, POOR_BPS, POOR_RTT_S, Channel
@@ -28,7 +27,7 @@ from pilotfish.speculation.relabelling import (
     relabel,
     repair_probabilities,
 )
-from pilotfish.wire.codecs.hidden import decode_hidden, encode_hidden
+from pilotfish.wire.codecs.hidden import HiddenFormat, decode_hidden, encode_hidden
 from pilotfish.wire.errors import UnsupportedError
 
 # what is sampled: log-uniform, but for the loss, which is uniform

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pilotfish import EdgeServer
-from pilotfish.wire.protocols import NAMES
+from pilotfish.wire.protocols import names
 from tests.conftest import Pair
 from tests.support.hostile import COLD
 
@@ -19,7 +19,7 @@ def device_run(pair: Pair, *arguments: object) -> "subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize("protocol", NAMES)
+@pytest.mark.parametrize("protocol", names())
 def test_every_protocol_runs(pair: Pair, edge: EdgeServer, protocol: str) -> None:
     temperature = 0 if protocol in COLD else 1
     done = device_run(

@@ -15,12 +15,12 @@ from pilotfish.speculation.theory import tokens_per_round
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.link.state import LinkState, Reading
-from pilotfish.wire.protocols import LOCAL, NAMES, STREAM
+from pilotfish.wire.protocols import LOCAL, STREAM, names
 from pilotfish.wire.protocols.exchange import Sizes
 from tests.support.rounds import LOSSLESS
 
 VOCAB = 49152
-OFFERED = NAMES
+OFFERED = names()
 SLOW_TARGET = {1: 0.100, 2: 0.100, 4: 0.101, 8: 0.103, 16: 0.106, 32: 0.112}
 DRAFTER = {1: 0.010, 2: 0.012, 4: 0.015}
 

@@ -54,7 +54,7 @@ def rounds(
             uplink_bytes=round(expected.up),
             downlink_bytes=round(expected.down),
             timings=Timings(draft=levels * DRAFTER[1], verify=SLOW_TARGET[8]),
-            forgiven=forgiven,
+            notes={"forgiven": forgiven},
             inquired=inquired,
             pass_s=SLOW_TARGET[8],
         )
@@ -151,7 +151,7 @@ def test_rtt_thresholds_that_make_no_sense(options: dict[str, float], told: str)
 def test_judged_protocols_only_where_lossy_ones_are_allowed_offered_and_temperature_is_0() -> None:
     def judged(auto: Auto, offered: list[str], **options) -> set[str]:
         found = alternatives(auto, Options(**options), offered=offered)
-        return {one.protocol for one in found if one.exchange and one.exchange.judged}
+        return {one.protocol for one in found if one.needs}
 
     lossy = Auto(lossy=True)
     assert judged(lossy, OFFERED) == {FULL, SELECTIVE}

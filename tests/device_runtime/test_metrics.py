@@ -28,7 +28,7 @@ from pilotfish.device_runtime.record import (
 from pilotfish.device_runtime.service.metrics import Metrics, origins
 from pilotfish.device_runtime.service.status import Status, freshest
 from pilotfish.wire.link.state import LinkState, Reading
-from pilotfish.wire.protocols import NAMES
+from pilotfish.wire.protocols import names
 from tests.field.test_host import sensor
 
 STATE = LinkState(
@@ -87,7 +87,7 @@ def metrics():
 
 def everything(metrics: Metrics) -> None:
     """Have every series that there is."""
-    for protocol in (*NAMES, "tomorrow's"):
+    for protocol in (*names(), "tomorrow's"):
         window = 0 if protocol in ("stream", "local") else 40
         one = a_round(protocol, window=window, accepted=window, tokens=window + 1)
         metrics.round(one)
@@ -141,7 +141,7 @@ def test_speculation_is_counted_under_vllms_names(metrics):
 
 def test_what_a_decision_head_forgave_is_counted(metrics, status):
     for forgiven in (0, 2):
-        one = a_round("wisv-full", accepted=3, tokens=4, forgiven=forgiven)
+        one = a_round("wisv-full", accepted=3, tokens=4, notes={"forgiven": forgiven})
         metrics.round(one)
         status.round(one)
     counted = 'pilotfish_spec_decode_num_forgiven_tokens_total{protocol="wisv-full"}'

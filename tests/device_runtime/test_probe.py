@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.link.edge_link import PROBE_BYTES
+from pilotfish.device_runtime.link.probing import PROBE_BYTES
 from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Probing
 from pilotfish.wire import messages as m

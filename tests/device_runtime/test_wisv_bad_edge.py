@@ -95,10 +95,10 @@ def test_inquiries_of_who_sends_no_states(liar: Liar, protocol: str, window: int
 @pytest.mark.parametrize(
     "changes",
     [
-        {"accepted": 2, "forgiven": 3},
-        {"accepted": 0, "forgiven": 1},
+        {"accepted": 2, "notes": [3]},
+        {"accepted": 0, "notes": [1]},
         {"accepted": 4, "forgiven": 2**31 - 1},
-        {"accepted": 5, "forgiven": 0},
+        {"accepted": 5, "notes": [0]},
         {"accepted": 2, "token": None},
         {"accepted": 2, "token": 64},
     ],
@@ -130,13 +130,13 @@ def test_everything_twice_and_things_of_other_rounds(liar: Liar) -> None:
         [
             lambda s: inquiry(s, b"\0"),
             lambda s: settled(s, start=s.start - 1),
-            lambda s: settled(s, accepted=1, forgiven=1),
+            lambda s: settled(s, accepted=1, notes=[1]),
             lambda s: settled(s, accepted=0),
         ],
     )
     edge, device = liar(script)
     answer = device.generate(PROMPT, protocol=SELECTIVE, window=2, max_tokens=12)
-    assert [(r.accepted, r.forgiven, r.inquired) for r in answer.rounds] == [(1, 1, 1)] * 6
+    assert [(r.accepted, r.notes["forgiven"], r.inquired) for r in answer.rounds] == [(1, 1, 1)] * 6
     assert answer.tokens[1::2] == [1] * 6
     states = [request for request in edge.requests if isinstance(request, m.States)]
     assert [one.start for one in states] == [len(PROMPT) + 2 * i for i in range(6)]
@@ -180,8 +180,8 @@ def test_states_are_sent_for_what_was_asked_and_once(liar: Liar) -> None:
         request for request in edge.requests if not isinstance(request, m.Hello | m.Ping)
     ]
     assert isinstance(begin, m.Begin)
-    assert begin.judging is not None
-    assert begin.judging.hidden_size == HIDDEN
+    assert begin.conditions is not None
+    assert begin.conditions.hidden_size == HIDDEN
     assert isinstance(window, m.Window)
     assert isinstance(states, m.States)
     assert (window.start, window.generation) == (states.start, states.generation)

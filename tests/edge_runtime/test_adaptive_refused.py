@@ -66,7 +66,7 @@ def test_an_edges_file_holds_where_a_request_says_nothing(
             wanted = {"tau": 0.7, "lambdas": NONE_KEY, **named}
             got = other.generate(PROMPT, **options, **named)
             assert decisions(got) == decisions(device.generate(PROMPT, **options, **wanted))
-            assert got.deviation == device.generate(PROMPT, **options, **wanted).deviation
+            assert got.notes == device.generate(PROMPT, **options, **wanted).notes
 
 
 def test_a_file_for_another_target_ends_the_start(pair: Pair, tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_an_edge_whose_file_is_missing_says_so(pair: Pair, tmp_path: Path) -> No
         ({"tau": -0.01}, "tau"),
         ({"tau": 1.01}, "tau"),
         ({"tau": float("nan")}, "tau"),
-        ({"lambdas": (1.0, 0.5)}, "three"),
-        ({"lambdas": (-1.0, 0.5, 0.5)}, "lambda1"),
-        ({"lambdas": (1.0, 1.5, 0.5)}, "lambda2"),
-        ({"lambdas": (1.0, 0.5, float("nan"))}, "lambda3"),
+        ({"lambdas": (1.0, 0.5)}, "length 3"),
+        ({"lambdas": (-1.0, 0.5, 0.5)}, "lambdas\\[0\\]"),
+        ({"lambdas": (1.0, 1.5, 0.5)}, "lambdas\\[1\\]"),
+        ({"lambdas": (1.0, 0.5, float("nan"))}, "lambdas\\[2\\]"),
         ({"expansion": (2, 1)}, "chain"),
     ],
 )
@@ -139,17 +139,23 @@ def test_senseless_options(device: Device, options: dict[str, Any], words: str) 
 
 
 @pytest.mark.parametrize(
-    "relaxing",
+    "wanted",
     [
-        *([tau, None] for tau in (-0.01, 1.01, float("nan"), float("inf"), "0.5", True, [0.5])),
-        *([None, odd] for odd in ([], [1.0, 0.5], [1.0, 0.5, 0.5, 0.5], [-1.0, 0.5, 0.5], 0.5)),
-        *([0.2, odd] for odd in ([1e7, 0.5, 0.5], [float("nan")] * 3, [1.0, 1.5, 0.5], "abc")),
-        *([0.2, None, None], "x", 0.2, True, [None] * 9),
+        *({"tau": tau} for tau in (-0.01, 1.01, float("nan"), float("inf"), "0.5", True, [0.5])),
+        *(
+            {"lambdas": odd}
+            for odd in ([], [1.0, 0.5], [1.0, 0.5, 0.5, 0.5], [-1.0, 0.5, 0.5], 0.5)
+        ),
+        *(
+            {"tau": 0.2, "lambdas": odd}
+            for odd in ([1e7, 0.5, 0.5], [float("nan")] * 3, [1.0, 1.5, 0.5], "abc")
+        ),
+        *({"tau": 0.2, "colour": 1}, {"threshold": 0.5}, [], "x", 0.2, True, None, {1: 2}),
     ],
 )
-def test_beginnings_that_relax_senselessly(edge: EdgeServer, relaxing: object) -> None:
+def test_beginnings_that_relax_senselessly(edge: EdgeServer, wanted: object) -> None:
     with RawClient(edge.endpoint) as client:
-        client.send(*RawSession().begin(PROMPT, "adaptive", relaxing=relaxing))
+        client.send(*RawSession().begin(PROMPT, "adaptive", options=wanted))
         client.fails("malformed")
 
 
@@ -193,7 +199,7 @@ def test_deviations_that_cannot_be(
     liar: Callable[..., Device], protocol: str, accepted: int, deviation: float
 ) -> None:
     def script(request: m.Request) -> list[Parts]:
-        changes: Any = {"accepted": accepted, "deviation": deviation}
+        changes: Any = {"accepted": accepted, "notes": [deviation]}
         return [[verdict(request, **changes)]] if isinstance(request, m.Window) else []
 
     device = liar(script)

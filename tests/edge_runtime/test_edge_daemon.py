@@ -102,7 +102,7 @@ def test_a_pass_that_hangs_starves_the_watchdog_and_a_long_prompt_does_not(
         hung_s = time.monotonic() + 0.5
         while time.monotonic() < hung_s + 2.0:
             other.say(PING)
-            other.hear()  # the doorkeeper answers all the same
+            other.hear()  # the receiver answers all the same
             time.sleep(0.05)
         assert [at for at in systemd.fed(hung_s) if at < hung_s + 2.0] == []
 

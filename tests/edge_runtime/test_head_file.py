@@ -27,12 +27,11 @@ from pilotfish.edge_runtime.head_file import (
     WEIGHTS_BYTES,
     CurvePoint,
     End,
-    HiddenFormat,
     LinkScale,
     Training,
 )
 from pilotfish.speculation.channel import FEATURES, Channel
-from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS
+from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, HiddenFormat
 from pilotfish.wire.errors import HeadError, PilotfishError, from_code
 from tests.support.small_heads import LINK, Arrays, D, H, T, card, head, mismatches, weights
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pilotfish.edge_runtime.targets.holding import Holding
-from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.wire.nodes import Item
 
 SLOTS = 2
@@ -87,7 +87,7 @@ class Conversation(RuleBasedStateMachine):
             chain[shared] == self.held[slot][shared]
         ):
             shared += 1
-        ask = Ask(
+        span = Span(
             slot,
             np.array(chain + nodes, np.uint32),
             min(base, shared),
@@ -95,12 +95,12 @@ class Conversation(RuleBasedStateMachine):
             np.array(parents, np.int64) if parents else None,
         )
         if not takes_part:
-            self.holding.pass_over(ask)
+            self.holding.pass_over(span)
         if takes_part or resent:  # a worker that is back is sent what it was not sent at first
-            item, tokens = self.holding.item(ask)
+            item, tokens = self.holding.item(span)
             self.node.do(item, tokens.tolist())
             assert self.node.held[slot] == chain + nodes
-        self.held[slot] = chain if lands else chain[: ask.base]
+        self.held[slot] = chain if lands else chain[: span.base]
         self.drawn[slot] = (nodes, parents) if lands else ([], [])
         self.current[slot] = takes_part or resent
 
@@ -132,8 +132,10 @@ class Conversation(RuleBasedStateMachine):
         for slot, current in enumerate(self.current):
             nodes, _ = self.drawn[slot]
             if current and not nodes and self.held[slot]:
-                ask = Ask(slot, np.array([*self.held[slot], 9], np.uint32), len(self.held[slot]), 1)
-                assert self.holding.start(ask) == len(self.held[slot])
+                span = Span(
+                    slot, np.array([*self.held[slot], 9], np.uint32), len(self.held[slot]), 1
+                )
+                assert self.holding.start(span) == len(self.held[slot])
 
 
 Conversation.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

@@ -13,6 +13,7 @@ from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.decoder import Decoder
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Ruling
+from tests.support.passes import run
 from tests.support.tiny import tiny_artifact
 
 SLOTS = 9
@@ -74,7 +75,7 @@ def run_all(scheduler: Scheduler) -> list[Job]:
     """Passes until nobody waits; the jobs in the order in which they came back."""
     done: list[Job] = []
     while scheduler.wait_s() is not None:
-        done += scheduler.run()
+        done += run(scheduler)
     return done
 
 
@@ -112,7 +113,7 @@ def test_a_long_prompt_holds_a_window_up_for_one_chunk_at_most(decoder: Decoder)
     done: list[Job] = []
     other.window(tokens)
     while prompt not in done:
-        new = scheduler.run()
+        new = run(scheduler)
         passes.append("window" if any(job.slot == 1 for job in new) else "chunk")
         if passes[-1] == "window":
             tokens = [*tokens, 7]
@@ -137,7 +138,7 @@ def test_cancelled_work_leaves_nothing_behind(decoder: Decoder) -> None:
     scheduler = Scheduler(LocalTarget(decoder))
     client, other = Client(scheduler, 0), Client(scheduler, 1)
     half_read = client.prompt(text(0, 2 * CHUNK))
-    scheduler.run()
+    run(scheduler)
     half_read.cancelled = True
     never_begun = client.window(text(0, 2 * CHUNK + 4))
     never_begun.cancelled = True
@@ -159,7 +160,7 @@ def test_nobody_starves(decoder: Decoder) -> None:
         client.window(text(client.slot, 10))
     reader.prompt(text(0, 2 * CHUNK))
     for _ in range(120):
-        for job in scheduler.run():
+        for job in run(scheduler):
             if job.slot == 8:
                 prompts += 1
                 reader.prompt(text(prompts, 2 * CHUNK))
@@ -217,7 +218,7 @@ class Pace:
 
     def make_pass(self) -> None:
         self._passing = True
-        assert self.scheduler.run()
+        assert run(self.scheduler)
         self._passing = False
 
     def wait_ms(self) -> float:

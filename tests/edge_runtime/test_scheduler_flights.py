@@ -9,11 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.scheduler import Job, Scheduler
-from pilotfish.edge_runtime.targets.target import Ask, Landing, Target
+from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Draft, Ruling
 from tests.edge_runtime.test_scheduler import MS, Clock
+from tests.support.passes import collect, run
 
 VOCAB = 8
 
@@ -24,34 +25,34 @@ class Steered(Target):
     def __init__(self, lanes: int = 1, depth: int = 1, abreast: int = 1) -> None:
         self.context, self.digest = 512, "0"
         self.lanes, self.depth, self.abreast = lanes, depth, abreast
-        self.started: dict[int, list[Ask]] = {}
+        self.started: dict[int, list[Span]] = {}
         self.kept: list[tuple[int, list[int]]] = []
-        self._down: list[Landing] = []
+        self._down: list[Scores] = []
 
-    def start(self, number: int, asks: Sequence[Ask]) -> None:
-        self.started[number] = list(asks)
+    def start(self, number: int, spans: Sequence[Span]) -> None:
+        self.started[number] = list(spans)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         self.kept.append((slot, list(path)))
 
-    def landed(self) -> Sequence[Landing]:
+    def finished(self) -> Sequence[Scores]:
         down, self._down = self._down, []
         return down
 
     def land(self, number: int, error: Exception | None = None) -> None:
         """A flight comes down."""
-        asks = self.started.pop(number)
+        spans = self.started.pop(number)
         answers = []
-        for ask in asks:
-            logits = np.zeros((ask.rows, VOCAB), np.float32)
-            logits[np.arange(ask.rows), ask.tokens[len(ask.tokens) - ask.rows :] % VOCAB] = 1.0
-            answers.append(Output(logits, np.empty((ask.rows, 0), np.float32)))
-        self._down.append(Landing(number, () if error else answers, error))
+        for span in spans:
+            logits = np.zeros((span.rows, VOCAB), np.float32)
+            logits[np.arange(span.rows), span.tokens[len(span.tokens) - span.rows :] % VOCAB] = 1.0
+            answers.append(Output(logits, np.empty((span.rows, 0), np.float32)))
+        self._down.append(Scores(number, () if error else answers, error))
 
     @property
     def aloft(self) -> list[list[int]]:
         """The slots of the flights under way, in the order in which they left."""
-        return [[ask.slot for ask in asks] for asks in self.started.values()]
+        return [[span.slot for span in spans] for spans in self.started.values()]
 
 
 def job(slot: int, tokens: Sequence[int], clock: Clock, owner: bytes = b"", rows: int = 2) -> Job:
@@ -73,7 +74,7 @@ def clock() -> Clock:
 def leave(scheduler: Scheduler) -> None:
     """All passes leave that can leave at once."""
     while scheduler.wait_s() == 0.0:
-        scheduler.run()
+        run(scheduler)
 
 
 def test_lanes_fly_side_by_side_and_each_waits_for_its_own(clock: Clock) -> None:
@@ -88,11 +89,11 @@ def test_lanes_fly_side_by_side_and_each_waits_for_its_own(clock: Clock) -> None
     leave(scheduler)
     assert len(target.started) == 2, "its lane is taken"
     target.land(early)
-    assert {done.slot for done in scheduler.collect()} == {1, 3}
+    assert {done.slot for done in collect(scheduler)} == {1, 3}
     leave(scheduler)
     assert target.aloft == [[0, 2, 4], [5]]
     target.land(late)
-    assert {done.slot for done in scheduler.collect()} == {0, 2, 4}
+    assert {done.slot for done in collect(scheduler)} == {0, 2, 4}
 
 
 def test_who_is_due_in_one_lane_holds_up_no_other(clock: Clock) -> None:
@@ -107,7 +108,7 @@ def test_who_is_due_in_one_lane_holds_up_no_other(clock: Clock) -> None:
         clock.now_ns += 80 * MS
         for number in list(target.started):
             target.land(number)
-        scheduler.collect()
+        collect(scheduler)
         clock.now_ns += 3 * MS
 
     round_trip(0, 1, 2, 3)
@@ -135,10 +136,10 @@ def test_how_long_a_lane_waits_follows_from_its_own_passes(clock: Clock) -> None
         quick, slow = sorted(target.started)
         clock.now_ns += 8 * MS
         target.land(quick)
-        scheduler.collect()
+        collect(scheduler)
         clock.now_ns += 792 * MS
         target.land(slow)
-        scheduler.collect()
+        collect(scheduler)
         clock.now_ns += 5 * MS
     scheduler.submit(job(1, [1, 2, 3], clock))
     assert scheduler.wait_s() == pytest.approx(1.25e-3), "slot 3 is due"
@@ -162,7 +163,7 @@ def test_as_many_flights_as_a_lane_takes_and_the_jobs_shared_out(clock: Clock) -
     leave(scheduler)
     assert len(target.started) == 3
     target.land(first)
-    scheduler.collect()
+    collect(scheduler)
     leave(scheduler)
     assert target.aloft[-1] == [7]
 
@@ -174,10 +175,10 @@ def test_an_owner_whose_pass_is_under_way_comes_after_who_waits(clock: Clock) ->
     greedy = [job(slot, range(40), clock, owner=b"greedy", rows=40) for slot in range(4)]
     for each in greedy:
         scheduler.submit(each)
-    scheduler.run()
+    run(scheduler)
     clock.now_ns += MS
     scheduler.submit(job(9, range(40), clock, owner=b"modest", rows=40))
-    scheduler.run()
+    run(scheduler)
     assert target.aloft == [[0], [9]]
 
 
@@ -190,10 +191,10 @@ def test_jobs_of_a_slot_never_overtake_each_other(clock: Clock) -> None:
     leave(scheduler)
     assert target.aloft == [[0]]
     target.land(min(target.started))
-    assert scheduler.collect() == [first]
+    assert collect(scheduler) == [first]
     leave(scheduler)
-    (asks,) = target.started.values()
-    assert (asks[0].base, len(asks[0].tokens)) == (2, 4), "all that is held but what rows need"
+    (spans,) = target.started.values()
+    assert (spans[0].base, len(spans[0].tokens)) == (2, 4), "all that is held but what rows need"
 
 
 def test_a_job_cancelled_aloft_lands_and_its_slot_serves_the_next_session(clock: Clock) -> None:
@@ -210,16 +211,16 @@ def test_a_job_cancelled_aloft_lands_and_its_slot_serves_the_next_session(clock:
     leave(scheduler)
     assert len(target.started) == 1
     target.land(min(target.started))
-    assert scheduler.collect() == [gone]
+    assert collect(scheduler) == [gone]
     leave(scheduler)
-    (asks,) = target.started.values()
-    assert asks[0].base == 0
+    (spans,) = target.started.values()
+    assert spans[0].base == 0
     target.land(min(target.started))
-    assert scheduler.collect() == [heir]
+    assert collect(scheduler) == [heir]
 
 
 def test_a_job_may_be_cancelled_while_its_pass_is_put_together(clock: Clock) -> None:
-    """The doorkeeper's thread does that; here the clock does, which is read in between."""
+    """The receiver's thread does that; here the clock does, which is read in between."""
     target = Steered()
     only = job(0, [1, 2, 3], clock)
 
@@ -230,7 +231,7 @@ def test_a_job_may_be_cancelled_while_its_pass_is_put_together(clock: Clock) -> 
 
     scheduler = Scheduler(target, Meanwhile())
     scheduler.submit(only)
-    scheduler.run()
+    run(scheduler)
     assert target.aloft in ([], [[0]])
 
 
@@ -244,13 +245,13 @@ def test_a_flight_that_fails_costs_its_own_jobs_only(clock: Clock) -> None:
     bad, good = sorted(target.started)
     target.land(bad, RuntimeError("lost"))
     target.land(good)
-    done = scheduler.collect()
+    done = collect(scheduler)
     assert {each.slot for each in done if each.error} == {0, 1}
     assert {each.slot for each in done if each.ruling} == {2, 3}
     scheduler.submit(job(0, [1, 2, 3], clock))
     leave(scheduler)
-    (asks,) = target.started.values()
-    assert asks[0].base == 0, "what the slot holds is not known"
+    (spans,) = target.started.values()
+    assert spans[0].base == 0, "what the slot holds is not known"
 
 
 class Branches(Draft):
@@ -274,9 +275,9 @@ def test_of_a_tree_aloft_the_path_is_kept_when_it_lands(clock: Clock) -> None:
     leave(scheduler)
     assert target.kept == []
     target.land(min(target.started))
-    scheduler.collect()
+    collect(scheduler)
     assert target.kept == [(0, [0, 2])]
     scheduler.submit(job(0, [1, 2, 3, 5, 6, 7], clock))
     leave(scheduler)
-    (asks,) = target.started.values()
-    assert asks[0].base == 4, "the prompt and the path"
+    (spans,) = target.started.values()
+    assert spans[0].base == 4, "the prompt and the path"

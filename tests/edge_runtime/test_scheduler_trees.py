@@ -15,6 +15,7 @@ from pilotfish.engines.decoder import Decoder, Output, Pass
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Draft, Ruling
 from tests.support.hostile import drafted
+from tests.support.passes import run
 from tests.support.tiny import tiny_artifact
 
 CONTEXT = 512
@@ -66,7 +67,7 @@ class Desk:
     def run(self) -> list[Job]:
         done: list[Job] = []
         while self.scheduler.wait_s() is not None:
-            done += self.scheduler.run()
+            done += run(self.scheduler)
         return done
 
     def take_fed(self) -> list[tuple[int, list[int]]]:

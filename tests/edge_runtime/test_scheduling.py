@@ -12,6 +12,7 @@ from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import Ruling
 from tests.support.hostile import RawSession
+from tests.support.passes import run
 from tests.support.socketless import SocketlessEdge
 
 LONG = [(7 * i) % 50 for i in range(200)]
@@ -108,7 +109,7 @@ def test_a_rule_that_fails_fails_its_own_round_only(pair) -> None:
         ]
         for job in jobs:
             edge.scheduler.submit(job)
-        done = edge.scheduler.run()
+        done = run(edge.scheduler)
         assert edge.scheduler.passes == 1
         assert done[0].error is None
         assert done[0].ruling is not None

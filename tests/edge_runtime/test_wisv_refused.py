@@ -11,7 +11,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import PADDED_VOCAB, VOCAB, Pair
 from tests.support.hostile import PROMPT, RawClient, RawSession
-from tests.support.judging import judging_of
+from tests.support.judging import conditions_of
 from tests.support.tiny import tiny_artifact
 
 PROTOCOLS = ("wisv-full", "wisv-selective")
@@ -41,12 +41,12 @@ def test_senseless_options(
 def test_the_edge_refuses_them_too(pair: Pair, edge: EdgeServer) -> None:
     with RawClient(edge.endpoint) as client:
         for protocol in PROTOCOLS:
-            session = RawSession(judging=judging_of(pair))
+            session = RawSession(conditions=conditions_of(pair))
             client.send(*session.begin(PROMPT, protocol, temperature=1.0))
             client.fails("unsupported")
             for threshold in (-0.01, 1.01, float("nan"), float("inf")):
-                bad = judging_of(pair, threshold=threshold)
-                client.send(*session.begin(PROMPT, protocol, judging=bad))
+                bad = {"threshold": threshold}
+                client.send(*session.begin(PROMPT, protocol, options=bad))
                 client.fails("malformed")
 
 

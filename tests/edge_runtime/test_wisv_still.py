@@ -10,7 +10,7 @@ from pilotfish.wire import messages as m
 from tests.conftest import Pair
 from tests.edge_runtime.bad_input.test_hidden_states import BAD, SELECTIVE, SHAPE
 from tests.support.hostile import PROMPT, RawSession, drafted
-from tests.support.judging import judging_of
+from tests.support.judging import conditions_of
 from tests.support.socketless import SocketlessEdge
 
 
@@ -30,7 +30,7 @@ def asked_of(edge: SocketlessEdge, session: RawSession) -> list[bytes]:
 
 
 def test_states_while_the_window_is_at_the_target(still: SocketlessEdge, pair: Pair) -> None:
-    session = RawSession(judging=judging_of(pair))
+    session = RawSession(conditions=conditions_of(pair))
     still.deliver(session.begin(PROMPT, SELECTIVE))
     still.deliver(session.propose(SELECTIVE, drafted(SELECTIVE, SHAPE)))
     still.deliver(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), [b"\0\1"]))
@@ -40,7 +40,7 @@ def test_states_while_the_window_is_at_the_target(still: SocketlessEdge, pair: P
 
 
 def test_refusals_and_mercy_are_counted(still: SocketlessEdge, pair: Pair) -> None:
-    session = RawSession(judging=judging_of(pair, threshold=1.0))
+    session = RawSession(conditions=conditions_of(pair))
     asked = asked_of(still, session)
     states = session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked)
     for bad in BAD.values():
@@ -51,11 +51,12 @@ def test_refusals_and_mercy_are_counted(still: SocketlessEdge, pair: Pair) -> No
     still.deliver(states)
     verdict = still.reply()
     assert isinstance(verdict, m.Verdict)
-    assert still.tally.forgiven == {SELECTIVE: verdict.forgiven} == {SELECTIVE: len(asked[0])}
+    assert verdict.notes == [len(asked[0])]
+    assert still.tally.notes == {("forgiven", SELECTIVE): len(asked[0])}
 
 
 def test_who_never_sends_the_states_holds_no_place(still: SocketlessEdge, pair: Pair) -> None:
-    session = RawSession(judging=judging_of(pair))
+    session = RawSession(conditions=conditions_of(pair))
     asked = asked_of(still, session)
     still.deliver(RawSession().begin(PROMPT), b"another")
     assert not still.replies
@@ -64,7 +65,7 @@ def test_who_never_sends_the_states_holds_no_place(still: SocketlessEdge, pair: 
 
 
 def test_an_edge_that_stops_waits_for_the_states(still: SocketlessEdge, pair: Pair) -> None:
-    session = RawSession(judging=judging_of(pair))
+    session = RawSession(conditions=conditions_of(pair))
     asked = asked_of(still, session)
     still.service.drain()
     assert not still.service.drained

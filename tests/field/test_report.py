@@ -242,14 +242,14 @@ def test_an_answer_of_one_round_has_no_steady_figures():
 
 def test_what_a_decision_head_did_is_told_where_there_was_one():
     judged = [
-        chain(4, 4, protocol="wisv-selective", forgiven=1, inquired=2),
-        chain(4, 4, protocol="wisv-selective", forgiven=1, inquired=1),
+        chain(4, 4, protocol="wisv-selective", notes={"forgiven": 1}, inquired=2),
+        chain(4, 4, protocol="wisv-selective", notes={"forgiven": 1}, inquired=1),
         chain(4, 0, protocol="wisv-selective", inquired=3),
         chain(4, 2, protocol="wisv-selective"),
     ]
     greedy, wisv = figures([answer([chain(4, 2)]), answer(judged, protocol="wisv-selective")])
-    assert (greedy.forgiven, greedy.asked) == (None, None)
-    assert wisv.forgiven == pytest.approx(2 / 10)
+    assert (greedy.notes["forgiven"], greedy.asked) == (None, None)
+    assert wisv.notes["forgiven"] == pytest.approx(2 / 10)
     assert wisv.asked == pytest.approx(3 / 4)
 
 

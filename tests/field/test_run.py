@@ -112,7 +112,9 @@ rounds = st.builds(
     uplink_bytes=counts,
     downlink_bytes=counts,
     timings=st.builds(Timings, **dict.fromkeys(STAGES, finite)),
-    forgiven=counts,
+    notes=st.dictionaries(
+        st.sampled_from(["forgiven", "of another package"]), counts.map(lambda n: n + 1)
+    ),
     inquired=counts,
 )
 
@@ -204,22 +206,23 @@ def test_a_run_is_read_while_it_is_measured(path):
         recorder.end(recorder.begin(asked(repeat=1)), finished=True)
 
 
-# what older formats do not have: columns of rounds, and settings
+# the columns of rounds that older formats do not have
 LATER = {
-    1: (("forgiven", "inquired", "deviation"), ("threshold", "tau")),
-    2: (("deviation",), ("tau",)),
+    1: ("forgiven", "inquired", "deviation", "notes"),
+    2: ("deviation", "notes"),
+    3: ("notes",),
 }
 
 
 def as_format(version, path):
     """The file as Pilotfish wrote it before it knew decision heads, or relaxations."""
-    columns, absent = LATER[version]
     with sqlite3.connect(path) as database:
-        for column in columns:
+        for column in LATER[version]:
             database.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
         (settings,) = database.execute("SELECT value FROM facts WHERE name = 'settings'").fetchone()
-        fewer = {name: value for name, value in json.loads(settings).items() if name not in absent}
-        database.execute("UPDATE facts SET value = ? WHERE name = 'settings'", (json.dumps(fewer),))
+        flat = json.loads(settings)
+        flat |= flat.pop("options")
+        database.execute("UPDATE facts SET value = ? WHERE name = 'settings'", (json.dumps(flat),))
         database.execute(f"PRAGMA user_version = {version}")
 
 
@@ -230,7 +233,7 @@ def test_a_file_of_an_older_format_is_read_and_gone_on_with(written, version):
     assert read(written, finished=False) == before
     with Recorder.resume(written) as recorder:
         number = recorder.begin(asked(repeat=3))
-        wanted = replace(a_round(), forgiven=2, inquired=3, deviation=0.25)
+        wanted = replace(a_round(), notes={"forgiven": 2, "deviation": 0.25}, inquired=3)
         recorder.round(number, 0, 0.1, wanted)
         recorder.end(number, finished=True)
     *older, newest = read(written, finished=False)

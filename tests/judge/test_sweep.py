@@ -164,9 +164,11 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
     full, selective = (
         cost(one, name, LINK, PACE, SIZES, form=form, missed=0.0) for name in (FULL, SELECTIVE)
     )
-    frames = WisvFull(form).propose(draft, none, SIZES.vocabulary)
+    frames = WisvFull(WisvFull.Options.read({"hidden": form})).propose(
+        draft, none, SIZES.vocabulary
+    )
     assert full.up == WINDOW_BYTES + sum(map(len, frames))
-    exchange = WisvSelective(form)
+    exchange = WisvSelective(WisvSelective.Options.read({"hidden": form}))
     wanted = Wanted(np.array(at), np.zeros(drafted + 1, np.int64), states[at])
     found = exchange.weigh(draft, wanted)
     asked = list(found.frames)

@@ -28,7 +28,8 @@ from pilotfish.speculation.ensemble import (
 )
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.theory import tv
-from pilotfish.wire.protocols import EXCHANGES, Judged, Law, choose
+from pilotfish.wire.protocols import EXCHANGES, Law, choose
+from pilotfish.wire.protocols.judged import Judged
 from tests.conftest import VOCAB
 from tests.support.hostile import drafted
 

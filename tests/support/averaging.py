@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.targets.local import LocalTarget
-from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.decoder import Decoder, Output
 from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
@@ -38,24 +38,26 @@ class Averaged:
             for model in self.models
         ]
 
-    def fly(self, number: int, asks: Sequence[Ask]) -> list[NDArray[np.float32]]:
-        """The logits of each ask."""
-        flown = [target.fly(number, asks) for target in self.targets]
-        return [self.merged([outputs[i] for outputs in flown], ask) for i, ask in enumerate(asks)]
+    def run(self, number: int, spans: Sequence[Span]) -> list[NDArray[np.float32]]:
+        """The logits of each span."""
+        flown = [target.run(number, spans) for target in self.targets]
+        return [
+            self.merged([outputs[i] for outputs in flown], span) for i, span in enumerate(spans)
+        ]
 
-    def merged(self, outputs: Sequence[Output], ask: Ask) -> NDArray[np.float32]:
-        if not ask.rows:
+    def merged(self, outputs: Sequence[Output], span: Span) -> NDArray[np.float32]:
+        if not span.rows:
             return np.empty((0, 0), np.float32)
-        told = [top_rows(each.logits, ask.temperature, self.kept or VOCAB) for each in outputs]
+        told = [top_rows(each.logits, span.temperature, self.kept or VOCAB) for each in outputs]
         if self.kept is None:
             shares = np.array(self.weights) / sum(self.weights)
             total = sum(
                 rows.values * np.float32(share) for rows, share in zip(told, shares, strict=True)
             )
-            return as_logits(np.asarray(total), ask.temperature)
+            return as_logits(np.asarray(total), span.temperature)
         frames = [encode_topk(rows, VOCAB, self.values) for rows in told]
-        heard = [decode_topk(frame, ask.rows, self.kept, VOCAB) for frame in frames]
-        return as_logits(aggregate(self.weights, heard, VOCAB, self.scheme), ask.temperature)
+        heard = [decode_topk(frame, span.rows, self.kept, VOCAB) for frame in frames]
+        return as_logits(aggregate(self.weights, heard, VOCAB, self.scheme), span.temperature)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         for target in self.targets:

@@ -30,7 +30,7 @@ from tests.conftest import HIDDEN, VOCAB
 
 PROMPT = [3, 1, 4, 1, 5]
 # Protocols that decode at temperature 0 only.
-COLD = ["greedy", *(name for name, one in EXCHANGES.items() if one.judged)]
+COLD = ["greedy", *(name for name, one in EXCHANGES.items() if one.needs)]
 WAIT_S = 10.0  # a reply that takes so long is not coming
 
 
@@ -158,12 +158,14 @@ class RawClient:
 class RawSession:
     """A session as an honest device would hold it; every message can be had before it is sent.
 
-    judging: what it says under protocols that judge.
+    conditions: what it says under protocols that are decided by them.
     """
 
-    def __init__(self, session_id: bytes | None = None, judging: m.Judging | None = None) -> None:
+    def __init__(
+        self, session_id: bytes | None = None, conditions: m.Conditions | None = None
+    ) -> None:
         self.id = session_id or secrets.token_bytes(16)
-        self.judging = judging
+        self.conditions = conditions
         self.generation = -1
         self.committed = Committed()
         self.pending = 0  # how many of these, at the end, only this end knows: 0 or 1
@@ -174,7 +176,7 @@ class RawSession:
         self.committed.truncate(0)
         self.committed.extend(prompt)
         self.pending = 0
-        judged = protocol in EXCHANGES and EXCHANGES[protocol].judged
+        by_link = protocol in EXCHANGES and EXCHANGES[protocol].by_link
         begin = m.Begin(
             session=self.id,
             generation=self.generation,
@@ -185,7 +187,7 @@ class RawSession:
             temperature=0.0 if protocol in COLD else 1.0,
             top_k=0,
             top_p=1.0,
-            judging=self.judging if judged else None,
+            conditions=self.conditions if by_link else None,
         )
         return [m.encode(msgspec.structs.replace(begin, **changes)), ids_bytes(prompt)]
 

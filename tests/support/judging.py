@@ -51,11 +51,11 @@ def random_head(
     return DecisionHead(HeadCard(**{**told, **card}), tensors)
 
 
-def judging_of(pair: tuple[Path, Path], **told: Any) -> m.Judging:
+def conditions_of(pair: tuple[Path, Path], **told: Any) -> m.Conditions:
     """What a device with this pair's drafter says when a generation begins."""
     drafter = Artifact.open(pair[0]).manifest
     known = {"drafter": drafter.origin, "hidden_size": drafter.dimensions.hidden}
-    return m.Judging(**{**known, **told})
+    return m.Conditions(**{**known, **told})
 
 
 def saved(head: DecisionHead, folder: Path) -> str:

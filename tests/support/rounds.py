@@ -12,7 +12,8 @@ from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.speculation.confidence import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.tree import Tree
-from pilotfish.wire.protocols import EXCHANGES, Adaptive, Law, Place
+from pilotfish.wire.protocols import EXCHANGES, Law, Place
+from pilotfish.wire.protocols.adaptive import Adaptive, RelaxationOptions
 from tests.support.enumeration import Model, law_of, target_law
 
 LENGTH = 3  # tokens of a generation
@@ -21,7 +22,10 @@ ONE = Sampling(temperature=1.0)
 PROMPT = (1, 3)
 LOSSLESS = [name for name, one in EXCHANGES.items() if one.lossless]
 STRICT = Relaxation(tau=0.0, lambda1=1e6, lambda2=1.0, lambda3=0.0)  # no token is key, yet
-EXACT = {**{name: EXCHANGES[name] for name in LOSSLESS}, "adaptive": Adaptive(STRICT)}
+EXACT = {
+    **{name: EXCHANGES[name] for name in LOSSLESS},
+    "adaptive": Adaptive(RelaxationOptions.of(STRICT)),
+}
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from pilotfish.edge_runtime.bench import Bench
 from pilotfish.edge_runtime.config import EdgeLimits
 from pilotfish.edge_runtime.scheduler import Scheduler
 from pilotfish.edge_runtime.service import Service
+from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.artifact import Artifact
@@ -23,6 +23,7 @@ from pilotfish.engines.decoder import Decoder
 from pilotfish.wire import messages as m
 from pilotfish.wire.transport import Envelope
 from tests.support.hostile import WAIT_S
+from tests.support.passes import run
 
 
 class SocketlessEdge:
@@ -46,7 +47,7 @@ class SocketlessEdge:
             chosen,
             self.scheduler.submit,
             self._keep,
-            bench=Bench.of(artifact.manifest, heads, None),
+            supplies=Supplies.of(artifact.manifest, heads, None),
             tally=self.tally,
         )
 
@@ -64,8 +65,8 @@ class SocketlessEdge:
 
     def turn(self) -> None:
         """Let the target make one pass, and apply what it has done."""
-        for job in self.scheduler.run() if self._working else []:
-            self.service.finish(job)
+        for job in run(self.scheduler) if self._working else []:
+            self.service.answer(job)
 
     def reply(self, client: bytes = b"me") -> m.Reply:
         """The next reply to a client, without its frames."""

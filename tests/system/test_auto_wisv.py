@@ -10,6 +10,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.probing import ping, refresh
 from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
@@ -121,13 +122,13 @@ def test_predictive_takes_a_head_into_account(device: Device, road: Emulator) ->
 def test_a_ping_behind_what_nobody_waited_for_is_sent_again(pair: Pair, edge: EdgeServer) -> None:
     link = EdgeLink(edge.endpoint, None)
     try:
-        link.presence.introduce(Artifact.open(pair.draft).manifest)
+        link.introduce(Artifact.open(pair.draft).manifest)
         link.greet()
         for _ in range(3):
-            link.ping()
+            ping(link)
         link.gauge.sent_ahead(2 * SMALL_BYTES)  # a prompt, of an answer that was given up
         before = link.probing
-        link.refresh(rates=False, anew=True)
+        refresh(link, rates=False, anew=True)
         assert link.probing.since(before).pings == 2
         rtt = link.state().rtt
         assert rtt is not None

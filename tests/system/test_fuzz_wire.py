@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ from tests.support.hostile import (
     drafted,
     resident_mib,
 )
-from tests.support.judging import judging_of
+from tests.support.judging import conditions_of
 from tests.support.socketless import SocketlessEdge
 from tests.support.spoiling import Frames, spoil
 
@@ -50,17 +51,22 @@ DRAFTS = {
 }
 # A verdict of `wisv-selective` takes two exchanges that are not spoilt.
 PROTOCOLS = [*EXCHANGES, "wisv-selective", "stream"]
-RELAXING = [None, m.Relaxing(), m.Relaxing(tau=1.0, lambdas=(1e6, 1.0, 0.0)), m.Relaxing(tau=0.0)]
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "adaptive": [{}, {"tau": 1.0, "lambdas": (1e6, 1.0, 0.0)}, {"tau": 0.0}, {"tau": None}],
+    "wisv-full": [{}, {"threshold": 0.5}, {"hidden": "fp16"}],
+}
 
 
 class Talk:
     """One client's session and the valid messages that could come next in it."""
 
-    def __init__(self, rng: random.Random, judging: m.Judging, vocabulary: str = "ab" * 32) -> None:
+    def __init__(
+        self, rng: random.Random, conditions: m.Conditions, vocabulary: str = "ab" * 32
+    ) -> None:
         self.rng = rng
-        self.judging = judging
+        self.conditions = conditions
         self.vocabulary = vocabulary  # the digest of the edge's, if it is to give parts of it
-        self.session = RawSession(judging=judging)
+        self.session = RawSession(conditions=conditions)
         self.protocol = ""
         self.supply: Frames = []  # the answer to an inquiry that is open
         self.sent: dict[int, Draft] = {}  # the windows sent, by start
@@ -87,7 +93,7 @@ class Talk:
             return m.Hello(
                 version=rng.choice([m.VERSION, m.VERSION + 1]), tokenizer="ab" * 32,
                 vocab_size=VOCAB, padded_vocab_size=PADDED_VOCAB, hidden_size=HIDDEN,
-                bridges=rng.random() < 0.3, drafter=rng.choice(["", self.judging.drafter]),
+                bridges=rng.random() < 0.3, drafter=rng.choice(["", self.conditions.drafter]),
             )  # fmt: skip
         if kind == "fetch":
             return m.Fetch(vocabulary=self.vocabulary, part=rng.choice([0, 0, 1, 2**31 - 1]))
@@ -101,7 +107,7 @@ class Talk:
     def _begin(self) -> Frames:
         rng = self.rng
         if rng.random() < 0.2:
-            self.session = RawSession(rng.randbytes(16), self.judging)
+            self.session = RawSession(rng.randbytes(16), self.conditions)
         self.lost, self.sent, self.supply = False, {}, []
         self.protocol = rng.choice(PROTOCOLS)
         length = rng.choice([1, 2, 5, 30, 150, CONTEXT - 2, CONTEXT])
@@ -111,7 +117,7 @@ class Talk:
             self.protocol,
             seed=rng.getrandbits(60),
             top_k=rng.choice([0, 1, 5]),
-            relaxing=rng.choice(RELAXING),
+            options=rng.choice(OPTIONS.get(self.protocol, [{}])),
         )
 
     def _window(self) -> Frames:
@@ -149,11 +155,11 @@ class Talk:
         self.decided["without a token"] += verdict.token is None
 
 
-def texts_of(edge: SocketlessEdge, judging: m.Judging) -> list[list[int]]:
+def texts_of(edge: SocketlessEdge, conditions: m.Conditions) -> list[list[int]]:
     """A generation under each protocol by an honest client."""
     texts = []
     for protocol, drafts in DRAFTS.items():
-        session = RawSession(judging=judging)
+        session = RawSession(conditions=conditions)
         edge.deliver(session.begin(PROMPT, protocol), b"honest")
         for draft in drafts[:24:3]:
             edge.deliver(session.propose(protocol, draft), b"honest")
@@ -179,10 +185,10 @@ def test_many_thousands_of_messages(
     pair: Pair, service: SocketlessEdge, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = random.Random(7)
-    judging = judging_of(pair)
-    wanted = texts_of(service, judging)
+    conditions = conditions_of(pair)
+    wanted = texts_of(service, conditions)
     digest = Vocabulary.of(Artifact.open(pair.target)).digest
-    talks = {f"client {i}".encode(): Talk(rng, judging, digest) for i in range(CLIENTS)}
+    talks = {f"client {i}".encode(): Talk(rng, conditions, digest) for i in range(CLIENTS)}
     seen: Counter[str] = Counter()
     started_mib = 0.0
     for count in range(MESSAGES):
@@ -210,11 +216,11 @@ def test_many_thousands_of_messages(
     decided = sum((talk.decided for talk in talks.values()), Counter())
     assert min(decided[name] for name in (*EXCHANGES, "without a token")) > 100, decided
     time.sleep(0.1)  # so that an idle session yields
-    assert texts_of(service, judging) == wanted
+    assert texts_of(service, conditions) == wanted
 
 
 def test_spoilt_messages_through_the_socket(pair: Pair, head: str) -> None:
-    rng, judging = random.Random(8), judging_of(pair)
+    rng, conditions = random.Random(8), conditions_of(pair)
     options = {"protocol": "dsd", "temperature": 1.0, "seed": 0, "window": 3, "max_tokens": 40}
     seen: Counter[str] = Counter()
     with (
@@ -224,7 +230,7 @@ def test_spoilt_messages_through_the_socket(pair: Pair, head: str) -> None:
     ):
         wanted = device.generate(PROMPT, **options).tokens
         clients = [
-            (opened.enter_context(RawClient(edge.endpoint)), Talk(rng, judging))
+            (opened.enter_context(RawClient(edge.endpoint)), Talk(rng, conditions))
             for _ in range(CLIENTS)
         ]
         before = resident_mib(edge.pid)
@@ -247,6 +253,6 @@ def test_spoilt_messages_through_the_socket(pair: Pair, head: str) -> None:
 def test_the_seeds_of_the_fuzz_are_valid(pair: Pair) -> None:
     """Unspoilt, every message is understood: the fuzz starts from inside the protocol."""
     rng = random.Random(9)
-    talk = Talk(rng, judging_of(pair))
+    talk = Talk(rng, conditions_of(pair))
     kinds = Counter(type(m.decode_request(talk.next()[0])).__name__ for _ in range(2000))
     assert kinds.keys() == {"Begin", "Window", "Pull", "Ping", "Hello", "Fetch", "Cancel", "Close"}

@@ -161,7 +161,7 @@ def test_a_reply_may_come_before_the_news_that_the_edge_is_back(artifacts, monke
         relay = Relay(edge.endpoint)
         with Device(artifacts / "draft", relay.endpoint) as device:
             wanted = device.generate(PROMPT, max_tokens=12)
-            channel = device._link._line.channel
+            channel = device._link.channel
             note = channel._note
 
             def slowly(event, value):

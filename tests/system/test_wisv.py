@@ -15,8 +15,8 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
 from pilotfish.device_runtime.drafter import Drafter
-from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.gauge import Answer
+from pilotfish.device_runtime.link.edge_link import EdgeLink, Sent
+from pilotfish.device_runtime.link.gauge import TimedReply
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
@@ -41,32 +41,33 @@ class Asked(NamedTuple):
 
     message: m.Request
     frames: Sequence[m.Buffer]
-    answer: Answer
+    answer: TimedReply
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """What the device asks in its rounds, and what the edge says."""
     seen: list[Asked] = []
-    real = EdgeLink.ask
+    real = EdgeLink.wait
 
-    def ask(link: EdgeLink, message: m.Request, frames: Sequence[m.Buffer], *rest: Any) -> Answer:
-        answer = real(link, message, frames, *rest)
+    def wait(link: EdgeLink, sent: Sent, *rest: Any, **more: Any) -> TimedReply:
+        answer = real(link, sent, *rest, **more)
+        message, frames = sent.message, sent.frames
         if isinstance(message, m.Window | m.States):
             seen.append(Asked(message, frames, answer))
         return answer
 
-    monkeypatch.setattr(EdgeLink, "ask", ask)
+    monkeypatch.setattr(EdgeLink, "wait", wait)
     return seen
 
 
 def forgiven(answer: Generation) -> int:
-    return sum(each.forgiven for each in answer.rounds)
+    return sum(each.notes["forgiven"] for each in answer.rounds)
 
 
 def decisions(answer: Generation) -> list[tuple[Any, ...]]:
     """Of each round."""
-    return [(r.start, r.window, r.accepted, r.forgiven, r.tokens) for r in answer.rounds]
+    return [(r.start, r.window, r.accepted, r.notes["forgiven"], r.tokens) for r in answer.rounds]
 
 
 # What is committed
@@ -222,7 +223,7 @@ def test_bytes_and_round_trips_as_sent(
         assert isinstance(verdict, m.Verdict)
         assert not last.answer.frames  # b_pos + b_tok of (4) are in its header
         assert last.answer.downlink_bytes == len(m.encode(verdict)) <= 68
-        assert verdict.forgiven == each.forgiven
+        assert (*verdict.notes, 0)[0] == each.notes["forgiven"]
         down = last.answer.downlink_bytes
         down += first.answer.downlink_bytes if each.inquired else 0
         assert (8 * each.uplink_bytes, each.downlink_bytes) == (up, down)

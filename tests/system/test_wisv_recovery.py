@@ -50,7 +50,7 @@ class Journal:
 @pytest.fixture
 def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
     kept = Journal()
-    send, receive = Line.send, Line.receive
+    send, receive = Line.try_send, Line.receive
 
     def sent(line: Line, message: m.Request, *rest: Any) -> Any:
         kept.before(message)
@@ -62,7 +62,7 @@ def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
         lost = arrived is not None and kept.lose(arrived[0])
         return None if lost else arrived
 
-    monkeypatch.setattr(Line, "send", sent)
+    monkeypatch.setattr(Line, "try_send", sent)
     monkeypatch.setattr(Line, "receive", received)
     return kept
 
@@ -121,10 +121,12 @@ def test_an_edge_killed_and_restarted_before_a_message(
     journal.before = nth(2, kind, replace)
     got = device.generate(PROMPT, protocol=protocol, **WISH)
     assert got.tokens == wanted.tokens
-    assert [each.forgiven for each in got.rounds] == [each.forgiven for each in wanted.rounds]
+    assert [each.notes["forgiven"] for each in got.rounds] == [
+        each.notes["forgiven"] for each in wanted.rounds
+    ]
     begun = journal.of(m.Begin)
     assert len(begun) == 2
-    assert begun[0].judging == begun[1].judging  # the link as it was when the request began
+    assert begun[0].conditions == begun[1].conditions  # the link as it was when the request began
     assert device.generate(PROMPT, protocol=protocol, **WISH).tokens == wanted.tokens
 
 
@@ -243,7 +245,7 @@ def test_a_head_that_looks_at_the_link_is_told_the_same_again(
             device.generate(PROMPT, protocol="wisv-selective", **WISH)
             device.generate(PROMPT, protocol="wisv-selective", **WISH)
         relay.close()
-    first, again, other = (begin.judging for begin in journal.of(m.Begin))
+    first, again, other = (begin.conditions for begin in journal.of(m.Begin))
     assert first == again
     assert first.rtt_s is not None
     assert first.rtt_s != other.rtt_s  # measured anew

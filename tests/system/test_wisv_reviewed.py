@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.drafter import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession
-from pilotfish.device_runtime.link.line import Line
 from pilotfish.device_runtime.plan import Auto
-from pilotfish.device_runtime.session import Proposal, Session
+from pilotfish.device_runtime.record import Round
+from pilotfish.device_runtime.session import Session
 from pilotfish.wire import messages as m
+from pilotfish.wire.channel import Channel
 from pilotfish.wire.errors import MalformedError, TooLargeError, UnsupportedError
 from pilotfish.wire.link.meter import LinkMeter
 from pilotfish.wire.link.tcp import Segments
@@ -78,11 +79,11 @@ def test_no_stage_counts_twice(
         time.sleep(0.02)
         return exchange(meter, **values)
 
-    def timed(session: Session, *rest: Any) -> Proposal:
+    def timed(session: Session, *rest: Any) -> Round:
         since_s = time.monotonic()
-        proposal = speculate(session, *rest)
-        took.append((proposal.record.timings.total, time.monotonic() - since_s))
-        return proposal
+        record = speculate(session, *rest)
+        took.append((record.timings.total, time.monotonic() - since_s))
+        return record
 
     monkeypatch.setattr(LinkMeter, "exchange", slowly)
     monkeypatch.setattr(Session, "speculate", timed)
@@ -145,7 +146,7 @@ def test_a_link_that_took_many_attempts_to_connect(
     device: Device, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     """What the kernel sends again includes SYNs, which it does not count as sent."""
-    monkeypatch.setattr(Line, "segments", lambda line: Segments(sent=2, retransmitted=7))
+    monkeypatch.setattr(Channel, "segments", lambda channel: Segments(sent=2, retransmitted=7))
     assert device.generate(PROMPT, protocol=protocol, max_tokens=4).tokens
 
 
@@ -153,7 +154,7 @@ def test_a_link_that_took_many_attempts_to_connect(
 
 
 def test_mercy_where_nobody_judges(liar: Liar) -> None:
-    _, device = liar(scripted([lambda w: [verdict(w, accepted=2, forgiven=1)]]))
+    _, device = liar(scripted([lambda w: [verdict(w, accepted=2, notes=[1])]]))
     with pytest.raises(MalformedError):
         device.generate(PROMPT, window=4, max_tokens=3)
 

@@ -27,6 +27,13 @@ NAMED = st.characters(min_codepoint=0x20, max_codepoint=0x7E)
 WORDED = st.characters(exclude_categories=("C", "Z"), include_characters=" ")  # what prints
 
 
+OPTIONS = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 2**31) | st.floats(allow_nan=False) | st.text(NAMED),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)  # what an option may be
+
+
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
     """All values that a field of this type may have."""
     found: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
@@ -37,6 +44,10 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
         inspect.ListType: lambda t: st.lists(
             values(t.item_type), min_size=t.min_length or 0, max_size=min(t.max_length, 20)
         ),
+        inspect.DictType: lambda t: st.dictionaries(
+            values(t.key_type), values(t.value_type), max_size=5
+        ),
+        inspect.AnyType: lambda t: OPTIONS,
         inspect.TupleType: lambda t: st.tuples(*map(values, t.item_types)),
         inspect.BoolType: lambda t: st.booleans(),
         inspect.NoneType: lambda t: st.none(),

@@ -19,8 +19,8 @@ from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.protocols import EXCHANGES, Draft, Judge, Judged, Law, Ruling, Wanted
-from pilotfish.wire.protocols.judged import JudgedDraft
+from pilotfish.wire.protocols import EXCHANGES, Draft, Judge, Law, Ruling, Wanted
+from pilotfish.wire.protocols.judged import Judged, JudgedDraft
 from tests.support.judging import random_head
 
 PROTOCOLS = ("wisv-full", "wisv-selective")
@@ -80,8 +80,8 @@ def played(
     """A round; the decision, and the frames of each message but the verdict."""
     device = EXCHANGES[protocol]
     assert isinstance(device, Judged)
-    device = device.sending(form)
-    edge = device.seated(judge)
+    device = device.asking(device.asked({"hidden": form}))
+    edge = device.supplied(judge)
     draft = drafted(case, device)
     messages = [device.propose(draft, NO_IDS, VOCAB)]
     admitted = edge.admit([bytes(frame) for frame in messages[0]], VOCAB)
@@ -96,7 +96,7 @@ def played(
 
 def told(ruling: Ruling) -> tuple[int, int | None, int]:
     assert not ruling.frames
-    return ruling.accepted, ruling.token, ruling.forgiven
+    return ruling.accepted, ruling.token, (*ruling.notes, 0)[0]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -105,7 +105,7 @@ def test_threshold_0_is_greedy(protocol: str, case: Case, judge: Judge) -> None:
     ruling, _ = played(protocol, case, judge)
     greedy = EXCHANGES["greedy"].rule(Draft(case.ids), case.logits, LAW, round_start=3)
     assert told(ruling) == told(greedy)
-    assert ruling.forgiven == 0
+    assert ruling.notes == (0,)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -123,7 +123,7 @@ def test_a_higher_threshold_forgives_no_less(
 ) -> None:
     found = [played(protocol, case, head.judge(Channel(), t))[0] for t in sorted(thresholds)]
     for lower, higher in pairwise(found):
-        assert lower.forgiven <= higher.forgiven
+        assert lower.notes <= higher.notes
         assert lower.accepted <= higher.accepted
 
 
@@ -137,7 +137,7 @@ def test_there_is_something_in_between() -> None:
         case = Case(np.zeros(16, np.uint32), wrong, *states)
         for threshold in np.linspace(0.0, 1.0, 21):
             judge = head.judge(Channel(), threshold)
-            found.add(played("wisv-full", case, judge)[0].forgiven)
+            found.update(played("wisv-full", case, judge)[0].notes)
     assert len(found) > 5, found
 
 
@@ -152,7 +152,7 @@ def test_both_protocols_decide_alike(case: Case, judge: Judge, form: str) -> Non
 @given(cases(), judges())
 def test_what_was_forgiven_is_counted(protocol: str, case: Case, judge: Judge) -> None:
     ruling, _ = played(protocol, case, judge)
-    assert ruling.forgiven == sum(at < ruling.accepted for at in case.wrong)
+    assert ruling.notes == (sum(at < ruling.accepted for at in case.wrong),)
     # what ended the window is a mismatch, and the target's own word takes its place
     assert ruling.accepted == len(case.ids) or ruling.accepted in case.wrong
     assert ruling.token == case.logits[ruling.accepted].argmax()
@@ -214,8 +214,8 @@ def bits(frames: list[Buffer]) -> int:
 
 def test_nobody_else_is_judged_or_inquired() -> None:
     for name, exchange in EXCHANGES.items():
-        assert exchange.judged == (name in PROTOCOLS)
-        assert exchange.lossless != (exchange.judged or exchange.relaxes)
+        assert bool(exchange.needs) == exchange.by_link == (name in PROTOCOLS)
+        assert exchange.lossless != any(counter.gained for counter in exchange.counters)
         if name != "wisv-selective":
             with pytest.raises(MalformedError):
                 exchange.supply(Draft(NO_IDS), [b"\0"])

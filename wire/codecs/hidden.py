@@ -19,7 +19,7 @@ to float32. Steps below 2⁻¹²⁶ would be subnormal, which some processors ar
 Zeros stay zeros. Larger magnitudes than `LARGEST` are refused, not clipped.
 """
 
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 
+HiddenFormat = Literal["int8", "fp16", "int4", "fp32"]
 HIDDEN_FORMATS: Final = ("int8", "fp16", "int4", "fp32")  # the default first
 BLOCK: Final = 32  # 64 would save 3 % of the bytes, and add a third to the error
 LARGEST: Final = {

@@ -1,7 +1,7 @@
 """adaptive: tokens that matter little may stray from the target (decentralized-dsd §2.3).
 
 up:    ids [γ], truncated q̂ of each, as `tslt`
-down:  accepted count, token, deviation
+down:  accepted count, token; noted: deviation
 law:   not the target's: at each position that is looked at, its total variation from the target's
        is known, and their sum is told with the verdict; with τ = 0 it is `tslt`, draw by draw
 
@@ -11,48 +11,86 @@ a token key come with the request, or are the edge's own. At temperature 0 there
 soften, and the protocol is refused.
 """
 
-from copy import copy
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-from pilotfish.speculation.adaptive import Relaxation, verify
+from msgspec import Meta
+
+from pilotfish.speculation.adaptive import HIGHEST_RATIO, Relaxation, verify
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.messages import Relaxing
+from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.exchange import Law, Place, Ruling, coins, follow
 from pilotfish.wire.protocols.tslt import SparseDraft, Tslt
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # Where neither request nor edge say anything. A position deviates by 0.045 with it on the default
 # pair, where 18 % of the drafts are key; with SmolLM2-135M for Qwen2.5-Coder-1.5B by 0.022 in chats
 # (62 %) and by 0.015 on GSM8K (73 %); all at temperature 1.
 BUILT_IN = Relaxation(tau=0.2, lambda1=3.0, lambda2=0.3, lambda3=0.4)
+DEVIATION = RoundCounter(
+    name="deviation",
+    help="Total variation from the target's law, summed over the positions looked at.",
+    of="verified",
+    whole=False,
+    gained=True,
+    column_since=3,
+)
+
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Ratio = Annotated[float, Meta(ge=0.0, le=HIGHEST_RATIO)]
 
 
-class Adaptive(Tslt):
-    """Both halves of `adaptive`. relaxation: the edge's, for one generation."""
+class RelaxationOptions(ProtocolOptions, frozen=True):
+    """How far a generation may stray from the target; what is None is as the edge has it."""
 
-    name = "adaptive"
-    lossless = False
-    relaxes = True
-    agreement = 1.04  # tslt's, and what `BUILT_IN` adds to it
+    tau: Annotated[
+        Share | None,
+        Meta(
+            description="adaptive: how far tokens that are not key may stray; 0: not at all, as "
+            "under tslt (default: as the edge has it)",
+            extra={"metavar": "τ"},
+        ),
+    ] = None
+    lambdas: Annotated[
+        tuple[Ratio, Share, Share] | None,
+        Meta(
+            description="adaptive: a token is key above an entropy ratio λ₁, above a difference λ₂ "
+            "of its probabilities, or below an overlap λ₃ (default: as the edge has them)",
+            extra={"metavar": "λ₁,λ₂,λ₃"},
+        ),
+    ] = None
 
-    def __init__(self, relaxation: Relaxation = BUILT_IN) -> None:
-        self.relaxation = relaxation
+    @classmethod
+    def of(cls, relaxation: Relaxation) -> "RelaxationOptions":
+        """The options that ask for this relaxation."""
+        lambdas = (relaxation.lambda1, relaxation.lambda2, relaxation.lambda3)
+        return cls(tau=relaxation.tau, lambdas=lambdas)
 
-    def relaxed(self, own: Relaxation, asked: Relaxing | None = None) -> "Self":
-        """The same as a request asks for it; ``own`` is what it does not name."""
-        asked = asked or Relaxing()
-        lambdas = asked.lambdas or (own.lambda1, own.lambda2, own.lambda3)
-        other = copy(self)
-        other.relaxation = Relaxation(
-            tau=own.tau if asked.tau is None else asked.tau,
+    @property
+    def relaxation(self) -> Relaxation:
+        """What they ask for; `BUILT_IN` is what they do not name."""
+        lambdas = self.lambdas or (BUILT_IN.lambda1, BUILT_IN.lambda2, BUILT_IN.lambda3)
+        return Relaxation(
+            tau=BUILT_IN.tau if self.tau is None else self.tau,
             lambda1=lambdas[0],
             lambda2=lambdas[1],
             lambda3=lambdas[2],
         )
-        return other
+
+
+class Adaptive(Tslt):
+    """Both halves of `adaptive`."""
+
+    name = "adaptive"
+    Options = RelaxationOptions
+    counters = (DEVIATION,)
+    lossless = False
+    agreement = 1.04  # tslt's, and what `BUILT_IN` adds to it
+    strict_agreement = Tslt.agreement
+
+    def __init__(self, options: ProtocolOptions | None = None) -> None:
+        super().__init__(options)
+        assert isinstance(self.options, RelaxationOptions)
+        self.relaxation = self.options.relaxation
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
         """Anything but temperature 0, where p is one token and cannot be softened."""
@@ -80,4 +118,4 @@ class Adaptive(Tslt):
             self.relaxation,
         )
         token = follow(walk, law, Place(round_start, walk.node))
-        return Ruling(walk.node, token, deviation=deviation)
+        return Ruling(walk.node, token, notes=(deviation,))

@@ -1,8 +1,9 @@
 """What a drafting protocol is: two halves of one exchange, and the words they share.
 
-A protocol is one subclass of `Exchange` in a file of its own. The device calls `draw` while it
-drafts, `pack` and `propose` with what it drew, and `settle` with the verdict; the edge calls
-`admit` on what arrived and `rule` on the target's logits. None of them has state: what a round
+A protocol is one subclass of `Exchange` in a file of its own, with its options and counters
+(`wire.protocols.declared`). The device calls `draw` while it drafts, `pack` and `propose` with what
+it drew, and `settle` with the verdict; the edge calls `admit` on what arrived and `rule` on the
+target's logits. An exchange holds the options of one generation and no other state: what a round
 needs is in its arguments.
 
 A window is a tree in general (`speculation.tree`), whose nodes 1…n stand in the pass breadth first;
@@ -10,9 +11,9 @@ most protocols send chains, in which node i follows node i − 1.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,10 @@ from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
 from pilotfish.wire.errors import BadDraftError, MalformedError, TooLargeError
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
+from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Ids = NDArray[np.uint32]
 
@@ -92,15 +97,13 @@ class Ruling:
     """The edge's decision: the path to node ``accepted`` is committed, and then ``token``.
 
     accepted: 0 where nothing was. token: None where the device samples it by the ``frames``.
-    forgiven: of the accepted tokens, those that the target would have said otherwise. deviation:
-    the total variation from the target's law, summed over the positions that were looked at.
+    notes: what the protocol's counters note of the round, in their order.
     """
 
     accepted: int
     token: int | None
     frames: Sequence[Buffer] = ()
-    forgiven: int = 0
-    deviation: float = 0.0
+    notes: Sequence[float] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,21 +147,44 @@ class Freight(NamedTuple):
 
 
 class Exchange(ABC, Generic[D]):
-    """One protocol, both halves."""
+    """One protocol, both halves, with its options for one generation."""
 
     name: ClassVar[str]
+    Options: ClassVar[type[ProtocolOptions]] = ProtocolOptions
+    counters: ClassVar[tuple[RoundCounter, ...]] = ()
     truncates: ClassVar[int] = 0  # top-K of the drafter where nobody asks for another truncation
     lossless: ClassVar[bool] = True  # the output's law is the target's
     determined: ClassVar[bool] = False  # and it follows from prompt, parameters and seed alone
     # α over that of `dsd`, measured on the default pair at temperature 1: what is expected of the
-    # protocol on a pair that has not shown its own yet. At temperature 0 all accept alike, but for
-    # those that are judged, whose figure is over the others'.
+    # protocol on a pair that has not shown its own yet. At temperature 0 all lossless ones accept
+    # alike.
     agreement: ClassVar[float] = 1.0
+    strict_agreement: ClassVar[float] = 1.0  # of lossy ones: the same without what they gain
+    family: ClassVar[str] = ""  # protocols of one family accept alike; its own name if ""
     branches: ClassVar[bool] = False  # windows may be trees
-    judged: ClassVar[bool] = False  # a decision head forgives mismatches: needs hidden states
-    relaxes: ClassVar[bool] = False  # a position's law may stray from the target's: by how much
+    needs: ClassVar[str] = ""  # what the edge must have for it (`edge_runtime.supplies`)
+    by_link: ClassVar[bool] = False  # the edge decides by the link, measured for each request
+    inquires: ClassVar[bool] = False  # the edge may ask for hidden states of a window
     frames: ClassVar[int] = 1  # of a window, behind its header
     reads_last: ClassVar[bool] = False  # a window's last token, too, is read before it is sent
+
+    def __init__(self, options: ProtocolOptions | None = None) -> None:
+        self.options = self.Options() if options is None else options
+
+    def asking(self, options: ProtocolOptions) -> "Self":
+        """The same for a generation with these options, which are of its own type."""
+        return type(self)(options)
+
+    def asked(self, told: Mapping[str, Any]) -> ProtocolOptions:
+        """Its options as a device tells them; `MalformedError` for what is none of them."""
+        try:
+            return self.Options.read(told)
+        except ValueError as error:
+            raise MalformedError(f"These are no options of {self.name}: {error}.") from error
+
+    def supplied(self, supply: Any) -> "Self":
+        """The same with what it ``needs`` of the edge, for one generation."""
+        raise NotImplementedError(f"{self.name} needs nothing of the edge")
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
         """Raise `UnsupportedError` for a sampling of either end that cannot be served.
@@ -217,8 +243,25 @@ class Exchange(ABC, Generic[D]):
             raise MalformedError("The edge's verdict lacks the token that follows.")
         return ruling.token
 
+    def check_notes(
+        self, notes: Sequence[float], *, window: int, accepted: int
+    ) -> dict[str, float]:
+        """A verdict's notes by their names; `MalformedError` for what no such window can have.
+
+        Those that are missing at the end are 0. window: its levels. accepted: how many tokens of it
+        were.
+        """
+        if len(notes) > len(self.counters):
+            raise MalformedError(f"Rounds of {self.name} do not note so much.")
+        found = {}
+        for counter, value in zip(self.counters, (*notes, *[0] * len(self.counters)), strict=False):
+            if not counter.fits(value, window, accepted):
+                raise MalformedError(f"No window of {self.name} has {value} as its {counter.name}.")
+            found[counter.name] = value
+        return found
+
     def supply(self, draft: D, frames: Sequence[Buffer]) -> list[Buffer]:
-        """The frames of the answer to an inquiry (`wisv-selective`)."""
+        """The frames of the answer to an inquiry."""
         raise MalformedError(f"The edge asks for hidden states, which {self.name} does not send.")
 
     # The edge's half
@@ -247,7 +290,7 @@ class Exchange(ABC, Generic[D]):
     ) -> Ruling | Wanted:
         """Decide on a draft by the target's logits [n + 1, V]: the root's, then each node's.
 
-        hidden: its states [n + 1, d] there, for protocols that are judged.
+        hidden: its states [n + 1, d] there, where the target has them.
         """
 
     def resolve(self, draft: D, wanted: Wanted, frames: Sequence[Buffer]) -> Ruling:

@@ -8,19 +8,26 @@ replaced by the target's argmax. How the device's states get to the edge is wher
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.speculation.judging import judged, mismatches
 from pilotfish.speculation.tree import Tree
-from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden, hidden_bytes
+from pilotfish.wire.codecs.hidden import (
+    HIDDEN_FORMATS,
+    HiddenFormat,
+    decode_hidden,
+    encode_hidden,
+    hidden_bytes,
+)
 from pilotfish.wire.errors import MalformedError, UnsupportedError
 from pilotfish.wire.messages import Buffer
+from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, States, Wanted
 
 if TYPE_CHECKING:
@@ -29,6 +36,28 @@ if TYPE_CHECKING:
 # Of the tokens of a window, those that the target would say otherwise, expected before a round was
 # counted. SmolLM2-135M for Qwen2.5-Coder-1.5B: 34 % up to the first rejection, 44 % behind it.
 MISMATCHED = 0.4
+FORGIVEN = RoundCounter(
+    name="forgiven",
+    help="Accepted tokens that the target would have said otherwise, by its decision head.",
+    gained=True,
+    column_since=2,
+)
+
+
+class JudgingOptions(ProtocolOptions, frozen=True):
+    """How strictly mismatches are judged, and how the drafter's states are sent."""
+
+    threshold: Annotated[
+        Annotated[float, Meta(ge=0.0, le=1.0)] | None,
+        Meta(
+            description="wisv: reject a mismatch that the edge's head finds harmful with more than "
+            "this probability; 0: each, 1: none (default: as the edge has it)",
+            extra={"metavar": "ρ"},
+        ),
+    ] = None
+    hidden: Annotated[HiddenFormat, Meta(description="wisv: how hidden states are sent")] = (
+        HIDDEN_FORMATS[0]
+    )
 
 
 class Judge(Protocol):
@@ -55,30 +84,29 @@ class JudgedDraft(Draft):
 
 
 class Judged(Exchange[JudgedDraft]):
-    """Both halves, but for the way of the states.
+    """Both halves, but for the way of the states. judge: the edge's decision head.
 
-    form: how the device sends them (`wire.codecs.hidden`); the frame's length tells the edge.
-    judge: the edge's.
+    How states are sent is the device's affair: the frame's length tells the edge.
     """
 
+    Options = JudgingOptions
+    counters = (FORGIVEN,)
     lossless = False
-    judged = True
-    agreement = 1.07  # the same pair at its head's own threshold: 1.06 to 1.08 over four links
+    agreement = 1.07  # over dsd's at temperature 0, by the head's own threshold, over four links
+    family = "judged"
+    needs = "decision head"
+    by_link = True
 
-    def __init__(self, form: str = HIDDEN_FORMATS[0], judge: Judge | None = None) -> None:
-        self.form = form
-        self.judge = judge
+    def __init__(self, options: ProtocolOptions | None = None) -> None:
+        super().__init__(options)
+        assert isinstance(self.options, JudgingOptions)
+        self.form = self.options.hidden
+        self.judge: Judge | None = None
 
-    def sending(self, form: str) -> "Self":
-        """The same with states in another format, of `HIDDEN_FORMATS`."""
-        other = copy(self)
-        other.form = form
-        return other
-
-    def seated(self, judge: Judge) -> "Self":
-        """The same with a judge: an edge's, for one generation."""
-        other = copy(self)
-        other.judge = judge
+    def supplied(self, supply: Judge) -> "Self":
+        """The same with a decision head."""
+        other = self.asking(self.options)
+        other.judge = supply
         return other
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
@@ -143,7 +171,7 @@ class Judged(Exchange[JudgedDraft]):
         choices: NDArray[np.int64] = logits.argmax(1)
         at = mismatches(draft.ids, choices)
         if len(at) == 0:
-            return Ruling(len(draft.ids), int(choices[-1]))
+            return Ruling(len(draft.ids), int(choices[-1]), notes=(0,))
         return self.weigh(draft, Wanted(at, choices, hidden[at + 1]))  # row 0 is the root's
 
     @abstractmethod
@@ -157,4 +185,4 @@ class Judged(Exchange[JudgedDraft]):
         tokens = np.stack([draft.ids[wanted.at].astype(np.int64), wanted.choices[wanted.at]], 1)
         rejected = self.judge(states, wanted.target, tokens)
         accepted, token, forgiven = judged(draft.ids, wanted.choices, rejected)
-        return Ruling(accepted, token, forgiven=forgiven)
+        return Ruling(accepted, token, notes=(forgiven,))

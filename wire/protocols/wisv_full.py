@@ -1,7 +1,7 @@
 """wisv-full: the edge forgives harmless mismatches; all hidden states go up (wisv §III-B).
 
 up:    ids [γ], the drafter's last-layer states at all of them [γ, d]
-down:  accepted count, token, forgiven count
+down:  accepted count, token; noted: how many were forgiven
 law:   not the target's: what the edge's head forgives is the drafter's word
 
 One exchange a round, whatever is in it: for links whose RTT costs more than the states.

@@ -3,7 +3,7 @@
 up:    ids [γ]
 down:  which tokens mismatch, m > 0 of them        — none: accepted count, token
 up:    the drafter's last-layer states there [m, d]
-down:  accepted count, token, forgiven count
+down:  accepted count, token; noted: how many were forgiven
 law:   not the target's: what the edge's head forgives is the drafter's word
 
 At most two exchanges a round: for links whose RTT costs less than the states that nobody looks at.
@@ -38,6 +38,7 @@ class WisvSelective(Judged):
     """Both halves of `wisv-selective`."""
 
     name = "wisv-selective"
+    inquires = True
 
     def freight(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: Sizes

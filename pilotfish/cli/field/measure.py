@@ -22,7 +22,8 @@ from pilotfish.cli.options import (
     json_option,
     keys_option,
     positive,
-    share,
+    protocol_options,
+    protocol_options_of,
     window,
     write_json,
 )
@@ -34,7 +35,7 @@ from pilotfish.field import host, matrix
 from pilotfish.field.measure import PATIENCE_S, Bench, RoundLog
 from pilotfish.field.prompts import BUILT_IN, read_prompts
 from pilotfish.field.recording import Recorder, begun, expect_nothing
-from pilotfish.field.report.figures import Figures, figures, flat
+from pilotfish.field.report.figures import Figures, figures, flat, noted
 from pilotfish.field.resumption import (
     changes,
     expect_same_pair,
@@ -108,14 +109,7 @@ def add_to(actions: Commands) -> None:
     )
     add("--max-tokens", type=between(1), metavar="N", help=f"of an answer ({usual.max_tokens})")
     add("--temperature", type=float, metavar="T", help="0 is greedy (default)")
-    add(
-        "--threshold",
-        type=share,
-        metavar="ρ",
-        help="of the edge's decision head, for wisv-full and wisv-selective (default: as the edge "
-        "has it)",
-    )
-    add("--tau", type=share, metavar="τ", help="of adaptive (default: as the edge has it)")
+    protocol_options(parser)
     add("--seed", type=between(0), metavar="N", help=f"repeat r draws by N + r ({usual.seed})")
     add("--note", metavar="TEXT", help="kept in the file, shown in the report")
     add(
@@ -212,15 +206,16 @@ def _done(path: Path) -> set[Cell]:
 
 def _settings(args: argparse.Namespace, resumed: Facts | None) -> Settings:
     """What was asked for, and what was not as in the file, or as is usual."""
-    given = {name: getattr(args, name) for name in (*_SETTINGS, "edge", "note")}
+    named = [name for name in (*_SETTINGS, "edge", "note") if name != "options"]
+    given = {name: getattr(args, name) for name in named}
     given = {name: value for name, value in given.items() if value is not None}
     if "prompts" in given:
         given["prompts"] = read_prompts(given["prompts"])
     if resumed is not None:
-        expect_same_settings(args.out, resumed, given)
+        expect_same_settings(args.out, resumed, {**given, **protocol_options_of(args)})
         return resumed.settings
     chosen = {name: value for name, value in given.items() if name in _SETTINGS}
-    return Settings(**{"prompts": BUILT_IN, **chosen})
+    return Settings(**{"prompts": BUILT_IN, "options": protocol_options_of(args), **chosen})
 
 
 def _ends(
@@ -270,12 +265,10 @@ def _facts(
 
 def _table(found: Sequence[Figures]) -> Table:
     """A line for each protocol and window; columns more where the text may not be the target's."""
-    judged = any(one.asked is not None for one in found)
-    relaxed = any(one.deviation is not None for one in found)
+    notes = noted(found)
     table = Table(caption="medians over n answers, and their 95th percentile")
     table.add_column("", no_wrap=True)
-    lossy = [*(["forgiven"] if judged else []), *(["deviation"] if relaxed else [])]
-    for heading in (*_HEADINGS, *lossy):
+    for heading in (*_HEADINGS, *(counter.name for counter in notes)):
         table.add_column(heading, justify="right")
     for one in found:
         table.add_row(
@@ -286,8 +279,7 @@ def _table(found: Sequence[Figures]) -> Table:
             _number(one.tokens_per_s.median if one.tokens_per_s else None, ".1f"),
             _number(one.acceptance, ".2f"),
             _number(one.tokens_per_round, ".2f"),
-            *([_number(one.forgiven, ".1%")] if judged else []),
-            *([_number(one.deviation, ".4f")] if relaxed else []),
+            *(_number(one.notes[each.name], ".1%" if each.whole else ".4f") for each in notes),
         )
     return table
 

@@ -38,7 +38,7 @@ from pilotfish.judge.speakers import length
 from pilotfish.judge.tasks import TASKS, Question, questions, task_named
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.protocols import Adaptive
+from pilotfish.wire.protocols.adaptive import Adaptive
 
 _EXAMPLE = """\
 Protocol adaptive accepts tokens that are not key against a target that is softened by τ. A token is

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pilotfish.device_runtime.record import STAGES, Round, acceptance, deviation
+from pilotfish.device_runtime.record import STAGES, Round, acceptance
 from pilotfish.field.report.statistics import Position, Spread, positions, spread
 from pilotfish.field.run import Answer, Configuration
-from pilotfish.wire.protocols import EXCHANGES, NAMES, STREAM
+from pilotfish.wire.protocols import EXCHANGES, STREAM, RoundCounter, counters, counters_of, names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,9 @@ class Figures:
 
     n: answers. rounds: all of them. A Spread is over answers, that of round_ms over steady rounds.
     None is what was not measured: acceptance where nothing was drafted, joules without a sensor,
-    steady figures where every answer ended with its first round. forgiven: of the accepted tokens,
-    the share that the target would have said otherwise; asked: the share of rounds in which the
-    edge asked for hidden states; both of rounds that a decision head judged. deviation: a verified
-    position's total variation from the target's law, of rounds that could relax.
+    steady figures where every answer ended with its first round. notes: what the rounds noted, of
+    every counter there is, as a share of what it is a part of. asked: the share of rounds in which
+    the edge asked for hidden states, where it may.
     """
 
     configuration: Configuration
@@ -38,9 +37,8 @@ class Figures:
     first_token_ms: Spread | None
     joules_per_token: Spread | None
     acceptance: float | None
-    forgiven: float | None
+    notes: dict[str, float | None]
     asked: float | None
-    deviation: float | None
     tokens_per_round: float | None
     up_bytes_per_token: float | None
     down_bytes_per_token: float | None
@@ -91,15 +89,15 @@ def lossless(protocol: str) -> bool:
 def order(configuration: Configuration) -> tuple[int, str, int, int]:
     """Sorts protocols as they are registered, and their windows from short to ``auto``."""
     protocol, window = configuration
-    registered = NAMES.index(protocol) if protocol in NAMES else len(NAMES)
+    known = names()
+    registered = known.index(protocol) if protocol in known else len(known)
     return registered, protocol, int(window == "auto"), window if isinstance(window, int) else 0
 
 
 def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
     rounds = [round_ for answer in answers for round_ in answer.rounds]
     drafted = [round_ for round_ in rounds if round_.window]
-    judged = [round_ for round_ in drafted if _judged(round_.protocol)]
-    relaxed = [round_ for round_ in drafted if _relaxes(round_.protocol)]
+    inquiring = [round_ for round_ in drafted if _inquires(round_.protocol)]
     after_prompt = [round_ for answer in answers for round_ in steady(answer)]
     tokens = _tokens(rounds)
     return Figures(
@@ -112,15 +110,20 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
         first_token_ms=_over(answers, lambda a: a.first_token_s * 1e3),
         joules_per_token=_over(answers, _joules_per_token),
         acceptance=acceptance(drafted) if drafted else None,
-        forgiven=_share(sum(r.forgiven for r in judged), sum(r.accepted for r in judged)),
-        asked=_share(sum(r.inquired > 0 for r in judged), len(judged)),
-        deviation=deviation(relaxed),
+        notes={name: _noted(one, drafted) for name, one in counters().items()},
+        asked=_share(sum(r.inquired > 0 for r in inquiring), len(inquiring)),
         tokens_per_round=tokens / len(rounds) if rounds else None,
         up_bytes_per_token=sum(r.uplink_bytes for r in rounds) / tokens if tokens else None,
         down_bytes_per_token=sum(r.downlink_bytes for r in rounds) / tokens if tokens else None,
         stages_ms=_stages_ms(after_prompt),
         positions=positions(drafted),
     )
+
+
+def noted(all_figures: Sequence[Figures]) -> list[RoundCounter]:
+    """The counters of which any of these figures have something to say."""
+    known = counters().values()
+    return [one for one in known if any(f.notes[one.name] is not None for f in all_figures)]
 
 
 def _stages_ms(rounds: Sequence[Round]) -> dict[str, float]:
@@ -144,12 +147,13 @@ def _over(answers: Sequence[Answer], value: Callable[[Answer], float | None]) ->
     return spread([found for found in map(value, answers) if found is not None])
 
 
-def _judged(protocol: str) -> bool:
-    return protocol in EXCHANGES and EXCHANGES[protocol].judged
+def _noted(counter: RoundCounter, rounds: Sequence[Round]) -> float | None:
+    """The counter's share in the rounds whose protocol has it."""
+    return counter.share([one for one in rounds if counter in counters_of(one.protocol)])
 
 
-def _relaxes(protocol: str) -> bool:
-    return protocol in EXCHANGES and EXCHANGES[protocol].relaxes
+def _inquires(protocol: str) -> bool:
+    return protocol in EXCHANGES and EXCHANGES[protocol].inquires
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -161,6 +165,7 @@ def _tokens(rounds: Sequence[Round]) -> int:
 
 
 def flat(found: dict[str, Any]) -> dict[str, Any]:
-    """Figures as a dictionary has them, with the configuration as two keys of their own."""
+    """Figures as a dictionary has them, with keys of their own for configuration and notes."""
     protocol, window = found.pop("configuration")
-    return {"protocol": protocol, "window": window, **found}
+    notes = found.pop("notes", {})
+    return {"protocol": protocol, "window": window, **found, **notes}

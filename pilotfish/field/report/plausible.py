@@ -10,6 +10,7 @@ from pathlib import Path
 from pilotfish.device_runtime.record import STAGES, Round
 from pilotfish.field.run import Answer
 from pilotfish.wire.errors import RunFileError
+from pilotfish.wire.protocols import counters
 
 _LONGEST_S = 1e7  # of a stage or an answer: four months
 _LATEST_UNIX_S = 4e9  # the year 2096
@@ -56,8 +57,9 @@ def _values(answer: Answer) -> Iterator[tuple[str, float, float, float]]:
 def _of_round(round_: Round) -> Iterator[tuple[str, float, float, float]]:
     yield "window of a round", round_.window, 0, 1e4
     yield "accepted tokens of a round", round_.accepted, 0, round_.window
-    yield "forgiven tokens of a round", round_.forgiven, 0, round_.accepted
-    yield "deviation of a round", round_.deviation, 0.0, round_.verified
+    for name, one in counters().items():
+        most = one.bound(round_.window, round_.accepted)
+        yield f"{one.metric.replace('_', ' ')} of a round", round_.notes.get(name, 0), 0, most
     yield "hidden states of a round", round_.inquired, 0, round_.window
     yield "bytes up of a round", round_.uplink_bytes, 0, _LARGEST
     yield "bytes down of a round", round_.downlink_bytes, 0, _LARGEST

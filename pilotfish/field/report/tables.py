@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from pilotfish.field.report.figures import Figures, lowest
+from pilotfish.field.report.figures import Figures, lowest, noted
 from pilotfish.field.report.hindsight import Hindsight
 from pilotfish.field.report.measured import Measured
 from pilotfish.field.report.statistics import Spread
 from pilotfish.field.run import Model
+from pilotfish.wire.protocols import RoundCounter
 
 NONE = "–"  # not measured
 
@@ -75,21 +76,25 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
     ("bytes a token", "down", lambda f: number(f.down_bytes_per_token)),
     ("energy", "J a token", _median(lambda f: f.joules_per_token, 2)),
 )
-_JUDGED: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
-    ("decision head, %", "of accepted forgiven", lambda f: _percent(f.forgiven)),
-    ("decision head, %", "of rounds asked back", lambda f: _percent(f.asked)),
+_ASKED: tuple[str, str, Callable[[Figures], str]] = (
+    *("of rounds, %", "asked back"),
+    lambda f: _percent(f.asked),
 )
-_RELAXED: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
-    ("", "deviation a position", lambda f: number(f.deviation, 4)),
-)
+
+
+def _noted(counter: RoundCounter) -> tuple[str, str, Callable[[Figures], str]]:
+    name = counter.name
+    if counter.whole:
+        return f"of {counter.of}, %", name, lambda f: _percent(f.notes[name])
+    return "", counter.heading, lambda f: number(f.notes[name], 4)
 
 
 def latencies(run: Measured) -> Table:
     """Medians and tails of every (protocol, window) of a run."""
     best = lowest(run.figures)
-    judged = any(figures.asked is not None for figures in run.figures)
-    relaxed = any(figures.deviation is not None for figures in run.figures)
-    columns = (*_COLUMNS, *(_JUDGED if judged else ()), *(_RELAXED if relaxed else ()))
+    columns = [*_COLUMNS, *map(_noted, noted(run.figures))]
+    if any(figures.asked is not None for figures in run.figures):
+        columns.append(_ASKED)
     return Table(
         headings=[(group, heading) for group, heading, _ in columns],
         rows=[[cell(figures) for _, _, cell in columns] for figures in run.figures],
@@ -198,10 +203,8 @@ def _conditions(run: Measured) -> Iterator[tuple[str, str]]:
     yield "prompts × repeats", f"{len(settings.prompts)} × {settings.repeat}"
     yield "tokens at most", str(settings.max_tokens)
     yield "temperature", f"{settings.temperature:g}"
-    if settings.threshold is not None:
-        yield "threshold", f"{settings.threshold:g}"
-    if settings.tau is not None:
-        yield "τ", f"{settings.tau:g}"
+    for name, value in settings.options.items():
+        yield name, f"{value:g}" if isinstance(value, float) else str(value)
     yield "seed", str(settings.seed)
     yield "provider, threads", f"{settings.provider}, {settings.threads or 'all'}"
     yield "energy from", facts.energy or "not measured"

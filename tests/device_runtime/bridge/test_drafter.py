@@ -137,7 +137,7 @@ def test_a_long_answer_is_read_as_it_comes(
         drafted = draft.ids[[n - 1 for n in path]]
         ids = np.concatenate([ids, drafted, random.integers(len(THEIRS), size=1)])
         ids = ids.astype(np.uint32)
-        assert drafter._straight == drafter._held  # all that was read counts
+        assert drafter._chain_length == drafter._held  # all that was read counts
         assert drafter.room(ids) == CONTEXT - len(drafter.bridge.context(ids))
     got = drafter.logits(ids).copy()
     np.testing.assert_allclose(got, logits_alone(artifact, pair, ids), atol=1e-4)
@@ -225,7 +225,7 @@ def test_what_was_drafted_in_vain_leaves_nothing_behind(artifact: Artifact, pair
             draft = drafter.draft(after.ids, (), EXCHANGES["tree"], LAW, ends=())
             assert len(draft.ids) == 0
             drafter.keep(())
-            assert drafter._straight <= drafter._held
+            assert drafter._chain_length <= drafter._held
             text = np.concatenate([after.ids, committed(pair, "zbc")])
             got = drafter.logits(text).copy()
             wanted = logits_alone(artifact, pair, text, after.asked)

@@ -131,11 +131,11 @@ ROUNDS = 10
 class KeepsWhatWasDiscarded(Drafter):
     """It goes by how much was read, not by what."""
 
-    def _meet(self, wanted):
+    def _roll_back(self, wanted):
         # the mutant: what was read is not compared
-        self._straight = min(self._straight, len(wanted))
-        if self._straight < self._held:
-            self._decoder.rollback(self._slot, self._straight)
+        self._chain_length = min(self._chain_length, len(wanted))
+        if self._chain_length < self._held:
+            self._decoder.rollback(self._slot, self._chain_length)
 
 
 class NeverReencodes(SharedTokensBridge):

@@ -160,7 +160,7 @@ def test_both_ends_read_only_what_is_new_in_a_second_turn(
     with Device(models["draft"], server.endpoint, threads=1) as device:
         passes = Passes(device._drafter)
         first = device.generate(TURN, protocol="greedy", max_tokens=30)
-        read = device._drafter._ids[: device._drafter._straight].tolist()
+        read = device._drafter._ids[: device._drafter._chain_length].tolist()
         messages = [
             *TURN,
             {"role": "assistant", "content": first.text},

@@ -55,7 +55,7 @@ def greeted(pair: Pair, endpoint: str, patience: Patience = FAIL) -> Iterator[Ed
     """A link of a device whose drafter has the tiny pair's vocabulary."""
     link = EdgeLink(endpoint, None, patience)
     try:
-        link.presence.introduce(Artifact.open(pair.draft).manifest)
+        link.introduce(Artifact.open(pair.draft).manifest)
         link.greet()
         yield link
     finally:

@@ -146,7 +146,7 @@ def test_a_wait_for_a_part_can_be_interrupted(pair: Pair, liar, cache: Path) -> 
     interrupt = Interrupt()
     link = EdgeLink(edge.endpoint, None, FAIL, interrupt)
     try:
-        link.presence.introduce(Artifact.open(pair.draft).manifest)
+        link.introduce(Artifact.open(pair.draft).manifest)
         link.greet()
         threading.Timer(0.2, interrupt.strike).start()
         with pytest.raises(InterruptedGenerationError):

@@ -15,7 +15,7 @@ from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.hidden import encode_hidden, hidden_bytes
 from tests.conftest import HIDDEN, Pair
 from tests.support.hostile import PROMPT, RawClient, RawSession, drafted
-from tests.support.judging import judging_of
+from tests.support.judging import conditions_of
 
 FULL, SELECTIVE = "wisv-full", "wisv-selective"
 SHAPE = (1,) * 6
@@ -30,7 +30,7 @@ def generation() -> dict[str, Any]:
 @pytest.fixture
 def session(client: RawClient, pair: Pair) -> Iterator[RawSession]:
     """A generation under `wisv-selective`, begun."""
-    opened = RawSession(judging=judging_of(pair))
+    opened = RawSession(conditions=conditions_of(pair))
     client.send(*opened.begin(PROMPT, SELECTIVE))
     yield opened
     client.say(m.Close(session=opened.id))
@@ -59,13 +59,13 @@ def decided(client: RawClient, session: RawSession, asked: list[bytes]) -> m.Ver
 
 
 def decision(verdict: m.Verdict) -> tuple[int, int | None, int]:
-    return verdict.accepted, verdict.token, verdict.forgiven
+    return verdict.accepted, verdict.token, (*verdict.notes, 0)[0]
 
 
 @pytest.fixture
 def honest(client: RawClient, pair: Pair) -> tuple[int, int | None, int]:
     """What the edge decides when nobody lies."""
-    session = RawSession(judging=judging_of(pair))
+    session = RawSession(conditions=conditions_of(pair))
     client.send(*session.begin(PROMPT, SELECTIVE))
     found = decision(decided(client, session, inquired(client, session)))
     client.say(m.Close(session=session.id))
@@ -138,7 +138,7 @@ def test_windows_with_states_that_cannot_be(
     honest: tuple[int, int | None, int],
     bad: Callable[[int], list[bytes]],
 ) -> None:
-    session, draft = RawSession(judging=judging_of(pair)), drafted(FULL, SHAPE)
+    session, draft = RawSession(conditions=conditions_of(pair)), drafted(FULL, SHAPE)
     client.send(*session.begin(PROMPT, FULL))
     header, ids, states = session.propose(FULL, draft)
     client.send(header, ids, *bad(len(SHAPE)))
@@ -162,7 +162,7 @@ def test_states_too_large_to_be_judged_are_no_reason_for_mercy(
     client.send(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked)[0], frame)
     verdict = client.hear()
     assert isinstance(verdict, m.Verdict), verdict
-    assert (verdict.accepted, verdict.forgiven) == (asked[0][0], 0)
+    assert (verdict.accepted, (*verdict.notes, 0)[0]) == (asked[0][0], 0)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_window_again_while_the_edge_waits_for_states(
 
 def test_states_that_nobody_asked_for(client: RawClient, pair: Pair) -> None:
     for protocol in (SELECTIVE, FULL, "greedy"):
-        session, draft = RawSession(judging=judging_of(pair)), drafted(protocol, SHAPE)
+        session, draft = RawSession(conditions=conditions_of(pair)), drafted(protocol, SHAPE)
         client.send(*session.begin(PROMPT, protocol))
         states = session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), [b"\0"])
         client.send(*states)
@@ -296,18 +296,18 @@ def test_beginnings_that_cannot_be(
     """What was begun before goes on."""
     asked = inquired(client, session)
     for protocol in (FULL, SELECTIVE):
-        client.send(*session.begin(PROMPT, protocol, judging=judging_of(pair, **changes)))
+        client.send(*session.begin(PROMPT, protocol, conditions=conditions_of(pair, **changes)))
         client.fails(code)
         session.generation -= 1
     assert decision(decided(client, session, asked)) == honest
 
 
-@pytest.mark.parametrize("judging", [None, [], ["x"], [None] * 7, "x", True])
+@pytest.mark.parametrize("conditions", [None, [], ["x"], [None] * 7, "x", True])
 def test_beginnings_that_do_not_say_who_drafts(
-    client: RawClient, session: RawSession, judging: object
+    client: RawClient, session: RawSession, conditions: object
 ) -> None:
     for protocol in (FULL, SELECTIVE):
-        client.send(*session.begin(PROMPT, protocol, judging=judging))
+        client.send(*session.begin(PROMPT, protocol, conditions=conditions))
         client.fails("malformed")
         session.generation -= 1
     decided(client, session, inquired(client, session))
@@ -316,7 +316,7 @@ def test_beginnings_that_do_not_say_who_drafts(
 def test_hidden_sizes_do_not_cost_memory(pair: Pair, client: RawClient) -> None:
     hello = m.Hello(
         version=m.VERSION, tokenizer="x", vocab_size=9, padded_vocab_size=9, hidden_size=2**31 - 1,
-        bridges=True, drafter=judging_of(pair).drafter,
+        bridges=True, drafter=conditions_of(pair).drafter,
     )  # fmt: skip
     client.say(hello)
     welcome = client.hear()

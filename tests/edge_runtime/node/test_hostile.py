@@ -17,7 +17,7 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish import EdgeServer
-from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.wire import keys
 from pilotfish.wire.messages import encode
 from pilotfish.wire.nodes import Attach, Greet, Item, Ready, Refused, Step
@@ -43,7 +43,7 @@ from tests.support.spoiling import ODD_VALUES, Frames, spoil
 GROWTH_MIB = 48
 MESSAGES = 20_000
 BY_SOCKET = 3_000
-ASK = Ask(1, tokens_of(4, 20), 0, 5)
+SPAN = Span(1, tokens_of(4, 20), 0, 5)
 
 
 @dataclass
@@ -57,11 +57,11 @@ class Fort:
     wanted: NDArray[np.float32] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.wanted = self.fly()
+        self.wanted = self.run()
 
-    def fly(self) -> NDArray[np.float32]:
+    def run(self) -> NDArray[np.float32]:
         """What the honest edge gets."""
-        return self.honest.target.fly(secrets.randbits(40), [ASK])[0].logits
+        return self.honest.target.run(secrets.randbits(40), [SPAN])[0].logits
 
     def rival(self) -> RawEdge:
         return RawEdge(self.worker.endpoint, self.folder / "rival", self.node)
@@ -99,7 +99,7 @@ def neighbour(request: pytest.FixtureRequest) -> Iterator[None]:
     fort: Fort = request.getfixturevalue("fort")
     before = resident_mib(fort.worker.pid)
     yield
-    np.testing.assert_array_equal(fort.fly(), fort.wanted)
+    np.testing.assert_array_equal(fort.run(), fort.wanted)
     assert fort.honest.tally.nodes.total() == 0
     assert resident_mib(fort.worker.pid) - before < GROWTH_MIB
 
@@ -155,7 +155,7 @@ def test_noise_from_a_rival(fort: Fort) -> None:
         for _ in range(BY_SOCKET // 100):
             for _ in range(100):
                 rival.send(*noise(rng, rng.randbytes(16)))
-            np.testing.assert_array_equal(fort.fly(), fort.wanted)
+            np.testing.assert_array_equal(fort.run(), fort.wanted)
             while rival.socket.poll(0):
                 said, _ = rival.report()
                 assert isinstance(said, Ready | Refused), said
@@ -168,14 +168,14 @@ def test_an_edge_takes_over_what_another_one_has_left(cast: Cast, tmp_path: Path
     with WorkerThread(cast.a) as held:
         path = write_list(tmp_path / "w.toml", [("a", held.endpoint)], kept=KEPT)
         with opened(path, cast.a) as first, RawEdge(held.endpoint) as second:
-            wanted = first.target.fly(1, [ASK])[0].logits
+            wanted = first.target.run(1, [SPAN])[0].logits
             attach = Attach(incarnation=secrets.token_bytes(16), kept=KEPT, values="fp16")
             said, _ = second.order(attach)
             assert isinstance(said, Refused)
             assert "each edge needs nodes of its own" in said.message
-            np.testing.assert_array_equal(first.target.fly(2, [ASK])[0].logits, wanted)
+            np.testing.assert_array_equal(first.target.run(2, [SPAN])[0].logits, wanted)
         with opened(path, cast.a) as second:
-            np.testing.assert_array_equal(second.target.fly(1, [ASK])[0].logits, wanted)
+            np.testing.assert_array_equal(second.target.run(1, [SPAN])[0].logits, wanted)
 
 
 def test_two_edges_with_one_key_are_told_of_each_other(cast: Cast, tmp_path: Path) -> None:
@@ -190,16 +190,16 @@ def test_two_edges_with_one_key_are_told_of_each_other(cast: Cast, tmp_path: Pat
             opened(path, cast.a, tmp_path / "edge") as first,
             opened(path, cast.a, tmp_path / "edge") as second,
         ):
-            wanted = second.target.fly(1, [ASK])[0].logits
-            first.target.start(1, [ASK])
-            await_(lambda: "another edge" in first.target.trouble, turn=first.target.landed)
+            wanted = second.target.run(1, [SPAN])[0].logits
+            first.target.start(1, [SPAN])
+            await_(lambda: "another edge" in first.target.trouble, turn=first.target.finished)
             assert first.events("a") == {"refused": 1}
-            await_(lambda: landed(first, wanted), turn=first.target.pause)
+            await_(lambda: finished(first, wanted), turn=first.target.pause)
 
 
-def landed(held: Opened, wanted: NDArray[np.float32]) -> bool:
-    for landing in held.target.landed():
-        np.testing.assert_array_equal(landing.answers[0].logits, wanted)
+def finished(held: Opened, wanted: NDArray[np.float32]) -> bool:
+    for scores in held.target.finished():
+        np.testing.assert_array_equal(scores.outputs[0].logits, wanted)
         return True
     return False
 

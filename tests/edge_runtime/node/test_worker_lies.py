@@ -37,13 +37,13 @@ from tests.support.federating import (
     write_list,
 )
 from tests.support.lying import (
-    ASK,
     BROKEN,
     EVERY,
     KEPT,
     MISPLACED,
     NONSENSE,
     REFUSALS,
+    SPAN,
     Spoil,
     as_it_is,
     federated,
@@ -115,7 +115,7 @@ def test_under_fail_a_typed_error_names_the_liar(cast: Cast, tmp_path: Path, lie
         assert held.events("b")[event] >= 1
         if event != "late":
             liar.is_honest()
-            await_(lambda: held.target.trouble == "", turn=held.target.landed)
+            await_(lambda: held.target.trouble == "", turn=held.target.finished)
             np.testing.assert_array_equal(logits_of(held, 8), wanted_of([cast.a, cast.b], form))
 
 
@@ -125,7 +125,7 @@ def test_an_answer_that_comes_twice_is_a_lie(cast: Cast, tmp_path: Path) -> None
         liar.lies(once(replaced(as_it_is, as_it_is)))
         wanted = wanted_of([cast.a, cast.b], "fp16")
         np.testing.assert_array_equal(logits_of(held), wanted)
-        await_(lambda: "lied" in held.events("b"), turn=held.target.landed)
+        await_(lambda: "lied" in held.events("b"), turn=held.target.finished)
         np.testing.assert_array_equal(logits_of(held, 8), wanted)
         assert held.events("b")["lied"] == 1
 
@@ -148,12 +148,12 @@ def test_answers_that_are_told_the_wrong_way_round_are_a_lie(cast: Cast, tmp_pat
     with federated(cast, tmp_path, late="drop") as (held, liar):
         liar.lies(of_two(lambda first, second: [second, first]))
         target = held.target
-        target.start(1, [ASK])
-        target.start(2, [ASK._replace(slot=2)])
+        target.start(1, [SPAN])
+        target.start(2, [SPAN._replace(slot=2)])
         left = {1, 2}
         await_(
             lambda: not left,
-            turn=lambda: left.difference_update(each.number for each in target.landed()),
+            turn=lambda: left.difference_update(each.number for each in target.finished()),
         )
         assert held.events("b")["lied"] == 1
 
@@ -163,12 +163,12 @@ def test_what_comes_behind_nonsense_is_not_believed(cast: Cast, tmp_path: Path) 
     with federated(cast, tmp_path, late="drop") as (held, liar):
         liar.lies(of_two(lambda first, second: [(first[0], [b"nonsense"]), second]))
         target = held.target
-        target.start(1, [ASK])
-        target.start(2, [ASK._replace(slot=2)])
+        target.start(1, [SPAN])
+        target.start(2, [SPAN._replace(slot=2)])
         landed: dict[int, NDArray[np.float32]] = {}
 
         def hear() -> None:
-            landed.update({each.number: each.answers[0].logits for each in target.landed()})
+            landed.update({each.number: each.outputs[0].logits for each in target.finished()})
 
         await_(lambda: len(landed) == 2, turn=hear)
         for logits in landed.values():
@@ -224,11 +224,11 @@ def test_who_lies_for_ever_is_asked_ever_more_rarely(
     with federated(cast, tmp_path, late="wait") as (held, liar):
         liar.lies(noting)
         liar.service._incarnation = None  # what is asked of it from now on it refuses
-        held.target.start(1, [ASK])
+        held.target.start(1, [SPAN])
         end_s = time.monotonic() + 2.6
         turns = 0
         while time.monotonic() < end_s:
-            assert not held.target.landed()
+            assert not held.target.finished()
             held.target.pause()
             turns += 1
         pauses = np.diff(greeted)
@@ -237,7 +237,7 @@ def test_who_lies_for_ever_is_asked_ever_more_rarely(
         assert turns < 400
         assert len(caplog.records) < 4 * len(greeted)
         liar.is_honest()
-        await_(lambda: bool(held.target.landed()), turn=held.target.pause)
+        await_(lambda: bool(held.target.finished()), turn=held.target.pause)
         liar.lies(noting)  # a good answer has made up for it all
 
 

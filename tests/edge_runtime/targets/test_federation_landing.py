@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pilotfish.edge_runtime.node.slots import CHUNK
+from pilotfish.edge_runtime.slots import CHUNK
 from pilotfish.edge_runtime.targets import federated
-from pilotfish.edge_runtime.targets.target import Ask, Target
+from pilotfish.edge_runtime.targets.target import Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.wire.nodes import Scored
 from tests.conftest import VOCAB
@@ -45,29 +45,29 @@ def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
 def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:
     """Chains, several slots at once, trees of which a path is kept, a prompt of several chunks."""
 
-    def fly(number: int, *asks: Ask) -> list[NDArray[np.float32]]:
-        answers = target.fly(number, asks)
+    def run(number: int, *spans: Span) -> list[NDArray[np.float32]]:
+        answers = target.run(number, spans)
         return [each.logits if isinstance(each, Output) else each for each in answers]
 
     one, two, three = tokens_of(1, 40), tokens_of(2, 40), tokens_of(3, 230)
-    yield from fly(1, Ask(0, one[:20], 0, 0))
-    yield from fly(2, Ask(0, one[:25], 20, 5))
-    yield from fly(3, Ask(0, one[:30], 23, 6, temperature=0.5), Ask(1, two[:9], 0, 3))
-    yield from fly(4, Ask(5, three[:128], 0, 0))
-    yield from fly(5, Ask(5, three[:200], 128, 0))
+    yield from run(1, Span(0, one[:20], 0, 0))
+    yield from run(2, Span(0, one[:25], 20, 5))
+    yield from run(3, Span(0, one[:30], 23, 6, temperature=0.5), Span(1, two[:9], 0, 3))
+    yield from run(4, Span(5, three[:128], 0, 0))
+    yield from run(5, Span(5, three[:200], 128, 0))
     parents = np.array([-1, -1, 0, 0, 1, 2], np.int64)
-    yield from fly(6, Ask(1, two[:16], 9, 7, parents, 1.5), Ask(0, one[:31], 30, 1))
+    yield from run(6, Span(1, two[:16], 9, 7, parents, 1.5), Span(0, one[:31], 30, 1))
     target.keep(1, [0, 2])  # the slot holds 10 tokens before the tree, and these two nodes
     two = np.concatenate([two[:10], two[[10, 12]], two[20:]])
-    yield from fly(7, Ask(1, two[:15], 12, 3), Ask(5, three[:205], 200, 5, temperature=1.0))
-    yield from fly(8, Ask(1, two[:15], 13, 1), Ask(2, two[:3], 0, 3), Ask(0, one[:33], 31, 2))
-    yield from fly(9, Ask(2, two[:12], 3, 7, parents))
+    yield from run(7, Span(1, two[:15], 12, 3), Span(5, three[:205], 200, 5, temperature=1.0))
+    yield from run(8, Span(1, two[:15], 13, 1), Span(2, two[:3], 0, 3), Span(0, one[:33], 31, 2))
+    yield from run(9, Span(2, two[:12], 3, 7, parents))
     target.keep(2, [])  # and of this tree nothing
-    yield from fly(10, Ask(2, two[:14], 6, 2, temperature=0.7))
-    yield from fly(11, Ask(5, three[:212], 205, 7, parents))
+    yield from run(10, Span(2, two[:14], 6, 2, temperature=0.7))
+    yield from run(11, Span(5, three[:212], 205, 7, parents))
     target.keep(5, [1, 4])
     three = np.concatenate([three[:206], three[[207, 210]], three[220:]])
-    yield from fly(12, Ask(5, three[:212], 208, 4))
+    yield from run(12, Span(5, three[:212], 208, 4))
 
 
 @pytest.mark.parametrize(
@@ -135,27 +135,27 @@ def test_a_worker_that_was_late_is_told_what_it_missed(cast: Cast, tmp_path: Pat
     one, other = tokens_of(1, 60), tokens_of(2, 60)
     again = np.concatenate([one[:21], other[:39]])
     flights = [
-        Ask(0, one[:20], 0, 1),
-        Ask(0, one[:26], 20, 6),  # it is late with this one
-        Ask(0, again[:27], 21, 6),  # of which it is told nothing
-        Ask(0, again[:31], 27, 4),
-        Ask(0, again[:36], 31, 5),
+        Span(0, one[:20], 0, 1),
+        Span(0, one[:26], 20, 6),  # it is late with this one
+        Span(0, again[:27], 21, 6),  # of which it is told nothing
+        Span(0, again[:31], 27, 4),
+        Span(0, again[:36], 31, 5),
     ]
     models = [cast.a, cast.b]
     both, first = (Averaged(models[:n], [1.0] * n) for n in (2, 1))
-    wanted = [(both.fly(n, [ask]), first.fly(n, [ask])) for n, ask in enumerate(flights)]
+    wanted = [(both.run(n, [span]), first.run(n, [span])) for n, span in enumerate(flights)]
     settings = {"kept": VOCAB, "values": "fp32", "late": "drop", "late_s": 0.3}
     with WorkerThread(cast.a) as prompt, WorkerThread(cast.b) as slow:
         path = write_list(
             tmp_path / "w.toml", [("a", prompt.endpoint), ("b", slow.endpoint)], **settings
         )
         with opened(path, cast.a) as held:
-            for number, (ask, (all_, alone)) in enumerate(zip(flights, wanted, strict=True)):
+            for number, (span, (all_, alone)) in enumerate(zip(flights, wanted, strict=True)):
                 if number == 1:
                     slow.hold(1.5)
                 elif number == 4:
-                    await_(lambda: held.target.trouble == "", turn=held.target.landed)
-                (got,) = held.target.fly(number, [ask])
+                    await_(lambda: held.target.trouble == "", turn=held.target.finished)
+                (got,) = held.target.run(number, [span])
                 (expected,) = all_ if number in (0, 4) else alone
                 np.testing.assert_allclose(got.logits, expected, atol=2e-5)
                 if number == 1:
@@ -183,26 +183,26 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
         listed = [("a", one.endpoint), ("b", relay.endpoint)]
         with opened(write_list(tmp_path / "w.toml", listed, **settings), cast.a) as held:
             target = held.target
-            target.fly(0, [Ask(0, text[:200], 0, 1)])
+            target.run(0, [Span(0, text[:200], 0, 1)])
             relay.cut()
-            await_(lambda: target.trouble != "", turn=target.landed)
+            await_(lambda: target.trouble != "", turn=target.finished)
             two.lies(slowly)
-            await_(lambda: target.trouble == "", turn=target.landed)
-            alone = Ask(0, text, 200, 5)
+            await_(lambda: target.trouble == "", turn=target.finished)
+            alone = Span(0, text, 200, 5)
             begun_s = time.monotonic()
-            (got,) = target.fly(1, [alone])
+            (got,) = target.run(1, [alone])
             assert time.monotonic() - begun_s < 0.7
             anew = alone._replace(base=0)
-            np.testing.assert_allclose(got.logits, first.fly(1, [anew])[0], atol=2e-5)
+            np.testing.assert_allclose(got.logits, first.run(1, [anew])[0], atol=2e-5)
             two.is_honest()
             for number in count(2):
                 time.sleep(0.1)
                 dropped = held.events("b")["dropped"]
-                (got,) = target.fly(number, [alone])
+                (got,) = target.run(number, [alone])
                 if held.events("b")["dropped"] == dropped:
                     break
                 assert number < 40
-            np.testing.assert_allclose(got.logits, both.fly(1, [anew])[0], atol=2e-5)
+            np.testing.assert_allclose(got.logits, both.run(1, [anew])[0], atol=2e-5)
             assert not {"late", "lied"} & held.events("b").keys()
         relay.close()
     told = [each.getMessage() for each in caplog.records]
@@ -213,23 +213,25 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
 def test_many_short_sessions_do_not_keep_out_who_is_back(cast: Cast, tmp_path: Path) -> None:
     """Under `drop`: together they go on by more, while it reads, than it may lack of one."""
     texts = [tokens_of(slot, 60) for slot in range(SESSIONS)]
-    asks = [Ask(slot, text[:55], 50, 5) for slot, text in enumerate(texts)]
+    spans = [Span(slot, text[:55], 50, 5) for slot, text in enumerate(texts)]
     settings = {"kept": VOCAB, "values": "fp32", "late": "drop", "late_s": 20.0}
     with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
         relay = Relay(two.endpoint)
         listed = [("a", one.endpoint), ("b", relay.endpoint)]
         with opened(write_list(tmp_path / "w.toml", listed, **settings), cast.a) as held:
-            held.target.fly(
-                0, [ask._replace(tokens=ask.tokens[:50], base=0, rows=0) for ask in asks]
+            held.target.run(
+                0, [span._replace(tokens=span.tokens[:50], base=0, rows=0) for span in spans]
             )
             relay.cut()
-            await_(lambda: held.target.trouble != "", turn=held.target.landed)
-            await_(lambda: held.target.trouble == "", turn=held.target.landed)
-            assert sum(ask.base for ask in asks) > CHUNK
-            got = held.target.fly(1, asks)
+            await_(lambda: held.target.trouble != "", turn=held.target.finished)
+            await_(lambda: held.target.trouble == "", turn=held.target.finished)
+            assert sum(span.base for span in spans) > CHUNK
+            got = held.target.run(1, spans)
             assert "dropped" not in held.events("b")
         relay.close()
-    wanted = Averaged([cast.a, cast.b], (1.0, 1.0)).fly(1, [ask._replace(base=0) for ask in asks])
+    wanted = Averaged([cast.a, cast.b], (1.0, 1.0)).run(
+        1, [span._replace(base=0) for span in spans]
+    )
     for each, expected in zip(got, wanted, strict=True):
         np.testing.assert_allclose(each.logits, expected, atol=2e-5)
 
@@ -240,23 +242,23 @@ def test_an_average_that_fails_costs_that_pass_only(
     def fails(*_: object) -> None:
         raise MemoryError
 
-    ask, landings = Ask(0, tokens_of(1, 20), 0, 5), []
+    span, all_scores = Span(0, tokens_of(1, 20), 0, 5), []
     with WorkerThread(cast.a) as one, ExitStack() as stack:
         path = write_list(tmp_path / "w.toml", [("a", one.endpoint)])
         target = stack.enter_context(opened(path, cast.a)).target
         with monkeypatch.context() as patch:
             patch.setattr(federated, "aggregate", fails)
-            target.start(1, [ask])
-            await_(lambda: bool(landings), turn=lambda: landings.extend(target.landed()))
-        assert isinstance(landings[0].error, MemoryError)
-        assert len(target.fly(2, [ask])[0].logits) == 5
+            target.start(1, [span])
+            await_(lambda: bool(all_scores), turn=lambda: all_scores.extend(target.finished()))
+        assert isinstance(all_scores[0].error, MemoryError)
+        assert len(target.run(2, [span])[0].logits) == 5
 
 
 def test_what_was_sent_and_heard_is_counted(cast: Cast, tmp_path: Path) -> None:
     with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
         path = write_list(tmp_path / "w.toml", [("a", one.endpoint), ("b", two.endpoint)], kept=8)
         with opened(path, cast.a) as held:
-            held.target.fly(1, [Ask(0, tokens_of(1, 20), 0, 5)])
+            held.target.run(1, [Span(0, tokens_of(1, 20), 0, 5)])
             assert held.tally.node_bytes_in["a"] > 4 + 5 * (4 + 2 * 8)
             assert held.tally.node_bytes_out["a"] > 4 * 20
             assert held.tally.node_compute_s["a"] > 0.0

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
-from pilotfish.edge_runtime.targets.pace import Pace
+from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
-from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.wire.emulation.emulator import Emulator
 from pilotfish.wire.protocols import Ruling
+from tests.support.passes import collect, run
 from tests.support.pipelines import cut, made_pair, opened, row
 
 CONTEXT = 2048
@@ -65,7 +66,7 @@ def done(scheduler: Scheduler, target: PipelineTarget, count: int) -> dict[int, 
     begun_s, found = time.monotonic(), {}
     while len(found) < count:
         assert time.monotonic() < begun_s + 30.0
-        jobs = scheduler.run() if scheduler.wait_s() == 0.0 else scheduler.collect()
+        jobs = run(scheduler) if scheduler.wait_s() == 0.0 else collect(scheduler)
         for each in jobs:
             assert each.error is None
             found[each.slot] = time.monotonic() - begun_s
@@ -99,7 +100,7 @@ def test_more_windows_than_stages_share_passes(stages: Path, tmp_path: Path) -> 
     with pipeline(stages, tmp_path, stage_s=0.05) as target:
         scheduler = Scheduler(target)
         read(scheduler, target, SLOTS)
-        target.fly(10**6, [Ask(0, np.full(25, 1, np.uint32), 20, 5)])
+        target.run(10**6, [Span(0, np.full(25, 1, np.uint32), 20, 5)])
         assert target.abreast == STAGES, "the links take no time"
         before = scheduler.passes
         for slot in range(SLOTS):
@@ -108,7 +109,7 @@ def test_more_windows_than_stages_share_passes(stages: Path, tmp_path: Path) -> 
         assert scheduler.passes - before == STAGES
 
 
-def test_long_links_hold_more_flights_than_there_are_stages(stages: Path, tmp_path: Path) -> None:
+def test_long_links_hold_more_passes_than_there_are_stages(stages: Path, tmp_path: Path) -> None:
     with pipeline(stages, tmp_path, hop_s=0.05) as target:
         scheduler = Scheduler(target)
         read(scheduler, target, SLOTS)
@@ -132,53 +133,53 @@ def test_a_window_does_not_wait_for_all_of_a_long_session(stages: Path, tmp_path
     """That is fed again, in pieces: no more of these are under way than keep the stages busy."""
     long, short = np.full(16 * CHUNK - 40, 1, np.uint32), np.full(25, 2, np.uint32)
     with pipeline(stages, tmp_path, stage_s=0.05) as target:
-        target.fly(0, [Ask(1, short[:20], 0, 5)])
+        target.run(0, [Span(1, short[:20], 0, 5)])
         begun_s = time.monotonic()
-        target.start(1, [Ask(0, long, 0, 5)])
-        ends = landings(target, begun_s + 0.1)
-        target.start(2, [Ask(1, short, 20, 5)])
-        ends |= landings(target, begun_s + 2.0)
+        target.start(1, [Span(0, long, 0, 5)])
+        ends = all_scores(target, begun_s + 0.1)
+        target.start(2, [Span(1, short, 20, 5)])
+        ends |= all_scores(target, begun_s + 2.0)
         assert ends[2] - begun_s < 0.1 + (STAGES + 1 + STAGES) * 0.05 + 0.1
         assert ends[1] - begun_s > 16 * 0.05
 
 
-def landings(target: PipelineTarget, until_s: float) -> dict[int, float]:
+def all_scores(target: PipelineTarget, until_s: float) -> dict[int, float]:
     """When flights came in until then, by number."""
     found: dict[int, float] = {}
     while (now_s := time.monotonic()) < until_s:
-        for landing in target.landed():
-            assert landing.error is None
-            found[landing.number] = now_s
+        for scores in target.finished():
+            assert scores.error is None
+            found[scores.number] = now_s
         target.pause()
     return found
 
 
-# The pace
+# The depth
 
 SECONDS = st.floats(1e-4, 1.0)
 
 
 @given(st.integers(1, 8), st.integers(1, 32), SECONDS, st.lists(SECONDS, min_size=1, max_size=8))
-def test_as_many_flights_as_fit_into_the_way(
+def test_as_many_passes_as_fit_into_the_way(
     stages: int, slots: int, hops_s: float, computed_s: list[float]
 ) -> None:
-    pace = Pace(stages, slots)
+    depth = PipelineDepth(stages, slots)
     computed_ns = [int(1e9 * each) for each in computed_s]
-    pace.learn(hops_s + sum(computed_s[1:]), computed_ns, alone=True)
-    assert min(stages, slots) <= pace.flights <= slots
+    depth.learn(hops_s + sum(computed_s[1:]), computed_ns, alone=True)
+    assert min(stages, slots) <= depth.passes <= slots
     fitting = (hops_s + sum(computed_s)) / max(computed_s)
     if stages <= fitting <= slots:
-        assert abs(pace.flights - fitting) < 0.51
+        assert abs(depth.passes - fitting) < 0.51
 
 
 def test_steps_that_waited_for_others_do_not_make_the_way_longer() -> None:
-    pace = Pace(4, 32)
+    depth = PipelineDepth(4, 32)
     way_ns = [10_000_000] * 4
-    pace.learn(0.07, way_ns, alone=True)  # 40 ms on the links
-    assert pace.flights == 8
-    pace.learn(0.5, way_ns, alone=False)
-    assert pace.flights == 8
-    pace.learn(0.05, way_ns, alone=False)
-    assert pace.flights == 6
-    pace.learn(0.5, way_ns, alone=True)
-    assert pace.flights == 32
+    depth.learn(0.07, way_ns, alone=True)  # 40 ms on the links
+    assert depth.passes == 8
+    depth.learn(0.5, way_ns, alone=False)
+    assert depth.passes == 8
+    depth.learn(0.05, way_ns, alone=False)
+    assert depth.passes == 6
+    depth.learn(0.5, way_ns, alone=True)
+    assert depth.passes == 32

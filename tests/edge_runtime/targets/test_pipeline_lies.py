@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from pilotfish.edge_runtime.node.stage import StageSlots, StageWork
+from pilotfish.edge_runtime.node.stage import StageWork
+from pilotfish.edge_runtime.slots import StageSlots
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
-from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.wire.errors import TargetLostError
@@ -38,7 +39,7 @@ class Told(NamedTuple):
 
     def flies(self, number: int, slot: int, length: int, base: int = 0) -> None:
         """A pass that comes back with the right logits."""
-        (answer,) = self.target.fly(number, [Ask(slot, TOKENS[:length], base, 3)], timeout_s=60.0)
+        (answer,) = self.target.run(number, [Span(slot, TOKENS[:length], base, 3)], timeout_s=60.0)
         wanted = whole_logits(self.whole, TOKENS[:length].tolist(), 3)
         np.testing.assert_array_equal(answer.logits, wanted)
 
@@ -171,7 +172,7 @@ def test_who_lies_for_ever_is_given_up(told: Told) -> None:
     told.liar.lies(spoil)
     begun_s = time.monotonic()
     with pytest.raises(TargetLostError, match="its answer makes no sense"):
-        told.target.fly(2, [Ask(0, TOKENS[:45], 40, 3)], timeout_s=60.0)
+        told.target.run(2, [Span(0, TOKENS[:45], 40, 3)], timeout_s=60.0)
     assert time.monotonic() - begun_s < 12.0
     assert told.tally.nodes["stage 3", "lied"] - before <= 6, "it was asked again and again"
     told.liar.is_honest()
@@ -190,5 +191,5 @@ def test_a_pass_that_fails_at_the_edge_itself_costs_that_pass_only(
     with monkeypatch.context() as patch:
         patch.setattr(room, name, fails)
         with pytest.raises(RuntimeError, match="out of memory"):
-            told.target.fly(900, [Ask(1, TOKENS[:20], 0, 3)], timeout_s=20.0)
+            told.target.run(900, [Span(1, TOKENS[:20], 0, 3)], timeout_s=20.0)
     told.flies(901, 1, 25)

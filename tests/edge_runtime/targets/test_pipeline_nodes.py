@@ -16,7 +16,7 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
-from pilotfish.edge_runtime.targets.target import Ask
+from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.export.split import split_artifact
@@ -63,7 +63,7 @@ def found(thirds: Path) -> Iterator[Row]:
 
 def flies(target: PipelineTarget) -> bool:
     """A pass comes back."""
-    (answer,) = target.fly(0, [Ask(0, np.arange(5, dtype=np.uint32), 0, 2)], timeout_s=30.0)
+    (answer,) = target.run(0, [Span(0, np.arange(5, dtype=np.uint32), 0, 2)], timeout_s=30.0)
     return len(answer.logits) == 2
 
 
@@ -320,7 +320,7 @@ def test_a_key_that_is_taken_off_a_stages_list(
         entry.unlink()
         os.kill(found.nodes[1].server.pid, signal.SIGHUP)
         time.sleep(0.3)  # it is heard, and the connection is not cut yet
-        target.start(7, [Ask(0, np.arange(9, dtype=np.uint32), 0, 1)])
+        target.start(7, [Span(0, np.arange(9, dtype=np.uint32), 0, 1)])
         seen = tells(target, "This key has been taken off")
         assert "stage 2: The stage after stage 2 of 3 (layer 2) refuses" in seen
         tells(target, "not let in")
@@ -331,7 +331,7 @@ def test_a_key_that_is_taken_off_a_stages_list(
         entry.write_bytes(key)
         os.kill(found.nodes[1].server.pid, signal.SIGHUP)
         end_s = time.monotonic() + 30.0
-        while not (landed := target.landed()):
+        while not (landed := target.finished()):
             assert time.monotonic() < end_s, target.trouble
             target.pause()
         assert (landed[0].number, landed[0].error) == (7, None)
@@ -342,7 +342,7 @@ def tells(target: PipelineTarget, words: str) -> str:
     end_s = time.monotonic() + 20.0
     while words not in (said := target.trouble):
         assert time.monotonic() < end_s, said
-        assert not target.landed()
+        assert not target.finished()
         target.pause()
     return said
 

@@ -402,7 +402,7 @@ def until(target: PipelineTarget, holds: Callable[[], bool]) -> None:
     end_s = time.monotonic() + 30.0
     while not holds():
         assert time.monotonic() < end_s, target.trouble
-        target.landed()
+        target.finished()
         target.pause()
 
 

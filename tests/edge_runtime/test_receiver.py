@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish import EdgeServer
-from pilotfish.edge_runtime.doorkeeper import Doorkeeper
+from pilotfish.edge_runtime.receiver import BackgroundReceiver
 from pilotfish.wire import messages as m
 from tests.support.hostile import RawClient, RawSession
 from tests.support.tiny import tiny_artifact
@@ -20,7 +20,7 @@ SOON_S = 5.0
 
 
 class Door:
-    """A pipe with a doorkeeper at its end, who takes in at most ``burst`` bytes at a time."""
+    """A pipe with a receiver at its end, who takes in at most ``burst`` bytes at a time."""
 
     def __init__(self, burst: int = 1_000_000) -> None:
         self._reader, self._writer = os.pipe()
@@ -29,7 +29,7 @@ class Door:
         self.taken = b""
         self.calls = 0
         self.by: set[int] = set()
-        self.keeper = Doorkeeper({self._reader: self.answer})
+        self.keeper = BackgroundReceiver({self._reader: self.answer})
         self.keeper.start()
 
     def answer(self) -> bool:

@@ -1,20 +1,22 @@
-"""The slots of one edge on a node: items of a step in, passes out.
+"""Running a step on the slots of a model or a stage, on a node or as stage 1 on the edge.
 
-In:  items, the tokens that go with them, and the parents of all trees.
-Out: slots that end where the items go on, and the passes to run there: one for each item, or
-     several, one after the other, where an edge brings a slot up to date.
+In:  the step's items, the tokens or states that go with them, and the parents of all trees.
+Out: slots that end where the items go on, and what was computed there: in one pass for each item,
+     or in several, one after the other, where an edge brings a slot up to date.
 
-Nobody asks what a slot holds: the edge says from where it goes on. What the edge says may be
+What a slot holds is not asked for: the edge says from where it goes on. What the edge says may be
 nonsense, and raises `MalformedError` then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.engines.decoder import Decoder, Output
 from pilotfish.engines.passes import Pass
 from pilotfish.engines.slots import Slots
+from pilotfish.engines.stage import Stage
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.errors import MalformedError, TooLargeError
 from pilotfish.wire.messages import Buffer
@@ -22,9 +24,11 @@ from pilotfish.wire.nodes import Item
 
 CHUNK = 128  # tokens that a slot takes in at once
 
+States = NDArray[np.float32]
 
-class NodeSlots:
-    """What an edge's items mean to a decoder or a stage, which the node then has run."""
+
+class StepSlots:
+    """What the items of a step mean to a decoder or a stage: where slots go on, and what runs."""
 
     def __init__(self, held: Slots) -> None:
         self._held = held
@@ -76,6 +80,87 @@ class NodeSlots:
             path = [*range(chain), *(chain + node for node in item.kept)]
             self._held.keep(item.slot, path)
         self._held.rollback(item.slot, item.start)
+
+
+class ModelSlots:
+    """A decoder, run by items; ``breathe`` is called between the passes of a long one."""
+
+    def __init__(self, decoder: Decoder, breathe: Callable[[], None] = lambda: None) -> None:
+        self.decoder = decoder
+        self._breathe = breathe
+        self._slots = StepSlots(decoder)
+
+    def forget(self) -> None:
+        """Empty all slots."""
+        self._slots.forget()
+
+    def run(
+        self, items: Sequence[Item], tokens: NDArray[np.int64], parents: Buffer
+    ) -> list[Output]:
+        """An answer for each item, good until the next call; tokens: i64 [Σ size].
+
+        Raises `MalformedError` for what does not fit, `CapacityError` for more tokens than a slot
+        has room for.
+        """
+        passes = self._slots.passes(items, tokens, parents)
+        try:
+            if all(len(each) == 1 for each in passes):
+                return self.decoder.forward([one for (one,) in passes])
+            return [_joined([self._piece(piece) for piece in each]) for each in passes]
+        except ValueError as error:
+            raise MalformedError(f"A step does not fit: {error}.") from error
+
+    def _piece(self, piece: Pass) -> Output:
+        """The answer to a part of an item, which the next forward does not overwrite."""
+        self._breathe()
+        (output,) = self.decoder.forward([piece])
+        return Output(output.logits.copy(), output.hidden.copy())
+
+
+def _joined(pieces: Sequence[Output]) -> Output:
+    return Output(
+        np.concatenate([piece.logits for piece in pieces]),
+        np.concatenate([piece.hidden for piece in pieces]),
+    )
+
+
+class StageSlots:
+    """A stage, run by items; ``breathe`` is called between the passes of a long one."""
+
+    def __init__(self, stage: Stage, breathe: Callable[[], None] = lambda: None) -> None:
+        self.stage = stage
+        self._breathe = breathe
+        self._slots = StepSlots(stage)
+
+    def forget(self) -> None:
+        """Empty all slots."""
+        self._slots.forget()
+
+    def run(
+        self, items: Sequence[Item], states: "States | NDArray[np.int64]", parents: Buffer
+    ) -> States:
+        """What the stage makes of states f32 [Σ size, width], or the first one of tokens i64.
+
+        Out: f32 [Σ size, width]; of the last stage hidden states f32 [Σ rows, answer_width]. Good
+        until the next call. Raises `MalformedError` for what does not fit, `CapacityError` for more
+        tokens than a slot has room for.
+        """
+        tokens = states if self.stage.first else np.zeros(len(states), np.int64)
+        passes = self._slots.passes(items, tokens.astype(np.int64, copy=False), parents)
+        fed = None if self.stage.first else states.astype(np.float32, copy=False)
+        try:
+            if all(len(each) == 1 for each in passes):
+                return self.stage.forward([one for (one,) in passes], fed)
+            found, end = [], 0
+            for each in passes:
+                for piece in each:
+                    self._breathe()
+                    start, end = end, end + len(piece.tokens)
+                    made = self.stage.forward([piece], None if fed is None else fed[start:end])
+                    found.append(made.copy())
+            return np.concatenate(found)
+        except ValueError as error:
+            raise MalformedError(f"A step does not fit: {error}.") from error
 
 
 def numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:

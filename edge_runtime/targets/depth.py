@@ -1,14 +1,14 @@
-"""How many flights a row of stages can work on at once.
+"""How many passes a row of stages can work on at once.
 
 In:  how long steps took all the way, and what each stage computed for them. Out: a number of
-     flights: fewer leave stages idle, more only wait before the slowest one.
+     passes: fewer leave stages idle, more only wait before the slowest one.
 """
 
 from collections.abc import Sequence
 
 
-class Pace:
-    """``flights``: as many as the slowest stage computes while one of them goes all the way.
+class PipelineDepth:
+    """``passes``: as many as the slowest stage computes while one of them goes all the way.
 
     But no fewer than there are stages, and no more than slots.
     """
@@ -16,7 +16,7 @@ class Pace:
     def __init__(self, stages: int, slots: int) -> None:
         self._least, self._most = min(stages, slots), slots
         self._hops_s = 0.0  # of a step's way, all but computing
-        self.flights = self._least
+        self.passes = self._least
 
     def learn(self, taken_s: float, compute_ns: Sequence[int], *, alone: bool) -> None:
         """A step took so long from stage 1 to its answer, with so much computing in each stage.
@@ -29,4 +29,4 @@ class Pace:
         slowest_s = max(compute_ns, default=0) * 1e-9
         if slowest_s > 0.0:
             fitting = round((self._hops_s + computed_s) / slowest_s)
-            self.flights = min(max(self._least, fitting), self._most)
+            self.passes = min(max(self._least, fitting), self._most)

@@ -1,0 +1,149 @@
+"""Flags from settings: `add_flags` declares them, `from_args` reads them back.
+
+What a setting is, and what may be said of it, stands in `pilotfish.wire.settings`. Where a
+description does not speak of the default itself, the help shows it behind.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from msgspec import Meta, Struct
+
+from pilotfish.cli.quantities import duration, rate, share
+from pilotfish.wire.keys import default_directory
+from pilotfish.wire.settings import REQUIRED, Setting, plain, settings
+
+_Settings = TypeVar("_Settings", bound=Struct)
+_Read = Callable[[str], Any]
+
+_GREATEST_INT = 2**31 - 1
+
+
+def add_flags(
+    parser: "argparse._ActionsContainer", struct: type[Struct], **defaults: object
+) -> None:
+    """A flag for each setting. defaults: of this command, by the fields' names."""
+    for setting in settings(struct):
+        if setting.group:
+            title = setting.meta.title
+            below = parser.add_argument_group(title, setting.meta.description) if title else parser
+            add_flags(below, setting.type)
+        elif setting.meta.description:
+            _add(parser, setting._replace(default=defaults.get(setting.name, setting.default)))
+
+
+def from_args(args: argparse.Namespace, struct: type[_Settings], **others: object) -> _Settings:
+    """The settings as the flags have them. others: the fields that are no flags, or differ."""
+    found = dict(others)
+    for setting in settings(struct):
+        if setting.name in found:
+            continue
+        if setting.group:
+            found[setting.name] = from_args(args, setting.type)
+        elif setting.meta.description:
+            value = getattr(args, setting.flag.replace("-", "_"))
+            if value is not None:
+                found[setting.name] = tuple(value) if isinstance(value, list) else value
+    return struct(**found)
+
+
+def bounded(kind: Callable[[str], Any], meta: Meta) -> _Read:
+    """An argparse type: an int or a float within the bounds that are said of it."""
+    low, high = (meta.ge if meta.gt is None else meta.gt), meta.le
+    if kind is int and low is not None and high is None:
+        high = _GREATEST_INT
+    if low is None and high is None:
+        return kind
+    above = "" if low is None else f"at least {low}" if meta.gt is None else f"above {low}"
+    below = "" if high is None else f"at most {high}"
+    within = " and ".join(filter(None, (above, below)))
+    if meta.gt is None and above and below:
+        within = f"between {low} and {high}"
+
+    def number(text: str) -> Any:
+        value = kind(text)
+        high_enough = low is None or (value >= low if meta.gt is None else value > low)
+        if not high_enough or not (value < math.inf if high is None else value <= high):
+            raise argparse.ArgumentTypeError(f"{text} is not {within}")
+        return value
+
+    return number
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """An argparse type: HOST:PORT, or PORT on loopback."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+# how a value is written, by the name that a setting gives in ``form``; also: "keys"
+FORMS: dict[str, _Read] = {
+    "duration": duration,
+    "rate": rate,
+    "share": share,
+    "host:port": host_and_port,
+}
+
+
+def _add(parser: "argparse._ActionsContainer", setting: Setting) -> None:
+    """Its flag."""
+    keywords = _reading(setting)
+    if "type" in keywords and "metavar" in setting.extra:
+        keywords["metavar"] = setting.extra["metavar"]
+    default = setting.default
+    parser.add_argument(
+        f"--{setting.flag}",
+        required=default is REQUIRED,
+        default=None if default is REQUIRED or isinstance(default, tuple) else default,
+        help=_help(setting, keywords.get("const")).replace("%", "%%"),
+        **keywords,
+    )
+
+
+def _reading(setting: Setting) -> dict[str, Any]:
+    """How argparse reads its values."""
+    kind, form, extra = setting.type, setting.extra.get("form"), setting.extra
+    if form == "keys":  # absent: none; bare: the default folder
+        return {"type": Path, "nargs": "?", "const": default_directory()}
+    if kind is bool:
+        return {"action": "store_true"}
+    choices = get_args(kind) if get_origin(kind) is Literal else extra.get("choices")
+    if choices is not None:
+        return {"choices": tuple(choices)}
+    if form is not None or get_origin(kind) is not tuple:
+        return {"type": FORMS[form] if form is not None else _scalar(kind, setting.meta)}
+    item = _scalar(*plain(get_args(kind)[0]))
+    if extra.get("repeat"):
+        return {"type": item, "action": "append"}
+    return {"type": partial(_items, item)}
+
+
+def _scalar(kind: Any, meta: Meta) -> _Read:
+    """What reads one value; of ``int | Literal["auto"]``, either."""
+    if get_origin(kind) not in (Union, UnionType):
+        return bounded(kind, meta) if kind in (int, float) else kind
+    number, words = get_args(kind)
+    read = _scalar(*plain(number))
+    return lambda text: text if text in get_args(words) else read(text)
+
+
+def _items(item: _Read, text: str) -> tuple[Any, ...]:
+    return tuple(item(part) for part in text.split(","))
+
+
+def _help(setting: Setting, bare: object) -> str:
+    said, default = setting.meta.description or "", setting.default
+    if bare is not None:
+        said += f"; without {setting.extra['metavar']}: $PILOTFISH_KEYS or {bare}"
+    silent = default is REQUIRED or default is None or default is False or default in ("", ())
+    if silent or "default" in said:
+        return said
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return f"{said} ({shown})"

@@ -1,0 +1,41 @@
+"""A toy protocol, all of it: `greedy` that accepts at most so many tokens of a window.
+
+Register it in a process by ``PILOTFISH_PROTOCOLS=tests.support.toy_protocol``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from pilotfish.wire.protocols import Greedy, ProtocolOptions, RoundCounter, Ruling, register
+
+
+class ToyOptions(ProtocolOptions, frozen=True):
+    at_most: Annotated[
+        int, Meta(ge=0, le=128, description="toy: tokens of a window to accept at most")
+    ] = 128
+
+
+class Toy(Greedy):
+    name = "toy"
+    Options = ToyOptions
+    counters = (
+        RoundCounter(name="odd", help="Accepted tokens with an odd id."),
+        RoundCounter(name="haste", help="Half of each position.", of="verified", whole=False),
+    )
+
+    def rule(self, draft: Any, *others: Any, **more: Any) -> Ruling:
+        """As `greedy`; what it accepts beyond ``at_most`` it says again."""
+        found = super().rule(draft, *others, **more)
+        assert isinstance(self.options, ToyOptions)
+        accepted, token = found.accepted, found.token
+        if accepted > self.options.at_most:
+            accepted = self.options.at_most
+            token = int(draft.ids[accepted])
+        odd = int((draft.ids[:accepted] % 2).sum())
+        return Ruling(accepted, token, notes=(odd, 0.5 * min(len(draft.ids), accepted + 1)))
+
+
+register(Toy())

@@ -1,0 +1,160 @@
+"""A protocol is one file: what it declares is in every place where users meet a protocol.
+
+Nothing here names the toy's options and counters but the file itself and these tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pilotfish import Device, EdgeServer
+from pilotfish.field.run import Run
+from pilotfish.wire.protocols import EXCHANGES, ProtocolOptions, RoundCounter, register
+from pilotfish.wire.protocols.greedy import Greedy
+from tests.conftest import Pair
+from tests.support.serving import Serving, serving
+from tests.support.tcp import free_port
+
+TOY = {"PILOTFISH_PROTOCOLS": "tests.support.toy_protocol"}
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pilotfish", *map(str, words)],
+        env={**os.environ, **TOY, "COLUMNS": "200"}, capture_output=True, text=True, check=False,
+        timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def metrics_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def toy_edge(pair: Pair, metrics_port: int) -> Iterator[EdgeServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*next(iter(TOY.items())))
+        with EdgeServer(pair.target, threads=1, metrics=metrics_port) as edge:
+            yield edge
+
+
+@pytest.fixture(scope="module")
+def toy_service(pair: Pair, toy_edge: EdgeServer) -> Iterator[Serving]:
+    with serving(pair.draft, toy_edge.endpoint, **TOY) as service:
+        yield service
+
+
+def ask(service: Serving, **wanted: Any) -> httpx.Response:
+    body = {"prompt": [3, 1, 4], "max_tokens": 40, "temperature": 0, "pilotfish": wanted}
+    return httpx.post(f"{service.url}/v1/completions", json=body, timeout=60.0)
+
+
+@pytest.mark.parametrize("action", [("device", "run"), ("device", "serve"), ("field", "measure")])
+def test_help_has_the_option(action: tuple[str, str]) -> None:
+    told = command(*action, "--help").stdout
+    assert "--at-most" in told
+    assert "toy: tokens of a window to accept at most (128)" in told
+
+
+def test_http_takes_the_option_and_tells_the_counters(
+    toy_service: Serving, metrics_port: int, edge: EdgeServer, pair: Pair
+) -> None:
+    free, held = (
+        ask(toy_service, protocol="toy", window=6, **more).json() for more in ({}, {"at_most": 1})
+    )
+    assert held["choices"] == free["choices"]  # the law is the target's all the same
+    assert held["pilotfish"]["accepted"] == held["pilotfish"]["rounds"] - 1 or (
+        held["pilotfish"]["accepted"] <= held["pilotfish"]["rounds"]
+    )
+    assert free["pilotfish"]["accepted"] > held["pilotfish"]["accepted"]
+    assert 0 < free["pilotfish"]["odd"] <= free["pilotfish"]["accepted"]
+    assert free["pilotfish"]["haste"] == 0.5
+    with Device(pair.draft, edge.endpoint, threads=1) as other:  # without the toy
+        assert "odd" not in other.generate([3, 1, 4], max_tokens=4).notes
+    odd = free["pilotfish"]["odd"] + held["pilotfish"]["odd"]
+    assert toy_service.metric('pilotfish_spec_decode_num_odd_tokens_total{protocol="toy"}') == odd
+    assert toy_service.metric('pilotfish_spec_decode_haste_total{protocol="toy"}') > 0
+    told = toy_service.get("/status").json()
+    assert (told["odd"], told["haste"]) == (odd, 0.5)
+    text = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics").text
+    assert f'pilotfish_edge_odd_tokens_total{{protocol="toy"}} {odd:.1f}' in text
+    assert 'pilotfish_edge_haste_total{protocol="toy"}' in text
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"protocol": "toy", "at_most": 129},
+        {"protocol": "toy", "at_most": "all"},
+        {"protocol": "greedy", "at_most": 3},
+    ],
+)
+def test_http_refuses_what_makes_no_sense(toy_service: Serving, wanted: dict[str, Any]) -> None:
+    answer = ask(toy_service, **wanted)
+    assert answer.status_code == 400
+    assert "at_most" in answer.text
+
+
+def test_a_run_file_and_its_report_have_the_counters(
+    pair: Pair, toy_edge: EdgeServer, tmp_path: Path
+) -> None:
+    out = tmp_path / "toy.pilotfish"
+    measured = command(
+        *("field", "measure", "--draft", pair.draft, "--edge", toy_edge.endpoint, "--threads", 1),
+        *("--protocols", "greedy,toy", "--windows", 6, "--repeat", 1, "--warm-up", 0),
+        *("--max-tokens", 24, "--at-most", 2, "--out", out, "--json", "-"),
+    )
+    assert measured.returncode == 0, measured.stderr
+    told = {one["protocol"]: one for one in json.loads(measured.stdout)}
+    assert told["toy"]["haste"] == 0.5
+    assert (told["greedy"]["odd"], told["greedy"]["haste"]) == (None, None)
+    assert "odd" in measured.stderr
+    with sqlite3.connect(out) as database:
+        noted = database.execute("SELECT notes FROM rounds WHERE protocol = 'toy'").fetchall()
+    assert all({*json.loads(text)} == {"odd", "haste"} for (text,) in noted)
+    with Run.open(out) as run:  # by a process that does not know the toy
+        assert run.facts.settings.options == {"at_most": 2}
+        rounds = [r for a in run.answers() for r in a.rounds if r.protocol == "toy"]
+    assert 0 < sum(r.accepted for r in rounds) <= 2 * len(rounds)
+    odd = sum(r.notes["odd"] for r in rounds) / sum(r.accepted for r in rounds)
+    assert told["toy"]["odd"] == pytest.approx(odd)
+    reported = command("field", "report", out, "--out", tmp_path / "page")
+    assert reported.returncode == 0, reported.stderr
+    page = (tmp_path / "page" / "report.html").read_text()
+    for heading in ("of accepted, %", "odd", "haste a position", "at_most"):
+        assert heading in page
+
+
+class Other(Greedy):
+    name = "other"
+
+
+class Clashing(ProtocolOptions, frozen=True):
+    tau: float = 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "greedy"}, "protocol greedy"),
+        ({"name": "stream"}, "protocol stream"),
+        ({"Options": Clashing}, "option tau"),
+        ({"counters": (RoundCounter(name="forgiven", help="Of others."),)}, "counter forgiven"),
+    ],
+)
+def test_no_two_protocols_share_a_name(changes: dict[str, Any], words: str) -> None:
+    before = dict(EXCHANGES)
+    with pytest.raises(ValueError, match=words):
+        register(type("Third", (Other,), changes)())
+    assert before == EXCHANGES

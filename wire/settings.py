@@ -1,0 +1,96 @@
+"""Settings: the fields of a frozen keyword-only `msgspec.Struct`, each with its bounds and help.
+
+A field says all that there is to say of it, and flags, TOML keys, help and reloads follow from it::
+
+    drain_s: Annotated[float, Meta(ge=0, description="seconds in which …", extra={"flag": "drain"})]
+
+``description`` is the help; a field without one is no flag. Bounds of a number are ``ge``, ``gt``
+and ``le``. ``extra`` may hold:
+
+flag: the flag's name and the TOML key, where it is not the field's (with dashes for underscores).
+metavar: what stands for its value in the help.
+live: True for what a running daemon can change; all else needs a restart.
+repeat: True for a tuple whose flag is given once for each item; else they stand between commas.
+choices: the values there are to choose from, where the type is no ``Literal``.
+form: how the value is written, where the type does not tell (`pilotfish.cli.flags.FORMS`).
+
+A field that is such a struct itself is a group: ``title`` is its heading.
+"""
+
+from collections.abc import Iterator
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from msgspec import NODEFAULT, Meta, Struct, structs
+
+REQUIRED = NODEFAULT
+_SAID = ("ge", "gt", "le", "title", "description", "extra")
+
+
+class Setting(NamedTuple):
+    """A field. type: without bounds and None; default: `REQUIRED` where there is none."""
+
+    name: str
+    type: Any
+    default: Any
+    meta: Meta
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What else is said of it; see the module."""
+        return self.meta.extra or {}
+
+    @property
+    def flag(self) -> str:
+        """Its flag without the dashes in front, and its key in a TOML file."""
+        flag: str = self.extra.get("flag", self.name)
+        return flag.replace("_", "-")
+
+    @property
+    def group(self) -> bool:
+        """Whether it holds settings of its own."""
+        return isinstance(self.type, type) and issubclass(self.type, Struct)
+
+
+def settings(struct: type[Struct]) -> Iterator[Setting]:
+    """The fields of a struct in their order; its own come before those that it inherits."""
+    hints = get_type_hints(struct, include_extras=True)
+    defaults = {field.name: _default(field) for field in structs.fields(struct)}
+    for owner in struct.__mro__:
+        for name in owner.__annotations__ if issubclass(owner, Struct) else ():
+            if name in defaults:
+                kind, meta = plain(hints[name])
+                yield Setting(name, kind, defaults.pop(name), meta)
+
+
+def fixed_changes(old: Struct, new: Struct) -> list[str]:
+    """The names of the settings that differ and that only a restart can change."""
+    found = []
+    for setting in settings(type(old)):
+        before, after = getattr(old, setting.name), getattr(new, setting.name)
+        if setting.group:
+            found += fixed_changes(before, after)
+        elif before != after and not setting.extra.get("live"):
+            found.append(setting.name)
+    return found
+
+
+def _default(field: structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is NODEFAULT else field.default_factory()
+
+
+def plain(hint: Any) -> tuple[Any, Meta]:
+    """A type without None and ``Annotated``, and all that these said of it."""
+    said: dict[str, Any] = {}
+    while (origin := get_origin(hint)) is Annotated or NoneType in get_args(hint):
+        hint, *rest = get_args(hint)
+        if origin is Annotated:
+            for meta in rest:
+                said |= {name: getattr(meta, name) for name in _SAID if _says(meta, name)}
+        else:
+            hint = Union[tuple(one for one in (hint, *rest) if one is not NoneType)]  # noqa: UP007
+    return hint, Meta(**said)
+
+
+def _says(meta: Meta, name: str) -> bool:
+    return getattr(meta, name) is not None
