@@ -26,12 +26,12 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing what the demo needs into $(VENV) (65 MB) …"
+	@echo "installing what the demo needs into $(VENV) (65 MB of wheels) …"
 	@$(INSTALL) -e '.[cpu,export]' $(SHORTLY)
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing what tests and development need into $(VENV) (320 MB) …"
+	@echo "installing what tests and development need into $(VENV) (1 GB on disk) …"
 	@$(INSTALL) -e '.[cpu,export,serve,bundle,ray,field,dev]' $(SHORTLY)
 	@touch $(VENV)/.demo $@
 

@@ -179,8 +179,30 @@ class Cuda:
             self.stream,
         )
 
-    def copy_block(self, parameters: Copy3D) -> None:
-        """Copy a block within the GPU."""
+    def copy_block(
+        self,
+        target: int,
+        target_x: int,
+        source: int,
+        source_x: int,
+        *,
+        y: int,
+        pitch: int,
+        rows: int,
+        extent: tuple[int, int, int],
+    ) -> None:
+        """Copy a block within the GPU, between memories of layers of `rows` rows of `pitch` bytes.
+
+        `extent` is bytes, rows, layers; x in bytes and row `y` are where it begins in layer 0.
+        """
+        parameters = Copy3D(
+            srcPos=Position(source_x, y, 0),
+            srcPtr=Pitched(source, pitch, pitch, rows),
+            dstPos=Position(target_x, y, 0),
+            dstPtr=Pitched(target, pitch, pitch, rows),
+            extent=Extent(*extent),
+            kind=DEVICE_TO_DEVICE,
+        )
         self.call("cudaMemcpy3DAsync", byref(parameters), self.stream)
 
     def synchronize(self) -> None:

@@ -12,15 +12,7 @@ import math
 from collections.abc import Sequence
 
 from pilotfish.engines.artifact import Manifest
-from pilotfish.engines.cudart import (
-    DEVICE_TO_DEVICE,
-    Copy3D,
-    Cuda,
-    Extent,
-    Memory,
-    Pitched,
-    Position,
-)
+from pilotfish.engines.cudart import Cuda, Memory
 from pilotfish.engines.kv import KVCache
 
 
@@ -91,18 +83,15 @@ class DeviceCache(KVCache):
 
     def _copy(self, slot: int, source: Memory, start: int, target: int, count: int) -> None:
         """Copy `count` cells of all planes and heads of a slot into the cache."""
-        rows = len(self.lengths) * self._heads  # of one plane
-        place = slot * self._heads
-        whole = (self._pitch, self._pitch, rows)
         self._cuda.copy_block(
-            Copy3D(
-                srcPos=Position(start * self._cell, place, 0),
-                srcPtr=Pitched(source.address, *whole),
-                dstPos=Position(target * self._cell, place, 0),
-                dstPtr=Pitched(self._past.address, *whole),
-                extent=Extent(count * self._cell, self._heads, self._planes),
-                kind=DEVICE_TO_DEVICE,
-            )
+            self._past.address,
+            target * self._cell,
+            source.address,
+            start * self._cell,
+            y=slot * self._heads,
+            pitch=self._pitch,
+            rows=len(self.lengths) * self._heads,  # of one plane
+            extent=(count * self._cell, self._heads, self._planes),
         )
 
 

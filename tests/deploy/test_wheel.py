@@ -94,6 +94,7 @@ def test_bundle_packs_the_same_files(built: Built, tmp_path: Path) -> None:
     assert modules(wheelhouse.pack(tmp_path).path) == modules(built.wheel)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_installed_wheel_runs_the_demo(built: Built, tmp_path: Path) -> None:
     """With the extras `cpu` and `export` and nothing else, far from the checkout."""

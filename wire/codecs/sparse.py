@@ -4,8 +4,7 @@ In:  `SparseRows`, n rows of ids and levels, and the vocabulary's size.
 Out: a frame, and the very same rows again: nothing is lost here. What quantisation costs is lost
      in `speculation.truncation`, before the drafter samples.
 
-Ids travel as gaps (`wire.codecs.gaps`), levels as heights: counted from the row's lightest token
-up, for most tokens are light. Both are Rice coded, heights with one parameter for the frame.
+Behind a head come the sections of `wire.codecs.rows`.
 """
 
 from itertools import accumulate
@@ -13,15 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from pilotfish.speculation.truncation import MAX_LEVEL, SparseRows
-from pilotfish.wire.codecs.bits import Reader, write
-from pilotfish.wire.codecs.gaps import good_tilt, layout, rice_parameter
+from pilotfish.speculation.truncation import SparseRows
+from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 
 MAX_TOKENS: Final = 2**18  # of a frame: bounds what a hostile one can cost
 ROW_TOKENS: Final = MAX_TOKENS // MAX_WINDOW  # so many fit whatever the window
-_MAX_HEIGHT_PARAMETER: Final = 5
 _TOKEN_BYTES: Final = 1.7  # of a token of a row of the likeliest 64
 _NUCLEUS_TOKENS: Final = 440  # of the nucleus 0.95 at temperature 1
 
@@ -40,22 +37,13 @@ def encode_sparse(rows: SparseRows, vocab_size: int) -> bytes:
         return b""
     assert len(rows.ids) <= MAX_TOKENS
     ends = tuple(rows.ends.tolist())
-    ids = rows.ids.astype(np.int64)
-    tilt = good_tilt(ids, vocab_size)
-    laid = layout(ends, vocab_size, tilt)
-    gaps = laid.raised(ids)
-    tops = np.maximum.reduceat(rows.levels, laid.starts).repeat(laid.sizes)
-    heights = (tops - rows.levels).astype(np.int64)
-    mean = int(np.add.reduce(heights)) / len(heights)
-    c = min(rice_parameter(mean), _MAX_HEIGHT_PARAMETER)
-    heights += 1 << c
-    # [2N]
-    lengths = np.concatenate((gaps >> laid.parameters, heights >> c))
-    # [N], remainders of both; `write` drops what is above them
-    gaps <<= c
-    heights &= (1 << c) - 1
-    gaps |= heights
-    return write(_write_head(c, tilt, ends), lengths, gaps, laid.slots(c))
+    return encode_rows(
+        lambda c, tilt: _write_head(c, tilt, ends),
+        rows.ids.astype(np.int64),
+        rows.levels.astype(np.int64),
+        ends,
+        vocab_size,
+    )
 
 
 def decode_sparse(frame: Buffer, count: int, vocab_size: int) -> SparseRows:
@@ -71,22 +59,8 @@ def decode_sparse(frame: Buffer, count: int, vocab_size: int) -> SparseRows:
     total = ends[-1]
     if total > MAX_TOKENS:
         raise MalformedError(f"A frame claims {total} tokens; the limit is {MAX_TOKENS}.")
-    # first, so that a small frame cannot ask for large arrays
-    reader = Reader(frame, head, 2 * total)
-    laid = layout(ends, vocab_size, tilt)
-    fixed = reader.fixed(laid.slots(c))
-    # heights, all of them 2^c too great, for a length is one more than its quotient
-    heights = reader.lengths[total:] << c
-    heights += fixed & (1 << c) - 1
-    fixed >>= c
-    ids = laid.ids(reader.lengths[:total], fixed)
-    if max(ids[laid.lasts].tolist()) >= vocab_size:
-        raise MalformedError(f"A row has a token beyond the vocabulary of {vocab_size}.")
-    tops = np.maximum.reduceat(heights, laid.starts)
-    if max(tops.tolist()) > MAX_LEVEL + (1 << c):
-        raise MalformedError(f"A row has a token more than {MAX_LEVEL} levels down.")
-    levels = tops.repeat(laid.sizes)
-    levels -= heights
+    laid, ids, levels = decode_rows(frame, head, (ends, vocab_size, tilt), c)
+    assert levels is not None
     return SparseRows(ids.astype(np.uint32), levels.astype(np.uint8), laid.ends)
 
 
@@ -104,7 +78,7 @@ def _read_head(frame: Buffer, count: int, vocab_size: int) -> tuple[int, int, tu
     """The parameter of the heights, the tilt, where the rows end, the head's length."""
     first = frame[0] if len(frame) else 0
     c, width, alike, tilt = first & 7, first >> 3 & 3, first >> 5 & 1, first >> 6
-    if c > _MAX_HEIGHT_PARAMETER or not width:
+    if c > MAX_HEIGHT_PARAMETER or not width:
         raise MalformedError("The first byte of a frame of distributions means nothing.")
     end = 1 + width * (1 if alike else count)
     if len(frame) < end:

@@ -5,9 +5,9 @@ In:  `TopRows`, n rows of K tokens each, the vocabulary's size V, and a format o
 Out: a frame, and `TopRows` again: ids as they were, values float32. n, K and V are the receiver's,
      which asked for them; a frame of another K says so and is refused.
 
-Ids travel as gaps (`wire.codecs.gaps`); "fp32" and "fp16" need none where K = V. "fp32" has the
-probabilities as they are. The others have weights, and beside them each row's ρ, the sum of its
-probabilities, in float32: decoded, a row is its weights, divided by their sum, times ρ. So the
+Ids and levels travel as in `wire.codecs.rows`; "fp32" and "fp16" need no ids where K = V. "fp32"
+has the probabilities as they are. The others have weights, and beside them each row's ρ, the sum of
+its probabilities, in float32: decoded, a row is its weights, divided by their sum, times ρ. So the
 retained mass, on which both reconstructions rest, does not suffer. With m the row's greatest
 probability, a weight is
 
@@ -29,8 +29,8 @@ from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.ensemble import TopRows
 from pilotfish.speculation.theory import Values
 from pilotfish.speculation.truncation import LEVEL_WEIGHTS, MAX_LEVEL, STEPS_PER_OCTAVE
-from pilotfish.wire.codecs.bits import Ints, Reader, write
-from pilotfish.wire.codecs.gaps import good_tilt, layout, rice_parameter
+from pilotfish.wire.codecs.bits import Ints
+from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 
@@ -39,7 +39,6 @@ MOST_OFF: Final = {"fp16": 2.45e-4, "fp32": 0.0, "levels": 0.0867}
 
 _HEAD: Final = 4  # form, tilt and the heights' parameter in one byte, K in three
 _PEAK: Final = 2.0**15  # of halves: what m becomes
-_MAX_HEIGHT_PARAMETER: Final = 5
 _SUM_TOLERANCE: Final = 1e-3  # as in `dsd`: float32's rounding stays far below it
 
 
@@ -59,19 +58,13 @@ def encode_topk(rows: TopRows, vocab_size: int, form: str) -> bytes:
     code = TOPK_FORMATS.index(form)
     if not _has_bits(form, kept, vocab_size):
         return bytes((code,)) + plain
-    ids = rows.ids.astype(np.int64).reshape(-1)
-    tilt = good_tilt(ids, vocab_size)
-    laid = layout(_ends(count, kept), vocab_size, tilt)
-    # [N], what goes into the fixed section; `write` drops what is above its bits
-    fixed = laid.raised(ids)
-    lengths, c = fixed >> laid.parameters, 0
-    if form == "levels":
-        heights = _heights(rows.values)
-        c = min(rice_parameter(float(heights.mean())), _MAX_HEIGHT_PARAMETER)
-        heights += 1 << c
-        lengths = np.concatenate((lengths, heights >> c))
-        fixed = fixed << c | heights & (1 << c) - 1
-    return write(bytes((code | tilt << 2 | c << 4,)) + plain, lengths, fixed, laid.slots(c))
+    return encode_rows(
+        lambda c, tilt: bytes((code | tilt << 2 | c << 4,)) + plain,
+        rows.ids.astype(np.int64).reshape(-1),
+        _levels(rows.values) if form == "levels" else None,
+        _ends(count, kept),
+        vocab_size,
+    )
 
 
 def decode_topk(frame: Buffer, count: int, kept: int, vocab_size: int) -> TopRows:
@@ -91,16 +84,19 @@ def decode_topk(frame: Buffer, count: int, kept: int, vocab_size: int) -> TopRow
     bits = _has_bits(form, kept, vocab_size)
     if len(frame) < plain_to or (len(frame) > plain_to and not bits):
         raise MalformedError(f"A frame of top-K rows has {len(frame)} bytes; {plain_to} are due.")
+    levels: Ints | None = None
     if bits:
-        ids, heights = _read_bits(frame, plain_to, form, (count, kept), vocab_size, tilt, c)
+        laid_as = (_ends(count, kept), vocab_size, tilt)
+        _, found, levels = decode_rows(frame, plain_to, laid_as, c if form == "levels" else None)
+        ids = found.astype(np.uint32).reshape(count, kept)
     else:
-        ids, heights = np.broadcast_to(np.arange(vocab_size, dtype=np.uint32), (count, kept)), None
+        ids = np.broadcast_to(np.arange(vocab_size, dtype=np.uint32), (count, kept))
     if form == "fp32":
         values = np.frombuffer(frame, "<f4", total, _HEAD).reshape(count, kept)
         _check(values, None, whole)
         return TopRows(ids, values)
-    if heights is not None:
-        weights = LEVEL_WEIGHTS[heights.max(axis=1, keepdims=True) - heights]
+    if levels is not None:
+        weights = LEVEL_WEIGHTS[levels].reshape(count, kept)
     else:
         halves = np.frombuffer(frame, "<f2", total, weights_from)
         weights = halves.astype(np.float64).reshape(count, kept)
@@ -137,14 +133,13 @@ def _plain(values: Floats, masses: Values, form: str) -> bytes:
     return plain
 
 
-def _heights(values: Floats) -> Ints:
-    """How many levels each token is above its row's lightest, i64 [N]."""
+def _levels(values: Floats) -> Ints:
+    """How many levels each token is below its row's likeliest, i64 [N]."""
     peaks = values.max(axis=1, keepdims=True).astype(np.float64)
     with np.errstate(divide="ignore"):
         levels = STEPS_PER_OCTAVE * np.log2(peaks / values)
-    levels = np.rint(np.minimum(levels, MAX_LEVEL)).astype(np.int64)
-    heights: Ints = levels.max(axis=1, keepdims=True) - levels
-    return heights.reshape(-1)
+    whole: Ints = np.rint(np.minimum(levels, MAX_LEVEL)).astype(np.int64)
+    return whole.reshape(-1)
 
 
 def _read_head(frame: Buffer, kept: int, vocab_size: int) -> tuple[str, int, int]:
@@ -154,34 +149,12 @@ def _read_head(frame: Buffer, kept: int, vocab_size: int) -> tuple[str, int, int
     code, tilt, c = frame[0] & 3, frame[0] >> 2 & 3, frame[0] >> 4
     form = TOPK_FORMATS[code] if code < len(TOPK_FORMATS) else ""
     coded = _has_bits(form, kept, vocab_size)
-    if not form or c > (form == "levels") * _MAX_HEIGHT_PARAMETER or (tilt and not coded):
+    if not form or c > (form == "levels") * MAX_HEIGHT_PARAMETER or (tilt and not coded):
         raise MalformedError("The first byte of a frame of top-K rows means nothing.")
     sent = int.from_bytes(frame[1:_HEAD], "little")
     if sent != kept:
         raise MalformedError(f"A worker keeps {sent} tokens of each row, where {kept} are due.")
     return form, tilt, c
-
-
-def _read_bits(
-    frame: Buffer, begin: int, form: str, shape: tuple[int, int], vocab_size: int, tilt: int, c: int
-) -> tuple[NDArray[np.uint32], Ints | None]:
-    """Ids and, of levels, heights from the bit sections, both [n, K]."""
-    total = shape[0] * shape[1]
-    # first, so that a small frame cannot ask for large arrays
-    reader = Reader(frame, begin, total * (2 if form == "levels" else 1))
-    laid = layout(_ends(*shape), vocab_size, tilt)
-    fixed = reader.fixed(laid.slots(c))
-    ids = laid.ids(reader.lengths[:total], fixed >> c)
-    if int(ids[laid.lasts].max()) >= vocab_size:
-        raise MalformedError(f"A row has a token beyond the vocabulary of {vocab_size}.")
-    heights: Ints | None = None
-    if form == "levels":
-        # a length is one more than its quotient
-        heights = (reader.lengths[total:] - 1 << c) + (fixed & (1 << c) - 1)
-        if int(heights.max()) > MAX_LEVEL:
-            raise MalformedError(f"A row has a token more than {MAX_LEVEL} levels down.")
-        heights = heights.reshape(shape)
-    return ids.astype(np.uint32).reshape(shape), heights
 
 
 def _check(weights: Floats, masses: Values | None, whole: bool) -> None:

@@ -10,50 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pilotfish.field.papers.decentralized import eq_4_speculative_s, eq_9_speed_up, hops
-from pilotfish.field.papers.sheet import Sheet, Value
+from pilotfish.field.papers.sheet import Sheet, Value, measurements, number
 
-COLUMNS = (
-    *("nodes", "window", "t1_over_c", "t1_ms", "tokens", "measured_ms", "draft_ms", "compute_ms"),
-)
-ROUNDS = 12  # of each row
-TABLE = """
- 2  0  0    0.000    1.000   25.136    0.000   23.106
- 2  4  0    0.000    3.000   55.059   19.625   32.122
- 2  8  0    0.000    3.333   93.673   52.809   37.523
- 2  0  1   16.061    1.000   64.306    0.000   28.448
- 2  4  1   16.061    3.000   95.172   26.303   33.405
- 2  8  1   16.061    3.333  126.944   48.784   42.540
- 2  0  3   48.183    1.000  125.883    0.000   27.556
- 2  4  3   48.183    3.000  178.064   34.369   43.295
- 2  8  3   48.183    3.333  203.480   53.907   48.780
- 2  0 10  160.609    1.000  352.752    0.000   29.313
- 2  4 10  160.609    3.000  417.460   49.329   43.064
- 2  8 10  160.609    3.333  432.334   56.698   49.346
- 4  0  0    0.000    1.000   34.656    0.000   30.066
- 4  4  0    0.000    3.000   74.608   26.193   42.536
- 4  8  0    0.000    3.333  108.946   52.936   49.936
- 4  0  1   10.634    1.000   77.721    0.000   30.183
- 4  4  1   10.634    3.000  122.172   27.807   44.948
- 4  8  1   10.634    3.333  153.578   53.311   50.707
- 4  0  3   31.902    1.000  163.757    0.000   31.039
- 4  4  3   31.902    3.000  212.835   35.782   43.001
- 4  8  3   31.902    3.333  234.432   53.268   46.851
- 4  0 10  106.339    1.000  458.009    0.000   27.221
- 4  4 10  106.339    3.000  515.994   44.954   41.450
- 4  8 10  106.339    3.333  541.378   60.965   48.055
- 8  0  0    0.000    1.000   37.679    0.000   30.603
- 8  4  0    0.000    3.000   70.139   26.031   35.797
- 8  8  0    0.000    3.333  102.299   53.966   40.915
- 8  0  1    4.475    1.000   74.426    0.000   29.308
- 8  4  1    4.475    3.000  109.077   25.294   41.355
- 8  8  1    4.475    3.333  149.260   51.573   52.200
- 8  0  3   13.424    1.000  149.381    0.000   32.700
- 8  4  3   13.424    3.000  197.402   32.708   46.665
- 8  8  3   13.424    3.333  229.059   56.682   53.812
- 8  0 10   44.746    1.000  398.544    0.000   32.872
- 8  4 10   44.746    3.000  456.396   40.755   64.380
- 8  8 10   44.746    3.333  501.905   60.370   65.663
-"""
+CASE = ("nodes", "window", "t1_over_c")  # what a row measures
 
 
 def compared(rows: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
@@ -95,20 +54,8 @@ def _like(
     rows: Sequence[Mapping[str, Value]], row: Mapping[str, Value], **other: Value
 ) -> Mapping[str, Value]:
     """The row for the same case, but for what is ``other``."""
-    wanted = {key: row[key] for key in COLUMNS[:3]} | other
+    wanted = {key: row[key] for key in CASE} | other
     return next(one for one in rows if all(one[key] == wanted[key] for key in wanted))
-
-
-def _measurements() -> list[dict[str, Value]]:
-    whole = COLUMNS[:3]
-    return [
-        {"rounds": ROUNDS}
-        | {
-            key: int(cell) if key in whole else float(cell)
-            for key, cell in zip(COLUMNS, line.split(), strict=True)
-        }
-        for line in TABLE.strip().splitlines()
-    ]
 
 
 def measured() -> Sheet:
@@ -187,9 +134,4 @@ def _draw_gain(rows: Sequence[Mapping[str, Value]], folder: Path) -> Path:
     return path
 
 
-def number(row: Mapping[str, Value], key: str) -> float:
-    """A cell that holds a number."""
-    return float(str(row[key]))
-
-
-ROWS = compared(_measurements())
+ROWS = compared(measurements("decentralized_measured.csv", {"rounds", *CASE}))

@@ -4,9 +4,11 @@ Every number says whose it is: `Constant.whose` is "paper" where the paper print
 where it does not and we had to choose.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import ROUND_HALF_UP, Decimal
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -93,6 +95,23 @@ def printed(value: float, decimals: int) -> float:
     """
     unit = Decimal(1).scaleb(-decimals)
     return float(Decimal(repr(round(value, 9))).quantize(unit, ROUND_HALF_UP))
+
+
+def measurements(file: str, whole: Collection[str]) -> list[dict[str, Value]]:
+    """Rows of a CSV file beside this one: ``whole`` columns are integers, an empty cell is None."""
+    text = (resources.files(__package__) / file).read_text("utf-8")
+    return [
+        {
+            key: None if cell == "" else int(cell) if key in whole else float(cell)
+            for key, cell in row.items()
+        }
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
+def number(row: Mapping[str, Value], key: str) -> float:
+    """A cell that holds a number."""
+    return float(str(row[key]))
 
 
 def _cell(value: Value, decimals: int | None) -> str:

@@ -1,0 +1,82 @@
+"""Rows of ids, each with a level, as bit sections: what frames of distributions have in common.
+
+In:  N sorted ids, row behind row, and how many levels each token is below its row's likeliest.
+Out: the unary and the fixed section (`wire.codecs.bits`) behind a head, and both again.
+
+Ids travel as gaps (`wire.codecs.gaps`), levels as heights: counted from the row's lightest token
+up, for most tokens are light. Both are Rice coded, heights with one parameter c for the frame.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from pilotfish.speculation.truncation import MAX_LEVEL
+from pilotfish.wire.codecs.bits import Ints, Reader, write
+from pilotfish.wire.codecs.gaps import Layout, good_tilt, layout, rice_parameter
+from pilotfish.wire.errors import MalformedError
+from pilotfish.wire.messages import Buffer
+
+MAX_HEIGHT_PARAMETER: Final = 5
+
+
+def encode_rows(
+    head: Callable[[int, int], bytes],
+    ids: Ints,
+    levels: Ints | None,
+    ends: tuple[int, ...],
+    vocab_size: int,
+) -> bytes:
+    """The frame that begins with ``head(c, tilt)``: ids [N] below V, rows that end at ``ends``.
+
+    ``levels`` [N] are at most `MAX_LEVEL`, one of each row 0; without them c is 0.
+    """
+    tilt, c = good_tilt(ids, vocab_size), 0
+    laid = layout(ends, vocab_size, tilt)
+    # [N], what goes into the fixed section; `write` drops what is above its bits
+    fixed = laid.raised(ids)
+    lengths = fixed >> laid.parameters
+    if levels is not None:
+        heights = np.maximum.reduceat(levels, laid.starts).repeat(laid.sizes)
+        heights -= levels
+        mean = int(np.add.reduce(heights)) / len(heights)
+        c = min(rice_parameter(mean), MAX_HEIGHT_PARAMETER)
+        heights += 1 << c
+        # [2N]
+        lengths = np.concatenate((lengths, heights >> c))
+        heights &= (1 << c) - 1
+        fixed <<= c
+        fixed |= heights
+    return write(head(c, tilt), lengths, fixed, laid.slots(c))
+
+
+def decode_rows(
+    frame: Buffer, begin: int, laid_as: tuple[tuple[int, ...], int, int], c: int | None
+) -> tuple[Layout, Ints, Ints | None]:
+    """The layout, ids [N] and levels [N] of the sections from ``begin`` on.
+
+    ``laid_as`` is where the rows end, V and the tilt; without ``c`` there are no levels.
+    `MalformedError` for an id of V or more, a level above `MAX_LEVEL`, a frame of another length.
+    """
+    ends, vocab_size, _ = laid_as
+    total = ends[-1]
+    # first, so that a small frame cannot ask for large arrays
+    reader = Reader(frame, begin, total if c is None else 2 * total)
+    laid = layout(*laid_as)
+    fixed = reader.fixed(laid.slots(c or 0))
+    levels: Ints | None = None
+    if c is not None:
+        # heights, all of them 2^c too great, for a length is one more than its quotient
+        heights = reader.lengths[total:] << c
+        heights += fixed & (1 << c) - 1
+        fixed >>= c
+        tops = np.maximum.reduceat(heights, laid.starts)
+        if max(tops.tolist()) > MAX_LEVEL + (1 << c):
+            raise MalformedError(f"A row has a token more than {MAX_LEVEL} levels down.")
+        levels = tops.repeat(laid.sizes)
+        levels -= heights
+    ids = laid.ids(reader.lengths[:total], fixed)
+    if max(ids[laid.lasts].tolist()) >= vocab_size:
+        raise MalformedError(f"A row has a token beyond the vocabulary of {vocab_size}.")
+    return laid, ids, levels
