@@ -1,8 +1,8 @@
 """The emulator's process: a `Proxy`, tied to the `Emulator` that started it.
 
-`python -m pilotfish.wire.emulation.tied DESCRIPTOR` reads questions from a socket, one JSON object
-a line, and answers each with one. The first says what to do; later ones change the link or ask
-what passed. When the other end closes, the process ends.
+`python -m pilotfish.wire.emulation.tied DESCRIPTOR` reads requests from a socket, one JSON object a
+line, and answers each with one. The first configures the proxy; later ones change the link or ask
+for totals. When the other end closes, the process ends.
 """
 
 import gc
@@ -25,7 +25,7 @@ class _Tie:
         self._unread = b""
 
     def question(self) -> dict[str, Any] | None:
-        """The next question; None when the parent is gone."""
+        """Read the next request; None when the parent is gone."""
         while b"\n" not in self._unread:
             part = self._tie.recv(65536)
             if not part:
@@ -36,7 +36,7 @@ class _Tie:
         return asked
 
     def tell(self, answer: dict[str, Any]) -> None:
-        """Answer it."""
+        """Answer a request."""
         self._tie.sendall(json.dumps(answer).encode() + b"\n")
 
 
