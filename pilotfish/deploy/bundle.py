@@ -40,12 +40,12 @@ _OLD_RUNTIME_PYTHON = "3.10"  # its last ONNX Runtime, 1.23, cannot load opset 2
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a bundle is to hold.
+    """The content of a bundle to be made.
 
     artifacts: the first is what the machine serves, the others come along under their own names.
-    address: device: the edge's; edge: where to listen. Both tcp://HOST:PORT.
-    keys: folder with the keys of this machine, or None: a new pair is made.
-    secret: the key to sign with, or None. signers: public keys that the board shall trust as well.
+    address: device: the edge's; edge: where to listen. Both tcp://HOST:PORT. keys: folder with the
+    keys of this machine, or None: a new pair is made. secret: the key to sign with, or None.
+    signers: more public keys for the board to trust.
     """
 
     role: str
@@ -60,9 +60,9 @@ class Wanted:
 
 
 def make(wanted: Wanted, out: Path, progress: Progress) -> tuple[Manifest, list[str]]:
-    """Make a bundle in ``out``; returns its manifest and what is left to be done by hand.
+    """Make a bundle in ``out``; return its manifest and what is left to be done by hand.
 
-    A bundle that was there is replaced; the key pair that was made for it stays.
+    An existing bundle is replaced; the key pair that was made for it stays.
     """
     match = _ADDRESS.fullmatch(wanted.address)
     anywhere = match is not None and match[1] == "*"  # an edge's, to listen on
@@ -96,7 +96,7 @@ def make(wanted: Wanted, out: Path, progress: Progress) -> tuple[Manifest, list[
 
 
 def _named(wanted: Wanted) -> Iterator[tuple[str, Artifact]]:
-    """The artifacts by the names that they will have, opened, and fit for the board's Python."""
+    """Open the artifacts, by their names in the bundle, and check them for the board's Python."""
     taken: set[str] = set()
     for path in wanted.artifacts:
         name = path.resolve().name if taken else ARTIFACTS[wanted.role]
@@ -119,7 +119,7 @@ def _copy_artifact(artifact: Artifact, folder: Path) -> None:
 
 
 def _bring_settings(wanted: Wanted, folder: Path) -> None:
-    """Units as they are; the role's configuration from its example, with the bundle's address."""
+    """Write the units, and the role's configuration: its example with the bundle's address."""
     for name in ("systemd", "config"):
         (folder / name).mkdir()
     shipped = resources.files("pilotfish") / "systemd"
@@ -148,7 +148,7 @@ def _bring_signers(wanted: Wanted, folder: Path) -> None:
 
 
 def bring_keys(wanted: Wanted, folder: Path, former: Path) -> list[str]:
-    """This machine's keys; returns what is to be done with them on the other end.
+    """Write this machine's keys; return what to do with them on the other end.
 
     former: keys of the bundle that is replaced, whose pair the other end may know already.
     """
@@ -187,7 +187,7 @@ def _bring_edge_keys(wanted: Wanted, folder: Path, sources: Sequence[Path]) -> l
 
 
 def _pair(folder: Path, name: str, pair: tuple[bytes, bytes] | None) -> None:
-    """Write a key pair, secret and public; a new one where there is none."""
+    """Write a key pair, secret and public; make one where there is none."""
     if pair is None:
         keys.create(folder, name)
         return
@@ -204,7 +204,7 @@ def _put(path: Path, key: bytes, mode: int = 0o644) -> None:
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
-    """A hidden folder beside ``out`` that takes its place at the end, or vanishes."""
+    """Yield a hidden folder that replaces ``out`` at the end, or is removed after an error."""
     if out.exists() and not _is_ours(out):
         raise BundleError(f"{out} holds something that is no bundle: choose another --out.")
     out.parent.mkdir(parents=True, exist_ok=True)
