@@ -1,10 +1,10 @@
-"""A run file: what was measured, as a SQLite database that `field measure` writes round by round.
+"""Read a run file: a SQLite database that `field measure` writes round by round.
 
-In:  a path. Out: the run's facts and its answers, each with its rounds.
+In: a path. Out: the run's facts and its answers, each with its rounds.
 
-`docs/field.md` lists the tables. `field/recording.py` writes them; what is read here may have been
-cut off at any moment (an answer is ``finished`` or it does not count) and may come from anywhere,
-so every value is checked, and whatever is wrong with a file is one `RunFileError`.
+`docs/field.md` lists the tables. `field/recording.py` writes them; a file may have been cut off at
+any moment (an answer is ``finished`` or it does not count) and may come from anywhere, so every
+value is checked, and every fault of a file is one `RunFileError`.
 """
 
 import sqlite3
@@ -48,8 +48,7 @@ class Settings:
     warm_up: answers of every configuration before the first that counts. seed: repeat r of every
     configuration draws with seed + r, and the order of the configurations comes from it too.
     threshold: of the edge's decision head, under `wisv-full` and `wisv-selective`; tau: under
-    `adaptive`; None: the edge's own.
-    provider and threads: how the drafter is run.
+    `adaptive`; None: the edge's own. provider and threads: how the drafter is run.
     """
 
     prompts: tuple[str, ...]
@@ -76,7 +75,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as its manifest, or for a target its edge, tells of it.
+    """A model as described by its manifest, or for a target by its edge.
 
     digest: of the artifact's files, the first 16 hex digits.
     """
@@ -88,7 +87,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What holds for a whole run. energy: where the joules come from; None without a sensor."""
+    """Facts of a whole run. energy: the sensor's rails; None without a sensor."""
 
     software: str  # "pilotfish 0.2.0"
     settings: Settings
@@ -128,7 +127,7 @@ class Answer:
     seed: int
     started_unix_s: float
     finished: bool
-    error: str | None = None  # why it is not finished, if anybody lived to tell
+    error: str | None = None  # why it is not finished, if that could be recorded
     protocol_used: str | None = None
     window_used: WindowSetting | None = None
     prompt_tokens: int = 0
@@ -148,7 +147,7 @@ class Answer:
 
     @property
     def configuration(self) -> Configuration:
-        """What was asked for."""
+        """The requested protocol and window."""
         return Configuration(self.protocol, self.window)
 
     @property
@@ -174,12 +173,12 @@ _ROUND_COLUMNS = (
     "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
     + ", ".join(f"{stage}_s" for stage in STAGES)
 )
-# by the file's format: what of lossy protocols there is, and zeros for what there is not
+# by the file's format: columns of lossy protocols, or zeros where there are none
 _LOSSY_COLUMNS = {1: "0, 0, 0.0", 2: "forgiven, inquired, 0.0", 3: "forgiven, inquired, deviation"}
 
 
 class Run:
-    """A run file, opened for reading; what is being measured may be read meanwhile."""
+    """A run file, opened for reading, possibly while it is being written."""
 
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self.path = path
@@ -189,7 +188,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """Open and check; `RunFileError` says what is wrong with the file."""
+        """Open and check a file; `RunFileError` says what is wrong with it."""
         path = Path(path)
         database = open_read_only(path)
         try:
@@ -199,9 +198,9 @@ class Run:
             raise
 
     def answers(self, *, warm_up: bool = False, finished: bool = True) -> Iterator[Answer]:
-        """The answers in the order in which they were begun, each with its rounds.
+        """Yield the answers in the order in which they were begun, each with its rounds.
 
-        Warm-up answers and those that were cut off are left out unless they are asked for.
+        Warm-up answers and unfinished ones are left out unless they are asked for.
         """
         wanted = "(finished OR ?) AND (NOT warm_up OR ?)"
         with damage_told(self.path):
@@ -220,7 +219,7 @@ class Run:
         for name in ("link", "choice"):
             if values[name] is not None:
                 values[name] = msgspec.json.decode(values[name])
-        # a column that an unfinished answer has not got yet is what the dataclass says
+        # columns that an unfinished answer lacks have the dataclass's defaults
         known = {name: value for name, value in values.items() if value is not None}
         answer = msgspec.convert({"window": None, **known}, Answer)
         for columns in self._database.execute(
@@ -259,7 +258,7 @@ def _facts(path: Path, database: sqlite3.Connection) -> Facts:
 
 
 def _round(columns: sqlite3.Row) -> tuple[float, Round]:
-    """at_s and the record, from the columns of `_ROUND_COLUMNS` and `_LOSSY_COLUMNS`."""
+    """Build at_s and the record from the columns of `_ROUND_COLUMNS` and `_LOSSY_COLUMNS`."""
     at_s, protocol, start, window, nodes, accepted, tokens, up, down, *rest = columns
     *stages, forgiven, inquired, deviation = rest
     record = {

@@ -39,7 +39,7 @@ def listen_on(endpoint: str, buffer_bytes: int) -> socket.socket:
         family, address = _resolve("0.0.0.0" if host == "*" else host, port)
         listener = socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
-        raise ListenError(f"Nobody can listen on {endpoint}: {error.strerror}.") from error
+        raise ListenError(f"Cannot listen on {endpoint}: {error.strerror}.") from error
     # connections inherit it from here; set later, it would not change their window
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
     listener.setblocking(False)

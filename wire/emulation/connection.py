@@ -30,7 +30,7 @@ class Way(Flow):
         parts: list[bytes] = []
         size = 0
         while size < _SEND_BYTES and len(parts) < _SEND_PARTS - 1 and self.due_s() <= now:
-            if not self.flight[0].data:
+            if not self.in_transit[0].data:
                 break
             data = self.take()
             assert data

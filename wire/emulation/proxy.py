@@ -289,7 +289,7 @@ class Proxy:
         while not (way.dead or end.connecting or end.blocked):
             due_s = way.due_s()
             if due_s > now and not end.has_rest:
-                if not way.flight:
+                if not way.in_transit:
                     self._active.discard(way)
                 return due_s
             parts = way.take_due(now)

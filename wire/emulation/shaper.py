@@ -53,7 +53,7 @@ class Flow:
     """One direction of one connection: what has left and not yet arrived, in order."""
 
     def __init__(self) -> None:
-        self.flight: deque[Segment] = deque()
+        self.in_transit: deque[Segment] = deque()
         self.held_bytes = 0  # from `Shaper.put` until `take`
         self.dead = False  # the receiver is gone; what comes is dropped
 
@@ -64,27 +64,27 @@ class Flow:
 
     def due_s(self) -> float:
         """Return when the next segment arrives, as known now; inf if there is none."""
-        if not self.flight:
+        if not self.in_transit:
             return math.inf
-        first = self.flight[0]
+        first = self.in_transit[0]
         if first.repair_s is None:
             return first.due_s
         arrives = first.due_s + first.repair_s + RETRANSMISSION_VARIANCE_S
-        if len(self.flight) > FOLLOWERS:
-            noticed = self.flight[FOLLOWERS].left_s - first.left_s
+        if len(self.in_transit) > FOLLOWERS:
+            noticed = self.in_transit[FOLLOWERS].left_s - first.left_s
             arrives = min(arrives, first.due_s + noticed + first.repair_s)
         return arrives
 
     def take(self) -> bytes | None:
         """Remove the next segment."""
-        data = self.flight.popleft().data
+        data = self.in_transit.popleft().data
         self.held_bytes -= _cost(data)
         return data
 
     def drop(self) -> None:
         """Deliver nothing any more."""
         self.dead = True
-        self.flight.clear()
+        self.in_transit.clear()
         self.held_bytes = 0
 
 
@@ -201,7 +201,7 @@ class Shaper(Generic[F]):
                 lost = bool(data) and loss > 0.0 and random.random() < loss
                 self.lost += lost
                 delay_s = rtt_s / 2 + (random.random() * jitter_s / 2 if jitter_s else 0.0)
-                flow.flight.append(
+                flow.in_transit.append(
                     Segment(data, self._left_s, self._left_s + delay_s, rtt_s if lost else None)
                 )
                 self.moved.add(flow)

@@ -1,10 +1,10 @@
-"""From the answers of a run to figures: one set for each (protocol, window) that was asked for.
+"""Compute figures of a run's answers: one set for each (protocol, window) of the matrix.
 
-In:  finished answers with their rounds. Out: medians with intervals, stages, bytes, acceptance.
+In: finished answers with their rounds. Out: medians with intervals, stages, bytes, acceptance.
 
 The first round of an answer reads the prompt, so times per token, per round and per stage are of
-the rounds after it, called *steady*. It is in the first token's time, in the whole answer's
-tokens/s, and in what does not depend on it: acceptance, tokens a round, bytes.
+the rounds after it, called *steady*. The first round counts in the first token's time, in the whole
+answer's tokens/s, and in acceptance, tokens a round and bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ from pilotfish.wire.protocols import EXCHANGES, NAMES, STREAM
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What one (protocol, window) of a run came to. Bytes are frames as handed to ZeroMQ.
+    """The figures of one (protocol, window). Bytes are frames as handed to ZeroMQ.
 
     n: answers. rounds: all of them. A Spread is over answers, that of round_ms over steady rounds.
     None is what was not measured: acceptance where nothing was drafted, joules without a sensor,
-    steady figures where every answer ended with its first round. forgiven: of the accepted tokens,
-    the share that the target would have said otherwise; asked: the share of rounds in which the
-    edge asked for hidden states; both of rounds that a decision head judged. deviation: a verified
-    position's total variation from the target's law, of rounds that could relax.
+    steady figures where every answer ended with its first round. forgiven: the share of accepted
+    tokens that differ from the target's; asked: the share of rounds in which the edge asked for
+    hidden states; both of rounds with a decision head. deviation: a verified position's total
+    variation from the target's law, of rounds that could relax.
     """
 
     configuration: Configuration
@@ -49,19 +49,19 @@ class Figures:
 
 
 def steady(answer: Answer) -> list[Round]:
-    """The rounds after the one that read the prompt."""
+    """Return the rounds after the one that read the prompt."""
     return answer.rounds[1:]
 
 
 def steady_token_ms(answer: Answer) -> float | None:
-    """Milliseconds per committed token of an answer's steady rounds; None if they have no token."""
+    """Compute milliseconds per committed token of an answer's steady rounds, or None."""
     rounds = steady(answer)
     tokens = _tokens(rounds)
     return sum(r.timings.total for r in rounds) * 1e3 / tokens if tokens else None
 
 
 def figures(answers: Sequence[Answer]) -> list[Figures]:
-    """The figures of every (protocol, window), in `order`."""
+    """Compute the figures of every (protocol, window), in `order`."""
     groups: dict[Configuration, list[Answer]] = {}
     for answer in answers:
         groups.setdefault(answer.configuration, []).append(answer)
@@ -69,27 +69,27 @@ def figures(answers: Sequence[Answer]) -> list[Figures]:
 
 
 def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
-    """The protocols, each once, in the order of the figures."""
+    """List the protocols, each once, in the order of the figures."""
     return list(dict.fromkeys(f.configuration.protocol for f in all_figures))
 
 
 def lowest(all_figures: Sequence[Figures]) -> Figures | None:
-    """The fixed choice that took least per token.
+    """Return the fixed choice with the least time per token.
 
-    What is not lossless does not compete, for its text is not the target's, nor does ``auto``,
-    which chooses one of the others.
+    Lossy ones are left out, since their text is not the target's, and so is ``auto``, which chooses
+    among the others.
     """
     known = [f for f in all_figures if f.token_ms and lossless(f.configuration.protocol)]
     return min(known, key=lambda f: f.token_ms.median if f.token_ms else 0.0, default=None)
 
 
 def lossless(protocol: str) -> bool:
-    """Whether its text is the target's; of ``auto`` and of unknown protocols nobody knows."""
+    """Whether its text is the target's; false for ``auto`` and unknown protocols."""
     return protocol == STREAM or (protocol in EXCHANGES and EXCHANGES[protocol].lossless)
 
 
 def order(configuration: Configuration) -> tuple[int, str, int, int]:
-    """Sorts protocols as they are registered, and their windows from short to ``auto``."""
+    """Sort protocols as they are registered, and their windows from short to ``auto``."""
     protocol, window = configuration
     registered = NAMES.index(protocol) if protocol in NAMES else len(NAMES)
     return registered, protocol, int(window == "auto"), window if isinstance(window, int) else 0
@@ -124,7 +124,7 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
 
 
 def _stages_ms(rounds: Sequence[Round]) -> dict[str, float]:
-    """Milliseconds of each stage in a committed token; means, so that they add up."""
+    """Compute milliseconds of each stage per committed token; means, so that they add up."""
     tokens = _tokens(rounds)
     if not tokens:
         return {}
@@ -140,7 +140,7 @@ def _joules_per_token(answer: Answer) -> float | None:
 
 
 def _over(answers: Sequence[Answer], value: Callable[[Answer], float | None]) -> Spread | None:
-    """The spread over the answers that have this value."""
+    """Compute the spread over the answers that have this value."""
     return spread([found for found in map(value, answers) if found is not None])
 
 
@@ -161,6 +161,6 @@ def _tokens(rounds: Sequence[Round]) -> int:
 
 
 def flat(found: dict[str, Any]) -> dict[str, Any]:
-    """Figures as a dictionary has them, with the configuration as two keys of their own."""
+    """Flatten figures into a dictionary, with the configuration as two keys of their own."""
     protocol, window = found.pop("configuration")
     return {"protocol": protocol, "window": window, **found}
