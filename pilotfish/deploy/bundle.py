@@ -39,7 +39,7 @@ _OLD_RUNTIME_PYTHON = "3.10"  # its last ONNX Runtime, 1.23, cannot load opset 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class BundleContents:
     """The content of a bundle to be made.
 
     artifacts: the first is what the machine serves, the others come along under their own names.
@@ -59,7 +59,7 @@ class Wanted:
     signers: Sequence[Path] = ()
 
 
-def make(wanted: Wanted, out: Path, progress: Progress) -> tuple[Manifest, list[str]]:
+def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[Manifest, list[str]]:
     """Make a bundle in ``out``; return its manifest and what is left to be done by hand.
 
     An existing bundle is replaced; the key pair that was made for it stays.
@@ -95,7 +95,7 @@ def make(wanted: Wanted, out: Path, progress: Progress) -> tuple[Manifest, list[
     return made, advice
 
 
-def _named(wanted: Wanted) -> Iterator[tuple[str, Artifact]]:
+def _named(wanted: BundleContents) -> Iterator[tuple[str, Artifact]]:
     """Open the artifacts, by their names in the bundle, and check them for the board's Python."""
     taken: set[str] = set()
     for path in wanted.artifacts:
@@ -118,7 +118,7 @@ def _copy_artifact(artifact: Artifact, folder: Path) -> None:
         shutil.copyfile(artifact.path / name, folder / name)
 
 
-def _bring_settings(wanted: Wanted, folder: Path) -> None:
+def _bring_settings(wanted: BundleContents, folder: Path) -> None:
     """Write the units, and the role's configuration: its example with the bundle's address."""
     for name in ("systemd", "config"):
         (folder / name).mkdir()
@@ -137,7 +137,7 @@ def _bring_settings(wanted: Wanted, folder: Path) -> None:
     (folder / "config" / name).write_text(text)
 
 
-def _bring_signers(wanted: Wanted, folder: Path) -> None:
+def _bring_signers(wanted: BundleContents, folder: Path) -> None:
     for path in wanted.signers:
         key = signatures.read_public(path)
         target = folder / f"{path.stem}.pub"
@@ -147,7 +147,7 @@ def _bring_signers(wanted: Wanted, folder: Path) -> None:
         target.write_bytes(signatures.public_file(key))
 
 
-def bring_keys(wanted: Wanted, folder: Path, former: Path) -> list[str]:
+def bring_keys(wanted: BundleContents, folder: Path, former: Path) -> list[str]:
     """Write this machine's keys; return what to do with them on the other end.
 
     former: keys of the bundle that is replaced, whose pair the other end may know already.
@@ -172,7 +172,7 @@ def bring_keys(wanted: Wanted, folder: Path, former: Path) -> list[str]:
     return ["on the edge, allow the bundle's keys/device.pub: pilotfish keys allow device.pub"]
 
 
-def _bring_edge_keys(wanted: Wanted, folder: Path, sources: Sequence[Path]) -> list[str]:
+def _bring_edge_keys(wanted: BundleContents, folder: Path, sources: Sequence[Path]) -> list[str]:
     with_pair = next((path for path in sources if (path / f"{keys.EDGE}.key").exists()), None)
     secret = keys.EdgeKeys.load(with_pair).secret if with_pair else None
     _pair(folder, keys.EDGE, (secret, zmq.curve_public(secret)) if secret else None)

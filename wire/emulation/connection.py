@@ -17,8 +17,8 @@ _LINGER_0 = struct.pack("ii", 1, 0)  # close() then sends a reset
 class Way(Flow):
     """A flow with its shaper, and the two ends that it connects."""
 
-    source: "End"
-    sink: "End"
+    source: "SocketEnd"
+    sink: "SocketEnd"
 
     def __init__(self, shaper: "Shaper[Way]") -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Way(Flow):
         return parts
 
 
-class End:
+class SocketEnd:
     """One socket. What is read goes into ``out``; what arrives by ``into`` is sent to it."""
 
     def __init__(self, sock: socket.socket, out: Way, into: Way) -> None:
@@ -58,7 +58,7 @@ class End:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property
-    def peer(self) -> "End":
+    def peer(self) -> "SocketEnd":
         """The other socket of the connection."""
         return self.out.sink
 
@@ -133,11 +133,11 @@ def reset(sock: socket.socket) -> None:
 
 def joined(
     near: socket.socket, far: socket.socket, up: "Shaper[Way]", down: "Shaper[Way]"
-) -> tuple[End, End]:
+) -> tuple[SocketEnd, SocketEnd]:
     """Return the two ends of a new connection, near first; far still has to connect."""
     outward, inward = Way(up), Way(down)
-    outward.source = inward.sink = End(near, outward, inward)
-    outward.sink = inward.source = End(far, inward, outward)
+    outward.source = inward.sink = SocketEnd(near, outward, inward)
+    outward.sink = inward.source = SocketEnd(far, inward, outward)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     outward.sink.connecting = True
     return outward.source, outward.sink

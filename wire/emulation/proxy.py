@@ -22,7 +22,7 @@ from contextlib import suppress
 from time import monotonic
 
 from pilotfish.wire.emulation.addresses import address_of, endpoint_of, listen_on
-from pilotfish.wire.emulation.connection import BUFFER_BYTES, End, Way, joined, reset
+from pilotfish.wire.emulation.connection import BUFFER_BYTES, SocketEnd, Way, joined, reset
 from pilotfish.wire.emulation.emulator import Conditions, Traffic
 from pilotfish.wire.emulation.shaper import RESET, Shaper, shapes
 
@@ -54,8 +54,8 @@ class Proxy:
         self._up: Shaper[Way] = Shaper(up, now)
         self._down: Shaper[Way] = Shaper(down, now)
         self.since_s = now
-        self._ends: dict[int, End] = {}
-        self._paused: set[End] = set()
+        self._ends: dict[int, SocketEnd] = {}
+        self._paused: set[SocketEnd] = set()
         self._active: set[Way] = set()  # with segments on their way
         self._passed: dict[Shaper[Way], int] = {self._up: 0, self._down: 0}
         self._connections = 0
@@ -188,7 +188,7 @@ class Proxy:
         for end in ends:
             self._watch(end)
 
-    def _connected(self, end: End) -> None:
+    def _connected(self, end: SocketEnd) -> None:
         failed = end.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failed:
             self._refuse(end, failed)
@@ -199,19 +199,19 @@ class Proxy:
         end.connecting = False
         self._watch(end)
 
-    def _refuse(self, end: End, failed: int) -> None:
+    def _refuse(self, end: SocketEnd, failed: int) -> None:
         if not self._absent:  # one line, though a device retries several times a second
             _log.warning("%s does not answer: %s", self._connect, os.strerror(failed))
         self._absent = True
         self._drop(end)
 
-    def _drop(self, end: End) -> None:
+    def _drop(self, end: SocketEnd) -> None:
         """Cut both sides of the connection at once."""
         end.abort()
         end.peer.abort()
         self._forget(end)
 
-    def _forget(self, end: End) -> None:
+    def _forget(self, end: SocketEnd) -> None:
         for side in (end, end.peer):
             side.out.drop()
             self._active.discard(side.out)
@@ -220,12 +220,12 @@ class Proxy:
                 side.socket.close()  # epoll forgets it with that
         self._welcome(True)
 
-    def _watch(self, end: End) -> None:
+    def _watch(self, end: SocketEnd) -> None:
         end.watch(self._epoll, paused=end in self._paused)
 
     # -- bytes in ----------------------------------------------------------------------------------
 
-    def _serve(self, end: End, events: int) -> None:
+    def _serve(self, end: SocketEnd, events: int) -> None:
         if end.connecting:
             self._connected(end)
             return
@@ -240,7 +240,7 @@ class Proxy:
         if end.descriptor in self._ends:
             self._watch(end)
 
-    def _read(self, end: End) -> None:
+    def _read(self, end: SocketEnd) -> None:
         way = end.out
         try:
             data = end.receive()
@@ -253,7 +253,7 @@ class Proxy:
             if way.full or way.shaper.full:
                 self._paused.add(end)
 
-    def _break(self, end: End) -> None:
+    def _break(self, end: SocketEnd) -> None:
         """Mark this end as gone; its peer learns of it over the link."""
         end.finished = end.broken = True
         end.blocked = False
