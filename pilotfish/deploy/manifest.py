@@ -5,7 +5,7 @@ In: a folder. Out: a `Manifest` that the folder was compared with, or a `BundleE
 A folder that passes `verify` holds exactly the files that the manifest names, byte for byte; no
 links, nothing else (but the manifest's signature, `deploy.signatures`). What `reading` returns is
 what the manifest names, whatever became of the folder since. The digest covers the whole manifest,
-so it names the bundle. It guards against damage only: whoever rewrites a folder can write another
+so it names the bundle. It guards against damage only: a rewritten folder can be given another
 digest, hence signatures.
 
 Standard library only: this runs on the board before anything is installed.

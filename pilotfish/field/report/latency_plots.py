@@ -1,7 +1,6 @@
 """Plot latency against window, within a run and between runs.
 
-In: the figures of runs. Out: files, and a description of each in words, for readers who cannot see
-it.
+In: the figures of runs. Out: files, and a description of each in words (the alternative text).
 """
 
 from collections.abc import Sequence

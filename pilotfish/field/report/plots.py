@@ -1,7 +1,6 @@
 """Plot what was measured: one PNG each, units on both axes, n in the title.
 
-In: the figures of one run. Out: files, and a description of each in words, for readers who cannot
-see it.
+In: the figures of one run. Out: files, and a description of each in words (the alternative text).
 """
 
 import math
