@@ -22,7 +22,7 @@ COPIES = {"Identity", "Cast"}
 
 
 @dataclass(frozen=True)
-class Part:
+class Subgraph:
     """A piece of a graph.
 
     Attributes:
@@ -36,7 +36,7 @@ class Part:
     weights: set[str]
 
 
-class Flow:
+class Dependencies:
     """Dependencies within a graph, whose nodes are in an order in which they can run."""
 
     def __init__(self, graph: Any) -> None:
@@ -80,7 +80,7 @@ class Flow:
             raise ExportError(f"this graph computes {LOGITS} from more than {HIDDEN}")
         return border
 
-    def part(self, wanted: Sequence[str], given: Collection[str]) -> Part:
+    def part(self, wanted: Sequence[str], given: Collection[str]) -> Subgraph:
         """Select what computes `wanted` from `given` and from the graph's inputs and weights."""
         nodes: set[int] = set()
         inputs: set[str] = set()
@@ -96,7 +96,7 @@ class Flow:
                 nodes.add(self._maker[name])
                 read = self._nodes[self._maker[name]].input
                 open_values += [other for other in read if other and other not in given]
-        return Part([self._nodes[at] for at in sorted(nodes)], inputs, weights)
+        return Subgraph([self._nodes[at] for at in sorted(nodes)], inputs, weights)
 
     def _behind(self, sources: Collection[str]) -> set[str]:
         """Return `sources` and all that depends on them."""

@@ -11,7 +11,7 @@ from pilotfish.engines.artifact import MANIFEST_NAME, Artifact
 from pilotfish.engines.errors import ArtifactError
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class ListedArtifact(msgspec.Struct, frozen=True, kw_only=True):
     """One artifact in the list.
 
     `size` is the sum of its files, in bytes; `stage` names the part of a model that it is, None for
@@ -26,7 +26,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     stage: str | None = None
 
 
-def list_artifacts(folder: str | os.PathLike[str]) -> list[Entry]:
+def list_artifacts(folder: str | os.PathLike[str]) -> list[ListedArtifact]:
     """List artifacts in `folder` and below, sorted by path.
 
     Damaged artifacts and other files are left out; hidden directories, such as unfinished exports,
@@ -51,9 +51,9 @@ def list_artifacts(folder: str | os.PathLike[str]) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.path)
 
 
-def _entry(artifact: Artifact) -> Entry:
+def _entry(artifact: Artifact) -> ListedArtifact:
     manifest = artifact.manifest
-    return Entry(
+    return ListedArtifact(
         path=str(artifact.path),
         model=manifest.model,
         precision=manifest.precision,

@@ -17,7 +17,7 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto, helper, shape_inference
 
 from pilotfish.engines.backends.backend import kv_names
-from pilotfish.export.borders import HIDDEN, LOGITS, ROWS, TOKENS, Flow, Part
+from pilotfish.export.borders import HIDDEN, LOGITS, ROWS, TOKENS, Dependencies, Subgraph
 from pilotfish.export.errors import ExportError
 
 STATES, NEXT_STATES = "states", "next_states"
@@ -33,7 +33,7 @@ class StageGraphs:
 
     def __init__(self, whole: ModelProto, layers: int) -> None:
         self._whole = whole
-        self._flow = Flow(whole.graph)
+        self._flow = Dependencies(whole.graph)
         # The value at each layer's border; "" where nothing is cut.
         self._borders = ["", *self._flow.borders(layers), ""]
         inferred = shape_inference.infer_shapes(whole).graph
@@ -83,7 +83,7 @@ class StageGraphs:
         nodes: Sequence[NodeProto],
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-        part: Part,
+        part: Subgraph,
         names: Mapping[str, str],
     ) -> ModelProto:
         """Make a graph of copies, with values renamed by `names`."""

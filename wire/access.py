@@ -1,8 +1,8 @@
-"""Who may come in: the answering side of ZeroMQ's authentication protocol (ZAP, RFC 27).
+"""Access control: the answering side of ZeroMQ's authentication protocol (ZAP, RFC 27).
 
-ZeroMQ asks, over an in-process socket, about every CURVE handshake. Without somebody who answers
-it would let every key in. The answer names the key as ``User-Id``, so that each message that
-arrives carries the key of its sender, and a session can belong to a key.
+ZeroMQ asks, over an in-process socket, about every CURVE handshake; without an answering side it
+would admit every key. The answer names the key as ``User-Id``, so that each message carries its
+sender's key, and a session can belong to a key.
 """
 
 import logging
@@ -22,8 +22,8 @@ _log = logging.getLogger("pilotfish.wire")
 class Gate:
     """Answers ZeroMQ's questions from an allow-list of public keys in Z85.
 
-    ``allowed`` may be set anew at any time; ``refused`` counts the keys that were turned away, not
-    all of which are logged: strangers may knock as often as they like.
+    ``allowed`` may be replaced at any time; ``refused`` counts refused handshakes. At most one a
+    second is logged, since strangers may try without end.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class Gate:
     ) -> None:
         self.allowed = allowed
         self.refused = 0
-        self._shut_out: dict[bytes, float] = {}  # until when, on the monotonic clock
+        self._shut_out: dict[bytes, float] = {}  # key → end, on the monotonic clock
         self._logged_s = -math.inf
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ADDRESS)
 
     def shut_out(self, key: bytes) -> None:
-        """Let a key that did harm not come in again for a while."""
+        """Refuse a key for `SHUT_OUT_S` seconds."""
         self._shut_out[key] = time.monotonic() + SHUT_OUT_S
         _log.warning("key %s is shut out for %g s", key.decode(), SHUT_OUT_S)
 
@@ -46,7 +46,7 @@ class Gate:
         return key in self.allowed and self._shut_out.get(key, 0.0) <= time.monotonic()
 
     def answer(self) -> bool:
-        """Answer all questions; poll `socket` to know when there are some. Leaves none: False."""
+        """Answer all waiting questions; poll `socket` to know when there are some. False."""
         while self.socket.poll(0):
             self._answer_one()
         return False
@@ -67,5 +67,5 @@ class Gate:
         self.socket.send_multipart([b"1.0", request, *status, key, b""])
 
     def close(self) -> None:
-        """Stop answering; from now on nobody comes in."""
+        """Stop answering; from now on no key is admitted."""
         self.socket.close(0)

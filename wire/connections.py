@@ -1,14 +1,15 @@
-"""The peers of a listening socket: how many, from where, and what they make it hold.
+"""The connections of a listening socket, and the bounds on their number and their bytes.
 
-In:  what ZeroMQ's monitor tells of the socket, and which message came over which connection.
-Out: connections cut, and counts of why.
+In: events of ZeroMQ's monitor, and which message came over which connection. Out: connections cut,
+and counts of the reasons.
 
 ZeroMQ bounds neither connections nor the bytes that it holds of a peer's messages, complete or not.
-Here both have bounds: a connection beyond them is shut down on its descriptor, which ZeroMQ names,
-as if the network had done it. The warden (`wire.warden`) weighs them in its own thread. Law: a peer
-that has said something never gives way to a stranger, which has not; among strangers the address
-with most of them gives way first, and of these the newest, unless the oldest has had the time that
-a handshake takes.
+Here both are bounded: an excess connection is shut down on its descriptor, which ZeroMQ names, as
+if the network had failed. The warden (`wire.warden`) checks memory in its own thread.
+
+A connection is a stranger until its first message. A peer that has sent a message is never cut in
+favour of a stranger; among strangers the address with most of them loses one first, the newest,
+unless the oldest has had enough time for a handshake.
 """
 
 import math
@@ -29,29 +30,29 @@ from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, volume
 from pilotfish.wire.warden import SLACK_BYTES, WARDEN, Glance, Intake
 
 # Reasons for which a connection is cut.
-CROWD: Final = "crowd"  # too many that have not said anything yet, or too many at all
-UNFINISHED: Final = "unfinished-message"  # too much of a message that does not end
-HOARD: Final = "too-much-of-one-key"  # of messages that have not been taken in yet
+CROWD: Final = "crowd"  # too many strangers, or too many connections
+UNFINISHED: Final = "unfinished-message"  # too many bytes of an unfinished message
+HOARD: Final = "too-much-of-one-key"  # too many bytes of messages not taken in yet
 OF_ONE_KEY: Final = "too-many-of-one-key"
 REVOKED: Final = "revoked-key"
-CLOSING: Final = "closing"  # it came when the edge was about to stop
-SHREDDED: Final = "too-many-frames"  # a message in so many parts that to take it in held others up
+CLOSING: Final = "closing"  # it came while the edge was stopping
+SHREDDED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
 
 _HEARD = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
 _BURST = 256  # events taken in one turn
-# Messages of full size that may be under way at once: in all; and of one key where it has several,
-# or of all strangers, whose keys are not told before they are heard.
+# Messages of full size that may be unfinished at once: in all; and of one key with several,
+# or of all strangers, whose keys are unknown before their first message.
 _UNFINISHED_IN_ALL, _OF_ONE_KEY_TIMES = 4, 0.5
 # Bytes of replies that a connection, and a key with all of its own, may leave untaken.
 _UNREAD_EACH, _UNREAD_OF_ONE_KEY = 1 << 17, 8 << 20
-_LEAST_FRAME_BYTES = {False: 2, True: 35}  # what a frame has on the wire besides; encrypted
+_LEAST_FRAME_BYTES = {False: 2, True: 35}  # a frame's overhead on the wire; encrypted
 _HANDSHAKE_S = 3.0  # with its first message a handshake takes four round trips, rarely so long
-_TOLD_S = 1.0  # in which the bearer of a revoked key may learn so, by asking
+_TOLD_S = 1.0  # in which the holder of a revoked key may learn so from a reply
 _SRCFD = int(zmq.SRCFD)
 
 
 class Bounds(NamedTuple):
-    """Of connections in all and of one key; of the bytes of one message."""
+    """Limits on connections in all and per key, and on the bytes of one message."""
 
     connections: int
     per_owner: int
@@ -62,7 +63,7 @@ class Bounds(NamedTuple):
 class _Connection:
     descriptor: int
     peer: str  # an address without its port
-    client: bytes = b""  # ZeroMQ's name for it, once it has said something
+    client: bytes = b""  # ZeroMQ's name for it, after its first message
     owner: bytes = b""
     came_s: float = field(default_factory=time.monotonic)
     intake: Intake = field(default_factory=Intake)
@@ -75,27 +76,27 @@ class _Connection:
 class Connections:
     """The connections of one listening socket.
 
-    One owner, the thread that has the turn; and the warden, which looks at them in between.
+    Used by the thread that serves the socket and, in between, by the warden; a lock guards them.
     """
 
     def __init__(self, listening: "zmq.Socket[bytes]", bounds: Bounds) -> None:
         self.monitor = listening.get_monitor_socket(_HEARD)
         self.bounds = bounds
-        self.closing = False  # from now on, nobody new
+        self.closing = False  # no new connections from now on
         self.cuts: Counter[str] = Counter()
-        self.broken = 0  # ended before a word was said, and not for a key that was refused
+        self.broken = 0  # ended before the first message, refused keys aside
         self._listening = listening
         self._denied = 0  # keys refused whose connections have not ended yet
         self._open: dict[int, _Connection] = {}  # by descriptor
-        self._strangers: dict[int, _Connection] = {}  # of these, who has not said anything yet
+        self._strangers: dict[int, _Connection] = {}  # those of them without a message yet
         self._known: dict[bytes, _Connection] = {}  # by ZeroMQ's name
         self._local: int | str | None = None  # our port or path, once bound
-        self._turn = threading.RLock()  # to change this table, and to read the news of it
-        self.drained = False  # no message was there that had not been handed out
+        self._turn = threading.RLock()  # guards these tables and the monitor
+        self.drained = False  # all messages that had arrived were received
         self.encrypted = False
 
     def bound(self, endpoint: str) -> None:
-        """The socket listens on this endpoint."""
+        """Note that the socket listens on this endpoint, and start the checks."""
         tcp = endpoint.startswith("tcp:")
         self._local = urlsplit(endpoint).port if tcp else endpoint.partition("://")[2]
         WARDEN.join(self)
@@ -105,19 +106,19 @@ class Connections:
 
     @property
     def devices(self) -> int:
-        """The different keys (or, without keys, connections) that are connected."""
+        """Number of different keys (or, without keys, of connections) that are connected."""
         return len({connection.owner for connection in list(self._known.values())})
 
     def has(self, client: bytes) -> bool:
-        """Is ``client``, who has said something, still connected?"""
+        """Whether ``client``, which has sent a message, is still connected."""
         return client in self._known
 
     def heard(self, client: bytes, owner: bytes, frame: zmq.Frame, size: int, frames: int) -> None:
-        """A message of so many bytes and frames has come from ``client``; ``frame`` is one."""
+        """Note a message of this size from ``client``; ``frame`` is one of its frames."""
         connection = self._known.get(client)
         if connection is None:
-            self.hear()  # the news that it came may still be unread
-            with suppress(zmq.ZMQError):  # a peer of ZMTP 1.0, of whose descriptor ZeroMQ is silent
+            self.hear()  # the event of its connection may still be unread
+            with suppress(zmq.ZMQError):  # ZMTP 1.0: no descriptor
                 connection = self._open.get(frame.get(_SRCFD))
             if connection is None:
                 return
@@ -125,9 +126,9 @@ class Connections:
         connection.intake.took(size, frames, self.encrypted)
 
     def has_room(self, client: bytes, size: int) -> bool:
-        """May a reply of so many bytes be sent, or have too many not been taken by its key yet?
+        """Whether a reply of ``size`` bytes may be sent, given what its key has left unread.
 
-        One reply may, whatever its length, and a connection's first so many bytes.
+        A single reply may have any length, and each connection has an allowance of its own.
         """
         connection = self._known.get(client)
         if connection is None or connection.sent - connection.acknowledged + size <= _UNREAD_EACH:
@@ -141,21 +142,21 @@ class Connections:
             return size + sum(map(self._unread, waiting)) <= _UNREAD_OF_ONE_KEY
 
     def sent(self, client: bytes, size: int, frames: int) -> None:
-        """A reply was sent."""
+        """Note that a reply was sent."""
         connection = self._known.get(client)
         if connection is not None:
             connection.sent += size + frames * _LEAST_FRAME_BYTES[self.encrypted]
 
     def _unread(self, connection: _Connection) -> int:
-        """Bytes that were sent and not taken in yet, as far as the kernel says so (TCP's does)."""
+        """Count bytes sent and not taken in yet, as far as the kernel knows (for TCP it does)."""
         crossed = self._volume(connection)
-        # heartbeats and the handshake were acknowledged, too
+        # the kernel's count includes heartbeats and the handshake
         connection.sent = max(connection.sent, 0 if crossed is None else crossed.acknowledged)
         connection.acknowledged = connection.sent if crossed is None else crossed.acknowledged
         return connection.sent - connection.acknowledged
 
     def hear(self) -> bool:
-        """Take note of who came and went; True if there is more to hear."""
+        """Read the monitor's events of peers that came and went; True if there are more."""
         with self._turn:
             for _ in range(_BURST):
                 if not self.monitor.poll(0):
@@ -171,17 +172,17 @@ class Connections:
         return True
 
     def shredded(self, client: bytes) -> None:
-        """A message of ``client`` had far more parts than any message has."""
+        """Cut the connection of ``client``, whose message has far too many parts."""
         connection = self._known.get(client)
         if connection is not None:
             with self._turn:
                 self._cut(connection, SHREDDED)
 
     def police(self, allowed: Container[bytes] | None) -> None:
-        """Cut connections whose key was taken off the list; call it every now and then.
+        """Cut connections whose key was taken off the list; call it regularly.
 
-        allowed: the keys that may be here; None: there are none. Whose key is not among them any
-        more has had a moment to be told so.
+        allowed: the keys on the list; None: there is no list. A connection has had `_TOLD_S` to
+        learn of its revocation before it is cut.
         """
         if allowed is None:
             return
@@ -194,7 +195,7 @@ class Connections:
                         self._cut(connection, REVOKED)
 
     def weigh(self, glance: Glance) -> bool:
-        """Cut peers that make us hold too much: of messages without end, or too many of them."""
+        """Cut peers that make the process hold too much: unfinished or too many messages."""
         with self._turn:
             self.hear()
             drained, self.drained = self.drained, False
@@ -209,7 +210,7 @@ class Connections:
         return False
 
     def _bound(self, hoards: list[_Connection], glance: Glance) -> None:
-        """Cut those beyond what may be held: strangers first, then of the keys that have most."""
+        """Cut what exceeds the bounds: strangers first, then of the keys that hold most."""
         limit = self.bounds.message_bytes + SLACK_BYTES
         by_key: Counter[bytes] = Counter()
         for connection in hoards:
@@ -217,14 +218,14 @@ class Connections:
 
         def last_to_go(connection: _Connection) -> tuple[bool, int, int]:
             known, key = bool(connection.client), by_key[connection.owner]
-            # of a key's messages the one goes on that is nearest to its end
+            # of a key's messages the most complete one is kept
             hoarded = connection.intake.hoarded
             return (known, -key, hoarded) if known else (known, 0, -hoarded)
 
         hoards.sort(key=last_to_go)
         total = by_key.total()
         swollen = [each for each in hoards if each.intake.swollen(glance, total)]
-        for connection in swollen[:1]:  # the others may have grown by its doing
+        for connection in swollen[:1]:  # the others may only seem to have grown because of it
             self._cut(connection, UNFINISHED)
         for connection in hoards:
             hoarded = connection.intake.hoarded
@@ -232,13 +233,13 @@ class Connections:
             if alone or total > _UNFINISHED_IN_ALL * limit:
                 self._cut(connection, UNFINISHED)
             elif hoarded < by_key[connection.owner] > _OF_ONE_KEY_TIMES * limit:
-                self._cut(connection, HOARD)  # there are others of that key, or not known either
+                self._cut(connection, HOARD)  # not the key's (or the strangers') largest
             if connection.cut:
                 total -= hoarded
                 by_key[connection.owner] -= hoarded
 
     def close(self) -> None:
-        """Listen to the monitor no more."""
+        """Stop reading the monitor."""
         WARDEN.leave(self)
         with suppress(zmq.ZMQError):
             self._listening.disable_monitor()
@@ -256,7 +257,7 @@ class Connections:
             crowd = Counter(stranger.peer for stranger in self._strangers.values())
             busiest, _ = crowd.most_common(1)[0]
             theirs = [s for s in self._strangers.values() if s.peer == busiest]
-            # were it always the first, a fleet that comes at once would never be done with it
+            # cutting the oldest always would keep a fleet that connects at once from ever finishing
             late = connection.came_s - theirs[0].came_s > _HANDSHAKE_S
             self._cut(theirs[0 if late else -1], CROWD)
 
@@ -274,7 +275,7 @@ class Connections:
                 self.broken += 1
 
     def _introduce(self, connection: _Connection, client: bytes, owner: bytes) -> None:
-        """A stranger has said something."""
+        """Note the first message of a stranger."""
         with self._turn:
             self._known.pop(connection.client, None)
             connection.client, connection.owner = client, owner
@@ -294,7 +295,7 @@ class Connections:
             hang_up(lent)
 
     def _volume(self, connection: _Connection) -> Volume | None:
-        """What has crossed a connection; None where the kernel does not say, or it has ended."""
+        """Return a connection's byte counts; None where the kernel has none, or it has ended."""
         with borrowed(connection.descriptor, self._is_ours) as lent:
             return volume(lent)
 

@@ -1,4 +1,4 @@
-"""Everything that can go wrong between a device and an edge, each with a code, an exit and advice.
+"""Errors between a device and an edge, each with a code, an exit code and advice.
 
 One class per kind. ``code`` travels on the wire, ``exit_code`` is what a command ends with, and the
 message is a whole sentence that says what to do. `from_code` turns a received code back into its
@@ -30,7 +30,7 @@ class VersionMismatchError(PilotfishError):
 
 
 class PairMismatchError(PilotfishError):
-    """Drafter and target have no token in common, or not that vocabulary (any more)."""
+    """Drafter and target share no token, or the target's vocabulary has changed."""
 
     code = "pair-mismatch"
     exit_code = 76
@@ -64,7 +64,7 @@ class TokenOutOfRangeError(PilotfishError):
 
 
 class BadDraftError(PilotfishError):
-    """Distributions that no honest drafter could have sampled the window from."""
+    """Distributions from which the window cannot have been sampled."""
 
     code = "bad-draft"
     exit_code = 65
@@ -120,14 +120,14 @@ class AccessDeniedError(PilotfishError):
 
 
 class EdgeUnreachableError(PilotfishError):
-    """Nobody answered at the edge's address."""
+    """No edge answered at this address."""
 
     code = "edge-unreachable"
     exit_code = 69
 
 
 class TargetLostError(PilotfishError):
-    """A node of the edge's target is gone, late beyond its patience, or answers nonsense."""
+    """A node of the edge's target is gone, too late, or gives invalid answers."""
 
     code = "target-lost"
     exit_code = 69
@@ -141,14 +141,14 @@ class EdgeLostError(PilotfishError):
 
 
 class KeysError(PilotfishError):
-    """Key files that are missing, malformed or not needed to be shown to everyone."""
+    """Key files that are missing, malformed or readable by others."""
 
     code = "keys"
     exit_code = 77
 
 
 class CertificateError(PilotfishError):
-    """A certificate or its key that is missing, damaged or not for a service to use."""
+    """A certificate or its key that is missing, damaged or unfit for a service."""
 
     code = "certificate"
     exit_code = 78
@@ -190,7 +190,7 @@ class RelaxationError(PilotfishError):
 
 
 class InterruptedGenerationError(PilotfishError):
-    """Whoever asked for the answer does not want the rest of it."""
+    """The caller abandoned the answer."""
 
     code = "interrupted"
     exit_code = 75
@@ -204,14 +204,14 @@ class DrainingError(PilotfishError):
 
 
 class ConfigError(PilotfishError):
-    """A configuration file that cannot be read, or says what no flag does."""
+    """A configuration file that cannot be read, or has unknown or invalid settings."""
 
     code = "config"
     exit_code = 78
 
 
 class NotReloadedError(PilotfishError):
-    """A running daemon did not take over all that its configuration says now."""
+    """A running daemon did not take over its whole configuration."""
 
     code = "not-reloaded"
     exit_code = 78
@@ -225,7 +225,7 @@ def _all(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
 
 
 def from_code(code: str, message: str) -> PilotfishError:
-    """The error that ``code`` names; an unknown code (a newer edge's) becomes an InternalError.
+    """Build the error that ``code`` names; an unknown code (a newer edge's) is an InternalError.
 
     Both come from a message that was read by `wire.messages.checked`, or from our own child.
     """

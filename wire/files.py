@@ -1,8 +1,7 @@
-"""A file that changes as a whole or not at all, also when the disk is full or the power goes.
+"""Write files that change as a whole or not at all, even if the disk fills or the power fails.
 
-The new content is written beside the file's place, made durable, and takes the place by one rename.
-
-Standard library only: this runs on a board before anything is installed there.
+The new content is written beside the file, made durable, and renamed into its place. Standard
+library only: this runs on a board before anything is installed there.
 """
 
 import os
@@ -12,9 +11,9 @@ _PARTIAL = ".pilotfish-partial"
 
 
 def write_whole(path: Path, content: bytes, mode: int) -> None:
-    """Make a file hold ``content``; only its owner can read it before it has its ``mode``.
+    """Replace a file's content; only its owner can read it before it has its ``mode``.
 
-    One writer at a time. Raises `OSError`; what stood there then still does, and nothing is left
+    One writer at a time. Raises `OSError`; then the old content is intact, and nothing is left
     beside it.
     """
     partial = beside(path)
@@ -32,14 +31,14 @@ def write_whole(path: Path, content: bytes, mode: int) -> None:
 
 
 def beside(path: Path) -> Path:
-    """Where the next content of ``path`` is made; what a kill left there is removed."""
+    """Return where the next content of ``path`` is written; remove what a kill left there."""
     partial = path.with_name(f".{path.name}{_PARTIAL}")
     partial.unlink(missing_ok=True)
     return partial
 
 
 def take_place(partial: Path, path: Path) -> None:
-    """Put what was made `beside` in its place, durably."""
+    """Rename the file made `beside` into its place, durably."""
     os.replace(partial, path)
     sync(path.parent)
 

@@ -37,7 +37,7 @@ _MOST_BYTES = 1024  # that are read of a file
 
 
 def default_directory() -> Path:
-    """``$PILOTFISH_KEYS``, else ``pilotfish/keys`` in the user's configuration folder."""
+    """Return ``$PILOTFISH_KEYS``, else ``pilotfish/keys`` in the user's configuration folder."""
     chosen = os.environ.get("PILOTFISH_KEYS")
     if chosen:
         return Path(chosen)
@@ -47,7 +47,7 @@ def default_directory() -> Path:
 
 @dataclass(frozen=True)
 class DeviceKeys:
-    """What a device needs to reach its edge."""
+    """The keys that a device needs to reach its edge."""
 
     secret: bytes
     public: bytes
@@ -67,11 +67,10 @@ class DeviceKeys:
 
 @dataclass(frozen=True)
 class AllowList:
-    """The devices that may come in.
+    """The devices that an edge admits.
 
-    names: the public keys of an edge's devices, and the names of their files in a printable line,
-    as metrics show them. broken: of each file on the list that holds no key or cannot be read,
-    which one it is and why, in a sentence.
+    names: public key → name of its file as one printable line, as in metrics. broken: file → a
+    sentence on why it holds no readable key.
     """
 
     names: Mapping[bytes, str]
@@ -79,10 +78,10 @@ class AllowList:
 
     @classmethod
     def load(cls, directory: Path) -> "AllowList":
-        """Read ``allowed/`` of a folder of keys; without it no device may come in.
+        """Read ``allowed/`` of a folder of keys; without it no device is admitted.
 
-        A broken file keeps its own device out, and no other. `KeysError`: the list itself cannot
-        be read, so that it is not known which keys are on it.
+        A broken file shuts out its own device only. `KeysError`: the list itself cannot be read, so
+        that the keys on it are unknown.
         """
         if not directory.is_dir():
             raise KeysError(f"{directory} is no folder of keys.")
@@ -97,7 +96,7 @@ class AllowList:
 
 @dataclass(frozen=True)
 class EdgeKeys:
-    """What an edge needs to let devices in, and only those."""
+    """The edge's secret key and the devices that it admits."""
 
     secret: bytes
     listed: AllowList
@@ -114,12 +113,12 @@ class EdgeKeys:
 
 
 def edge_secret(directory: Path) -> bytes:
-    """The edge's secret key; `KeysError` says why there is none."""
+    """Read the edge's secret key; `KeysError` says why there is none."""
     return _read_secret(directory, EDGE)
 
 
 def create(directory: Path, name: str) -> Path:
-    """Make a new pair ``NAME.key`` and ``NAME.pub``; returns the public file. Never overwrites."""
+    """Make a new pair ``NAME.key`` and ``NAME.pub``; return the public file. Never overwrites."""
     _check_name(name)
     secret_path, public_path = directory / f"{name}.key", directory / f"{name}.pub"
     with _writing(secret_path, 0o700):
@@ -137,7 +136,7 @@ def create(directory: Path, name: str) -> Path:
 
 
 def allow(directory: Path, public: Path, name: str | None = None) -> Path:
-    """Put a device's public key file on the allow-list of ``directory``; mends a broken entry."""
+    """Put a device's public key file on the allow-list of ``directory``; repair a broken entry."""
     key = read_public(public)
     chosen = name or public.stem
     _check_name(chosen)
@@ -152,7 +151,7 @@ def allow(directory: Path, public: Path, name: str | None = None) -> Path:
 
 
 def listing(directory: Path) -> list[dict[str, str]]:
-    """All keys of a folder: name, kind (``pair``, ``public`` or ``allowed``) and public key."""
+    """List all keys of a folder: name, kind (``pair``, ``public`` or ``allowed``), public key."""
     rows = []
     for path in sorted(directory.glob("*.pub")):
         kind = "pair" if path.with_suffix(".key").exists() else "public"
@@ -165,7 +164,7 @@ def listing(directory: Path) -> list[dict[str, str]]:
 
 
 def read_public(path: Path) -> bytes:
-    """One public key file, in Z85."""
+    """Read one public key file, in Z85."""
     return _read(path)
 
 
@@ -177,7 +176,7 @@ def _read(path: Path) -> bytes:
 
 
 def _content(path: Path) -> bytes:
-    """The beginning of a file, without waiting: it may be a pipe, or endless."""
+    """Read the beginning of a file without blocking: it may be a pipe, or endless."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         return os.read(descriptor, _MOST_BYTES).strip()
@@ -194,7 +193,7 @@ def _holds_another(path: Path, key: bytes) -> bool:
 
 @contextmanager
 def _writing(path: Path, mode: int) -> Iterator[None]:
-    """Have the file's folder to ourselves; if need be, it is made with this mode."""
+    """Lock the file's folder for writing; create it with this mode if need be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -208,7 +207,7 @@ def _writing(path: Path, mode: int) -> Iterator[None]:
 
 
 def _listed(directory: Path) -> list[Path]:
-    """The files of the allow-list; a list that cannot be read is not an empty one."""
+    """List the files of the allow-list; raise if it cannot be read: that is no empty list."""
     allowed = directory / "allowed"
     try:
         return sorted(path for path in allowed.iterdir() if path.suffix == ".pub")
@@ -221,9 +220,9 @@ def _listed(directory: Path) -> list[Path]:
 def _read_secret(directory: Path, name: str) -> bytes:
     credentials = os.environ.get("CREDENTIALS_DIRECTORY")
     handed = Path(credentials) / f"{name}.key" if credentials else None
-    # blank: our units' stand-in for a file that is not there
+    # blank: our units' placeholder for a missing file
     if handed is not None and handed.exists() and handed.read_bytes().strip():
-        # who may read it is systemd's business: it gives the service's user access by an ACL
+        # systemd grants the service's user access by an ACL, so its mode says nothing
         return _read(handed)
     path = directory / f"{name}.key"
     try:

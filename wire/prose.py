@@ -1,4 +1,4 @@
-"""Words from elsewhere, as they may stand in a log, on a terminal, in a status line or in JSON."""
+"""Clean foreign text for logs, terminals, status lines and JSON."""
 
 import re
 from typing import Final
@@ -9,10 +9,10 @@ _BLANK = re.compile(r"[^\S ]+")  # whitespace but for the plain space: line brea
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
-    """``text`` in one printable line of at most ``most`` characters.
+    """Make ``text`` one printable line of at most ``most`` characters.
 
-    Line breaks become spaces. What else does not print, such as a terminal's escapes or marks that
-    turn the direction of writing, is spelled out as Python would.
+    Line breaks become spaces. Other unprintable characters, such as a terminal's escapes or marks
+    that turn the direction of writing, are escaped as in Python.
     """
     text = _BLANK.sub(" ", text[:most])
     if not text.isprintable():

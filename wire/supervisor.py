@@ -1,13 +1,14 @@
-"""What a daemon and systemd tell each other: readiness, a watchdog's food, an inherited socket.
+"""Talk to systemd: readiness, watchdog, reload, an inherited socket.
 
-In:  the environment that systemd gives (sd_notify(3), sd_listen_fds(3)).
-Out: datagrams of ``NAME=value`` lines. Without systemd every call does nothing, so that a daemon
-reads the same on a shell. Nothing a daemon calls here waits: what systemd does not take is lost.
+In: the environment that systemd gives (sd_notify(3), sd_listen_fds(3)). Out: datagrams of
+``NAME=value`` lines. Without systemd every call does nothing, so that a daemon reads the same on a
+shell. No call of a daemon blocks: a datagram that systemd does not take is lost.
 
-How a reload went, no datagram can say: ``Type=notify-reload`` (systemd 253) waits for its end, and
-knows no failure. So the daemon leaves that in its runtime directory, as a file of two lines: when
-it began (µs of the monotonic clock) and what is wrong, if anything. `reload`, which the units run
-as ``ExecReload=``, waits for it; its exit code is that of ``systemctl reload``, under any systemd.
+A datagram cannot say that a reload failed: ``Type=notify-reload`` (systemd 253) waits for its end,
+and knows no failure. So the daemon writes that to its runtime directory, as a file of two lines:
+when the reload began (µs of the monotonic clock) and what is wrong, if anything. `reload`, which
+the units run as ``ExecReload=``, waits for it; its exit code is that of ``systemctl reload``, under
+any systemd.
 """
 
 import os
@@ -29,11 +30,11 @@ _GLANCE_S = 0.02
 
 
 class Supervisor:
-    """systemd as this process knows it, or nobody.
+    """The connection to systemd; does nothing where there is none.
 
-    address: of the datagram socket, a path or "@" and an abstract name; None: nobody listens.
-    watchdog_s: how long the supervisor waits between two signs of life; None: for ever.
-    runtime: the folder that it gave this process for as long as it runs; None: there is none.
+    address: of the datagram socket, a path or "@" and an abstract name; None: there is no systemd.
+    watchdog_s: how long systemd waits between two signs of life; None: for ever. runtime: the
+    folder that systemd gave this process for as long as it runs; None: there is none.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class Supervisor:
 
     @classmethod
     def from_environment(cls) -> "Supervisor":
-        """The supervisor that started this process.
+        """Connect to the supervisor that started this process.
 
-        Children of the process are not to speak for it, so the variables are taken away.
+        The variables are removed, since children of the process must not speak for it.
         """
         address = os.environ.pop("NOTIFY_SOCKET", None)
         watchdog = _number(os.environ.pop("WATCHDOG_USEC", None))
@@ -69,18 +70,18 @@ class Supervisor:
         return cls(address, watchdog * 1e-6 if watchdog and ours else None, runtime)
 
     def ready(self, status: str) -> None:
-        """Started; ``status`` is shown by ``systemctl status``."""
+        """Report that the daemon has started; ``systemctl status`` shows ``status``."""
         self._told = status
         self._send(f"READY=1\n{_status(status)}")
 
     def status(self, text: str) -> None:
-        """What the daemon is doing, in one line; the same line is not sent twice in a row."""
+        """Report in one line what the daemon does; the same line is not sent twice in a row."""
         if text != self._told:
             self._told = text
             self._send(_status(text))
 
     def feed(self) -> None:
-        """A sign of life. Call it as often as you like: it is sent when one is due."""
+        """Send a sign of life if one is due. Call it as often as you like."""
         if self.feed_s is not None:
             now_s = time.monotonic()
             if now_s - self._fed_s >= self.feed_s / 2:
@@ -88,30 +89,30 @@ class Supervisor:
                 self._send("WATCHDOG=1")
 
     def allow(self, seconds: float) -> None:
-        """Have the watchdog wait for at least so long from now on: slow work is no hang."""
+        """Make the watchdog wait at least so long from now on, for slow work that is no hang."""
         if self.feed_s is not None and seconds > 2 * self.feed_s:
             self.feed_s = seconds / 2
             self._send(f"WATCHDOG_USEC={int(seconds * 1e6)}")
 
     def reloading(self) -> None:
-        """Reading the configuration again; ends with `reloaded`."""
+        """Report that the configuration is being read; `reloaded` ends it."""
         self._reloading_us = _now_us()
         self._send(f"RELOADING=1\nMONOTONIC_USEC={self._reloading_us}")
 
     def reloaded(self, status: str, trouble: str) -> None:
-        """Done with reloading. trouble: what of it could not be done, in a line; "": nothing."""
-        self.ready(status)  # before the outcome: systemd is not to see the waiting command go first
+        """Report the end of a reload. trouble: what failed, in a line; "": nothing."""
+        self.ready(status)  # before the outcome: systemd must not see the waiting command end first
         if self._runtime is not None:
             outcome = f"{self._reloading_us}\n{one_line(trouble)}\n"
             with suppress(OSError):
                 write_whole(self._runtime / _OUTCOME, outcome.encode(), 0o644)
 
     def stopping(self, status: str) -> None:
-        """On the way out."""
+        """Report that the daemon stops."""
         self._send(f"STOPPING=1\n{_status(status)}")
 
     def extend(self, seconds: float) -> None:
-        """Starting, reloading or stopping takes so much longer, counted from now."""
+        """Ask for so much more time to start, reload or stop, counted from now."""
         self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     def _send(self, lines: str) -> None:
@@ -121,7 +122,7 @@ class Supervisor:
 
 
 def inherited_socket() -> int | None:
-    """The descriptor of the socket that systemd listens on for this process; None without one."""
+    """Return the descriptor of the socket that systemd opened for this process, or None."""
     pid = _number(os.environ.pop("LISTEN_PID", None))
     count = _number(os.environ.pop("LISTEN_FDS", None))
     os.environ.pop("LISTEN_FDNAMES", None)
@@ -132,29 +133,29 @@ def inherited_socket() -> int | None:
 
 
 def in_brief(troubles: Sequence[str]) -> str:
-    """The first of some sentences, and how many there are besides; "" for none."""
+    """Shorten sentences to the first and the number of the others; "" for none."""
     more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
     return troubles[0] + more if troubles else ""
 
 
 def reload(pid: int, within_s: float) -> None:
-    """Have a daemon under the same systemd unit reload, and wait until it has.
+    """Make a daemon of the same systemd unit reload, and wait until it has.
 
-    Raises `NotReloadedError` with what is wrong, or when it does not say so in time.
+    Raises `NotReloadedError` with what is wrong, or when the daemon does not report in time.
     """
     folders = os.environ.get(_RUNTIME)
     if not folders:
         raise NotReloadedError("This command is for ExecReload= of a unit with RuntimeDirectory=.")
     outcome = Path(folders.partition(":")[0]) / _OUTCOME
     asked_us = _now_us()
-    with suppress(OSError):  # the clock of another boot says nothing of which one is new
+    with suppress(OSError):  # clocks of different boots cannot be compared
         outcome.unlink()
     _signal(pid, signal.SIGHUP)
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
-        with suppress(OSError, ValueError):  # not there yet, or not the daemon's
+        with suppress(OSError, ValueError):  # missing so far, or not the daemon's
             began_us, _, trouble = outcome.read_text().partition("\n")
-            if int(began_us) >= asked_us:  # and not one that was under way
+            if int(began_us) >= asked_us:  # and not of a reload that was already running
                 if trouble.strip():
                     raise NotReloadedError(trouble.strip())
                 return
@@ -173,7 +174,10 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _status(text: str) -> str:
-    """It may name files and models: a line break in it would be another message to systemd."""
+    """Format a status line.
+
+    It may name files and models, and a line break in it would begin another message.
+    """
     return f"STATUS={one_line(text)}"
 
 

@@ -1,7 +1,7 @@
-"""ZeroMQ sockets with what every Pilotfish end needs: CURVE, limits, heartbeats, no surprises.
+"""ZeroMQ sockets with what both ends need: CURVE, limits, heartbeats.
 
 `Listener` is the edge's ROUTER, `wire.channel.Channel` the device's DEALER. Both count bytes as the
-lengths of the frames that they hand to ZeroMQ, and hand out frames as views of ZeroMQ's memory.
+lengths of the frames that they hand to ZeroMQ, and return frames as views of ZeroMQ's memory.
 Neither is thread-safe: each has one owner.
 """
 
@@ -23,15 +23,15 @@ from pilotfish.wire.messages import MAX_FRAMES, Buffer, encode
 
 HEARTBEAT_MS = 300
 HEARTBEAT_TIMEOUT_MS = 900  # a black-holed path shows within 1.2 s
-HANDSHAKE_MS = 5000  # a peer that has not come in by then is shown out
-# Messages per peer; a client that does not read loses replies, nobody else does. ZeroMQ learns in
-# batches of half a queue what has left it, so only half of it is sure to be free.
+HANDSHAKE_MS = 5000  # time for a handshake, else the connection is closed
+# Messages per peer; a client that does not read loses its own replies only. ZeroMQ learns in
+# batches of half a queue what it has sent, so only half of the queue is sure to be free.
 _SEND_QUEUE = 128
-_RECEIVE_QUEUE = 16  # more wait in the kernel, and at the sender's
-_BACKLOG = 256  # connections that the kernel holds until they are taken in
+_RECEIVE_QUEUE = 16  # more wait in the kernel and at the sender
+_BACKLOG = 256  # connections that the kernel holds until they are accepted
 _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
-_SHREDS = 1000  # parts too many that are dropped in one turn
-_HARMFUL = 50 * _SHREDS  # so many cost a client its connection, and its key some time
+_PARTS_PER_TURN = 1000  # excess parts that are dropped in one call
+_MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut and its key shut out for a while
 
 # Plain numbers: arithmetic on pyzmq's enums costs microseconds a message.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
@@ -39,7 +39,7 @@ _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class Envelope(NamedTuple):
-    """A message as it reached the edge. ``owner``: the client's key; its address without one."""
+    """A message as received. ``owner``: the client's key; without keys its address."""
 
     client: bytes
     owner: bytes
@@ -49,7 +49,7 @@ class Envelope(NamedTuple):
 
 
 def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
-    """What the sockets of both ends have in common."""
+    """Set the options that the sockets of both ends share."""
     socket.linger = 0
     socket.maxmsgsize = message_bytes
     socket.sndhwm, socket.rcvhwm = _SEND_QUEUE, _RECEIVE_QUEUE
@@ -60,7 +60,7 @@ def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> No
 
 
 def is_loopback(endpoint: str) -> bool:
-    """True for an endpoint that other machines cannot reach."""
+    """Whether an endpoint cannot be reached from other machines."""
     if endpoint.startswith(("ipc://", "inproc://")):
         return True
     try:
@@ -80,7 +80,7 @@ def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def has_port(endpoint: str) -> bool:
-    """False for a TCP address whose port is none; ZeroMQ would take it modulo 65,536."""
+    """Whether a TCP address has a valid port; ZeroMQ would take a number modulo 65,536."""
     try:
         return not endpoint.startswith("tcp:") or urlsplit(endpoint).port is not None
     except ValueError:
@@ -90,8 +90,8 @@ def has_port(endpoint: str) -> bool:
 class Listener:
     """The edge's socket: many devices, each known by its CURVE key.
 
-    descriptor: a listening socket that somebody else has made, to be used in place of ``endpoint``;
-    its maker's connections go on coming to it when this listener is closed.
+    descriptor: a listening socket that was inherited, used in place of ``endpoint``; when this
+    listener closes, connections still reach the process that opened it.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Listener:
         self.socket = context.socket(zmq.ROUTER)
         # one frame may be as long as a whole message; the limit on the sum is answered, not cut off
         set_up(self.socket, endpoint, bounds.message_bytes)
-        self.socket.router_mandatory = True  # a reply that is not taken is told of
+        self.socket.router_mandatory = True  # report replies that cannot be delivered
         self.socket.handshake_ivl = HANDSHAKE_MS
         self.socket.backlog = _BACKLOG
         if keys is not None:
@@ -124,11 +124,11 @@ class Listener:
             self.socket.curve_secretkey = keys.secret
         self.connections = Connections(self.socket, bounds)
         self.connections.encrypted = keys is not None
-        # who sends a message that has parts without number, and how many of them were dropped
+        # the client and owner of a message with too many parts, and how many were dropped
         self._shredding: tuple[bytes, bytes] | None = None
         self._dropped = 0
         if descriptor is not None:
-            os.set_blocking(descriptor, False)  # or ZeroMQ could hang in accepting
+            os.set_blocking(descriptor, False)  # else ZeroMQ could block in accept
             self.socket.setsockopt(zmq.USE_FD, descriptor)
         try:
             self.socket.bind(endpoint)
@@ -139,7 +139,7 @@ class Listener:
         self.connections.bound(self.endpoint)
 
     def receive(self) -> Envelope | None:
-        """The next message that has arrived, without waiting; None if there is none."""
+        """Return the next message that has arrived; None if there is none."""
         if self._shredding is not None:
             self._drop_parts(self._shredding)
             return None
@@ -159,17 +159,18 @@ class Listener:
         return Envelope(client, owner, header, frames, size)
 
     def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
-        """Some of the parts that a message has beyond all measure.
+        """Drop some of the parts of a message that has far too many.
 
-        Nothing else can be received before its end, but much can be done: verdicts leave, passes
-        are made. A client that holds others up so loses its connection, and its key some time.
+        Until its end nothing else can be received, but verdicts are sent and passes made in
+        between. A client with very many parts loses its connection, and its key is shut out for a
+        while.
         """
-        for _ in range(_SHREDS):
+        for _ in range(_PARTS_PER_TURN):
             if not self.socket.recv(_NOBLOCK, copy=False).more:
                 self._shredding = None
                 return
-        self._dropped += _SHREDS
-        if self._dropped == _HARMFUL:
+        self._dropped += _PARTS_PER_TURN
+        if self._dropped == _MAX_DROPPED_PARTS:
             client, owner = sender
             self.connections.shredded(client)
             if self.gate is not None:
@@ -177,16 +178,16 @@ class Listener:
 
     @property
     def waiting(self) -> bool:
-        """Has a message arrived? Asking costs less than to receive none."""
+        """Whether a message has arrived; cheaper than `receive` when there is none."""
         if int(self.socket.get(_EVENTS)) & _POLLIN:
             return True
         self.connections.drained = True
         return False
 
     def send(self, client: bytes, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> int:
-        """Send without waiting; returns the message's bytes.
+        """Send without waiting; return the message's bytes.
 
-        `zmq.ZMQError` for a client that has gone or does not read.
+        Raises `zmq.ZMQError` for a client that has gone or does not read.
         """
         header = encode(message)
         size = len(header) + sum(map(len, frames))
@@ -197,7 +198,7 @@ class Listener:
         return size
 
     def stop_accepting(self) -> None:
-        """No new connections; those that stand go on. (To unbind would end them all.)"""
+        """Refuse new connections and keep the present ones, which an unbind would end."""
         self.connections.closing = True
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -209,7 +210,7 @@ class Listener:
 
 
 def _endpoint_of(descriptor: int) -> str:
-    """Where an inherited socket listens."""
+    """Return the endpoint of an inherited socket."""
     try:
         with sockets.socket(fileno=os.dup(descriptor)) as listening:
             listens = listening.getsockopt(sockets.SOL_SOCKET, sockets.SO_ACCEPTCONN)
@@ -224,7 +225,10 @@ def _endpoint_of(descriptor: int) -> str:
 
 
 def send_parts(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
-    """One message, without waiting. NOTE long parts are views: they must not change for a while."""
+    """Send one message without waiting.
+
+    Long parts are passed as views: they must not change until ZeroMQ has sent them.
+    """
     last = len(parts) - 1
     for at, part in enumerate(parts):
         more = _MORE if at < last else 0
@@ -232,16 +236,16 @@ def send_parts(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
             socket.send(part, _NOBLOCK | more, copy=False)
         except zmq.Again:
             if at and more:
-                # the connection ended within this message, and ZeroMQ is going to drop all up to a
+                # the connection ended within this message, and ZeroMQ will drop all parts up to a
                 # last part: let that be this message's, not the next one's
                 socket.send(b"", _NOBLOCK)
             raise
 
 
 def receive_parts(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
-    """The message that is there, or so many of its parts that it can be none of ours.
+    """Receive the waiting message, or only its first parts if there are too many.
 
-    ZeroMQ bounds how long a part is, not how many there are, and hands out whole messages only.
+    ZeroMQ bounds the length of a part, not their number, and hands out whole messages only.
     """
     parts = [socket.recv(_NOBLOCK, copy=False)]
     while parts[-1].more and len(parts) < _MOST_PARTS:

@@ -1,10 +1,10 @@
-"""What peers make this process hold is looked at by a thread of its own, for all sockets alike.
+"""Watch the memory that peers make this process hold, in a thread for all its sockets.
 
 ZeroMQ reads whatever a peer sends: it bounds the length of a frame, not the number of a message's
-frames, and the number of messages that wait, not their bytes. A thread that computes, or sleeps,
-cannot see to that. So every `Receiver` is looked at four times a second, and within 20 ms where the
-process grows; what it compares is the kernel's count of the bytes received with those of
-the messages that were handed out. Memory that is free again goes back to the system.
+frames, and the number of waiting messages, not their bytes. A thread that computes or sleeps cannot
+check that. So every `Receiver` is checked four times a second, and within 20 ms while the process
+grows, by comparing the kernel's count of received bytes with the bytes of the messages that were
+handed out. Freed memory is returned to the system.
 """
 
 import ctypes
@@ -19,23 +19,23 @@ from weakref import WeakSet
 
 _log = logging.getLogger("pilotfish.wire")
 
-# How often the process is looked at: while it is still, while it grows; and its peers in any case.
+# Seconds between checks: while the process is stable, while it grows; and of peers in any case.
 _LOOK_S, _SOON_S, _ANYWAY_S = 0.02, 0.005, 0.25
-_GROWTH: Final = 4 << 20  # of the process, from which peers are looked at without delay
+_GROWTH: Final = 4 << 20  # of the process, above which peers are checked at once
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_KEPT: Final = 16 << 20  # so much of free memory is not worth giving back
-_TRIM_S = (0.1, 60.0)  # between two attempts to: doubling while they are of no use
+_KEPT: Final = 16 << 20  # less free memory than this is not returned
+_TRIM_S = (0.1, 60.0)  # between two attempts: doubling while they free nothing
 
-SLACK_BYTES: Final = 1 << 16  # of a message: what encryption and framing add, and the handshake
-_HEARTBEATS_BPS = 400.0  # bytes a second of an idle peer's heartbeats, which are no message
-_FRAME_BYTES = {False: 9, True: 42}  # what a frame has on the wire besides; encrypted
-# A message takes about as much memory as it has bytes, but one of tiny frames 40 times as much: so
-# much may the process grow while one is under way, and so many times the bytes of it.
+SLACK_BYTES: Final = 1 << 16  # overhead of a message: encryption, framing, the handshake
+_HEARTBEATS_BPS = 400.0  # bytes a second of an idle peer's heartbeats
+_FRAME_BYTES = {False: 9, True: 42}  # a frame's overhead on the wire; encrypted
+# A message takes about as much memory as it has bytes, but one of tiny frames 40 times as much:
+# the growth that is allowed while one is unfinished, and per byte of it.
 _GROWN, _TIMES = 8 << 20, 4
 
 
 class Glance(NamedTuple):
-    """One look. resident: bytes that the process holds; urgent: it grows."""
+    """One measurement. resident: the process's bytes; urgent: whether it grows."""
 
     resident: int
     now_s: float
@@ -43,38 +43,38 @@ class Glance(NamedTuple):
 
 
 class Receiver(Protocol):
-    """A socket to which peers send."""
+    """A socket that receives from peers."""
 
     def weigh(self, look: Glance) -> bool:
-        """Cut peers that make the process hold too much; True if it must be done again soon."""
+        """Cut peers that make the process hold too much; True if it must be called again soon."""
 
 
 @dataclass(slots=True)
 class Intake:
-    """What one connection brought. The receiver writes ``messages`` and ``handed``, the warden the
-    rest.
+    """Counts what one connection sent.
 
-    handed: bytes of these messages on the wire, about; hoarded: bytes that were received and not
-    handed out, where these are worth a thought.
+    The receiver writes ``messages`` and ``handed``, the warden the rest. handed: bytes of these
+    messages on the wire, about; hoarded: bytes received and not handed out, if more than the usual
+    overhead.
     """
 
     messages: int = 0
     handed: int = 0
     hoarded: int = 0
-    _messages_then: int = 0  # when a message was last seen to have been the last one there
+    _messages_then: int = 0  # when all messages were last seen handed out
     _handed_then: int = 0
     _received_then: int = 0
     _resident_then: int = 0
     _since_s: float = field(default_factory=time.monotonic)
-    _swollen: int = 0  # looks in a row
+    _swollen: int = 0  # checks in a row
 
     def took(self, size: int, frames: int, encrypted: bool) -> None:
-        """A message of so many bytes and frames was handed out."""
+        """Note that a message of this size was handed out."""
         self.messages += 1
         self.handed += size + frames * _FRAME_BYTES[encrypted]
 
     def weigh(self, received: int, look: Glance, *, drained: bool) -> int:
-        """Bytes that are hoarded; drained: since the last look all messages were handed out."""
+        """Compute the hoarded bytes; drained: all messages were handed out since the last check."""
         handed = self.handed
         if not self._resident_then:
             self._resident_then = look.resident
@@ -88,9 +88,9 @@ class Intake:
         return self.hoarded
 
     def swollen(self, look: Glance, total: int) -> bool:
-        """The process grows, and has under this message as for far more than ``total`` bytes.
+        """Whether the process has grown by far more than the message's ``total`` bytes explain.
 
-        Asked at every look: what takes memory for itself, and once, grows at one of them alone.
+        True only at the second check in a row: growth for another reason shows in one alone.
         """
         grown = look.resident - self._resident_then
         beyond = look.urgent and self.hoarded > 0 and grown > _GROWN + _TIMES * total
@@ -101,7 +101,7 @@ class Intake:
 class Warden:
     """The thread, which runs while there is something to watch.
 
-    It keeps nothing alive: a socket that is dropped without `leave` is closed, as any other is.
+    It holds weak references only: a socket that is dropped without `leave` is closed all the same.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Warden:
         self._free = Trimmer()
 
     def join(self, watched: Receiver) -> None:
-        """Glance at it from now on."""
+        """Start to check a receiver."""
         with self._turn:
             self._watched.add(watched)
             if self._thread is None or not self._thread.is_alive():
@@ -119,7 +119,7 @@ class Warden:
                 self._thread.start()
 
     def leave(self, watched: Receiver) -> None:
-        """Glance at it no more; after this returns it is not being looked at."""
+        """Stop to check a receiver; when this returns, no check of it is running."""
         with self._turn:
             self._watched.discard(watched)
 
@@ -142,7 +142,7 @@ class Warden:
 
 
 def _weighed(watched: Receiver, look: Glance) -> bool:
-    """Have it weigh its peers; what fails at one socket leaves the others their bounds."""
+    """Check one receiver; an error at one leaves the others checked."""
     try:
         return watched.weigh(look)
     except Exception:
@@ -151,7 +151,7 @@ def _weighed(watched: Receiver, look: Glance) -> bool:
 
 
 class Trimmer:
-    """Gives memory back that is free, which the C library would keep for later."""
+    """Returns freed memory to the system, which the C library would keep."""
 
     def __init__(self) -> None:
         self._least = self._after = 0
@@ -159,7 +159,7 @@ class Trimmer:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
 
     def look(self, resident: int, now_s: float) -> None:
-        """Do so if the process has grown and may have something to give."""
+        """Trim if the process has grown and may have memory to return."""
         if self._trim is None:
             return
         self._least = min(self._least or resident, resident)
@@ -177,7 +177,7 @@ class Trimmer:
 
 
 def _resident() -> int:
-    """Bytes of memory that the process holds; 0 where the system does not say."""
+    """Return the process's resident bytes; 0 where the system does not say."""
     with suppress(OSError, IndexError, ValueError):
         descriptor = os.open(
             "/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC

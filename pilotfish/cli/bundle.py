@@ -94,7 +94,7 @@ def _python(text: str) -> str:
 def _run(args: argparse.Namespace) -> int:
     here = f"3.{sys.version_info.minor}"
     python, machine = bundle.JETPACKS.get(args.jetpack, (here, "aarch64"))
-    wanted = bundle.Wanted(
+    wanted = bundle.BundleContents(
         role=args.role,
         artifacts=args.artifact,
         address=_address(args),

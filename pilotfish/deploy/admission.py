@@ -1,14 +1,15 @@
-"""What a bundle has to show before anything of it is unpacked or run.
+"""Verify a bundle before anything of it is unpacked or run.
 
-In:  a bundle's folder, what is demanded of it, the signers that a root trusts. Out: an `Admitted`,
-     whose manifest every later step goes by, or an error.
-Law: manifest and signature are read once, and the signature is verified before the manifest is
-parsed. What is used of the bundle afterwards is compared with this manifest (`manifest.reading`),
-not with the folder, which others may write to meanwhile.
+In: a bundle's folder, the demands on it, the signers that a root trusts. Out: an `Admitted`, whose
+manifest every later step uses, or an error.
 
-A root that has a folder of signers decides by it, also when it is empty. One without is installed
-for the first time, or by a version before signatures: the signers that are trusted where it is
-flashed from decide, and become the root's own.
+Manifest and signature are read once, and the signature is verified before the manifest is parsed.
+Whatever is used of the bundle afterwards is compared with this manifest (`manifest.reading`), not
+with the folder, which others may write to meanwhile.
+
+A root that has a folder of signers decides by it, even if it is empty. A root without one has a
+first installation, or one from before signatures: the signers of the machine that flashes decide,
+and become the root's own.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -31,9 +32,9 @@ from pilotfish.wire.errors import UnsupportedError
 class Demands:
     """What is demanded of a bundle.
 
-    digest: of its manifest, 64 hex digits, noted when it was made; None: any.
-    signers: folder of those trusted here, for roots that have none of their own.
-    unsigned: no signature is asked for. downgrade: it may be older than what is installed.
+    digest: of its manifest, 64 hex digits, noted when it was made; None: any. signers: folder of
+    trusted signers, for roots that have none of their own. unsigned: admit without a signature.
+    downgrade: admit a version older than the installed one.
     """
 
     digest: str | None = None
@@ -52,8 +53,8 @@ class Demands:
 class Admitted:
     """A bundle that may be installed.
 
-    raw, signature: the bytes of its manifest and of its signature, if it has one.
-    signer: name of the one that signed it, among ``signers``; None: it was not asked for.
+    raw, signature: the bytes of its manifest and of its signature, if it has one. signer: name of
+    its signer among ``signers``; None: none was required.
     """
 
     raw: bytes
@@ -66,9 +67,10 @@ class Admitted:
 def admit(
     bundle: Path, demands: Demands, say: Callable[[str], None], own: Path | None = None
 ) -> Admitted:
-    """Let a bundle in, or raise `SignatureError`, `KeysError` or `BundleError`.
+    """Admit a bundle, or raise `SignatureError`, `KeysError` or `BundleError`.
 
-    own: where the root has its signers, if it has any. say: is told of files that are no keys.
+    own: the root's folder of signers, if it has one. say: called with a sentence for each file that
+    is no key.
     """
     raw = manifest.read_bytes(bundle)
     signature = _signature(bundle)
@@ -101,7 +103,7 @@ def _signature(bundle: Path) -> bytes | None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of a command that installs bundles."""
+    """Add the flags of a command that installs bundles."""
     add = parser.add_argument
     add("--digest", metavar="HEX", help="what the bundle's digest must be, all 64 digits")
     add(
@@ -117,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def demanded(args: argparse.Namespace) -> Demands:
-    """What such flags demand."""
+    """Read the demands from such flags."""
     return Demands(
         digest=args.digest,
         signers=args.signers,

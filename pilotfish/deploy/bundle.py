@@ -39,13 +39,13 @@ _OLD_RUNTIME_PYTHON = "3.10"  # its last ONNX Runtime, 1.23, cannot load opset 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a bundle is to hold.
+class BundleContents:
+    """The content of a bundle to be made.
 
     artifacts: the first is what the machine serves, the others come along under their own names.
-    address: device: the edge's; edge: where to listen. Both tcp://HOST:PORT.
-    keys: folder with the keys of this machine, or None: a new pair is made.
-    secret: the key to sign with, or None. signers: public keys that the board shall trust as well.
+    address: device: the edge's; edge: where to listen. Both tcp://HOST:PORT. keys: folder with the
+    keys of this machine, or None: a new pair is made. secret: the key to sign with, or None.
+    signers: more public keys for the board to trust.
     """
 
     role: str
@@ -59,10 +59,10 @@ class Wanted:
     signers: Sequence[Path] = ()
 
 
-def make(wanted: Wanted, out: Path, progress: Progress) -> tuple[Manifest, list[str]]:
-    """Make a bundle in ``out``; returns its manifest and what is left to be done by hand.
+def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[Manifest, list[str]]:
+    """Make a bundle in ``out``; return its manifest and what is left to be done by hand.
 
-    A bundle that was there is replaced; the key pair that was made for it stays.
+    An existing bundle is replaced; the key pair that was made for it stays.
     """
     match = _ADDRESS.fullmatch(wanted.address)
     anywhere = match is not None and match[1] == "*"  # an edge's, to listen on
@@ -95,8 +95,8 @@ def make(wanted: Wanted, out: Path, progress: Progress) -> tuple[Manifest, list[
     return made, advice
 
 
-def _named(wanted: Wanted) -> Iterator[tuple[str, Artifact]]:
-    """The artifacts by the names that they will have, opened, and fit for the board's Python."""
+def _named(wanted: BundleContents) -> Iterator[tuple[str, Artifact]]:
+    """Open the artifacts, by their names in the bundle, and check them for the board's Python."""
     taken: set[str] = set()
     for path in wanted.artifacts:
         name = path.resolve().name if taken else ARTIFACTS[wanted.role]
@@ -118,8 +118,8 @@ def _copy_artifact(artifact: Artifact, folder: Path) -> None:
         shutil.copyfile(artifact.path / name, folder / name)
 
 
-def _bring_settings(wanted: Wanted, folder: Path) -> None:
-    """Units as they are; the role's configuration from its example, with the bundle's address."""
+def _bring_settings(wanted: BundleContents, folder: Path) -> None:
+    """Write the units, and the role's configuration: its example with the bundle's address."""
     for name in ("systemd", "config"):
         (folder / name).mkdir()
     shipped = resources.files("pilotfish") / "systemd"
@@ -137,7 +137,7 @@ def _bring_settings(wanted: Wanted, folder: Path) -> None:
     (folder / "config" / name).write_text(text)
 
 
-def _bring_signers(wanted: Wanted, folder: Path) -> None:
+def _bring_signers(wanted: BundleContents, folder: Path) -> None:
     for path in wanted.signers:
         key = signatures.read_public(path)
         target = folder / f"{path.stem}.pub"
@@ -147,8 +147,8 @@ def _bring_signers(wanted: Wanted, folder: Path) -> None:
         target.write_bytes(signatures.public_file(key))
 
 
-def bring_keys(wanted: Wanted, folder: Path, former: Path) -> list[str]:
-    """This machine's keys; returns what is to be done with them on the other end.
+def bring_keys(wanted: BundleContents, folder: Path, former: Path) -> list[str]:
+    """Write this machine's keys; return what to do with them on the other end.
 
     former: keys of the bundle that is replaced, whose pair the other end may know already.
     """
@@ -172,7 +172,7 @@ def bring_keys(wanted: Wanted, folder: Path, former: Path) -> list[str]:
     return ["on the edge, allow the bundle's keys/device.pub: pilotfish keys allow device.pub"]
 
 
-def _bring_edge_keys(wanted: Wanted, folder: Path, sources: Sequence[Path]) -> list[str]:
+def _bring_edge_keys(wanted: BundleContents, folder: Path, sources: Sequence[Path]) -> list[str]:
     with_pair = next((path for path in sources if (path / f"{keys.EDGE}.key").exists()), None)
     secret = keys.EdgeKeys.load(with_pair).secret if with_pair else None
     _pair(folder, keys.EDGE, (secret, zmq.curve_public(secret)) if secret else None)
@@ -187,7 +187,7 @@ def _bring_edge_keys(wanted: Wanted, folder: Path, sources: Sequence[Path]) -> l
 
 
 def _pair(folder: Path, name: str, pair: tuple[bytes, bytes] | None) -> None:
-    """Write a key pair, secret and public; a new one where there is none."""
+    """Write a key pair, secret and public; make one where there is none."""
     if pair is None:
         keys.create(folder, name)
         return
@@ -204,7 +204,7 @@ def _put(path: Path, key: bytes, mode: int = 0o644) -> None:
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
-    """A hidden folder beside ``out`` that takes its place at the end, or vanishes."""
+    """Yield a hidden folder that replaces ``out`` at the end, or is removed after an error."""
     if out.exists() and not _is_ours(out):
         raise BundleError(f"{out} holds something that is no bundle: choose another --out.")
     out.parent.mkdir(parents=True, exist_ok=True)

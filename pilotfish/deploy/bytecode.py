@@ -1,6 +1,6 @@
-"""Byte-compile a version's modules where its Python is at hand, so that it starts quickly.
+"""Byte-compile a version's modules where its Python is available, so that it starts quickly.
 
-In:  a folder of modules, where it will be, a Python version. Out: ``.pyc`` files beside them, which
+In: a folder of modules, its final path, a Python version. Out: ``.pyc`` files beside them, which
 are the same on every machine. They are not compared with their sources when they are loaded: both
 belong to root, and `--check` compares both.
 
@@ -15,11 +15,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-_TESTS = re.compile(r"/tests?/")  # of other projects: a third of all modules, which nobody runs
+_TESTS = re.compile(r"/tests?/")  # other projects' tests: a third of all modules, never run here
 
 
 def compile_modules(folder: Path, place: str, python: str) -> bool:
-    """Compile what is below ``folder``; False if there is no such Python on this machine.
+    """Compile what is below ``folder``; return False if this machine has no such Python.
 
     place: the folder's path on the board, for tracebacks. Modules that do not compile are skipped:
     some wheels hold files for other Pythons.

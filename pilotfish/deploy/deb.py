@@ -43,9 +43,9 @@ def build(
     progress: Progress,
     wheels: Path | None = None,
 ) -> Path:
-    """Make the package in the folder ``out``; returns its path.
+    """Build the package in the folder ``out``; return its path.
 
-    wheels: a folder of them, as a bundle for that machine has it; None: they are fetched.
+    wheels: a folder of them, as in a bundle for that machine; None: they are downloaded.
     """
     epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
     version = f"{metadata.version(wheelhouse.NAME)}-{revision}"
@@ -67,7 +67,7 @@ def build(
 
 
 def _program(home: Path, wheels: Path, python: str, machine: str) -> None:
-    """Pilotfish and what it needs, as an installation from a bundle has it."""
+    """Install Pilotfish and its requirements as an installation from a bundle does."""
     for path in sorted(wheels.iterdir()):
         wheel = Wheel.of(path)
         if not wheel.fits(python, machine):
@@ -78,7 +78,7 @@ def _program(home: Path, wheels: Path, python: str, machine: str) -> None:
 
 
 def _system(tree: Path, epoch_s: int) -> None:
-    """Units, user, folders, configuration, the command and documents."""
+    """Write units, user, folders, configuration, the command and documents."""
     units = resources.files("pilotfish") / "systemd"
     for name in (f"{NAME}.service", f"{NAME}.socket", "pilotfish-worker.service"):
         text = (units / name).read_text().replace(_FLASHED, f"/{HOME}/")
@@ -96,7 +96,7 @@ def _system(tree: Path, epoch_s: int) -> None:
 
 
 def _control(tree: Path, version: str, python: str, architecture: str) -> None:
-    """What dpkg reads: fields, scripts, configuration files, checksums."""
+    """Write dpkg's control files: fields, scripts, configuration files, checksums."""
     size_kb = sum(path.lstat().st_size for path in tree.rglob("*")) // 1024
     words = {
         "@VERSION@": version,
@@ -144,7 +144,7 @@ def _put(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m pilotfish.deploy.deb", description="Makes the edge's Debian package."
     )

@@ -1,4 +1,4 @@
-"""What can go wrong with bundles and installations."""
+"""Errors of bundles and installations."""
 
 from pilotfish.wire.errors import PilotfishError
 
@@ -11,13 +11,13 @@ class BundleError(PilotfishError):
 
 
 class SignatureError(BundleError):
-    """A bundle that is not signed, or not by a trusted signer, or was changed since."""
+    """A bundle that is unsigned, signed by an untrusted signer, or changed since."""
 
     code = "signature"
 
 
 class InstallError(PilotfishError):
-    """Nothing can be installed there, or what is installed is not as it should be."""
+    """Nothing can be installed there, or what is installed is damaged."""
 
     code = "install"
     exit_code = 73

@@ -1,6 +1,6 @@
-"""Files that change as a whole or not at all, also when the power goes.
+"""Change files as a whole or not at all, even if the power fails.
 
-Each function does nothing where its result is there already, so that a second run changes nothing.
+Each function does nothing where its result exists already, so that a second run changes nothing.
 How one file is written is in `wire.files`.
 
 Standard library only: this runs on the board before anything is installed.
@@ -16,7 +16,7 @@ from pilotfish.wire.files import beside, sync, take_place, write_whole
 
 
 def put(path: Path, content: bytes, mode: int = 0o644) -> bool:
-    """Make a file hold ``content``; returns whether anything changed."""
+    """Make a file hold ``content``; return whether anything changed."""
     if holds(path, content, mode):
         return False
     folder(path.parent)
@@ -25,7 +25,7 @@ def put(path: Path, content: bytes, mode: int = 0o644) -> bool:
 
 
 def link(path: Path, target: str) -> bool:
-    """Make a symbolic link say ``target``; returns whether anything changed."""
+    """Make a symbolic link point to ``target``; return whether anything changed."""
     if path.is_symlink() and os.readlink(path) == target:
         return False
     folder(path.parent)
@@ -36,13 +36,13 @@ def link(path: Path, target: str) -> bool:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename within one file system, durably; replaces a file that stands there."""
+    """Rename within one file system, durably; replaces a file of that name."""
     os.replace(source, target)
     sync(target.parent)
 
 
 def remove(path: Path) -> bool:
-    """Remove a file or link, durably; returns whether there was one."""
+    """Remove a file or link, durably; return whether there was one."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def remove(path: Path) -> bool:
 
 
 def remove_tree(path: Path) -> bool:
-    """Remove a folder that nothing refers to any more; returns whether there was one."""
+    """Remove a folder that nothing refers to any more; return whether there was one."""
     if not path.is_dir() or path.is_symlink():
         return False
     shutil.rmtree(path)
@@ -61,7 +61,7 @@ def remove_tree(path: Path) -> bool:
 
 
 def folder(path: Path, mode: int = 0o755) -> None:
-    """Make a folder and those above it; the modes of folders that are there stay."""
+    """Make a folder and its parents; existing folders keep their modes."""
     if path.is_dir():
         return
     folder(path.parent)

@@ -34,7 +34,7 @@ from pilotfish.deploy.versions import HOME, Versions
 from pilotfish.deploy.wheels import Wheel
 from pilotfish.wire.errors import KeysError, PilotfishError
 
-# What each role's artifact is called, whatever the folder's own name: the configuration names it.
+# The installed name of each role's artifact, which the configuration uses.
 ARTIFACTS = {"device": "draft", "edge": "target"}
 STATE = ("var/lib/pilotfish", "var/cache/pilotfish")
 LAUNCHER = """\
@@ -45,7 +45,7 @@ import sys
 site = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "site")
 sys.path[0] = site
 os.environ["PYTHONPATH"] = site  # for the processes that this one starts
-# root could: what an installation holds is what was installed
+# else root would write bytecode, and an installation holds only what was installed
 sys.dont_write_bytecode = True
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
@@ -57,14 +57,14 @@ _PATIENCE_S = 300.0
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:
-    """No progress."""
+    """Ignore progress."""
 
 
 @dataclass
 class Installation:
     """One root and what is installed there.
 
-    say: is told each thing that was done, in a line.
+    say: called with a line for each step.
     """
 
     root: Rootfs
@@ -81,11 +81,11 @@ class Installation:
         self.versions = Versions(resolve(self.root.root, HOME))
 
     def verify(self, bundle: Path, demands: Demands) -> Admitted:
-        """Look whether a bundle may be installed here, in full; changes nothing."""
+        """Check in full whether a bundle may be installed here; change nothing."""
         own = resolve(self.root.root, settings.SIGNERS)
         link = self.root.path(settings.SIGNERS)
         if os.path.lexists(link) and not own.exists() and not demands.unsigned:
-            # not a root without a list: the disk that has it may not be mounted
+            # not a root without a list of signers: its disk may not be mounted
             raise KeysError(f"{link} leads nowhere: it is where the signers were, so mend it.")
         admitted = admission.admit(bundle, demands, self.say, own)
         held = admitted.held
@@ -102,7 +102,7 @@ class Installation:
         held = admitted.held
         os.umask(0o022)
         with self.versions.locked():
-            if not demands.downgrade:  # another installation may have come before this one
+            if not demands.downgrade:  # another installation may have been faster
                 self._require_no_older(held)
             before, earlier = self.versions.current, self.versions.previous
             if held.name not in self.versions.names() or self.versions.faults(held.name):
@@ -155,14 +155,14 @@ class Installation:
                 self.say(f"/{folder} removed")
 
     def check(self) -> list[str]:
-        """Compare what is installed with what was installed; a sentence for each fault."""
+        """Compare the installation with what was installed; return a sentence for each fault."""
         name = self.versions.current
         if name is None:
             return [f"Nothing is installed in {self.root.root}."]
         faults = self.versions.faults(name)
         try:
             held = self._manifest(name)
-        except BundleError:  # a fault of its own, or there is more amiss
+        except BundleError:  # another fault is present
             return faults or [f"{self.versions.folder(name) / manifest.NAME} is damaged."]
         self.say(f"version {name} (role {held.role}) is current")
         if self.versions.previous not in (None, name):
@@ -183,7 +183,7 @@ class Installation:
         return faults
 
     def _require_no_older(self, held: Manifest) -> None:
-        """`InstallError` if a version is current that a bundle's comes before."""
+        """Raise `InstallError` if the current version is newer than a bundle's."""
         if self.versions.current is None:
             return
         there = self.versions.current.rpartition("-")[0]
@@ -194,12 +194,12 @@ class Installation:
             )
 
     def _stage(self, bundle: Path, admitted: Admitted) -> None:
-        """Make the version's folder under a hidden name, then give it its own."""
+        """Make the version's folder under a hidden name, then rename it."""
         held = admitted.held
         made = self.versions.incoming(held.name)
         try:
             self._fill(made, bundle, held)
-            # the service cannot do it: to it, all of this is read-only
+            # the service cannot do it: it may only read these folders
             if not compile_modules(made / "site", f"/{HOME}/current/site", held.python):
                 self.say(f"no python{held.python} here: modules are not compiled")
             self.progress("writing to disk", 0, 1)
@@ -235,7 +235,7 @@ class Installation:
         (made / manifest.NAME).write_bytes(held.encode())
 
     def _settle(self, name: str) -> None:
-        """Bring everything outside the version's folder to what the version says."""
+        """Bring everything outside the version's folder to what the version needs."""
         role = self._manifest(name).role
         self._tell(settings.bring_configuration(self.root, self.versions, name))
         self._tell(system.bring(self.root, self.versions, name))
@@ -245,7 +245,7 @@ class Installation:
         self._tell(system.enable(self.root, self.versions, name, role))
 
     def _start(self) -> str | None:
-        """On the running system: start the current version. Returns why it does not, or None."""
+        """Start the current version on the running system; return why it fails, or None."""
         name = self.versions.current
         if not self.root.live or name is None:
             return None
@@ -266,7 +266,7 @@ class Installation:
 
 
 def _require_fitting(bundle: Path, held: Manifest) -> None:
-    """`BundleError` if a wheel is for another Python or machine, or pilotfish's own is missing."""
+    """Raise `BundleError` if a wheel does not fit, or pilotfish's own is missing."""
     wheels = [Wheel.of(bundle / path) for path in held.files if path.startswith("wheels/")]
     for wheel in wheels:
         if not wheel.fits(held.python, held.machine):
@@ -284,7 +284,7 @@ def _copy(bundle: Path, path: str, target: Path, entry: manifest.Entry) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of ``python3 -m pilotfish.deploy.install``."""
+    """Build the command line of ``python3 -m pilotfish.deploy.install``."""
     top = argparse.ArgumentParser(
         prog="python3 -m pilotfish.deploy.install",
         description="Installs a bundle into a root file system, or onto this system.",
@@ -302,7 +302,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace, progress: Progress = _silent) -> int:
-    """Do what the arguments say; returns the exit code. Raises `PilotfishError`."""
+    """Execute the arguments; return the exit code. Raises `PilotfishError`."""
     root = Rootfs.at(args.root)
     if root.release is not None:
         say(f"{root.root}: {root.release}")
@@ -326,7 +326,7 @@ def run(args: argparse.Namespace, progress: Progress = _silent) -> int:
 
 
 def say(line: str) -> None:
-    """A line to whoever watches; that nobody does any more is no reason to stop half-way."""
+    """Print a line of progress; a closed output is no reason to stop half-way."""
     with suppress(BrokenPipeError):
         print(line, file=sys.stderr, flush=True)
 

@@ -1,11 +1,12 @@
-"""`manifest.json` of a bundle: what it is for, and hash, size and mode of every file in it.
+"""`manifest.json` of a bundle: its purpose, and hash, size and mode of every file.
 
-In:  a folder. Out: a `Manifest` that the folder was compared with, or a `BundleError`.
-Law: a folder that passes `verify` holds exactly the files that the manifest names, byte for byte;
-no links, nothing besides (but the manifest's signature, `deploy.signatures`). What `reading` hands
-out is what the manifest names, whatever became of the folder since. The digest covers the whole
-manifest, so it names the bundle. It guards against damage; a folder that can be rewritten can be
-given another digest, hence signatures.
+In: a folder. Out: a `Manifest` that the folder was compared with, or a `BundleError`.
+
+A folder that passes `verify` holds exactly the files that the manifest names, byte for byte; no
+links, nothing else (but the manifest's signature, `deploy.signatures`). What `reading` returns is
+what the manifest names, whatever became of the folder since. The digest covers the whole manifest,
+so it names the bundle. It guards against damage only: a rewritten folder can be given another
+digest, hence signatures.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -38,12 +39,12 @@ _VERSION = re.compile(r"[0-9][0-9A-Za-z.+!]{0,63}")
 _PYTHON = re.compile(r"3\.[0-9]{1,2}")
 _CHUNK = 1 << 20
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
+Progress = Callable[[str, int, int], None]  # (step, done, total)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file: SHA-256 in hex, size in bytes, mode as it is to be installed."""
+    """One file: SHA-256 in hex, size in bytes, mode when installed."""
 
     sha256: str
     size: int
@@ -52,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a bundle holds; paths are relative, with slashes."""
+    """A bundle's content; paths are relative, with slashes."""
 
     version: str
     role: str
@@ -68,16 +69,16 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """What the installed version's folder is called."""
+        """The name of the installed version's folder."""
         return f"{self.version}-{self.digest[:8]}"
 
     @property
     def size(self) -> int:
-        """Of all files, in bytes."""
+        """The size of all files, in bytes."""
         return sum(entry.size for entry in self.files.values())
 
     def encode(self) -> bytes:
-        """The bytes of `manifest.json`."""
+        """Encode as the bytes of `manifest.json`."""
         fields = {"digest": self.digest, **self._fields()}
         return json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
 
@@ -106,7 +107,7 @@ class Manifest:
 
 
 def describe(folder: Path, version: str, role: str, python: str, machine: str) -> Manifest:
-    """The manifest of a folder as it is now; secrets are 0600, the rest is 0644."""
+    """Make the manifest of a folder as it is now; secrets are 0600, the rest is 0644."""
     files = {}
     for path, size in sorted(_walk(folder)):
         mode = 0o600 if path.startswith("keys/") and path.endswith(".key") else 0o644
@@ -115,12 +116,12 @@ def describe(folder: Path, version: str, role: str, python: str, machine: str) -
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a bundle, its own digest and every path in it checked."""
+    """Read a bundle's manifest; check its digest and every path in it."""
     return decode(read_bytes(folder))
 
 
 def read_bytes(folder: Path) -> bytes:
-    """The bytes of a bundle's manifest, whatever they say."""
+    """Read the bytes of a bundle's manifest, unchecked."""
     path = folder / NAME
     try:
         with opened(path) as file:
@@ -135,7 +136,7 @@ def read_bytes(folder: Path) -> bytes:
 
 
 def decode(raw: bytes) -> Manifest:
-    """A manifest out of its bytes; `BundleError` if they are anything else."""
+    """Decode a manifest; `BundleError` for any other bytes."""
     try:
         fields = json.loads(raw, object_pairs_hook=_without_doubles)
         if fields["format"] != FORMAT:
@@ -155,7 +156,7 @@ def decode(raw: bytes) -> Manifest:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file, in hex; a link in its place is an error."""
+    """Compute a file's SHA-256 in hex; a link in its place is an error."""
     digest = hashlib.sha256()
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         while chunk := file.read(_CHUNK):
@@ -164,7 +165,7 @@ def hash_file(path: Path) -> str:
 
 
 def opened(path: Path) -> BinaryIO:
-    """A file of a bundle; `BundleError` for anything but a file, which is not waited for either."""
+    """Open a file of a bundle without blocking; `BundleError` for anything but a file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -178,7 +179,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 class CheckedReader:
-    """A file of a bundle that is hashed as it is read, up to the size that the manifest names."""
+    """Reads a file of a bundle and hashes it, up to the size that the manifest names."""
 
     def __init__(self, file: BinaryIO, path: str, entry: Entry) -> None:
         self._file = file
@@ -188,7 +189,7 @@ class CheckedReader:
         self._digest = hashlib.sha256()
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next ``size`` bytes, or all that are left."""
+        """Read the next ``size`` bytes, or all that are left."""
         wanted = self._left if size < 0 else min(size, self._left)
         data = self._file.read(wanted)
         if wanted and not data:
@@ -198,7 +199,7 @@ class CheckedReader:
         return data
 
     def finish(self) -> None:
-        """`BundleError` unless all was read, and is what the manifest says."""
+        """Raise `BundleError` unless all was read and equals the manifest."""
         if self._left or self._digest.hexdigest() != self._entry.sha256:
             raise self._changed()
 
@@ -210,8 +211,7 @@ class CheckedReader:
 def reading(folder: Path, path: str, entry: Entry) -> Iterator[CheckedReader]:
     """Read a file of a bundle once, to its end.
 
-    What was read must not be used before this ends without an error: only then is it what the
-    manifest says.
+    What was read must not be used before this ends without an error: only then is it verified.
     """
     with opened(folder / path) as file:
         reader = CheckedReader(file, path, entry)
@@ -220,12 +220,12 @@ def reading(folder: Path, path: str, entry: Entry) -> Iterator[CheckedReader]:
 
 
 def is_plain(path: str) -> bool:
-    """Whether a path stays below the folder that it is joined to, and no shell trips over it."""
+    """Whether a path stays below the folder that it is joined to, and is safe in a shell."""
     return all(_PART.fullmatch(part) for part in path.split("/"))
 
 
 def _checked(manifest: Manifest) -> Manifest:
-    """The manifest, if its fields are of the right kind and each path is a plain one."""
+    """Check that the manifest's fields have the right types and its paths are plain."""
     if not (
         all(isinstance(field, str) for field in (manifest.version, manifest.python))
         and _VERSION.fullmatch(manifest.version)
@@ -253,7 +253,7 @@ def _checked(manifest: Manifest) -> Manifest:
 
 
 def _walk(folder: Path, below: str = "") -> Iterator[tuple[str, int]]:
-    """Every file below a folder: its path and size. Anything but files and folders is refused."""
+    """Yield path and size of every file below a folder; refuse anything but files and folders."""
     for entry in os.scandir(folder):
         path = f"{below}{entry.name}"
         status = entry.stat(follow_symlinks=False)

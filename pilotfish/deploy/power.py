@@ -1,10 +1,10 @@
-"""The power mode of a Jetson, by name.
+"""Set the power mode of a Jetson by name.
 
     python -m pilotfish.deploy.power --mode MAXN_SUPER --clocks yes
 
-In:  the modes of ``/etc/nvpmodel.conf``, whose numbers differ from board to board.
-Out: NVIDIA's own `nvpmodel` has set the mode, and `jetson_clocks` the clocks. A mode that needs a
-restart of the board is not forced: it holds from the next one on. Standard library only.
+Mode numbers differ from board to board, so names are looked up in ``/etc/nvpmodel.conf``. NVIDIA's
+own `nvpmodel` sets the mode, and `jetson_clocks` the clocks. A mode that needs a restart of the
+board is not forced: it takes effect at the next one. Standard library only.
 """
 
 import argparse
@@ -20,12 +20,12 @@ _MODE = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", re.MULTIL
 
 
 def modes(text: str) -> dict[str, int]:
-    """Name → number of every mode that an nvpmodel.conf defines."""
+    """Map name → number of every mode that an nvpmodel.conf defines."""
     return {name: int(number) for number, name in _MODE.findall(text)}
 
 
 def set_mode(name: str, definitions: Path = MODES) -> None:
-    """Have ``nvpmodel`` set a mode; `InstallError` names those that this board has."""
+    """Set a mode by ``nvpmodel``; `InstallError` names those that this board has."""
     try:
         known = modes(definitions.read_text(errors="replace"))
     except OSError as error:
@@ -39,7 +39,7 @@ def set_mode(name: str, definitions: Path = MODES) -> None:
 
 
 def _run(*command: str) -> None:
-    """Run one of NVIDIA's tools; without stdin, so that none asks whether to restart the board."""
+    """Run one of NVIDIA's tools without stdin, so that it does not ask to restart the board."""
     try:
         subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def _run(*command: str) -> None:
 
 
 def main() -> int:
-    """The command; what it does is for `pilotfish-power.service`."""
+    """Run the command of `pilotfish-power.service`."""
     parser = argparse.ArgumentParser(prog="pilotfish.deploy.power", description=__doc__)
     parser.add_argument("--mode", default="", help="as nvpmodel.conf calls it; empty: leave it")
     parser.add_argument("--clocks", default="no", choices=("yes", "no"), help="all at the maximum")

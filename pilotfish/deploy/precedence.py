@@ -1,4 +1,4 @@
-"""Which of two versions is the older one: the order of PEP 440, without a library.
+"""Compare two versions in the order of PEP 440, without a library.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -18,7 +18,7 @@ _FIRST, _LAST = (-1,), (1,)  # before and after every (0, …)
 
 
 def is_older(version: str, than: str) -> bool | None:
-    """Whether ``version`` comes before ``than``; None if one of them has no place in the order."""
+    """Whether ``version`` comes before ``than``; None if one of them is no PEP 440 version."""
     keys = [_key(text) for text in (version, than)]
     return None if None in keys else keys[0] < keys[1]
 

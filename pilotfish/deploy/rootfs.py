@@ -1,8 +1,9 @@
-"""Recognise a root file system: whose Python is in it, for which machine, of which board.
+"""Recognise a root file system: its Pythons, machine and board.
 
-In:  a folder, or ``/``. Out: a `Rootfs`, or an `InstallError` that says what was given instead.
-Links in a root file system are absolute as its own system sees them; here they are read that way
-and never followed out of it.
+In: a folder, or ``/``. Out: a `Rootfs`, or an `InstallError` that says what was given instead.
+
+Links in a root file system are absolute as its own system sees them; here they are resolved that
+way and never followed out of it.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -21,7 +22,7 @@ _SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
 
 @dataclass(frozen=True)
 class Rootfs:
-    """Where to install, and what was found there.
+    """A root file system and what was found in it.
 
     pythons: every CPython there is, "3.10", with its machine.
     release: NVIDIA's L4T release line, if the file system is a Jetson's.
@@ -33,7 +34,7 @@ class Rootfs:
 
     @classmethod
     def at(cls, root: Path) -> "Rootfs":
-        """Look at a folder."""
+        """Inspect a folder."""
         root = root.resolve()
         if (root / "rootfs").is_dir() and (root / "apply_binaries.sh").exists():
             raise InstallError(
@@ -55,7 +56,7 @@ class Rootfs:
         return self.root == Path("/") and _SYSTEMD_RUNS.is_dir()
 
     def require(self, python: str, machine: str) -> None:
-        """`InstallError` unless a bundle for this Python and machine runs here."""
+        """Raise `InstallError` unless a bundle for this Python and machine runs here."""
         machines = sorted(set(self.pythons.values()))
         if machine not in machines:
             raise InstallError(
@@ -70,7 +71,7 @@ class Rootfs:
             )
 
     def path(self, inside: str) -> Path:
-        """A path of that system as one of this, links above its last part resolved within."""
+        """Return a path of that system as one of this; links in its parents stay within."""
         parent, _, name = inside.strip("/").rpartition("/")
         return resolve(self.root, parent) / name
 
@@ -109,7 +110,7 @@ def _pythons(root: Path) -> "list[tuple[str, str]]":
 
 
 def _machine(path: Path) -> str | None:
-    """For which machine an ELF file is; None if it is none, or for a machine we do not know."""
+    """Return the machine of an ELF file; None for another file or an unknown machine."""
     try:
         with path.open("rb") as file:
             head = file.read(20)

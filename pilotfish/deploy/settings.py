@@ -1,9 +1,9 @@
-"""Configuration, keys and signers below ``/etc/pilotfish``: what is a person's stays a person's.
+"""Configuration, keys and signers below ``/etc/pilotfish``.
 
-Law: a configuration file that someone edited is never overwritten: the new one is laid beside it as
-``NAME.new``. One that is still as some installed version brought it follows the current version.
-Keys that are there are never replaced. Signers are added by bundles whose signature was verified,
-and by no others; none is ever removed, and a revoked one stays so.
+A configuration file that was edited is never overwritten: the new one is written beside it as
+``NAME.new``. A file that is still as some installed version wrote it follows the current version.
+Existing keys are never replaced. Signers are added only by bundles whose signature was verified;
+none is ever removed, and a revoked one stays revoked.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -26,7 +26,7 @@ SIGNERS = f"{FOLDER}/signers"
 
 
 def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
-    """Lay down the configuration of a version; yields a sentence for each thing that was done."""
+    """Write a version's configuration; yield a sentence for each change."""
     ours = _shipped(versions)
     for source in sorted((versions.folder(name) / "config").glob("*")):
         content = source.read_bytes()
@@ -44,7 +44,7 @@ def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator
 
 
 def bring_keys(root: Rootfs, bundle: Path, held: Manifest) -> Iterator[str]:
-    """Copy the bundle's keys where none are; yields a sentence for each thing that was done."""
+    """Copy the bundle's keys where there are none; yield a sentence for each change."""
     for path, entry in held.files.items():
         if not path.startswith("keys/"):
             continue
@@ -60,10 +60,10 @@ def bring_keys(root: Rootfs, bundle: Path, held: Manifest) -> Iterator[str]:
 
 
 def bring_signers(root: Rootfs, bundle: Path, admitted: Admitted) -> Iterator[str]:
-    """Have the root trust those that it shall trust; yields a sentence for each that is new.
+    """Add the signers that the root shall trust; yield a sentence for each new one.
 
     A root without signers of its own takes over those that admitted the bundle. Others take the
-    bundle's, which one of theirs vouches for. A bundle that was not verified brings none.
+    bundle's, for which one of theirs vouches. A bundle that was not verified adds none.
     """
     if admitted.signers is None:
         return
@@ -88,7 +88,7 @@ def bring_signers(root: Rootfs, bundle: Path, admitted: Admitted) -> Iterator[st
 
 
 def _found(folder: Path, signers: Signers) -> None:
-    """Make a folder of signers; it appears whole, since one that is there decides."""
+    """Make a folder of signers, whole: from the moment that it exists, it decides."""
     made = folder.with_name(f".{folder.name}.pilotfish-partial")
     files.remove_tree(made)
     files.folder(made)
@@ -98,7 +98,7 @@ def _found(folder: Path, signers: Signers) -> None:
 
 
 def edited(root: Rootfs, versions: Versions, name: str) -> list[str]:
-    """The configuration files of a version that were edited since."""
+    """List the configuration files of a version that were edited since."""
     ours = _shipped(versions)
     found = []
     for source in sorted((versions.folder(name) / "config").glob("*")):
@@ -110,7 +110,7 @@ def edited(root: Rootfs, versions: Versions, name: str) -> list[str]:
 
 
 def _shipped(versions: Versions) -> dict[str, set[str]]:
-    """SHA-256 of each configuration file as any installed version brought it."""
+    """Return the SHA-256s of each configuration file as any installed version wrote it."""
     found: dict[str, set[str]] = {}
     for name in versions.names():
         for path in (versions.folder(name) / "config").glob("*"):
@@ -119,7 +119,7 @@ def _shipped(versions: Versions) -> dict[str, set[str]]:
 
 
 def _read(bundle: Path, path: str, entry: Entry) -> bytes:
-    """A small file of a bundle."""
+    """Read a small file of a bundle."""
     content = io.BytesIO()
     with manifest.reading(bundle, path, entry) as source:
         shutil.copyfileobj(source, content)

@@ -55,7 +55,7 @@ class Signers:
 
     @classmethod
     def load(cls, folder: Path) -> "Signers":
-        """Read a folder of signers; `KeysError` if it is not there, or cannot be relied upon."""
+        """Read a folder of signers; `KeysError` if it is missing or cannot be trusted."""
         try:
             names = sorted(os.listdir(folder))
             open_to_all = folder.stat().st_mode & stat.S_IWOTH
@@ -66,7 +66,7 @@ class Signers:
             ) from error
         if open_to_all:
             raise KeysError(f"Every user may write to {folder}: run `chmod o-w {folder}`.")
-        # in capitals, too, as disks without small letters have it
+        # in capitals, too, as on disks without lower-case names
         ended = [name for name in names if name.lower().endswith(".revoked")]
         revoked = {read_public(folder / name): name for name in ended}
         trusted: dict[bytes, str] = {}
@@ -83,7 +83,7 @@ class Signers:
         return cls(folder, trusted, revoked, faults)
 
     def files(self) -> dict[str, bytes]:
-        """What a folder that trusts and revokes the same would hold."""
+        """Return the content of a folder that trusts and revokes the same keys."""
         trusted = {f"{name}.pub": key for key, name in self.trusted.items()}
         revoked = {name: key for key, name in self.revoked.items()}
         return {name: public_file(key) for name, key in (trusted | revoked).items()}
@@ -124,7 +124,7 @@ class Signers:
 
 
 def create(directory: Path) -> Path:
-    """Make a signer's pair in a key folder; returns the public file. Never overwrites."""
+    """Make a signer's pair in a key folder; return the public file. Never overwrites."""
     secret, public = directory / f"{SIGNER}.key", directory / "signers" / f"{SIGNER}.pub"
     for path in (secret, public):
         if os.path.lexists(path):
@@ -145,7 +145,7 @@ def create(directory: Path) -> Path:
 
 
 def listing(directory: Path) -> list[dict[str, str]]:
-    """The signers of a key folder, as `wire.keys.listing` has its keys; kind: ``signer``."""
+    """List the signers of a key folder, as `wire.keys.listing` does; kind: ``signer``."""
     folder = directory / "signers"
     if not folder.exists():
         return []
@@ -159,7 +159,7 @@ def listing(directory: Path) -> list[dict[str, str]]:
 
 
 def require_secret(secret: Path) -> None:
-    """`KeysError` unless there is a secret key that only its owner reads, and a tool to use it."""
+    """Raise `KeysError` unless a secret key that only its owner reads, and a tool, are there."""
     try:
         mode = secret.stat().st_mode
     except OSError as error:
@@ -173,7 +173,7 @@ def require_secret(secret: Path) -> None:
 
 
 def sign(content: bytes, secret: Path) -> bytes:
-    """The signature of ``content`` with a secret key; ssh-keygen may ask for its passphrase."""
+    """Sign ``content`` with a secret key; ssh-keygen may ask for its passphrase."""
     require_secret(secret)
     done = _keygen("-Y", "sign", "-q", "-n", NAMESPACE, "-f", secret, stdin=content)
     if done.returncode != 0:
@@ -186,7 +186,7 @@ def sign(content: bytes, secret: Path) -> bytes:
 
 
 def read_public(path: Path) -> bytes:
-    """The raw key in a file of one line, ``ssh-ed25519 BASE64 COMMENT``; `KeysError` otherwise."""
+    """Read the raw key of a one-line file, ``ssh-ed25519 BASE64 COMMENT``."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -200,7 +200,7 @@ def read_public(path: Path) -> bytes:
 
 
 def parse_public(content: bytes, what: str) -> bytes:
-    """The raw key out of the bytes of such a file, which is called ``what``."""
+    """Parse the raw key out of such a file's bytes; errors call the file ``what``."""
     lines = content.strip().splitlines()
     words = lines[0].split() if len(lines) == 1 and len(content) <= MAX_BYTES else []
     if len(words) >= 2 and words[0] == _KIND:
@@ -212,12 +212,12 @@ def parse_public(content: bytes, what: str) -> bytes:
 
 
 def public_file(key: bytes) -> bytes:
-    """What a public key's file holds; also the end of a line in OpenSSH's lists."""
+    """Format a public key's file; also the end of a line in OpenSSH's lists."""
     return _KIND + b" " + base64.b64encode(_blob(key)) + b"\n"
 
 
 def fingerprint(key: bytes) -> str:
-    """A key's name as `ssh-keygen -l` prints it."""
+    """Format a key's fingerprint as `ssh-keygen -l` does."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(_blob(key)).digest()).decode().rstrip("=")
 
 
@@ -226,7 +226,7 @@ def _blob(key: bytes) -> bytes:
 
 
 def _raw(blob: bytes) -> bytes:
-    """The 32 bytes in an Ed25519 key as SSH writes it; ValueError for anything else."""
+    """Return the 32 bytes of an Ed25519 key as SSH writes it; ValueError for anything else."""
     key = blob[-32:]
     if _blob(key) != blob:
         raise ValueError("no key of Ed25519")
@@ -234,7 +234,7 @@ def _raw(blob: bytes) -> bytes:
 
 
 def _opened(signature: bytes) -> tuple[bytes, bytes]:
-    """Raw public key and namespace that a signature names; whether it holds, ssh-keygen says."""
+    """Return the raw public key and namespace in a signature; ssh-keygen verifies it."""
     try:
         begin, *lines, end = signature.decode("ascii").strip().splitlines()
         blob = base64.b64decode("".join(lines), validate=True)

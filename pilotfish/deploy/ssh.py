@@ -95,12 +95,12 @@ class Board:
             return self._as_root(f"{verify} && {install}")
 
     def do(self, arguments: Sequence[str], progress: Progress) -> int:
-        """Run the installer there without a bundle: to check, to go back, to uninstall."""
+        """Run the installer there without a bundle: to check, roll back or uninstall."""
         with self._copied(_own(), progress) as there:
             return self._as_root(f"{_python(f'{there}/{_OWN}')} {shlex.join(arguments)}")
 
     def _as_root(self, script: str) -> int:
-        """Run a script there; returns its exit code."""
+        """Run a script there as root; return its exit code."""
         command = f"sh -c {shlex.quote(script)}"
         done = subprocess.run(
             self._ssh(f'cd / && if [ "$(id -u)" = 0 ]; then {command}; else sudo -n {command}; fi'),
@@ -116,7 +116,7 @@ class Board:
 
     @contextmanager
     def _copied(self, sources: Sources, progress: Progress) -> Iterator[str]:
-        """A temporary folder on the board with copies of these files."""
+        """Yield a temporary folder on the board with copies of these files."""
         there = self._probe()
         trouble = ""
         try:
@@ -185,7 +185,7 @@ class Board:
 
 
 def _sources(bundle: Path, admitted: Admitted) -> Sources:
-    """A bundle as it was admitted, and beside it the signers that are trusted here."""
+    """Return the files of an admitted bundle, and the signers trusted here."""
     files: dict[str, Source] = {f"bundle/{manifest.NAME}": admitted.raw}
     if admitted.signers and admitted.signature:
         files[f"bundle/{signatures.NAME}"] = admitted.signature
@@ -196,7 +196,7 @@ def _sources(bundle: Path, admitted: Admitted) -> Sources:
 
 
 def _own() -> dict[str, Source]:
-    """The pilotfish that runs here."""
+    """Return the wheel or folder of the pilotfish that runs here."""
     with tempfile.TemporaryDirectory() as scratch:
         return {_OWN: wheelhouse.pack(Path(scratch)).path.read_bytes()}
 
@@ -219,19 +219,19 @@ def _opened(source: Source) -> Iterator[io.BytesIO | CheckedReader]:
 
 
 def _python(place: str) -> str:
-    """The beginning of a command that runs the installer out of a folder or wheel there."""
+    """Build the start of a command that runs the installer out of a folder or wheel there."""
     return shlex.join(["python3", "-I", "-B", "-c", _RUN, place])
 
 
 class _Counted:
-    """A file that tells how much was read from it."""
+    """A file that counts what was read from it."""
 
     def __init__(self, file: io.BytesIO | CheckedReader, tell: Callable[[int], None]) -> None:
         self._file = file
         self._tell = tell
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next ``size`` bytes."""
+        """Read the next ``size`` bytes."""
         data = self._file.read(size)
         self._tell(len(data))
         return data

@@ -1,14 +1,12 @@
-"""What systemd is told: units, the service's user, folders, what starts at boot.
+"""Apply a version to systemd: units, the service's user, folders, what starts at boot.
 
 Units are copied, not linked: `systemctl enable` resolves links, and would pin the version that is
-current while it runs. They come after a version has become current, so that an old version never
-meets a unit that it does not know.
+current while it runs. They are copied after a version has become current, so that an old version
+never meets a unit that it does not know.
 
 A foreign root file system is treated from outside by systemd's own tools (``--root``), which run
-nothing in it. On the running system units are also reloaded and started.
-
-A unit that a Debian package brought (`deploy.deb`) is the package's: it is neither replaced nor
-removed.
+nothing in it. On the running system units are also reloaded and started. A unit that a Debian
+package owns (`deploy.deb`) is neither replaced nor removed.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -28,19 +26,19 @@ UNITS = "usr/lib/systemd/system"
 _SUFFIXES = (".service", ".socket", ".timer", ".path", ".target")
 _PACKAGED = "var/lib/dpkg/info/pilotfish-edge.list"
 _TOOLS = ("systemctl", "systemd-sysusers", "systemd-tmpfiles")
-# What starts at boot; the other units are there for whoever enables them.
+# Units that start at boot; others can be enabled by hand.
 ENABLED = {
     "device": ("pilotfish-device.service", "pilotfish-engine-build.service"),
     "edge": ("pilotfish-edge.service",),
 }
 _POLL_S = 0.5
-_STEADY = 3  # so often in a row active, for a unit that falls over at once is active as well
+_STEADY = 3  # checks in a row: a unit that fails at once is active for a moment, too
 _MAX_RESTARTS = 3
 _JOURNAL_LINES = 30
 
 
 def require_tools() -> None:
-    """`InstallError` unless systemd's tools are on this machine."""
+    """Raise `InstallError` unless systemd's tools are on this machine."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         raise InstallError(
@@ -50,7 +48,7 @@ def require_tools() -> None:
 
 
 def targets(folder: Path) -> dict[Path, str]:
-    """The files of a version's ``systemd`` folder that systemd reads, each with its place."""
+    """List the files of a version's ``systemd`` folder that systemd reads, with their places."""
     found = {}
     for path in sorted(folder.glob("*")):
         if path.suffix in _SUFFIXES:
@@ -61,7 +59,7 @@ def targets(folder: Path) -> dict[Path, str]:
 
 
 def packaged(root: Rootfs) -> set[str]:
-    """The paths of a root that the edge's Debian package brought."""
+    """List the paths of a root that the edge's Debian package owns."""
     try:
         listed = root.path(_PACKAGED).read_text()
     except FileNotFoundError:
@@ -70,7 +68,7 @@ def packaged(root: Rootfs) -> set[str]:
 
 
 def bring(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
-    """Bring systemd to what a version says; yields a sentence for each thing that was done."""
+    """Apply a version to systemd; yield a sentence for each change."""
     wanted = targets(versions.folder(name) / "systemd")
     others = packaged(root)
     for path, place in wanted.items():
@@ -95,9 +93,9 @@ def bring(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
 
 
 def enable(root: Rootfs, versions: Versions, name: str, role: str) -> Iterator[str]:
-    """Have the role's units start at boot, if the version before did not have them.
+    """Start the role's units at boot, unless the version before had them already.
 
-    Whoever disabled a unit since keeps it disabled over an upgrade.
+    So a unit that was disabled stays disabled over an upgrade.
     """
     before = versions.previous
     known: set[str] = set()
@@ -110,7 +108,7 @@ def enable(root: Rootfs, versions: Versions, name: str, role: str) -> Iterator[s
 
 
 def units(versions: Versions, name: str, role: str) -> list[str]:
-    """The units of a role that a version has."""
+    """List the units of a role that a version has."""
     there = {path.name for path in targets(versions.folder(name) / "systemd")}
     return [unit for unit in ENABLED[role] if unit in there]
 
@@ -122,7 +120,7 @@ def is_enabled(root: Rootfs, unit: str) -> bool:
 
 
 def withdraw(root: Rootfs, versions: Versions) -> Iterator[str]:
-    """Stop, disable and remove every unit and snippet that any installed version brought."""
+    """Stop, disable and remove every unit and snippet that any installed version wrote."""
     places = sorted(
         {
             place
@@ -150,7 +148,7 @@ def restart(unit: str, patience_s: float) -> str | None:
     Returns None, or why it is not: a sentence, then the last lines of its journal.
     """
     _run("systemctl", "stop", unit)
-    # forget earlier failures and count restarts from now; a unit without any is an error to it
+    # reset the failure count; a unit that never failed is an error to it
     subprocess.run(["systemctl", "reset-failed", unit], check=False, capture_output=True)
     _run("systemctl", "start", "--no-block", unit)
     until_s = time.monotonic() + patience_s
@@ -171,7 +169,7 @@ def restart(unit: str, patience_s: float) -> str | None:
 
 
 def journal(unit: str) -> str:
-    """The last lines that a unit logged."""
+    """Return the last lines that a unit logged."""
     command = ["journalctl", "-u", unit, "-n", str(_JOURNAL_LINES), "--no-pager", "-o", "cat"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.stdout.rstrip()

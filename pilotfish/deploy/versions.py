@@ -1,12 +1,12 @@
-"""The versions installed below ``/opt/pilotfish``: staging a new one, and which one is current.
+"""The versions installed below ``/opt/pilotfish``: a new one is staged, one is current.
 
     versions/<version>-<digest8>/{bin,site,artifacts,systemd,config,manifest.json,installed.json}
     current -> versions/…       what the units run
     previous -> versions/…      what `--rollback` goes back to
 
-Law: a folder below ``versions`` whose name does not begin with a dot is complete. A version is made
+A folder below ``versions`` whose name does not begin with a dot is complete. A version is made
 under a hidden name and appears by one rename; it becomes current by another. So at any moment
-``current`` names a whole version, and what a kill or a power cut left is swept by the next run.
+``current`` names a whole version, and what a kill or a power cut left is removed by the next run.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -37,7 +37,7 @@ class Versions:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else installs meanwhile; sweeps what an interrupted run left."""
+        """Lock out other installations; remove what an interrupted run left."""
         files.folder(self.all)
         descriptor = os.open(self.home, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -64,17 +64,17 @@ class Versions:
         return self._named("previous")
 
     def folder(self, name: str) -> Path:
-        """Where a version is, or would be."""
+        """Return where a version is, or would be."""
         return self.all / name
 
     def names(self) -> list[str]:
-        """Every version that is there."""
+        """List all installed versions."""
         if not self.all.is_dir():
             return []
         return sorted(path.name for path in self.all.iterdir() if not path.name.startswith("."))
 
     def incoming(self, name: str) -> Path:
-        """An empty hidden folder for a version to be made in."""
+        """Make an empty hidden folder for a new version."""
         path = self.all / f"{_INCOMING}{name}"
         files.remove_tree(path)
         path.mkdir()
@@ -84,8 +84,8 @@ class Versions:
     def adopt(self, made: Path, name: str) -> None:
         """Give a finished folder its name.
 
-        Where the version is there already but damaged, each damaged file is replaced in its place:
-        it may be current, and must not be missing for a moment.
+        Where the version exists already but is damaged, each damaged file is replaced in place: it
+        may be current, and must not be missing for a moment.
         """
         (made / LISTING).write_bytes(_encode(listing(made)))
         (made / LISTING).chmod(0o644)
@@ -108,7 +108,7 @@ class Versions:
         return files.link(self.home / "current", f"versions/{name}")
 
     def undo(self, before: str, earlier: str | None) -> None:
-        """Take a `switch` back: ``before`` was current then, ``earlier`` the previous version."""
+        """Undo a `switch`: ``before`` was current then, ``earlier`` the previous version."""
         files.link(self.home / "current", f"versions/{before}")
         if earlier is None:
             files.remove(self.home / "previous")
@@ -116,9 +116,9 @@ class Versions:
             files.link(self.home / "previous", f"versions/{earlier}")
 
     def back(self) -> str:
-        """Make the previous version current; returns its name.
+        """Make the previous version current; return its name.
 
-        The other one stays, as the previous. A run that was cut between the two links left both
+        The current one becomes the previous. A run that was cut between the two links left both
         with one name: then only the second link is missing.
         """
         current, previous = self.current, self.previous
@@ -141,7 +141,7 @@ class Versions:
                 files.remove_tree(hidden)
 
     def faults(self, name: str) -> list[str]:
-        """What differs from what was installed: a sentence for each, none if all is well."""
+        """List differences from what was installed, a sentence each."""
         folder = self.folder(name)
         try:
             expected = json.loads((folder / LISTING).read_bytes())
@@ -167,7 +167,7 @@ class Versions:
 
 
 def listing(folder: Path) -> dict[str, list[str | int]]:
-    """Every file of a version: SHA-256 and mode; of a link its target."""
+    """List every file of a version: SHA-256 and mode; of a link its target."""
     found: dict[str, list[str | int]] = {}
     for parent, folders, names in os.walk(folder):
         for name in sorted([*names, *folders]):
@@ -185,7 +185,7 @@ def _encode(found: dict[str, list[str | int]]) -> bytes:
 
 
 def _mend(made: Path, target: Path) -> None:
-    """Bring a version's folder to what was made afresh, file by file."""
+    """Make a version's folder equal to a fresh one, file by file."""
     wanted, there = listing(made), listing(target)
     for path, entry in wanted.items():
         if there.get(path) != entry:

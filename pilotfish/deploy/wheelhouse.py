@@ -71,7 +71,7 @@ def resolve(
     machine: str,
     progress: Progress,
 ) -> list[str]:
-    """The wheels to be fetched: ``name==version`` and their hashes, a requirement each.
+    """Resolve the wheels to download: ``name==version`` and hashes, a requirement each.
 
     Raises:
         FetchError: if there is no set of wheels for that Python and machine, or no network.
@@ -111,7 +111,7 @@ def fetch(
     machine: str,
     progress: Progress,
 ) -> None:
-    """Fetch what was resolved into ``out``; every file is compared with its hashes."""
+    """Download what was resolved into ``out``; every file is compared with its hashes."""
     listed = scratch / "fetch.txt"
     listed.write_text("\n".join(requirements))
     command = _command(
@@ -140,7 +140,7 @@ def fetch(
 
 
 def platforms(machine: str) -> Iterator[str]:
-    """Every platform tag of wheels that may be taken: pip counts none of them from another."""
+    """List every platform tag that may be taken: pip does not derive older tags."""
     for minor in range(_GLIBC_MINOR, 4, -1):
         yield f"manylinux_2_{minor}_{machine}"
         if minor in _OLD_NAMES:
@@ -148,7 +148,7 @@ def platforms(machine: str) -> Iterator[str]:
 
 
 def pack(out: Path) -> Wheel:
-    """Write a wheel of the pilotfish that runs, from its own files; no build tool is needed.
+    """Write a wheel of the running pilotfish from its own files, without a build tool.
 
     The same files give the same bytes. Metadata are those of the installation.
     """
@@ -187,7 +187,7 @@ def pack(out: Path) -> Wheel:
 
 
 def _modules(distribution: metadata.Distribution) -> Iterator[tuple[str, bytes]]:
-    """Every file of pilotfish's packages, by its name in a wheel."""
+    """Map names in a wheel to files of pilotfish's packages."""
     for package in sorted((distribution.read_text("top_level.txt") or "").split()):
         spec = find_spec(package)
         for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -204,7 +204,7 @@ def _record_hash(content: bytes) -> str:
 
 
 def _given(path: Path, python: str, machine: str) -> Wheel:
-    """A wheel that was named on the command line, if the board can use it."""
+    """Check a wheel that was named on the command line for the board."""
     if not path.is_file():
         raise BundleError(f"{path} is no file.")
     wheel = Wheel.of(path)
@@ -214,7 +214,7 @@ def _given(path: Path, python: str, machine: str) -> Wheel:
 
 
 def _pins(leave_out: set[str]) -> Iterator[str]:
-    """The pins that pilotfish is tested with; those of given wheels do not hold."""
+    """Read the pins that pilotfish is tested with, except those of given wheels."""
     shipped = resources.files("pilotfish.deploy") / "constraints.txt"
     for line in shipped.read_text().splitlines():
         match = _PIN.match(line)
@@ -223,19 +223,19 @@ def _pins(leave_out: set[str]) -> Iterator[str]:
 
 
 def _requirements(locked: str) -> list[str]:
-    """Requirements of the form that pip reads, without those that are files here already."""
+    """Format requirements for pip, without those that are files here already."""
     return [line for line in locked.replace("\\\n", " ").splitlines() if _PIN.match(line)]
 
 
 def _command(tool: str, *arguments: object) -> list[str]:
-    """The command line of a tool that is a Python module here; `FetchError` if it is not."""
+    """Return the command line of a tool that is a Python module here, or raise `FetchError`."""
     if find_spec(tool) is None:
         raise FetchError(f"Bundles need {tool}, which is not installed: pip install {tool}.")
     return [sys.executable, "-m", tool, *map(str, arguments)]
 
 
 def _reason(output: str) -> str:
-    """Why a tool failed, in one line."""
+    """Return why a tool failed, in one line."""
     if _UNREACHABLE.search(output):
         return "the package index cannot be reached. Bundles are made where there is a network."
     lines = [line.strip(" │╰─▶×├") for line in output.splitlines() if line.strip()]

@@ -37,7 +37,7 @@ _SCHEMES = {
     "data": "data",
     "headers": "include",
 }
-# What a damaged archive makes of reading it; an encrypted one makes a RuntimeError.
+# Errors of reading a damaged archive; an encrypted one raises RuntimeError.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, csv.Error, EOFError, ValueError, RuntimeError)
 _FILE = re.compile(
     r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>[A-Za-z0-9_.!+]+)(-[0-9][A-Za-z0-9_.]*)?"
@@ -49,13 +49,13 @@ _CHUNK = 1 << 20
 
 
 def normalized(name: str) -> str:
-    """A distribution's name as two spellings of it are compared."""
+    """Normalize a distribution's name for comparison."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel on disk, by what its file name says."""
+    """A wheel on disk, described by its file name."""
 
     path: Path
     name: str
@@ -66,7 +66,7 @@ class Wheel:
 
     @classmethod
     def of(cls, path: Path) -> "Wheel":
-        """The wheel at a path; `BundleError` if the file is not named like one."""
+        """Parse a wheel's path; `BundleError` if the file is not named like one."""
         match = _FILE.fullmatch(path.name)
         if match is None:
             raise BundleError(f"{path.name} is not named like a wheel.")
@@ -95,10 +95,10 @@ class Wheel:
                     _copy(source, None, digest, what)
 
     def unpack(self, folder: Path, interpreter: str, content: IO[bytes] | None = None) -> None:
-        """Put the files where they belong below a version's folder.
+        """Unpack the files to their places below a version's folder.
 
-        interpreter: path that scripts are to be run with, for `#!python` lines.
-        content: the wheel's bytes, where they are not to be read from its path.
+        interpreter: path that scripts are to be run with, for `#!python` lines. content: the
+        wheel's bytes, where they are not to be read from its path.
         """
         with _opened(self.path, content) as archive:
             for info, digest in _listed(archive, self.path.name):
@@ -119,7 +119,7 @@ class Wheel:
                     _name_interpreter(target, interpreter)
 
     def metadata(self) -> dict[str, list[str]]:
-        """METADATA: every field with its values."""
+        """Read METADATA: every field with its values."""
         with _opened(self.path) as archive:
             names = [
                 name
@@ -134,7 +134,7 @@ class Wheel:
 
 
 def placed(name: str) -> str:
-    """Where a file of a wheel goes, relative to the version's folder."""
+    """Return where a file of a wheel goes, relative to the version's folder."""
     parts = name.split("/")
     if not parts[0].endswith(".data"):
         return f"{SITE}/{name}"
@@ -157,13 +157,13 @@ def _fits(tag: str, abi: str, minor: int) -> bool:
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Whatever a damaged archive raises is a `BundleError` that names what was read."""
+    """Turn all errors of a damaged archive into a `BundleError` that names it."""
     try:
         yield
     except _DAMAGE as error:
         raise BundleError(f"{what} is damaged: {error}.") from error
     except OSError as error:
-        if error.errno not in (None, errno.EINVAL):  # of the disk, not of what the archive says
+        if error.errno not in (None, errno.EINVAL):  # an error of the disk, not of the archive
             raise
         raise BundleError(f"{what} is damaged: {error}.") from error
 
@@ -176,7 +176,7 @@ def _opened(path: Path, content: IO[bytes] | None = None) -> zipfile.ZipFile:
 
 
 def _listed(archive: zipfile.ZipFile, wheel: str) -> Iterator[tuple[zipfile.ZipInfo, bytes]]:
-    """Every file with the SHA-256 that RECORD gives; RECORD itself with its own."""
+    """Map every file to the SHA-256 that RECORD gives; RECORD itself to its own."""
     files = [info for info in archive.infolist() if not info.is_dir()]
     names = [info.filename for info in files]
     records = [
@@ -202,7 +202,7 @@ def _listed(archive: zipfile.ZipFile, wheel: str) -> Iterator[tuple[zipfile.ZipI
 
 
 def _record(raw: bytes, wheel: str) -> dict[str, bytes]:
-    """Name and SHA-256 of every file but RECORD; rows without a hash are signatures of it."""
+    """Read name and SHA-256 of every file but RECORD; rows without a hash are signatures."""
     hashes = {}
     with _reading(f"The RECORD of {wheel}"):
         for row in csv.reader(io.StringIO(raw.decode(), newline="")):
@@ -231,7 +231,7 @@ def _copy(source: IO[bytes], out: IO[bytes] | None, sha: bytes, what: str) -> No
 
 
 def _name_interpreter(script: Path, interpreter: str) -> None:
-    """Give a script of `NAME.data/scripts` its interpreter, as the format asks of installers."""
+    """Set the interpreter of a script in `NAME.data/scripts`, as the format requires."""
     text = script.read_bytes()
     for generic in (b"#!pythonw", b"#!python"):
         if text.startswith(generic):

@@ -70,7 +70,7 @@ class Inspection:
         try:
             for name, file in self._files.items():
                 path = self._artifact.path / name
-                digest = sha256_of(file, _Pace(self._close), PIECE_BYTES)
+                digest = sha256_of(file, _Throttle(self._close), PIECE_BYTES)
                 if digest != self._artifact.manifest.files[name]:
                     raise self._artifact.altered(name)
         except _ClosedError:
@@ -97,7 +97,7 @@ class _ClosedError(Exception):
     """The inspection was closed before it was done."""
 
 
-class _Pace:
+class _Throttle:
     """Pauses after each piece, so that the work takes a fixed share of the time."""
 
     def __init__(self, close: threading.Event) -> None:

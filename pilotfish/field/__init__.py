@@ -1,1 +1,1 @@
-"""Measuring and reporting: what a generation cost, and where its time went."""
+"""Measure generations and report what they cost and where the time went."""

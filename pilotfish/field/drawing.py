@@ -1,6 +1,6 @@
-"""How Pilotfish's plots look: one style, one palette, no global state; legible at phone width.
+"""Draw plots in one style: one palette, no global state; legible at phone width.
 
-Whoever draws imports what they need of matplotlib from here, so that its absence is one error.
+Modules that draw import what they need of matplotlib from here, so that its absence is one error.
 """
 
 import warnings
@@ -58,9 +58,9 @@ _STYLE = {
 def plot(
     path: Path, title: str, xlabel: str, ylabel: str, inches: tuple[float, float] = INCHES
 ) -> Iterator[Axes]:
-    """Axes to draw on, in Pilotfish's style; afterwards they are at ``path``, as a PNG.
+    """Yield axes in Pilotfish's style; afterwards the plot is at ``path``, as a PNG.
 
-    xlabel and ylabel name what is shown and its unit. How many samples there are (n) goes into the
+    xlabel and ylabel name what is shown and its unit. The number of samples (n) goes into the
     title, or into the labels of the lines where it differs between them.
     """
     with panels(path, title, xlabel, [ylabel], inches) as (axes,):
@@ -75,7 +75,7 @@ def panels(
     ylabels: Sequence[str],
     inches: tuple[float, float] = INCHES,
 ) -> Iterator[list[Axes]]:
-    """Like `plot`, with axes below each other that share their x: one for each of ``ylabels``."""
+    """Like `plot`, with one axes for each of ``ylabels``, stacked on a common x."""
     with style.context(_STYLE):
         figure = Figure(figsize=inches, dpi=DPI)
         FigureCanvasAgg(figure)

@@ -1,11 +1,11 @@
-"""What a run was measured on: facts of this machine that latency depends on.
+"""Facts of this machine that latency depends on.
 
-In:  /proc, /sys, /etc and /var as they are below ``root``. Out: names and JSON values; what this
+In: /proc, /sys, /etc and /var as they are below ``root``. Out: names and JSON values; what this
 machine does not have, or does not tell without privileges, is absent.
 
-A Jetson's power mode stands in ``/var/lib/nvpmodel/status`` ("pmode:0002"), its name in
+A Jetson's power mode is in ``/var/lib/nvpmodel/status`` ("pmode:0002"), its name in
 ``/etc/nvpmodel.conf`` ("< POWER_MODEL ID=2 NAME=MODE_30W >"); ``nvpmodel -q`` says the same, but
-may ask for root.
+may need root.
 """
 
 import os
@@ -23,7 +23,7 @@ _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "pyzmq")
 
 
 def facts(root: Path = _ROOT) -> dict[str, Any]:
-    """The machine's facts.
+    """Collect the machine's facts.
 
     board, l4t (NVIDIA's release line), kernel, machine, cpu, cpus, memory_bytes, power_mode,
     governor, gpu, python, pilotfish, and packages: names and versions.
@@ -47,7 +47,7 @@ def facts(root: Path = _ROOT) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str | None:
-    """A small file; None where there is none, or nothing in it. Device trees end in NUL."""
+    """Read a small file; None where it is missing or empty. Device trees end in NUL."""
     try:
         return path.read_bytes().decode(errors="replace").strip("\0 \n\t") or None
     except OSError:
@@ -60,7 +60,7 @@ def _first_line(path: Path) -> str | None:
 
 
 def _board(root: Path) -> str | None:
-    """The device tree's model, else the DMI product."""
+    """Return the device tree's model, else the DMI product."""
     tree = _text(root / "proc/device-tree/model")
     if tree is not None:
         return tree
@@ -70,7 +70,7 @@ def _board(root: Path) -> str | None:
 
 
 def _cpu(root: Path) -> str | None:
-    """The first core's name; cores that only have an implementer and a part number tell those."""
+    """Return the first core's name, or its implementer and part number."""
     for line in (_text(root / "proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model", "CPU part"):
@@ -84,7 +84,7 @@ def _memory_bytes(root: Path) -> int | None:
 
 
 def _power_mode(root: Path) -> str | None:
-    """nvpmodel's mode by name, or by number where its table does not name it."""
+    """Return nvpmodel's mode by name, or by number where its table does not name it."""
     status = re.search(r"pmode:\s*(\d+)", _text(root / "var/lib/nvpmodel/status") or "")
     if status is None:
         return None
@@ -95,13 +95,13 @@ def _power_mode(root: Path) -> str | None:
 
 
 def _governor(root: Path) -> str | None:
-    """The governors of all cores; more than one are joined by commas."""
+    """Return the governors of all cores, joined by commas if they differ."""
     cores = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
     return ", ".join(sorted({name for core in cores if (name := _text(core))})) or None
 
 
 def _gpu(root: Path) -> str | None:
-    """What NVIDIA's kernel driver says of the first GPU."""
+    """Return what NVIDIA's kernel driver says of the first GPU."""
     for card in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
         found = re.search(r"^Model:\s*(.+)$", _text(card) or "", re.MULTILINE)
         if found:

@@ -1,10 +1,9 @@
-"""What a run measures, and in which order.
+"""The cells that a run measures, and their order.
 
-In:  the settings of a run. Out: its configurations, and the cells of its matrix in blocks.
-
-A block is one prompt and one repeat: every configuration answers it once, in an order of the
-block's own. What drifts while a run goes on (a link that fades, a board that gets hot) then falls
-on all configurations alike, and what an answer does to the next one on each of them in turn.
+In: the settings of a run. Out: its configurations, and the cells of its matrix in blocks. A block
+is one prompt and one repeat: every configuration answers it once, in an order of the block's own.
+So drift during a run (a link that fades, a board that gets hot) affects all configurations alike,
+and so does what an answer leaves behind for the next.
 """
 
 import random
@@ -21,7 +20,7 @@ _WINDOWLESS = (STREAM, LOCAL, AUTO)  # the last picks its window itself
 
 
 def configurations(settings: Settings) -> list[Configuration]:
-    """Protocols × windows; protocols that have no window, or choose it themselves, once."""
+    """List protocols × windows; protocols without a window, or that choose it, once."""
     found = [
         Configuration(protocol, window)
         for protocol in settings.protocols
@@ -31,7 +30,7 @@ def configurations(settings: Settings) -> list[Configuration]:
 
 
 def cells(settings: Settings) -> Iterator[Cell]:
-    """The matrix, block by block. The same settings give the same order."""
+    """List the matrix, block by block. The same settings give the same order."""
     for repeat in range(settings.repeat):
         for prompt in range(len(settings.prompts)):
             order = configurations(settings)
@@ -41,7 +40,7 @@ def cells(settings: Settings) -> Iterator[Cell]:
 
 
 def warm_up(settings: Settings) -> Iterator[Cell]:
-    """What is answered before the first cell that counts: every configuration, a prompt each."""
+    """List the warm-up cells: every configuration, a prompt each."""
     for repeat in range(settings.warm_up):
         prompt = repeat % len(settings.prompts)
         for configuration in configurations(settings):
@@ -49,7 +48,7 @@ def warm_up(settings: Settings) -> Iterator[Cell]:
 
 
 def remaining(settings: Settings, done: Collection[Cell]) -> list[Cell]:
-    """The cells that are still to be measured."""
+    """List the cells that are still to be measured."""
     return [cell for cell in cells(settings) if cell not in done]
 
 
@@ -59,7 +58,7 @@ def needs_edge(settings: Settings) -> bool:
 
 
 def check(settings: Settings) -> None:
-    """`UnsupportedError` for a matrix that is empty, or that holds what no device can do."""
+    """Raise `UnsupportedError` for a matrix that is empty, or that no device can measure."""
     if not settings.prompts:
         raise UnsupportedError("There are no prompts to measure with.")
     if not settings.protocols or settings.repeat < 1:
@@ -78,7 +77,7 @@ def check(settings: Settings) -> None:
 
 
 def check_edge(settings: Settings, edge: Welcome) -> None:
-    """A typed error for what this edge does not offer, or takes less of."""
+    """Raise a typed error for what this edge does not offer, or takes less of."""
     for protocol, window in configurations(settings):
         if protocol not in (*edge.protocols, LOCAL, AUTO):
             raise UnsupportedError(
@@ -96,7 +95,7 @@ def check_edge(settings: Settings, edge: Welcome) -> None:
 
 
 def check_prompts(prompts: Sequence[str], count: Callable[[str], int], context: int) -> None:
-    """`PromptTooLongError` for the first prompt that leaves no room, by its number.
+    """Raise `PromptTooLongError` for the first prompt that leaves no room, by its number.
 
     count: a prompt's tokens; it may raise the same error for far too many.
     """

@@ -1,11 +1,11 @@
-"""The measuring loop: answer every cell of the matrix once, and have each round written down.
+"""The measuring loop: answer every cell of the matrix once, and record each round.
 
-In:  a device, a recorder, the settings of a run. Out: the answers, as they are finished.
+In: a device, a recorder, the settings of a run. Out: the answers, as they are finished.
 
-Every answer starts cold: before it, both ends are made to forget the last one, which shared a
-prompt with it more often than not. What the run file takes is measured and taken off: no stage
-contains it, and neither do first_token_s, total_s and at_s. Under `stream` nothing is taken off,
-for its tokens arrive while the file is written.
+Every answer starts cold: before it, both ends drop the last one, which often shared its prompt. The
+time spent on the run file is measured and subtracted from first_token_s, total_s and at_s; no stage
+contains it. Under `stream` nothing is subtracted, since its tokens arrive while the file is
+written.
 """
 
 import time
@@ -34,10 +34,10 @@ _PASSING = (EdgeLostError, EdgeUnreachableError, RateLimitedError, TooManySessio
 
 
 class RoundLog:
-    """Takes a device's rounds to the run file: give it to `Device` as ``on_round``.
+    """Writes a device's rounds to the run file; pass it to `Device` as ``on_round``.
 
-    recording_s: what that took of the answer's time so far. first_token_s and total_s: since the
-    answer began, without what recording took.
+    recording_s: the part of the answer's time spent on recording so far. first_token_s and total_s:
+    since the answer began, without recording.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class RoundLog:
 
     @contextmanager
     def of(self, recorder: Recorder, answer: int) -> Iterator[None]:
-        """Meanwhile, rounds belong to this answer; otherwise to nobody."""
+        """Assign rounds to this answer within the block, to no answer outside it."""
         self._recorder, self._answer, self._number = recorder, answer, 0
         self.recording_s = self.first_token_s = 0.0
         self._begun_s = time.monotonic()
@@ -62,7 +62,7 @@ class RoundLog:
             self._recorder = None
 
     def __call__(self, round_: Round) -> None:
-        """A round is complete."""
+        """Record a complete round."""
         if self._recorder is None:
             return
         now_s = time.monotonic()
@@ -74,8 +74,11 @@ class RoundLog:
             self.recording_s += time.monotonic() - now_s
 
 
-class Bench:
-    """One device, measured into one file. Whatever waits or fails is told in words by ``tell``."""
+class Measurement:
+    """Measures one device into one file.
+
+    ``tell`` is called with a sentence for each wait or fault.
+    """
 
     def __init__(
         self,
@@ -98,10 +101,10 @@ class Bench:
         self._prompts = [device.prompt(prompt) for prompt in settings.prompts]
 
     def answers(self, cells: Iterable[Cell], *, warm_up: bool = False) -> Iterator[Answer]:
-        """Answer these cells; each answer comes when it is in the file, without its rounds.
+        """Answer these cells; yield each answer when it is in the file, without its rounds.
 
-        An edge that is gone is asked again after growing pauses, for as long as patience_s; then
-        its error is raised. The answer that it broke off stays in the file, unfinished.
+        An edge that is gone is tried again after growing pauses, for patience_s; then its error is
+        raised. The interrupted answer stays in the file, unfinished.
         """
         for cell in cells:
             yield self._patiently(cell, warm_up)
@@ -152,7 +155,7 @@ class Bench:
         return Answer(**{**vars(answer), **columns, "id": number, "finished": True})
 
     def _forget(self, prompt: Prompt) -> None:
-        """Make both ends drop what they hold of earlier answers: ask for a token after another."""
+        """Make both ends drop earlier answers, by one token after another prompt."""
         other = (int(prompt.ids[0]) + 1) % self._device.tokenizer.vocab_size
         protocol = LOCAL if self._device.welcome is None else STREAM
         self._device.generate([other], protocol=protocol, max_tokens=1, seed=0)
@@ -171,7 +174,7 @@ def _options(settings: Settings, answer: Answer) -> Options:
 
 
 def _columns(generation: Generation, log: RoundLog) -> dict[str, Any]:
-    """What the generation and the log say about the answer, as fields of it."""
+    """Return what the generation and the log say about the answer, as fields of it."""
     used = [round_.window for round_ in generation.rounds]
     return {
         "protocol_used": generation.protocol,

@@ -1,4 +1,4 @@
-"""The prompts of a run: a file's, or the ones that come with Pilotfish."""
+"""The prompts of a run: a file's, or the built-in ones."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ _KEYS = ("prompt", "question")
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """The prompts of a file: text with one a line, or JSON lines with ``prompt`` or ``question``.
+    """Read the prompts of a file: one a line, or JSON lines with ``prompt`` or ``question``.
 
     UnsupportedError says what is wrong with the file, and in which line.
     """

@@ -1,13 +1,13 @@
-"""Writing a run file: every round is on the disk before the next one begins.
+"""Write a run file: every round is on the disk before the next one begins.
 
-In:  the facts of a run, the begin and end of each answer, its rounds as they happen.
-Out: the SQLite database that `field.run` reads.
+In: the facts of a run, the begin and end of each answer, its rounds as they happen. Out: the SQLite
+database that `field.run` reads.
 
 One transaction a round, in WAL mode with ``synchronous=FULL``, so that a kill or a power cut loses
-the running round and no other. The exception is `stream`: its tokens come faster than some disks
+the running round and no other. The exception is `stream`: its tokens arrive faster than some disks
 sync, and waiting for the disk would slow down what is measured. They are handed to the operating
 system one by one, where a kill cannot reach them, and synced with the end of their answer. After
-each answer the log is folded into the file, and when the run is closed the file stands alone.
+each answer the log is folded into the file; a closed run is one file.
 
 One writer at a time: an advisory lock on the file, which ends with the process that holds it.
 """
@@ -42,9 +42,9 @@ from pilotfish.wire.protocols import STREAM, counters
 
 
 class Recorder:
-    """A run file, opened for writing; make one with `create` or `resume`. Not thread-safe.
+    """A run file, opened for writing by `create` or `resume`. Not thread-safe.
 
-    Whatever keeps the disk from taking a write is an OSError that names the file.
+    A failed write is an OSError that names the file.
     """
 
     def __init__(self, path: Path, lock: int, database: sqlite3.Connection) -> None:
@@ -54,7 +54,7 @@ class Recorder:
 
     @classmethod
     def create(cls, path: Path, facts: Facts) -> "Recorder":
-        """A new file with these facts; `RunFileError` if something has been begun there already."""
+        """Create a file with these facts; `RunFileError` if a run has begun there already."""
         expect_nothing(path)
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -76,8 +76,8 @@ class Recorder:
 
     @classmethod
     def resume(cls, path: Path) -> "Recorder":
-        """A file that is there; `RunFileError` if it is none of ours, or is being written."""
-        begun(path)  # before it is looked at: what a journal puts back may be another schema
+        """Open an existing file; `RunFileError` if it is no run, or is being written."""
+        begun(path)  # before it is checked: a journal may restore another schema
         open_read_only(path).close()
         lock = os.open(path, os.O_RDWR)
         try:
@@ -93,13 +93,13 @@ class Recorder:
         return cls(path, lock, database)
 
     def started(self, starts: Sequence[Start]) -> None:
-        """Note that measuring began (again)."""
+        """Record that measuring began (again)."""
         with self._writing() as database:
             value = _json(starts)
             database.execute("UPDATE facts SET value = ? WHERE name = 'starts'", (value,))
 
     def finished(self) -> set[Cell]:
-        """The cells of the matrix that have been measured."""
+        """Return the cells of the matrix that have been measured."""
         with damage_told(self.path):
             rows = self._database.execute(
                 "SELECT protocol, window, prompt, repeat FROM answers "
@@ -108,7 +108,7 @@ class Recorder:
         return {Cell(Configuration(row[0], row[1]), row[2], row[3]) for row in rows}
 
     def begin(self, answer: Answer) -> int:
-        """An answer is about to begin; returns the id that its rounds and its end go by."""
+        """Record the begin of an answer; return the id for its rounds and its end."""
         columns = ("protocol", "window", "prompt", "repeat", "warm_up", "temperature", "seed")
         values = [getattr(answer, name) for name in (*columns, "started_unix_s")]
         with self._writing() as database:
@@ -121,7 +121,7 @@ class Recorder:
         return cursor.lastrowid
 
     def round(self, answer: int, number: int, at_s: float, round_: Round) -> None:
-        """A round that has just been committed by both ends."""
+        """Record a round that both ends have committed."""
         values = (
             answer,
             number,
@@ -142,18 +142,18 @@ class Recorder:
             database.execute(insert, values)
 
     def end(self, answer: int, **columns: Any) -> None:
-        """The answer is complete, or has an ``error``; columns are fields of `field.run.Answer`."""
+        """Record that the answer is complete, or its ``error``; columns: `field.run.Answer`."""
         values = [_column(value) for value in columns.values()]
         with self._writing() as database:
             database.execute(
                 f"UPDATE answers SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?",
                 (*values, answer),
             )
-        with self._told():  # from here on the file holds the answer without its log
+        with self._told():  # from here on the file alone holds the answer
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
-        """Leave a file that stands alone, if no reader is at it, and let go of it."""
+        """Close the file; without readers its log is folded in, so that it is one file."""
         try:
             with suppress(sqlite3.OperationalError):
                 self._database.execute("PRAGMA journal_mode = DELETE")
@@ -174,7 +174,7 @@ class Recorder:
 
     @contextmanager
     def _writing(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
-        """A transaction, on the disk at its end, or at least out of the reach of a kill."""
+        """Run a transaction; at its end it is on the disk, or at least safe from a kill."""
         with self._told():
             self._database.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
             with self._database:
@@ -196,12 +196,12 @@ def begun(path: Path) -> bool:
         raise RunFileError(f"{path} is a folder: name a file in it.")
     if path.with_name(path.name + "-journal").exists():
         with damage_told(path):
-            _open(path).close()  # takes back what was not committed
+            _open(path).close()  # rolls back what was not committed
     return path.stat().st_size > 0
 
 
 def expect_nothing(path: Path) -> None:
-    """`RunFileError` if something was begun there already."""
+    """Raise `RunFileError` if a run has begun there already."""
     if begun(path):
         raise RunFileError(f"{path} exists: go on with it by --resume, or name another file.")
 
@@ -239,12 +239,12 @@ def _noted(round_: Round) -> Iterator[Any]:
 
 
 def _encoded(facts: Facts) -> dict[str, str]:
-    """Name and value, as JSON, of every fact."""
+    """Encode every fact as name and JSON value."""
     return {name: _json(getattr(facts, name)) for name in facts.__dataclass_fields__}
 
 
 def _column(value: Any) -> Any:
-    """A value as SQLite takes it: what has parts becomes JSON."""
+    """Convert a value for SQLite: structures become JSON."""
     return value if value is None or isinstance(value, int | float | str) else _json(value)
 
 

@@ -1,12 +1,12 @@
-"""Recorded rounds under another link, or on other machines: what they would have taken.
+"""Replay recorded rounds over another link, or on other machines, by the cost model.
 
-In:  rounds of answers as measured, a link, and compute times where they shall differ.
-Out: seconds; a model's, not a measurement.
+In: rounds of answers as measured, a link, and compute times where they shall differ. Out: seconds;
+a model's, not a measurement.
 
-Each round keeps what it drafted, accepted and sent. Its time is that of `speculation.latency`:
-T = draft + encode + T_comm + queue + verify + settle, where T_comm comes from the round's own bytes
-and exchanges and the other link instead of from the clock. Bytes are frames as handed to ZeroMQ:
-what encryption and TCP add is not in them.
+Each round keeps what it drafted, accepted and sent. Its time is that of `speculation.latency`: T =
+draft + encode + T_comm + queue + verify + settle, where T_comm comes from the round's own bytes and
+exchanges and the other link instead of from the clock. Bytes are frames as handed to ZeroMQ: what
+encryption and TCP add is not in them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ def replayed(
     draft_s: float | None = None,
     verify_s: float | None = None,
 ) -> float:
-    """Seconds per committed token of one answer's rounds over ``link``.
+    """Compute seconds per committed token of one answer's rounds over ``link``.
 
     draft_s: seconds of a drafter's pass, which makes a token of a chain or a level of a tree.
     verify_s: seconds of a target's pass. None: as recorded. A pass of `stream` is verify_s or the
@@ -48,7 +48,7 @@ def replayed(
 def round_s(
     round_: Round, link: Link, draft_s: float | None = None, verify_s: float | None = None
 ) -> float:
-    """Seconds of one round of a speculative protocol, or of one of `local`, over ``link``."""
+    """Compute seconds of one round of a speculative protocol or of `local` over ``link``."""
     timings = round_.timings
     draft = timings.draft if draft_s is None else draft_s * _passes(round_)
     if round_.protocol == LOCAL:
@@ -60,7 +60,7 @@ def round_s(
 
 
 def _passes(round_: Round) -> int:
-    """Passes of the drafter in a round: one a level, or the one of a token of `local`.
+    """Count the drafter's passes in a round: one a level, or one for a token of `local`.
 
     And one for the last token where its state goes with the window (`wisv-full`).
     """
@@ -77,7 +77,7 @@ def _on_link(round_: Round) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """One (protocol, window): seconds per committed token, medians over n answers.
+    """Seconds per committed token of one (protocol, window), medians over n answers.
 
     modelled_s: [links], in the order of the links.
     """
@@ -94,9 +94,9 @@ def replay(
     draft_s: float | None = None,
     verify_s: float | None = None,
 ) -> list[Replay]:
-    """Every (protocol, window) of a run over each of the links, by its answers' steady rounds.
+    """Replay every (protocol, window) of a run over each of the links, by steady rounds.
 
-    Answers under ``auto`` count to what was chosen, for over another link it would choose anew.
+    Answers under ``auto`` count to what was chosen, since over another link it would choose anew.
     Answers that ended with their first round have no steady ones; `RunFileError` if none has.
     """
     groups: dict[Configuration, list[Answer]] = {}
@@ -123,7 +123,7 @@ def replay(
 
 
 def best(replays: Sequence[Replay], link: int) -> Replay:
-    """The fastest over the link of this index; one whose text is another only if all are such."""
+    """Return the fastest over the link of this index; a lossy one only if all are lossy."""
     own = [found for found in replays if lossless(found.configuration.protocol)]
     return min(own or replays, key=lambda found: found.modelled_s[link])
 

@@ -1,7 +1,7 @@
-"""When a run may go on: with the settings and the pair that it began with, and no others.
+"""Check that a run is resumed with the settings and the pair that it began with.
 
-In:  a run's facts, and what is asked for or found now. Out: nothing, or a `RunFileError` that says
-what differs. Where the drafter and the keys lie may differ; what the drafter is may not.
+In: a run's facts, and what is requested or found now. Out: nothing, or a `RunFileError` that says
+what differs. Drafter and keys may have moved; the drafter itself must be the same.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def expect_same_settings(path: Path, facts: Facts, asked: Mapping[str, Any]) -> 
 
 
 def expect_same_pair(path: Path, before: Facts, now: Facts) -> None:
-    """Drafter and target are those that the run began with."""
+    """Check that drafter and target are those that the run began with."""
     for what, was, found in (
         ("drafter", before.drafter, now.drafter),
         ("target", before.target, now.target),
@@ -49,7 +49,7 @@ def expect_same_pair(path: Path, before: Facts, now: Facts) -> None:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """What of the host is not as it was when the run began, in words; None if all is."""
+    """Describe what has changed about the host since the run began, or None."""
     found = [
         f"{name} {_said(before.get(name))} → {_said(now.get(name))}"
         for name in sorted({*before, *now})

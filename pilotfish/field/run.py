@@ -1,10 +1,10 @@
-"""A run file: what was measured, as a SQLite database that `field measure` writes round by round.
+"""Read a run file: a SQLite database that `field measure` writes round by round.
 
-In:  a path. Out: the run's facts and its answers, each with its rounds.
+In: a path. Out: the run's facts and its answers, each with its rounds.
 
-`docs/field.md` lists the tables. `field/recording.py` writes them; what is read here may have been
-cut off at any moment (an answer is ``finished`` or it does not count) and may come from anywhere,
-so every value is checked, and whatever is wrong with a file is one `RunFileError`.
+`docs/field.md` lists the tables. `field/recording.py` writes them; a file may have been cut off at
+any moment (an answer is ``finished`` or it does not count) and may come from anywhere, so every
+value is checked, and every fault of a file is one `RunFileError`.
 """
 
 import sqlite3
@@ -82,7 +82,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as its manifest, or for a target its edge, tells of it.
+    """A model as described by its manifest, or for a target by its edge.
 
     digest: of the artifact's files, the first 16 hex digits.
     """
@@ -94,7 +94,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What holds for a whole run. energy: where the joules come from; None without a sensor."""
+    """Facts of a whole run. energy: the sensor's rails; None without a sensor."""
 
     software: str  # "pilotfish 0.2.0"
     settings: Settings
@@ -134,7 +134,7 @@ class Answer:
     seed: int
     started_unix_s: float
     finished: bool
-    error: str | None = None  # why it is not finished, if anybody lived to tell
+    error: str | None = None  # why it is not finished, if that could be recorded
     protocol_used: str | None = None
     window_used: WindowSetting | None = None
     prompt_tokens: int = 0
@@ -154,7 +154,7 @@ class Answer:
 
     @property
     def configuration(self) -> Configuration:
-        """What was asked for."""
+        """The requested protocol and window."""
         return Configuration(self.protocol, self.window)
 
     @property
@@ -183,7 +183,7 @@ _ROUND_COLUMNS = (
 
 
 class Run:
-    """A run file, opened for reading; what is being measured may be read meanwhile."""
+    """A run file, opened for reading, possibly while it is being written."""
 
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self.path = path
@@ -194,7 +194,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """Open and check; `RunFileError` says what is wrong with the file."""
+        """Open and check a file; `RunFileError` says what is wrong with it."""
         path = Path(path)
         database = open_read_only(path)
         try:
@@ -204,9 +204,9 @@ class Run:
             raise
 
     def answers(self, *, warm_up: bool = False, finished: bool = True) -> Iterator[Answer]:
-        """The answers in the order in which they were begun, each with its rounds.
+        """Yield the answers in the order in which they were begun, each with its rounds.
 
-        Warm-up answers and those that were cut off are left out unless they are asked for.
+        Warm-up answers and unfinished ones are left out unless they are asked for.
         """
         wanted = "(finished OR ?) AND (NOT warm_up OR ?)"
         with damage_told(self.path):
@@ -225,7 +225,7 @@ class Run:
         for name in ("link", "choice"):
             if values[name] is not None:
                 values[name] = msgspec.json.decode(values[name])
-        # a column that an unfinished answer has not got yet is what the dataclass says
+        # columns that an unfinished answer lacks have the dataclass's defaults
         known = {name: value for name, value in values.items() if value is not None}
         answer = msgspec.convert({"window": None, **known}, Answer)
         for columns in self._database.execute(

@@ -1,8 +1,8 @@
-"""Is it a run file at all? A path in; out comes a connection to read from, or one clear error.
+"""Open a run file for reading, or raise one clear error.
 
 A run file may come from anywhere, and SQLite's schema is code: views, triggers, generated columns,
-checks and defaults are computed when a table is read or written, without end if their author likes.
-So the schema must be, but for spaces, the one that `creation` and `upgrade` make, before anything
+checks and defaults are computed when a table is read or written, possibly without end. So the
+schema must equal, except for spaces, the one that `creation` and `upgrade` make, before anything
 else is read.
 """
 
@@ -50,7 +50,7 @@ def later_columns(since: int) -> dict[str, str]:
 
 
 def creation() -> str:
-    """SQL that makes the tables of an empty database, and says what they are."""
+    """Return SQL that makes the tables of an empty database, and marks it as a run file."""
     statements = "; ".join(_schema(FORMAT).values())
     return (
         f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT}; {statements};"
@@ -98,7 +98,7 @@ def _schema(version: int) -> dict[str, str]:
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """A connection to a run file that is one, whole and of a format that this version knows."""
+    """Open a run file that is whole and of a supported format."""
     if not path.is_file():
         raise RunFileError(f"There is no run file {path}: make one with `pilotfish field measure`.")
     if path.stat().st_size == 0:
@@ -121,7 +121,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def _check_format(path: Path, database: sqlite3.Connection) -> None:
-    """`RunFileError` unless the database is a run file that this version reads."""
+    """Raise `RunFileError` unless the database is a run file that this version reads."""
     if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise RunFileError(f"{path} is not a run file of `pilotfish field measure`.")
     version = format_of(database)
@@ -133,7 +133,7 @@ def _check_format(path: Path, database: sqlite3.Connection) -> None:
 
 
 def _check_schema(path: Path, database: sqlite3.Connection) -> None:
-    """`RunFileError` unless there is what `field measure` makes, and nothing else."""
+    """Raise `RunFileError` unless the schema is exactly `field measure`'s."""
     version = format_of(database)
     rows = database.execute("SELECT type, name, sql FROM sqlite_master LIMIT 100")
     found = {(str(kind), str(name)): _spaceless(sql) for kind, name, sql in rows}
@@ -156,18 +156,18 @@ def _check_schema(path: Path, database: sqlite3.Connection) -> None:
 
 
 def _spaceless(sql: object) -> str:
-    """A statement as it is compared: SQLite keeps its spaces, and puts others in."""
+    """Normalize a statement for comparison: SQLite changes its spaces."""
     return "".join(str(sql).split())
 
 
 def format_of(database: sqlite3.Connection) -> int:
-    """The format of a run file."""
+    """Return the format of a run file."""
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
     return version
 
 
 def defend(database: sqlite3.Connection) -> None:
-    """Have SQLite trust nothing that stands in a schema; before anything else is asked of it."""
+    """Make SQLite distrust the schema; call it before any other statement."""
     database.execute("PRAGMA trusted_schema = OFF")
     database.execute("PRAGMA cell_size_check = ON")
     if sys.version_info >= (3, 11):
@@ -175,7 +175,7 @@ def defend(database: sqlite3.Connection) -> None:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Read-only; from a folder that cannot be written, too, when the run was closed properly."""
+    """Connect read-only, even in a read-only folder if the run was closed properly."""
     wal, journal = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "journal"))
     until_s = time.monotonic() + _OPENING_S
     for mode in ("mode=ro", "mode=ro&immutable=1"):
@@ -189,7 +189,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             return database
         except sqlite3.OperationalError as error:
             database.close()
-            if journal.exists():  # what is to be put back may be another schema
+            if journal.exists():  # a journal may restore another schema
                 raise RunFileError(
                     f"{path} was cut off while it was written, as the journal {journal.name} "
                     "beside it says: go on with it by `pilotfish field measure --resume`."
@@ -201,7 +201,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def damage_told(path: Path) -> Iterator[None]:
-    """Whatever reading a file can bring up, as one `RunFileError`."""
+    """Turn every error of reading a file into one `RunFileError`."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -211,7 +211,7 @@ def damage_told(path: Path) -> Iterator[None]:
         msgspec.DecodeError,
         UnicodeDecodeError,
         RecursionError,
-        TypeError,  # a value of another kind than its column's, where JSON should stand
+        TypeError,  # a value of a wrong type where JSON is expected
     ) as error:
         raise RunFileError(
             f"{path} is not a run file, or is damaged: {one_line(str(error), _TOLD)}."

@@ -1,4 +1,4 @@
-"""From the rounds of a generation to figures, and from figures to a table."""
+"""Compute a generation's figures from its rounds, and tabulate them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ Figures = dict[str, Any]
 
 
 def summary(generation: Generation) -> Figures:
-    """The figures of one generation. Bytes are frames as sent; timings are p50 in milliseconds."""
+    """Compute the figures of one generation. Bytes are frames as sent; timings p50 in ms."""
     rounds = generation.rounds
     count = max(1, len(rounds))
     # [rounds, stages], seconds
@@ -69,7 +69,7 @@ def _noted(counter: RoundCounter) -> tuple[str, Callable[[Figures], str]]:
 
 
 def report(figures: Sequence[Figures]) -> Table:
-    """A table of generations, a column each."""
+    """Format a table of generations, a column each."""
     table = Table("", caption="bytes are frames as sent; times are medians of a round")
     for column in figures:
         table.add_column(column["protocol"], justify="right")

@@ -1,25 +1,25 @@
-"""Adaptive verification: tokens that matter little may stray (decentralized-dsd §2.3).
+"""Adaptive verification: relax the target's law except at key tokens (decentralized-dsd §2.3).
 
-In:  a chain's tokens, each with the q̂ that it was drawn from; the target's p there; a `Relaxation`.
-Out: how many tokens are accepted, what is sampled after them, and how far the law of each position
-     that was looked at is from p.
+In: a chain's tokens, each with the q̂ that it was drawn from; the target's p there; a `Relaxation`.
+Out: how many tokens are accepted, what is sampled after them, and how far the law of each checked
+position is from p.
 
 A token is *key* if the drafter is much less certain than the target (λ₁), if the two disagree about
 the token itself (λ₂), or about what is likely at all (λ₃). Key tokens are accepted by min(1, p/q̂),
 others by min(1, p̃/q̂) with p̃ ∝ p^(1−τ)·q̂^τ. After any rejection norm(max(0, p − q̂)) is sampled,
 after a whole window p (the paper's line 16, p after a rejection too, is biased even at τ = 0).
 
-The *deviation* of a position is Σ (min(q̂, p̃) − p) over the tokens that are not key and have
-q̂ > p. That is what is accepted beyond p, and the residual lacks as much: it is the total variation
-between the position's law and p (DESIGN §6.7), and by just as much acceptance rises. τ alone does
-not bound it. The expected sum over a text's positions bounds the total variation between the laws
-of whole texts, for these are products of conditional laws.
+The *deviation* of a position is Σ (min(q̂, p̃) − p) over the tokens that are not key and have q̂ >
+p. That is the mass accepted beyond p, and the residual lacks as much: it is the total variation
+between the position's law and p (DESIGN §6.7), and acceptance rises by exactly as much. τ alone
+does not bound it. The expected sum over a text's positions bounds the total variation between the
+laws of whole texts, since these are products of conditional laws.
 
-q̂ has few tokens. Over these p̃ is as above, and together they have p(those)^(1−τ): their mass,
-softened likewise. Normalised over them alone, as (8) reads, p̃ would leave p by all that p has
+q̂ has few tokens. Over these p̃ is as above, and their total mass is softened likewise, to
+p(those)^(1−τ). Normalised over them alone, as (8) reads, p̃ would leave p by all of p's mass
 elsewhere as soon as τ is not 0, by 0.045 a position on the default pair with 64 tokens. So p̃ goes
 from p at τ = 0, where `speculation.candidates` accepts the same, to q̂ at τ = 1, and no token is
-accepted less often as τ rises. One that p excludes, as by top-k, stays excluded.
+accepted less often as τ rises. A token that p excludes, as by top-k, stays excluded.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,19 +35,19 @@ from pilotfish.speculation.rows import Row
 from pilotfish.speculation.tree import NumberedCoin, Walk
 from pilotfish.speculation.truncation import largest
 
-TOP = 10  # k of NormMatch: so many of each end's likeliest tokens are compared
+TOP = 10  # k of NormMatch: number of each end's likeliest tokens that are compared
 CERTAIN = 0.01  # ε, nats: a target that is more certain than this counts as just so certain
-HIGHEST_RATIO = 1e6  # λ₁ from which its clause says nothing
+HIGHEST_RATIO = 1e6  # λ₁ from which its clause has no effect
 
 
 @dataclass(frozen=True, kw_only=True)
 class Relaxation:
     """How much is softened, and which tokens are key (decentralized-dsd (7), (8)).
 
-    tau: τ in [0, 1]; 0 is strict. lambda1: the H_d/H_t above which a token is key, 0 to 10⁶.
-    lambda2: the |p − q̂| of a token above which it is, 0 to 1. lambda3: the NormMatch below which it
-    is, 0 to 1. So 0, 0, 1 make nearly all tokens key, and 10⁶, 1, 0 none. Raises ValueError for
-    what is beyond these bounds, or NaN.
+    tau: τ in [0, 1]; 0 is strict. lambda1: a token is key above this H_d/H_t, 0 to 10⁶. lambda2:
+    above this |p − q̂| of the token, 0 to 1. lambda3: below this NormMatch, 0 to 1. So 0, 0, 1 make
+    nearly all tokens key, and 10⁶, 1, 0 none. Raises ValueError for values beyond these bounds, or
+    NaN.
     """
 
     tau: float
@@ -92,7 +92,7 @@ class Comparison:
 
     @cached_property
     def norm_match(self) -> float:
-        """Of each end's `TOP` likeliest tokens, those in common, over the fewer of both; [0, 1].
+        """Overlap of both ends' `TOP` likeliest tokens, over the fewer of both; [0, 1].
 
         Ties with the last of them belong to them; where an end has fewer tokens, all do.
         """
@@ -109,14 +109,14 @@ class Comparison:
         return found
 
     def strict(self) -> NDArray[np.float64]:
-        """How much of each token's q̂ is accepted against p: min(q̂, p), f64 [K]."""
+        """Accepted mass of each token against p: min(q̂, p), f64 [K]."""
         found: NDArray[np.float64] = np.minimum(self.drafter, self.target)
         return found
 
     def softened(self, tau: float) -> NDArray[np.float64]:
-        """How much is accepted against p̃, f64 [K]: min(q̂, p̃), never less than `strict`.
+        """Accepted mass of each token against p̃, f64 [K]: min(q̂, p̃), at least `strict`.
 
-        Where q̂ > p, p̃ is no less than p (Hölder); max(p, p̃) says so in spite of rounding.
+        Where q̂ > p, p̃ is no less than p (Hölder); max(p, p̃) ensures it in spite of rounding.
         """
         if tau == 0.0:
             return self.strict()
@@ -128,19 +128,19 @@ class Comparison:
         return found
 
     def key(self, relaxation: Relaxation) -> NDArray[np.bool_]:
-        """Which of the tokens are key, bool [K] (decentralized-dsd (7))."""
+        """Mark the key tokens, bool [K] (decentralized-dsd (7))."""
         everywhere = self.entropy_ratio > relaxation.lambda1 or self.norm_match < relaxation.lambda3
         found: NDArray[np.bool_] = (self.gap > relaxation.lambda2) | everywhere
         return found
 
     def accepted(self, relaxation: Relaxation) -> NDArray[np.float64]:
-        """How much of each token's q̂ is accepted, f64 [K]; over q̂ it is the probability."""
+        """Accepted mass of each token, f64 [K]; divided by q̂ it is the probability."""
         if relaxation.tau == 0.0:
             return self.strict()
         return np.where(self.key(relaxation), self.strict(), self.softened(relaxation.tau))
 
     def deviation(self, accepted: NDArray[np.float64]) -> float:
-        """The position's total variation from p where so much is accepted, in [0, 1]."""
+        """Total variation of the position's law from p for this accepted mass, in [0, 1]."""
         return min(1.0, float((accepted - self.strict()).sum()))
 
 
@@ -151,10 +151,10 @@ def verify(
     coin: NumberedCoin,
     relaxation: Relaxation,
 ) -> tuple[Walk, float]:
-    """Where a chain's tokens [γ] are accepted to, and the deviation of the positions looked at.
+    """Accept tokens [γ] of a chain up to the first rejection; sum the deviation of positions.
 
-    q: of each position, p: of each and of the one after the last, [V]; asked for on the way only.
-    coin: told a position's number and a probability, whether it happened.
+    q: of each position, p: of each and of the one after the last, [V]; computed only as far as
+    needed. coin: given a position's number and a probability, returns whether it happened.
     """
     deviation = 0.0
     for index, token in enumerate(ids):
@@ -170,7 +170,7 @@ def verify(
 
 
 def entropy(p: Floats) -> float:
-    """−Σ p·ln p of a distribution, in nats; at least 0."""
+    """Compute −Σ p·ln p of a distribution, in nats; at least 0."""
     # in place, for a second array of a large vocabulary's size costs more than its logarithms
     terms = np.maximum(p, np.finfo(p.dtype).tiny)
     np.log(terms, out=terms)
@@ -179,5 +179,5 @@ def entropy(p: Floats) -> float:
 
 
 def likeliest(weights: Floats) -> NDArray[np.integer]:
-    """Indices of the `TOP` largest of ``weights`` that are above 0, ties with the last kept."""
+    """Return indices of the `TOP` largest ``weights`` above 0, with ties of the last."""
     return largest(weights, min(TOP, int(np.count_nonzero(weights))))

@@ -1,14 +1,13 @@
-"""Accepting one of the candidates that were drawn for a position (tslt Algorithms 3 and 5).
+"""Accept one of the candidates that were drawn for a position (tslt Algorithms 3 and 5).
 
-Words: the *candidates* x⁽¹⁾…x⁽ᵏ⁾ were drawn independently from q. They are taken in the order
+Words: the *candidates* x⁽¹⁾…x⁽ᵏ⁾ were drawn independently from q. They are verified in the order
 drawn, equal ones included: x⁽ⁱ⁾ is accepted with probability min(1, p⁽ⁱ⁾(x)/q(x)), where p⁽¹⁾ = p
 and p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) is the *residual* after the i-th rejection. When none is
-accepted, a sample of p⁽ᵏ⁺¹⁾ follows. The token that comes out then follows p exactly, whatever q
-(DESIGN §6.1 and §6.4: the printed ratio is upside down; sorting or deduplicating candidates
-biases).
+accepted, a sample of p⁽ᵏ⁺¹⁾ follows. The resulting token then follows p exactly, whatever q (DESIGN
+§6.1 and §6.4: the printed ratio is upside down; sorting or deduplicating candidates biases).
 
-Chance enters through ``coin``: it is told a probability and says whether it happened, so that the
-tests can enumerate what really runs.
+Chance enters through ``coin``: it is given a probability and returns whether it happened, so that
+tests can enumerate the production code.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +24,10 @@ Coin = Callable[[float], bool]
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What became of the candidates.
+    """The outcome for a position's candidates.
 
-    accepted: the index of the one that was accepted, or None.
-    residual: f64 [V], normalised, what to sample from when none was accepted, else None.
+    accepted: the index of the one that was accepted, or None. residual: f64 [V], normalised, what
+    to sample from when none was accepted, else None.
     """
 
     accepted: int | None
@@ -36,7 +35,7 @@ class Choice:
 
 
 def choose(candidates: Sequence[int], q: Row, p: Floats, coin: Coin) -> Choice:
-    """Take the candidates [k] in order; p [V] needs to sum to 1 only roughly."""
+    """Verify the candidates [k] in order; p [V] needs to sum to 1 only roughly."""
     # f64 [V], the residual so far
     rest: NDArray[np.float64] = p / p.sum(dtype=np.float64)
     for index, token in enumerate(candidates):
@@ -47,10 +46,10 @@ def choose(candidates: Sequence[int], q: Row, p: Floats, coin: Coin) -> Choice:
 
 
 def residual(p: NDArray[np.float64], q: Row) -> NDArray[np.float64]:
-    """norm(max(0, p − q)) of a normalised p [V].
+    """Compute norm(max(0, p − q)) of a normalised p [V].
 
-    Where p ≤ q everywhere the candidate was certain to be accepted and nobody may ask for the
-    residual but by rounding; p itself is the answer then.
+    Where p ≤ q everywhere the candidate was certain to be accepted, so the residual is only needed
+    because of rounding; it is p then.
     """
     rest = p.copy()
     rest[q.support] -= q.probabilities()

@@ -1,7 +1,7 @@
-"""The papers' CSI c: what a decision head and its training are told of a link (wisv §III-A, §IV-A).
+"""The papers' CSI c: the features of a link for a decision head (wisv §III-A, §IV-A).
 
-In:  an RTT, both rates and a loss, as far as they are known. Out: the features that the head reads,
-     and one number, the quality that wireless relabelling goes by (wisv §V-B).
+In: an RTT, both rates and a loss, as far as they are known. Out: the features that the head reads,
+and one number, the quality for wireless relabelling (wisv §V-B).
 """
 
 import math
@@ -20,11 +20,11 @@ POOR_RTT_S, GOOD_RTT_S = 0.100, 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Channel:
-    """A link as it was measured or sampled; None is what is not known.
+    """A link as it was measured or sampled; None for unknown values.
 
-    rtt_s: seconds. up_bps and down_bps: goodput in bit/s, what retransmissions take taken off.
-    loss: the share of packets that had to be sent again, wisv's PER. Raises ValueError where a time
-    or a rate is not positive and finite, or a loss not within [0, 1].
+    rtt_s: seconds. up_bps and down_bps: goodput in bit/s, without retransmissions. loss: the share
+    of packets that had to be sent again, wisv's PER. Raises ValueError where a time or a rate is
+    not positive and finite, or a loss not within [0, 1].
     """
 
     rtt_s: float | None = None
@@ -41,17 +41,17 @@ class Channel:
             raise ValueError(f"A channel's loss must be within 0 and 1, not {self.loss}.")
 
     def features(self) -> NDArray[np.float64]:
-        """`FEATURES`, f64 [4], NaN where unknown. As they are: a head standardises and clips."""
+        """Return `FEATURES`, f64 [4], NaN where unknown; a head standardises and clips them."""
         return np.array(
             [_log10(self.up_bps), _log10(self.down_bps), _known(self.loss), _log10(self.rtt_s)]
         )
 
     def quality(self) -> float:
-        """How good the link is, in [0, 1]: wisv's scalar, whose formula the paper leaves open.
+        """Rate the link in [0, 1]: wisv's scalar, whose formula the paper leaves open.
 
         Ours: the mean of two positions on logarithmic scales, that of the slower rate between 5 and
-        500 Mbit/s and that of the RTT between 100 and 5 ms, times 1 − loss. What is not known does
-        not count; of a channel of which nothing is known the quality is 1, so that labels stay.
+        500 Mbit/s and that of the RTT between 100 and 5 ms, times 1 − loss. Unknown values do not
+        count; a channel of which nothing is known has quality 1, so that labels stay.
         """
         rates = [rate for rate in (self.up_bps, self.down_bps) if rate is not None]
         positions = [_position(min(rates), POOR_BPS, GOOD_BPS)] if rates else []
@@ -70,6 +70,6 @@ def _log10(value: float | None) -> float:
 
 
 def _position(value: float, poor: float, good: float) -> float:
-    """Where a value lies on the logarithmic scale from poor (0) to good (1), clipped to it."""
+    """Return a value's place on the logarithmic scale from poor (0) to good (1), clipped."""
     position = (math.log(value) - math.log(poor)) / (math.log(good) - math.log(poor))
     return min(max(position, 0.0), 1.0)

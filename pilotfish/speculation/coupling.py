@@ -1,8 +1,8 @@
-"""Agreement of draft tokens with the target's own choices: `greedy`, and coupling by shared noise.
+"""Compare draft tokens with the target's own choices: `greedy`, and coupling by shared noise.
 
 Where both ends choose by argmax(log p + g) with the same Gumbel noise g (none at temperature 0), a
-draft token is right if it is the one that the target chooses itself. No distribution is needed to
-see that, and what comes out is the target's own sequence, whatever was drafted (DESIGN §5, §6.11).
+draft token is right if it equals the target's choice. That needs no distribution, and the output is
+the target's own sequence, whatever was drafted (DESIGN §5, §6.11).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 def agreed(
     window: Sequence[int] | NDArray[np.uint32], choose: Callable[[int], int]
 ) -> tuple[int, int]:
-    """How many of the window's tokens [γ] agree with ``choose(0)``, ``choose(1)``, …; what follows.
+    """Count the tokens [γ] that agree with ``choose(0)``, ``choose(1)``, …; return the next, too.
 
-    Only as many choices are made as are needed: the last is the token that differs, or the one
-    after the window.
+    ``choose`` is called only as often as needed: the last choice is the token that differs, or the
+    one after the window.
     """
     for index, token in enumerate(window):
         choice = choose(index)

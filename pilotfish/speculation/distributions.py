@@ -1,7 +1,7 @@
 """From logits to the distribution that is sampled: temperature, then top-k, then top-p.
 
-Both ends use these functions, so "the target's distribution p" and "the drafter's q" mean exactly
-what stands here. Temperature 0 is the limit case: all mass on the argmax (the lowest id of a tie).
+Both ends use these functions, so they define "the target's distribution p" and "the drafter's q".
+Temperature 0 is the limit case: all mass on the argmax (the lowest id of a tie).
 """
 
 from dataclasses import dataclass
@@ -41,12 +41,12 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """True when the distribution has all its mass on the argmax."""
+        """Whether the distribution has all its mass on the argmax."""
         return self.temperature == 0.0
 
 
 def probabilities(logits: Floats, sampling: Sampling) -> Floats:
-    """Distributions of ``logits`` [n, V], shaped by ``sampling``; [n, V] of the same dtype.
+    """Compute distributions of ``logits`` [n, V], shaped by ``sampling``; [n, V], same dtype.
 
     Each row sums to 1 up to rounding; the rules divide by the row sum in float64 where it matters.
     """
@@ -69,7 +69,7 @@ def probabilities(logits: Floats, sampling: Sampling) -> Floats:
 
 
 def _kth_largest(weights: Floats, k: int) -> float:
-    """The k-th largest of ``weights`` [V] ≥ 0; 0 where fewer are above 0."""
+    """Return the k-th largest of ``weights`` [V] ≥ 0; 0 where fewer are above 0."""
     # Zeros are left out: where many are equal, as across a bridge, np.partition takes milliseconds.
     values = weights[weights > 0.0]
     if k > len(values):
@@ -78,7 +78,7 @@ def _kth_largest(weights: Floats, k: int) -> float:
 
 
 def nucleus(weights: Floats, mass: float) -> NDArray[np.bool_]:
-    """The smallest set of most probable tokens that holds ``mass``; weights [V] to bool [V].
+    """Mark the smallest set of most probable tokens that holds ``mass``; weights [V] → bool [V].
 
     The token that crosses ``mass`` belongs to it; equal weights go in the order of their ids.
     """

@@ -33,7 +33,7 @@ _PLAIN: Final = 1.0  # the temperature of an ensemble whose argmax is asked for
 
 @dataclass(frozen=True, eq=False)
 class TopRows:
-    """What a worker tells of n distributions over V tokens: of each the K most probable.
+    """A worker's answer: the K most probable of V tokens in each of n distributions.
 
     ids: u32 [n, K], strictly ascending within a row. values: floats [n, K], their probabilities p
     in the whole distribution, so that a row's sum is its retained mass ρ.
@@ -80,7 +80,7 @@ def top_rows(logits: Floats, temperature: float, k: int) -> TopRows:
 
 
 def _exactly(values: Floats, count: int) -> NDArray[np.integer]:
-    """Ids of the ``count`` largest of ``values`` [V], ascending; of equal ones the lowest."""
+    """Return ids of the ``count`` largest ``values`` [V], ascending; of equal ones the lowest."""
     ids = largest(values, count)
     surplus = len(ids) - count
     if surplus:
@@ -90,7 +90,7 @@ def _exactly(values: Floats, count: int) -> NDArray[np.integer]:
 
 
 def rebuild(rows: TopRows, vocab: int, scheme: Scheme) -> Floats:
-    """p̃ of one worker, [n, V]: (5) or (6)."""
+    """Compute p̃ of one worker, [n, V]: (5) or (6)."""
     return aggregate([1.0], [rows], vocab, scheme)
 
 
@@ -99,8 +99,8 @@ def aggregate(
 ) -> Floats:
     """p_agg = Σ w_m p̃_m of M workers' answers for the same n rows, [n, ``vocab``] (7).
 
-    weights: of these workers, above 0; they count by their share in the sum, so whoever leaves a
-    worker out has renormalised the others. No p̃_m is made: each worker adds at its K tokens what
+    weights: of these workers, above 0; they count by their share in the sum, so leaving out a
+    worker renormalises the others. No p̃_m is made: each worker adds at its K tokens what
     they have above the shares that all others get. A row sums to 1 up to rounding.
     """
     shares = np.asarray(weights, np.float64) / np.sum(weights, dtype=np.float64)
@@ -127,7 +127,7 @@ def aggregate(
 
 
 def _rebuilding(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values, Values]:
-    """What p on the kept tokens is multiplied by, and p̃ of each other one; both f64 [n]."""
+    """Return the factor of p on the kept tokens, and p̃ of each other one; both f64 [n]."""
     retained, others = rows.retained, vocab - rows.kept
     if not others:
         return np.ones(len(rows)), np.zeros(len(rows))

@@ -1,12 +1,12 @@
-"""Verification with mercy: which tokens of a window a decision head lets pass (wisv §III-A, §V).
+"""Verification with a decision head that forgives mismatches (wisv §III-A, §V).
 
-In:  the window's ids, the target's own choices after the draft's prefixes, and the head's word on
-     each mismatch. Out: how many tokens are accepted, the token after them, how many were forgiven.
+In: the window's ids, the target's own choices after the draft's prefixes, and the head's decision
+on each mismatch. Out: how many tokens are accepted, the token after them, how many were forgiven.
 
 A *mismatch* is a draft token that is not the target's argmax after the draft's own prefix, so one
-pass of the target finds them all, and what is forgiven early changes nothing later (DESIGN §6.8).
-A mismatch that is not rejected is *forgiven*. With all rejected this is `speculation.coupling`'s
-rule for `greedy`; with none the window is accepted whole.
+pass of the target finds them all, and a forgiven one changes no later one (DESIGN §6.8). A mismatch
+that is not rejected is *forgiven*. With all rejected this is `speculation.coupling`'s rule for
+`greedy`; with none the window is accepted whole.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 def mismatches(
     window: Sequence[int] | NDArray[np.uint32], choices: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Where in the window [γ] the target would have chosen otherwise; i64 [m], ascending, from 0.
+    """Find where in the window [γ] the target chose otherwise; i64 [m], ascending, from 0.
 
     choices: the target's argmax after the root and after each token of the window, i64 [γ+1].
     Raises ValueError for another count.
@@ -35,12 +35,12 @@ def judged(
     choices: NDArray[np.int64],
     rejected: Sequence[bool] | NDArray[np.bool_],
 ) -> tuple[int, int, int]:
-    """Accepted tokens, the token that follows them, and the mismatches forgiven among them.
+    """Return accepted tokens, the token that follows, and the mismatches forgiven among them.
 
     window [γ] and choices [γ+1] as for `mismatches`; rejected: of its mismatches in order, [m].
-    The first one rejected ends what is accepted and the target's choice takes its place; what the
-    head says of later ones has no effect. Where none is, the whole window is accepted and followed
-    by the target's choice after it. Raises ValueError where the counts do not fit.
+    Acceptance ends at the first rejected one, where the target's choice takes its place; later
+    decisions have no effect. Without a rejected one the whole window is accepted, and the target's
+    choice after it follows. Raises ValueError where the counts do not fit.
     """
     found = mismatches(window, choices)
     verdicts = np.asarray(rejected, dtype=np.bool_)

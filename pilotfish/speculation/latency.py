@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """RTT in seconds; goodput in bit/s, what retransmissions and lower layers cost taken off."""
+    """RTT in seconds; goodput in bit/s, net of retransmissions and lower layers."""
 
     rtt_s: float
     up_bps: float
@@ -22,14 +22,14 @@ class Link:
 
 
 def transfer_s(size_bytes: float, rate_bps: float) -> float:
-    """Seconds to serialise so many bytes (dssd (1), (2))."""
+    """Compute the seconds to serialise so many bytes (dssd (1), (2))."""
     return 8.0 * size_bytes / rate_bps
 
 
 def communication_s(
     up_bytes: float, down_bytes: float, link: Link, exchanges: float = 1.0
 ) -> float:
-    """T_comm of a round: both transfers, and an RTT for each of its exchanges.
+    """Compute T_comm of a round: both transfers, and an RTT for each exchange.
 
     dssd (3) and wisv (6) with one exchange and PER 0; wisv (10) with two.
     """
@@ -38,5 +38,5 @@ def communication_s(
 
 
 def streamed_token_s(pass_s: float, down_bytes: float, link: Link, tokens: float) -> float:
-    """Seconds a token under `stream`, for an answer of so many tokens."""
+    """Compute seconds a token under `stream`, for an answer of so many tokens."""
     return max(pass_s, transfer_s(down_bytes, link.down_bps)) + link.rtt_s / tokens

@@ -1,4 +1,4 @@
-"""Counter-based randomness: every draw is a function of its name, never of what was drawn before.
+"""Counter-based randomness: every draw depends on its name only, not on earlier draws.
 
 A draw is named by (seed, purpose, round start, position or tree node, candidate index), as DESIGN
 §7 asks: one draw is never used for two purposes, and a retry or a resumption repeats it. The bits
@@ -52,14 +52,14 @@ def noise(
     round_start: int = 0,
     candidate: int = 0,
 ) -> NDArray[np.uint32]:
-    """Raw noise for one race: a word per runner, u32 [count]; see `exponentials` and `sample`."""
+    """Make raw noise for one race: a word per runner, u32 [count]."""
     words = _words((count + 1) // 2, seed, purpose, position, round_start, candidate)
     # "<u4" on both kinds of machine, so that the two ends agree
     return words.astype("<u8", copy=False).view("<u4")[:count]
 
 
 def exponentials(words: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Exponential variates of raw noise, float64 of the same shape, all > 0."""
+    """Compute exponential variates of raw noise, float64 of the same shape, all > 0."""
     variates = words.astype(np.float64)
     variates += 0.5
     variates *= -(2.0**-32)
@@ -69,12 +69,12 @@ def exponentials(words: NDArray[np.uint32]) -> NDArray[np.float64]:
 
 
 def sample(weights: Weights, words: NDArray[np.uint32]) -> int:
-    """The index that wins the race, argmax(weights / exponentials(words)), both [V].
+    """Return the index that wins the race, argmax(weights / exponentials(words)), both [V].
 
     It is distributed as the weights normalised: the Gumbel-max trick without the logarithm of the
     weights. 10⁻⁵ of noise in the logits almost never changes its outcome, unlike inverse-CDF
-    sampling. Only runners that can win have their logarithm taken: e ≥ (w + ½)/2³², so what weighs
-    less than the best so far even with that bound is out.
+    sampling. Logarithms are taken only of runners that can win: e ≥ (w + ½)/2³², so a runner that
+    is below the best so far even with that bound is out.
     """
     # [V], at least the score · 2⁻³² of each runner, but for float32's rounding
     bounds = weights.astype(np.float32, copy=False) / (words.astype(np.float32) + np.float32(0.5))
@@ -96,7 +96,7 @@ def _scores(
 def uniforms(
     count: int, seed: int, purpose: Purpose, first_position: int, *, round_start: int
 ) -> NDArray[np.float64]:
-    """Uniform variates in the open interval (0, 1), float64 [count], one per candidate of a window.
+    """Make uniform variates in (0, 1), float64 [count], one per candidate of a window.
 
     The block number is the candidate's, counted over the window in the order drawn (in a chain its
     offset), so the whole window costs one call.

@@ -25,10 +25,10 @@ LEAST_TEMPERATURE = 1e-6  # below it (s − λ)/T leaves the floats
 def importance(
     labels: NDArray[np.bool_], positions: NDArray[np.int64], kappa: float = KAPPA
 ) -> NDArray[np.float64]:
-    """s, f64 [n]: how many critical mismatches are at hand, nearer ones counting more (wisv (28)).
+    """Compute s, f64 [n]: the critical mismatches nearby, nearer ones counting more (wisv (28)).
 
     labels [n] and positions [n], the latter in tokens; kappa: the distance in tokens at which one
-    counts e⁻¹. Raises ValueError for another kappa than a positive one, or for unequal lengths.
+    counts e⁻¹. Raises ValueError for a kappa that is not positive, or for unequal lengths.
     """
     if labels.shape != positions.shape or labels.ndim != 1:
         raise ValueError(f"Labels {labels.shape} and positions {positions.shape} differ in shape.")
@@ -42,7 +42,7 @@ def importance(
 
 
 def budget(labels: NDArray[np.bool_], quality: float, floor: float = FLOOR) -> float:
-    """B, how many repairs are expected at most: b·Σy, b = floor + (1 − floor)·quality (wisv (29)).
+    """Compute B, the most repairs to expect: b·Σy, b = floor + (1 − floor)·quality (wisv (29)).
 
     Raises ValueError for a quality or a floor outside [0, 1].
     """
@@ -61,7 +61,7 @@ def repair_probabilities(
     floor: float = FLOOR,
     temperature: float = TEMPERATURE,
 ) -> NDArray[np.float64]:
-    """π, f64 [n]: with which probability each mismatch keeps the label 1 (wisv (31)).
+    """Compute π, f64 [n]: the probability that each mismatch keeps the label 1 (wisv (31)).
 
     Σπ is B to float precision; labels of 0 stay 0, and where B ≥ Σy, π is y. temperature: T, how
     gradually repair follows importance; low ones repair the most important only, high ones all
@@ -89,7 +89,7 @@ def relabel(
     floor: float = FLOOR,
     temperature: float = TEMPERATURE,
 ) -> NDArray[np.bool_]:
-    """The labels under a channel of this quality, bool [n]: a draw of each with probability π.
+    """Draw labels for a channel of this quality, bool [n]: each with probability π.
 
     uniforms: f64 [n] in [0, 1); the same ones relax no label that a worse channel keeps. For the
     other arguments, and errors, see `repair_probabilities`.
@@ -103,10 +103,10 @@ def relabel(
 
 
 def _share(scores: NDArray[np.float64], allowed: float) -> NDArray[np.float64]:
-    """σ(s − λ), f64 [k], for s [k] in units of T and the smallest λ whose sum is ≤ allowed < k.
+    """Compute σ(s − λ), f64 [k], for s [k] in units of T and the least λ with sum ≤ allowed.
 
-    λ is sought as an offset from the greatest s, so that equal scores share what there is however
-    small T is.
+    allowed < k. λ is sought as an offset from the greatest s, so that equal scores share equally
+    however small T is.
     """
     if allowed <= 0.0:
         return np.zeros(len(scores))
@@ -123,6 +123,6 @@ def _share(scores: NDArray[np.float64], allowed: float) -> NDArray[np.float64]:
 
 
 def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """σ(x), which neither overflows nor loses what is close to 0."""
+    """Compute σ(x) without overflow, and without losing values close to 0."""
     values: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -x))
     return values

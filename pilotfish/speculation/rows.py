@@ -29,28 +29,28 @@ class Row:
         return slice(None) if self.ids is None else self.ids
 
     def probability(self, token: int) -> float:
-        """q(token); 0 for a token that is not in the row."""
+        """Return q(token); 0 for a token that is not in the row."""
         at = self.index(token)
         return 0.0 if at is None else float(self.weights[at]) / self.total
 
     def index(self, token: int) -> int | None:
-        """The number of the weight that the token has; None for one that is not in the row."""
+        """Return the index of the token's weight; None for one that is not in the row."""
         if self.ids is None:
             return token
         at = int(np.searchsorted(self.ids, token))
         return None if at == len(self.ids) or self.ids[at] != token else at
 
     def probabilities(self) -> NDArray[np.float64]:
-        """The weights [K] divided by their sum."""
+        """Return the weights [K] divided by their sum."""
         shares: NDArray[np.float64] = self.weights / np.float64(self.total)
         return shares
 
     def dense(self, vocab: int) -> NDArray[np.float64]:
-        """The whole distribution, f64 [V]."""
+        """Return the whole distribution, f64 [V]."""
         full = np.zeros(vocab)
         full[self.support] = self.probabilities()
         return full
 
     def token(self, at: int) -> int:
-        """The token that the weight number ``at`` belongs to."""
+        """Return the token of the weight at index ``at``."""
         return at if self.ids is None else int(self.ids[at])

@@ -13,9 +13,9 @@ from pilotfish.speculation.distributions import Floats
 
 
 def systematic(p: Floats, bits: int, offset: float) -> NDArray[np.int64]:
-    """Whole numbers n [V] that sum to 2^bits, nᵥ = ⌊2ᵇCᵥ + u⌋ − ⌊2ᵇCᵥ₋₁ + u⌋ with C = cumsum p.
+    """Round to whole numbers n [V] that sum to 2^bits: nᵥ = ⌊2ᵇCᵥ + u⌋ − ⌊2ᵇCᵥ₋₁ + u⌋.
 
-    For u = ``offset`` uniform in [0, 1): E[n] = 2ᵇ·p, and each nᵥ is within 1 of it.
+    C = cumsum p. For u = ``offset`` uniform in [0, 1): E[n] = 2ᵇ·p, and each nᵥ is within 1 of it.
     """
     # f64 [V]
     running = np.cumsum(p, dtype=np.float64)

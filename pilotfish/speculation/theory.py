@@ -22,26 +22,26 @@ Values = NDArray[np.float64]
 
 
 def tv(p: Floats, q: Floats) -> Values:
-    """Total variation distance ½ Σ|p − q| of distributions [..., V]; f64 [...] (tslt (16))."""
+    """Compute the total variation distance ½ Σ|p − q|, [..., V] → f64 [...] (tslt (16))."""
     distance: Values = np.abs(p - q).sum(axis=-1, dtype=np.float64) / 2
     return distance
 
 
 def beta(p: Floats, q: Floats) -> Values:
-    """Acceptance of one candidate, β = Σ min(p, q) = 1 − TV, [..., V] to f64 [...] (tslt (15))."""
+    """Compute the acceptance of one candidate, β = Σ min(p, q) = 1 − TV (tslt (15))."""
     accepted: Values = np.minimum(p, q).sum(axis=-1, dtype=np.float64)
     return accepted
 
 
 def sigma(q: Floats, kept: NDArray[np.integer] | slice) -> float:
-    """σ, the mass of q [V] outside the ``kept`` ids [K]; TV(q̂, q) = σ (tslt Theorem 3.2, (21))."""
+    """Compute σ, the mass of q [V] outside the ``kept`` ids [K]; TV(q̂, q) = σ (tslt (21))."""
     outside = np.ones(len(q), dtype=np.bool_)
     outside[kept] = False
     return float(q[outside].sum(dtype=np.float64))
 
 
 def beta_bound(q: Floats, q_hat: Row) -> float:
-    """At most so much does acceptance change when q̂ is drafted from instead of q: |β̂ − β| ≤ this.
+    """Bound how much acceptance changes when q̂ is drafted from instead of q: |β̂ − β|.
 
     σ as in Theorem 3.2 (tslt (20)), plus the TV of the quantisation: between q̂ and q renormalised
     on the tokens of q̂ (DESIGN §6.2). TV(q̂, q) itself, a tighter bound, is no more than this sum.
@@ -54,7 +54,7 @@ def beta_bound(q: Floats, q_hat: Row) -> float:
 
 
 def residuals(p: Floats, q: Floats, k: int) -> list[Values]:
-    """p⁽¹⁾…p⁽ᵏ⁾ [V]: p⁽¹⁾ = p, p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) (tslt (25))."""
+    """Compute p⁽¹⁾…p⁽ᵏ⁾ [V]: p⁽¹⁾ = p, p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) (tslt (25))."""
     found: list[Values] = [p / p.sum(dtype=np.float64)]
     row = Row(q)
     while len(found) < k:
@@ -63,9 +63,9 @@ def residuals(p: Floats, q: Floats, k: int) -> list[Values]:
 
 
 def betas(p: Floats, q: Floats, k: int) -> Values:
-    """β⁽¹⁾…β⁽ᵏ⁾, f64 [k]: of the j-th of k candidates after j − 1 rejections (tslt (29)–(31)).
+    """Compute β⁽¹⁾…β⁽ᵏ⁾, f64 [k]: of the j-th candidate after j − 1 rejections (tslt (29)–(31)).
 
-    Where one is 1 those after it are never asked for, and say nothing.
+    Where one is 1 the later ones are never reached and mean nothing.
     """
     return np.array([float(beta(rest, q)) for rest in residuals(p, q, k)])
 
@@ -89,7 +89,7 @@ def betas_bound(p: Floats, q: Floats, k: int, distance: float) -> Values:
 
 
 def theta(betas: Floats) -> Values:
-    """θ, that one of k candidates is accepted, from β⁽¹⁾…β⁽ᵏ⁾ [..., k]; f64 [...] (tslt (39)).
+    """Compute θ, that one of k candidates is accepted, from β⁽¹⁾…β⁽ᵏ⁾ [..., k] (tslt (39)).
 
     β⁽¹⁾ + Σ β⁽ⁱ⁾ Π_{j<i} (1 − β⁽ʲ⁾), which is 1 − Π (1 − β⁽ⁱ⁾).
     """
@@ -98,7 +98,7 @@ def theta(betas: Floats) -> Values:
 
 
 def alpha(betas: Floats) -> float:
-    """α = E[θ] over n positions, from their β⁽¹⁾…β⁽ᵏ⁾ [n, k] (tslt (7) and (40)).
+    """Compute α = E[θ] over n positions, from their β⁽¹⁾…β⁽ᵏ⁾ [n, k] (tslt (7) and (40)).
 
     (40) goes on to approximate it by the means α⁽ⁱ⁾ = E[β⁽ⁱ⁾]: that is ``theta(betas.mean(0))``.
     """

@@ -62,7 +62,7 @@ class Tree:
         return tuple(found)
 
     def tokens(self, nodes: Sequence[int]) -> list[int]:
-        """The tokens of these nodes."""
+        """Return the tokens of these nodes."""
         return [self._ids[node - 1] for node in nodes]
 
     def grow(self, drawn: Sequence[Sequence[int]]) -> None:
@@ -79,7 +79,7 @@ class Tree:
         self._level = range(first, len(self._ids) + 1)
 
     def path(self, node: int) -> list[int]:
-        """The nodes from the root's child down to ``node``; empty for the root."""
+        """Return the nodes from the root's child down to ``node``; empty for the root."""
         found: list[int] = []
         while node:
             found.append(node)
@@ -89,7 +89,7 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """How far verification came, and what to sample next.
+    """The result of a verification: how far it came, and what to sample next.
 
     node: the last node that was accepted. weights: [V], the residual there after a rejection, or p
     after a leaf.
@@ -109,8 +109,8 @@ def verify(
 ) -> Walk:
     """Walk down from the root while candidates are accepted (tslt Algorithm 8).
 
-    candidates: of each inner node, its candidates' nodes. ids: the tokens of nodes 1…n.
-    q, p: the distributions at a node, asked for on the way only.
+    candidates: of each inner node, its candidates' nodes. ids: the tokens of nodes 1…n. q, p: the
+    distributions at a node, computed only for nodes on the path.
     """
     node = 0
     while node < len(candidates):
@@ -129,16 +129,16 @@ def verify(
 
 
 def _from(coin: NumberedCoin, first: int) -> Coin:
-    """The coins of one node's candidates, numbered from ``first``."""
+    """Return the coins of one node's candidates, numbered from ``first``."""
     numbers = count(first)
     return lambda probability: coin(next(numbers), probability)
 
 
 def nodes_at_most(expansion: Expansion) -> int:
-    """Nodes of a tree ⟨k₁…k_L⟩ without duplicates, the root not counted: Σ_l Π_{i≤l} kᵢ."""
+    """Count the nodes of a tree ⟨k₁…k_L⟩ without duplicates or root: Σ_l Π_{i≤l} kᵢ."""
     return sum(math.prod(expansion[:level]) for level in range(1, len(expansion) + 1))
 
 
 def chain(length: int) -> list[tuple[int, ...]]:
-    """The candidates of a chain."""
+    """Return the candidates of a chain."""
     return [(node,) for node in range(1, length + 1)]

@@ -23,7 +23,7 @@ STEPS_PER_OCTAVE = 2
 MAX_LEVEL = 62  # 31 octaves: w(62) = 1; what is lighter is left out
 _STEPS_PER_NAT = STEPS_PER_OCTAVE / math.log(2.0)
 
-# f64 [MAX_LEVEL + 1], whole numbers; by integer square roots, so that no platform's exp2 has a say
+# f64 [MAX_LEVEL + 1], whole numbers; by integer square roots, independent of a platform's exp2
 LEVEL_WEIGHTS: NDArray[np.float64] = np.array(
     [float((math.isqrt(1 << (64 - level)) + 1) >> 1) for level in range(MAX_LEVEL + 1)]
 )
@@ -48,13 +48,13 @@ class SparseRows:
         return len(self.ends)
 
     def row(self, index: int) -> Row:
-        """One of the distributions."""
+        """Return one of the distributions."""
         begin = int(self.ends[index - 1]) if index else 0
         place = slice(begin, int(self.ends[index]))
         return Row(LEVEL_WEIGHTS[self.levels[place]], self.ids[place])
 
     def hold(self, rows: NDArray[np.int64], tokens: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Which of the tokens u32 [n] are in their row, i64 [n]."""
+        """Mark which of the tokens u32 [n] are in their row, i64 [n]."""
         wanted = (rows << 32) + tokens
         inner = np.arange(len(self.ends)).repeat(np.diff(self.ends, prepend=0))
         # i64 [N], ascending, for a row's ids are
@@ -65,7 +65,7 @@ class SparseRows:
 
     @staticmethod
     def join(parts: Sequence["SparseRows"]) -> "SparseRows":
-        """All the rows of ``parts``, in this order."""
+        """Concatenate the rows of ``parts``, in this order."""
         if not parts:
             return SparseRows(np.empty(0, np.uint32), np.empty(0, np.uint8), np.empty(0, np.int64))
         sizes = np.concatenate([np.diff(part.ends, prepend=0) for part in parts])
@@ -77,7 +77,7 @@ class SparseRows:
 
 
 def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> SparseRows:
-    """q̂ of one row of ``logits`` [V]: shaped like `probabilities`, then quantised.
+    """Compute q̂ of one row of ``logits`` [V]: shaped like `probabilities`, then quantised.
 
     most: tokens that it may have; the likeliest are kept, of equal ones those of lower id.
     """
@@ -97,7 +97,7 @@ def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> Spa
 
 
 def _kept(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:
-    """The ids that truncation keeps, ascending."""
+    """Return the ids that truncation keeps, ascending."""
     if sampling.greedy:
         return np.array([logits.argmax()])
     ids = largest(logits, sampling.top_k) if sampling.top_k else np.arange(len(logits))
@@ -108,7 +108,7 @@ def _kept(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:
 
 
 def largest(values: Floats, count: int) -> NDArray[np.integer]:
-    """Ids of the ``count`` largest of ``values`` [V], ascending; ties with the last are kept."""
+    """Return ids of the ``count`` largest ``values`` [V], ascending; ties with the last stay."""
     size = len(values)
     if count >= size:
         return np.arange(size)

@@ -106,7 +106,7 @@ def silent(_what: str, _done: int, _total: int) -> None:
     pass
 
 
-def wanted(artifact: Artifact, own_keys: Path | None, **changes: object) -> bundle.Wanted:
+def wanted(artifact: Artifact, own_keys: Path | None, **changes: object) -> bundle.BundleContents:
     fields = {
         "role": "device",
         "artifacts": [artifact.path],
@@ -116,7 +116,7 @@ def wanted(artifact: Artifact, own_keys: Path | None, **changes: object) -> bund
         "machine": "aarch64",
         **changes,
     }
-    return bundle.Wanted(**fields)  # type: ignore[arg-type]  # as given
+    return bundle.BundleContents(**fields)  # type: ignore[arg-type]  # as given
 
 
 def test_a_bundle_holds_what_the_board_needs(

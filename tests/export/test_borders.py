@@ -7,7 +7,7 @@ from typing import Any
 import onnx
 import pytest
 
-from pilotfish.export.borders import Flow
+from pilotfish.export.borders import Dependencies
 from pilotfish.export.errors import ExportError
 from pilotfish.export.stage_graphs import StageGraphs
 
@@ -44,7 +44,7 @@ def sketch(*changes: tuple[int, str, list[str], list[str]]) -> Any:
 
 
 def test_the_residual_stream_is_found_without_names() -> None:
-    flow = Flow(sketch())
+    flow = Dependencies(sketch())
     assert flow.borders(2) == ["x1"]
     assert flow.head_border() == "rows"
     assert flow.part(["x1"], []).inputs == {"input_ids", "position_ids", *caches_of(0)}
@@ -88,4 +88,4 @@ def test_a_cache_that_is_written_late_is_refused() -> None:
     del graph.node[:]
     graph.node.extend(onnx.helper.make_node(*node) for node in nodes)
     with pytest.raises(ExportError, match="cut before layer 1"):
-        Flow(graph).borders(2)
+        Dependencies(graph).borders(2)

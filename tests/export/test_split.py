@@ -21,7 +21,7 @@ from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export import atomic
 from pilotfish.export.atomic import replacing
-from pilotfish.export.borders import Flow
+from pilotfish.export.borders import Dependencies
 from pilotfish.export.data_file import DataFile
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.errors import ExportError
@@ -199,7 +199,7 @@ def test_contrib_is_refused_and_could_not_be_cut(
     graph = onnx.load(model.graph_path, load_external_data=False).graph
     if not family.startswith("opt"):  # whose norms are not fused with anything
         with pytest.raises(ExportError, match="more than one value"):
-            Flow(graph).borders(2)
+            Dependencies(graph).borders(2)
 
 
 def damaged(artifact: Artifact, name: str, data: bytes) -> None:

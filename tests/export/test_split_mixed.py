@@ -12,7 +12,7 @@ import pytest
 
 from pilotfish import Device
 from pilotfish.cli import main
-from pilotfish.deploy.bundle import Wanted, make
+from pilotfish.deploy.bundle import BundleContents, make
 from pilotfish.engines.artifact import MANIFEST_NAME, Artifact, open_stages
 from pilotfish.engines.cut import Cut, check_chain
 from pilotfish.engines.errors import ArtifactError
@@ -155,7 +155,7 @@ def test_stages_are_whole_models_to_nobody(
             Device(stage, "tcp://127.0.0.1:1")
         with pytest.raises(ArtifactError, match=told):
             make(
-                Wanted(
+                BundleContents(
                     role="edge",
                     artifacts=[Path(stage)],
                     address="tcp://*:7000",

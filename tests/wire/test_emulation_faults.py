@@ -348,7 +348,7 @@ def test_the_command_says_what_passed(number, code, last):
         (["--loss", "100%"], 2, "below 100%"),
         (["--up", "1mbit", "--trace-up", "x"], 2, "not allowed with"),
         (["--trace-down", "no/such/trace"], 65, "cannot be read: No such file"),
-        (["--listen", "tcp://192.0.2.1:0"], 71, "Nobody can listen on tcp://192.0.2.1:0"),
+        (["--listen", "tcp://192.0.2.1:0"], 71, "Cannot listen on tcp://192.0.2.1:0"),
         (["--connect", "nowhere"], 64, "'nowhere' is no address"),
     ],
 )

@@ -70,8 +70,8 @@ def test_waking_late_does_not_add_up():
     line.put(flow, bytes(100 * SEGMENT_BYTES), 0.0)
     for late in (0.0005, 0.0301, 0.0309, 0.0901):
         line.advance(late)
-        assert len(flow.flight) == int(late * 1000)
-    assert [round(segment.due_s, 9) for segment in flow.flight] == [
+        assert len(flow.in_transit) == int(late * 1000)
+    assert [round(segment.due_s, 9) for segment in flow.in_transit] == [
         round((i + 1) / 1000, 9) for i in range(90)
     ]
 
@@ -120,7 +120,7 @@ def test_jitter_stays_in_its_bounds_and_keeps_the_order():
     due = []
     for i in range(2000):
         line.put(flow, i.to_bytes(2, "big"), i * 1e-3)
-        due.append(flow.flight[-1].due_s - i * 1e-3 - 0.01)
+        due.append(flow.in_transit[-1].due_s - i * 1e-3 - 0.01)
     assert -1e-12 <= min(due) < 0.0002
     assert 0.0048 < max(due) <= 0.005 + 1e-12
     assert sum(due) / 2000 == pytest.approx(0.0025, abs=2e-4)
@@ -176,7 +176,7 @@ def test_so_many_segments_are_lost_as_asked_for(loss):
         line.put(flow, bytes(10 * SEGMENT_BYTES), i * 1e-3)
     deviation = math.sqrt(count * loss * (1 - loss))
     assert abs(line.lost - count * loss) < 4 * deviation
-    held = sum(segment.repair_s is not None for segment in flow.flight)
+    held = sum(segment.repair_s is not None for segment in flow.in_transit)
     assert held == line.lost
 
 
@@ -184,7 +184,7 @@ def test_the_same_seed_loses_the_same_segments():
     def lost(seed):
         line, flow = shaper(loss=0.2, jitter_s=0.01, seed=seed), Flow()
         line.put(flow, bytes(50 * SEGMENT_BYTES), 0.0)
-        return list(flow.flight)
+        return list(flow.in_transit)
 
     assert lost(3) == lost(3) != lost(4)
 
@@ -196,7 +196,7 @@ def test_a_new_rate_holds_for_what_still_waits():
     up, _ = shapes(Conditions(up_bps=12e6, rtt_s=0.1))
     line.change(up, 1.5)
     line.advance(2.0)
-    assert [round(segment.due_s, 6) for segment in flow.flight] == [1.01, 1.551, 1.552]
+    assert [round(segment.due_s, 6) for segment in flow.in_transit] == [1.01, 1.551, 1.552]
 
 
 def test_what_waits_and_what_is_under_way_are_bounded():

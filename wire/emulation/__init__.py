@@ -1,1 +1,1 @@
-"""Another link in front of an edge: slower, farther, lossier, or as a trace says."""
+"""Emulate a link in front of an edge: slower, longer, lossy, or by a trace."""

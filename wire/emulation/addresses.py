@@ -1,4 +1,4 @@
-"""Endpoints as ZeroMQ writes them, ``tcp://HOST:PORT``, for plain TCP sockets."""
+"""Parse ZeroMQ's endpoints, ``tcp://HOST:PORT``, for plain TCP sockets."""
 
 import re
 import socket
@@ -10,13 +10,13 @@ Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
 
 def endpoint_of(sock: socket.socket) -> str:
-    """Where this socket is bound."""
+    """Return where this socket is bound."""
     host, port = sock.getsockname()[:2]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def address_of(endpoint: str) -> Address:
-    """Whom to connect to.
+    """Resolve the address to connect to.
 
     Raises UnsupportedError (misspelt), EdgeUnreachableError (no such host).
     """
@@ -30,7 +30,7 @@ def address_of(endpoint: str) -> Address:
 
 
 def listen_on(endpoint: str, buffer_bytes: int) -> socket.socket:
-    """A listener that does not block; ``*`` is every IPv4 address. Raises ListenError."""
+    """Open a non-blocking listener; ``*`` is every IPv4 address. Raises ListenError."""
     place = _parse(endpoint)
     if place is None:
         raise ListenError(f"{endpoint!r} is no address to listen on; write tcp://HOST:PORT.")
@@ -39,8 +39,8 @@ def listen_on(endpoint: str, buffer_bytes: int) -> socket.socket:
         family, address = _resolve("0.0.0.0" if host == "*" else host, port)
         listener = socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
-        raise ListenError(f"Nobody can listen on {endpoint}: {error.strerror}.") from error
-    # connections inherit it from here; set later, their window could not follow
+        raise ListenError(f"Cannot listen on {endpoint}: {error.strerror}.") from error
+    # connections inherit it from here; set later, it would not change their window
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
     listener.setblocking(False)
     return listener
@@ -54,7 +54,7 @@ def _parse(endpoint: str) -> tuple[str, int] | None:
 
 
 def _resolve(host: str, port: int) -> Address:
-    """IPv4 before IPv6, as ZeroMQ has it."""
+    """Resolve a name, IPv4 before IPv6, as ZeroMQ does."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, address

@@ -1,4 +1,4 @@
-"""A connection through the emulator: two sockets, and the two ways between them."""
+"""A connection through the emulator: two sockets, and both directions between them."""
 
 import select
 import socket
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from pilotfish.wire.emulation.shaper import FIN, RESET, SEGMENT_BYTES, Flow, Shaper
 
-BUFFER_BYTES = 256 * 1024  # of the kernel, per socket: the emulated queue is to hold the rest
+BUFFER_BYTES = 256 * 1024  # of the kernel, per socket: the emulated queue holds the rest
 _READ_BYTES = 43 * SEGMENT_BYTES
 _SEND_BYTES = 256 * 1024
 _SEND_PARTS = 1024  # IOV_MAX
@@ -15,10 +15,10 @@ _LINGER_0 = struct.pack("ii", 1, 0)  # close() then sends a reset
 
 
 class Way(Flow):
-    """A flow with its shaper, and the two ends between which it goes."""
+    """A flow with its shaper, and the two ends that it connects."""
 
-    source: "End"
-    sink: "End"
+    source: "SocketEnd"
+    sink: "SocketEnd"
 
     def __init__(self, shaper: "Shaper[Way]") -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Way(Flow):
         parts: list[bytes] = []
         size = 0
         while size < _SEND_BYTES and len(parts) < _SEND_PARTS - 1 and self.due_s() <= now:
-            if not self.flight[0].data:
+            if not self.in_transit[0].data:
                 break
             data = self.take()
             assert data
@@ -39,8 +39,8 @@ class Way(Flow):
         return parts
 
 
-class End:
-    """One socket. What is read from it goes into ``out``; what comes by ``into`` is sent to it."""
+class SocketEnd:
+    """One socket. What is read goes into ``out``; what arrives by ``into`` is sent to it."""
 
     def __init__(self, sock: socket.socket, out: Way, into: Way) -> None:
         self.socket = sock
@@ -50,7 +50,7 @@ class End:
         self.connecting = False
         self.finished = False  # nothing more can be read
         self.broken = False  # reset, or given up by the kernel
-        self.hung = False  # both sides have said that they send no more, but not all was read
+        self.hung = False  # both sides have sent FIN, but not all was read
         self.blocked = False  # the kernel takes no more
         self._rest = b""  # what it did not take
         self._watched: int | None = None  # what epoll watches for; None: not registered
@@ -58,7 +58,7 @@ class End:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property
-    def peer(self) -> "End":
+    def peer(self) -> "SocketEnd":
         """The other socket of the connection."""
         return self.out.sink
 
@@ -68,11 +68,11 @@ class End:
         return bool(self._rest)
 
     def watch(self, epoll: select.epoll, *, paused: bool) -> None:
-        """Have epoll report what this end waits for."""
+        """Register with epoll what this end waits for."""
         reads = not (self.finished or self.connecting or paused)
         writes = self.blocked or self.connecting
         wanted: int | None = select.EPOLLIN * reads | select.EPOLLOUT * writes
-        # Errors are reported even to who waits for nothing; while paused they are worth knowing.
+        # epoll reports errors even where nothing is awaited; while paused they are useful.
         if not wanted and (self.finished or self.hung):
             wanted = None
         if wanted == self._watched:
@@ -87,11 +87,11 @@ class End:
 
     @property
     def reads(self) -> bool:
-        """Whether epoll watches for bytes to read."""
+        """Whether epoll reports readable bytes."""
         return bool((self._watched or 0) & select.EPOLLIN)
 
     def receive(self) -> bytes | None:
-        """Bytes, FIN or RESET. Raises BlockingIOError if there are none yet."""
+        """Read bytes, FIN or RESET. Raises BlockingIOError if there are none yet."""
         try:
             data = self.socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -102,7 +102,7 @@ class End:
         return data
 
     def send(self, parts: list[bytes]) -> int:
-        """Send these bytes after the rest; returns how many went. Raises OSError if it is gone."""
+        """Send these bytes after the rest; return how many were sent. Raises OSError on a reset."""
         if self._rest:
             parts = [self._rest, *parts]
         try:
@@ -114,12 +114,12 @@ class End:
         return sent
 
     def finish(self) -> None:
-        """Tell the socket's other side that no more will come."""
+        """Send FIN: no more bytes will follow."""
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
-        """Have `close` reset the connection."""
+        """Make `close` reset the connection."""
         with suppress(OSError):
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_0)
 
@@ -133,11 +133,11 @@ def reset(sock: socket.socket) -> None:
 
 def joined(
     near: socket.socket, far: socket.socket, up: "Shaper[Way]", down: "Shaper[Way]"
-) -> tuple[End, End]:
-    """The two ends of a new connection, near first; far still has to connect."""
+) -> tuple[SocketEnd, SocketEnd]:
+    """Return the two ends of a new connection, near first; far still has to connect."""
     outward, inward = Way(up), Way(down)
-    outward.source = inward.sink = End(near, outward, inward)
-    outward.sink = inward.source = End(far, inward, outward)
+    outward.source = inward.sink = SocketEnd(near, outward, inward)
+    outward.sink = inward.source = SocketEnd(far, inward, outward)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     outward.sink.connecting = True
     return outward.source, outward.sink

@@ -1,11 +1,11 @@
-"""`Emulator`: a slow, distant or lossy link in front of an edge, for tests, benchmarks and demos.
+"""`Emulator`: a slow, long or lossy link in front of an edge, for tests, benchmarks and demos.
 
-in:  where to pass connections on to, and `Conditions`; they may change while it runs.
-out: an endpoint to connect to instead. What crosses it is delayed as `wire.emulation.shaper` says.
+in: where to pass connections on to, and `Conditions`, which may change while it runs. out: an
+endpoint to connect to instead, whose traffic is delayed as `wire.emulation.shaper` says.
 
-It is the proxy that `pilotfish emulate` runs, in a process of its own: beside a busy test in one
-interpreter it would be late by milliseconds. The two hold the ends of a socket pair, over which
-conditions go and figures come; when the parent is gone, however it went, the proxy stops.
+The proxy is that of `pilotfish emulate`, in a process of its own: in one interpreter with a busy
+test it would be late by milliseconds. A socket pair carries conditions and figures; the proxy stops
+when its parent ends, for whatever reason.
 """
 
 import math
@@ -24,12 +24,12 @@ _ANSWER_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a link is like; the default is a link that one does not notice.
+    """The properties of a link; the default is an ideal one.
 
     "up" is from the side that connects to the emulator towards the edge. Raises UnsupportedError
-    for figures that no link has.
+    for impossible values.
 
-    rtt_s: seconds, half of them each way. jitter_s: a round trip takes up to so many more; each
+    rtt_s: seconds, half of them each way. jitter_s: a round trip takes up to so much longer; each
     segment's share is drawn evenly from [0, jitter_s/2] each way, and none overtakes another.
     up_bps, down_bps: bit/s of TCP payload; None is no limit. trace_up, trace_down: paths of
     Mahimahi traces, instead of a rate. loss: share of the segments (≤ 1500 bytes) that are lost on
@@ -65,7 +65,7 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What has passed: payload bytes handed on, segments lost (and sent again), connections."""
+    """Totals: payload bytes delivered, segments lost (and sent again), connections."""
 
     up_bytes: int = 0
     down_bytes: int = 0
@@ -75,10 +75,10 @@ class Traffic:
 
 
 class Emulator:
-    """Starts the proxy on entry and stops it on exit; ``endpoint`` is where to connect to.
+    """Runs the proxy while entered; ``endpoint`` is where to connect to.
 
-    connect: the edge, ``tcp://HOST:PORT``; it need not be there yet. listen: port 0 takes a free
-    one. ``since_s`` is the time, by ``time.monotonic()``, from which on ``conditions`` hold; traces
+    connect: the edge, ``tcp://HOST:PORT``; it need not be up yet. listen: port 0 takes a free one.
+    ``since_s`` is the time, by ``time.monotonic()``, from which on ``conditions`` hold; traces
     begin then.
     """
 
@@ -127,27 +127,27 @@ class Emulator:
         return self
 
     def set(self, conditions: Conditions | None = None, /, **changes: Any) -> None:
-        """From now on the link is like this; back when it is so.
+        """Change the link; return when the change is in effect.
 
-        changes: fields of `Conditions` that differ, as ``set(rtt_s=0.1)``. What is under way keeps
-        its delay, what still waits to be sent takes the new rate. Traces begin anew.
+        changes: fields of `Conditions` that differ, as ``set(rtt_s=0.1)``. Segments that have left
+        keep their delay, those that wait take the new rate. Traces begin anew.
         """
         wanted = replace(conditions or self.conditions, **changes)
         self.since_s = self._ask(set=asdict(wanted))["since_s"]
         self.conditions = wanted
 
     def cut(self, for_s: float = 0.0, *, silent: bool = False) -> None:
-        """The link breaks now, and for so many seconds there is none.
+        """Break the link for so many seconds; return at once.
 
-        Connections are reset and new ones refused, as when an interface goes down; ``silent``:
-        nothing is told, and nothing crosses, as when the radio is out of reach. Back at once.
+        Connections are reset and new ones refused, as when an interface goes down; with ``silent``
+        nothing is reset and nothing crosses, as when the radio is out of range.
         """
         if not 0.0 <= for_s < math.inf:
             raise UnsupportedError(f"for_s is {for_s}; a cut takes a time of 0 s or more.")
         self._ask(cut={"for_s": for_s, "silent": silent})
 
     def traffic(self) -> Traffic:
-        """What has passed so far."""
+        """Return the totals so far."""
         return Traffic(**self._ask(traffic=True)["traffic"])
 
     def stop(self) -> None:

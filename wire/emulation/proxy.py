@@ -1,13 +1,13 @@
-"""The proxy behind `Emulator` and `pilotfish emulate`: sockets and the clock around two shapers.
+"""The proxy behind `Emulator` and `pilotfish emulate`: sockets and a clock around two shapers.
 
-One thread and one selector. A selector's own time-outs are whole milliseconds, which would spoil a
-link of 1 ms; but an epoll descriptor can itself be waited for with `select`, whose time-outs are
-microseconds. A machine still wakes late, by a tenth of a millisecond or two after a long sleep; the
-loop learns by how much, and asks to be woken so much earlier.
+One thread and one selector. A selector's own time-outs are whole milliseconds, too coarse for a
+link of 1 ms; but `select` can wait for an epoll descriptor with a time-out in microseconds. A
+machine still wakes late, by a tenth of a millisecond or two after a long sleep; the loop learns by
+how much, and wakes so much earlier.
 
-A connection's end, half-close and reset cross the link like its bytes, in their place among them.
-What is not modelled: the handshake of TCP (the emulator accepts at once), its slow start, its
-headers, and its slowing down after a loss.
+A connection's end, half-close and reset cross the link in order with its bytes. Not modelled: the
+handshake of TCP (the emulator accepts at once), its slow start, its headers, and its slowing down
+after a loss.
 """
 
 import errno
@@ -22,20 +22,20 @@ from contextlib import suppress
 from time import monotonic
 
 from pilotfish.wire.emulation.addresses import address_of, endpoint_of, listen_on
-from pilotfish.wire.emulation.connection import BUFFER_BYTES, End, Way, joined, reset
+from pilotfish.wire.emulation.connection import BUFFER_BYTES, SocketEnd, Way, joined, reset
 from pilotfish.wire.emulation.emulator import Conditions, Traffic
 from pilotfish.wire.emulation.shaper import RESET, Shaper, shapes
 
 _log = logging.getLogger("pilotfish.emulate")
 
 _EARLY_S = 0.0001  # what is due so soon goes now
-_LATE_S = 0.001  # what is later was not the timer's doing, but that of a busy machine
-_LONGEST_S = 3600.0  # a selector cannot be asked to wait for ever so long
+_LATE_S = 0.001  # longer delays come from a busy machine, not from the timer
+_LONGEST_S = 3600.0  # a selector's longest time-out
 _BROKEN = select.EPOLLERR | select.EPOLLHUP
 
 
 def take_precedence() -> None:
-    """Have the kernel wake this process before others, where it may be asked to."""
+    """Ask the kernel to wake this process before others, where that is allowed."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
 
@@ -54,15 +54,15 @@ class Proxy:
         self._up: Shaper[Way] = Shaper(up, now)
         self._down: Shaper[Way] = Shaper(down, now)
         self.since_s = now
-        self._ends: dict[int, End] = {}
-        self._paused: set[End] = set()
-        self._active: set[Way] = set()  # with something on its way
+        self._ends: dict[int, SocketEnd] = {}
+        self._paused: set[SocketEnd] = set()
+        self._active: set[Way] = set()  # with segments on their way
         self._passed: dict[Shaper[Way], int] = {self._up: 0, self._down: 0}
         self._connections = 0
         self._refused_until_s = self._silent_until_s = -math.inf
         self._absent = False
         self._crowded = False
-        self._late_s = 0.00015  # how late this machine wakes, on average
+        self._late_s = 0.00015  # this machine's mean delay in waking
         self._running = True
         self._listener = listen_on(listen, BUFFER_BYTES)
         self.endpoint = endpoint_of(self._listener)
@@ -73,14 +73,14 @@ class Proxy:
         self._most = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 32) // 2)
 
     def change(self, conditions: Conditions) -> None:
-        """From now on the link is like this. Raises TraceError and keeps what it was."""
+        """Change the link from now on. Raises TraceError and keeps the old state."""
         up, down = shapes(conditions)
         self.since_s = monotonic()
         self._up.change(up, self.since_s)
         self._down.change(down, self.since_s)
 
     def cut(self, for_s: float, *, silent: bool) -> None:
-        """From now on, for so long, there is no link; see `Emulator.cut`."""
+        """Break the link for so long; see `Emulator.cut`."""
         until_s = monotonic() + for_s
         if silent:
             self._silent_until_s = until_s
@@ -91,7 +91,7 @@ class Proxy:
                 self._drop(end)
 
     def traffic(self) -> Traffic:
-        """What has passed so far."""
+        """Return the totals so far."""
         return Traffic(
             up_bytes=self._passed[self._up],
             down_bytes=self._passed[self._down],
@@ -106,7 +106,7 @@ class Proxy:
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def stop(self) -> None:
-        """Have `run` return."""
+        """Make `run` return."""
         self._running = False
 
     def run(self) -> None:
@@ -114,7 +114,7 @@ class Proxy:
         while self._running:
             self._sleep(self._deliver(monotonic() + _EARLY_S))
             happened = self._epoll.poll(0)
-            # newcomers first: they cannot be given a descriptor that another event still means
+            # new connections first: they cannot get a descriptor that a pending event still names
             happened.sort(key=lambda event: event[0] not in self._others)
             for descriptor, events in happened:
                 if (other := self._others.get(descriptor)) is not None:
@@ -123,7 +123,7 @@ class Proxy:
                     self._serve(end, events)
 
     def _sleep(self, until_s: float) -> None:
-        """Wait for a socket, or for this time; wakes as much earlier as it was late before."""
+        """Wait for a socket or for this time; wake earlier by the usual delay."""
         if math.isinf(until_s):
             select.select([self._epoll], [], [])
             return
@@ -160,7 +160,7 @@ class Proxy:
             except OSError as error:
                 if error.errno in {errno.EMFILE, errno.ENFILE}:
                     break
-                continue  # that one was gone again before it came in
+                continue  # it ended before it was accepted
             if monotonic() < self._refused_until_s:
                 reset(near)
             else:
@@ -188,7 +188,7 @@ class Proxy:
         for end in ends:
             self._watch(end)
 
-    def _connected(self, end: End) -> None:
+    def _connected(self, end: SocketEnd) -> None:
         failed = end.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failed:
             self._refuse(end, failed)
@@ -199,19 +199,19 @@ class Proxy:
         end.connecting = False
         self._watch(end)
 
-    def _refuse(self, end: End, failed: int) -> None:
-        if not self._absent:  # one line, though a device knocks several times a second
+    def _refuse(self, end: SocketEnd, failed: int) -> None:
+        if not self._absent:  # one line, though a device retries several times a second
             _log.warning("%s does not answer: %s", self._connect, os.strerror(failed))
         self._absent = True
         self._drop(end)
 
-    def _drop(self, end: End) -> None:
+    def _drop(self, end: SocketEnd) -> None:
         """Cut both sides of the connection at once."""
         end.abort()
         end.peer.abort()
         self._forget(end)
 
-    def _forget(self, end: End) -> None:
+    def _forget(self, end: SocketEnd) -> None:
         for side in (end, end.peer):
             side.out.drop()
             self._active.discard(side.out)
@@ -220,12 +220,12 @@ class Proxy:
                 side.socket.close()  # epoll forgets it with that
         self._welcome(True)
 
-    def _watch(self, end: End) -> None:
+    def _watch(self, end: SocketEnd) -> None:
         end.watch(self._epoll, paused=end in self._paused)
 
     # -- bytes in ----------------------------------------------------------------------------------
 
-    def _serve(self, end: End, events: int) -> None:
+    def _serve(self, end: SocketEnd, events: int) -> None:
         if end.connecting:
             self._connected(end)
             return
@@ -240,7 +240,7 @@ class Proxy:
         if end.descriptor in self._ends:
             self._watch(end)
 
-    def _read(self, end: End) -> None:
+    def _read(self, end: SocketEnd) -> None:
         way = end.out
         try:
             data = end.receive()
@@ -253,11 +253,11 @@ class Proxy:
             if way.full or way.shaper.full:
                 self._paused.add(end)
 
-    def _break(self, end: End) -> None:
-        """This end is gone; its peer learns of it over the link."""
+    def _break(self, end: SocketEnd) -> None:
+        """Mark this end as gone; its peer learns of it over the link."""
         end.finished = end.broken = True
         end.blocked = False
-        if end.peer.broken or end.peer.blocked:  # nobody there, or one who might never look
+        if end.peer.broken or end.peer.blocked:  # no peer, or one that may never read
             self._drop(end)
             return
         end.into.drop()
@@ -267,7 +267,7 @@ class Proxy:
     # -- bytes out ---------------------------------------------------------------------------------
 
     def _deliver(self, now: float) -> float:
-        """Hand on what is due by ``now``; returns when there is something to do next."""
+        """Deliver what is due by ``now``; return when there is something to do next."""
         if now < self._silent_until_s:
             return self._silent_until_s
         wake_s = math.inf
@@ -289,7 +289,7 @@ class Proxy:
         while not (way.dead or end.connecting or end.blocked):
             due_s = way.due_s()
             if due_s > now and not end.has_rest:
-                if not way.flight:
+                if not way.in_transit:
                     self._active.discard(way)
                 return due_s
             parts = way.take_due(now)
@@ -310,13 +310,13 @@ class Proxy:
         except OSError:
             self._break(end)
             return
-        if end.blocked and way.source.broken:  # what waits would wait for ever
+        if end.blocked and way.source.broken:  # the rest would wait for ever
             self._drop(end)
         else:
             self._watch(end)
 
     def _finish(self, way: Way) -> None:
-        """The sender will send no more."""
+        """Take in the FIN of a sender."""
         way.sink.finish()
         way.done = True
         if way.sink.out.done:

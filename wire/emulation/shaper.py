@@ -1,16 +1,18 @@
-"""One direction of an emulated link: when each segment arrives. It has no clock and no sockets.
+"""One direction of an emulated link: when each segment arrives. No clock, no sockets.
 
-in:  bytes of TCP connections (`Flow`), with the time at which they came.
-out: on each flow, a deque of segments and when the first of them is due.
-law: bytes are cut into segments of at most 1500. Those of all flows stand in one queue, first come
-     first served. A segment starts when the one before it has left and it is there itself; it has
-     left after size·8/rate seconds, or at its delivery opportunity in a trace; it is due rtt/2 plus
-     jitter after that, and not before the one ahead of it. All from the schedule and not from when
-     somebody looked, so that waking late does not add up.
-     Loss is what TCP makes of it. A lost segment arrives by its retransmission: one RTT after the
-     third segment that follows it on its flow (three duplicate acknowledgements, RFC 5681 §3.2), or
-     after a time-out of RTT + 200 ms (RFC 6298 with Linux's least variance) when fewer follow until
-     then. All behind it on its flow waits. The retransmission itself is never lost.
+in: bytes of TCP connections (`Flow`), with the time at which they came. out: on each flow, a deque
+of segments and when the first of them is due.
+
+Bytes are cut into segments of at most 1500. Those of all flows share one queue, first come first
+served. A segment starts when the one before it has left and it has arrived itself; it has left
+after size·8/rate seconds, or at its delivery opportunity in a trace; it is due rtt/2 plus jitter
+after that, and not before the one ahead of it. All times follow from the schedule and not from when
+`advance` is called, so that late calls do not add up.
+
+Loss shows as TCP's retransmissions. A lost segment arrives one RTT after the third segment that
+follows it on its flow (three duplicate acknowledgements, RFC 5681 §3.2), or after a time-out of RTT
++ 200 ms (RFC 6298 with Linux's least variance) when fewer follow until then. All behind it on its
+flow waits. The retransmission itself is never lost.
 """
 
 import math
@@ -32,7 +34,7 @@ _OBJECT_BYTES = 256  # what a segment takes here besides its bytes
 # as bytes of a segment: the sender will send no more (FIN), the connection is broken (RST)
 FIN = b""
 RESET = None
-_DEPARTURES_S = 0.001  # departures need not be seen at once, since their arrival is later
+_DEPARTURES_S = 0.001  # departures need not be processed at once, since arrivals are later
 
 
 class Segment(NamedTuple):
@@ -51,9 +53,9 @@ class Flow:
     """One direction of one connection: what has left and not yet arrived, in order."""
 
     def __init__(self) -> None:
-        self.flight: deque[Segment] = deque()
+        self.in_transit: deque[Segment] = deque()
         self.held_bytes = 0  # from `Shaper.put` until `take`
-        self.dead = False  # nobody is there to receive; what comes is dropped
+        self.dead = False  # the receiver is gone; what comes is dropped
 
     @property
     def full(self) -> bool:
@@ -61,28 +63,28 @@ class Flow:
         return self.held_bytes >= FLIGHT_BYTES
 
     def due_s(self) -> float:
-        """When the next segment arrives, as far as is known now; inf if none is under way."""
-        if not self.flight:
+        """Return when the next segment arrives, as known now; inf if there is none."""
+        if not self.in_transit:
             return math.inf
-        first = self.flight[0]
+        first = self.in_transit[0]
         if first.repair_s is None:
             return first.due_s
         arrives = first.due_s + first.repair_s + RETRANSMISSION_VARIANCE_S
-        if len(self.flight) > FOLLOWERS:
-            noticed = self.flight[FOLLOWERS].left_s - first.left_s
+        if len(self.in_transit) > FOLLOWERS:
+            noticed = self.in_transit[FOLLOWERS].left_s - first.left_s
             arrives = min(arrives, first.due_s + noticed + first.repair_s)
         return arrives
 
     def take(self) -> bytes | None:
         """Remove the next segment."""
-        data = self.flight.popleft().data
+        data = self.in_transit.popleft().data
         self.held_bytes -= _cost(data)
         return data
 
     def drop(self) -> None:
-        """Let nothing arrive any more."""
+        """Deliver nothing any more."""
         self.dead = True
-        self.flight.clear()
+        self.in_transit.clear()
         self.held_bytes = 0
 
 
@@ -98,7 +100,7 @@ class Shape(NamedTuple):
 
 
 def shapes(conditions: Conditions) -> tuple[Shape, Shape]:
-    """What the two directions are to be like, up first. Raises TraceError."""
+    """Split conditions into the two directions, up first. Raises TraceError."""
     up, down = (
         Shape(
             conditions.rtt_s,
@@ -137,7 +139,7 @@ class Shaper(Generic[F]):
         self._unlimited = shape.rate_bps is None and shape.trace is None
 
     def change(self, shape: Shape, now: float) -> None:
-        """From ``now`` on the link is like this; the segment that is leaving starts again."""
+        """Change the link from ``now`` on; the segment that is leaving starts again."""
         self.advance(now)
         self._shape(shape, now)
         self._left_s = max(now, self._left_s)
@@ -149,11 +151,11 @@ class Shaper(Generic[F]):
         return self.waiting_bytes >= WAITING_BYTES
 
     def wake_s(self) -> float:
-        """When `advance` should be called at the latest; inf if nothing waits."""
+        """Return when `advance` should be called at the latest; inf if nothing waits."""
         return self._next_s + min(self._rules.rtt_s / 2, _DEPARTURES_S)
 
     def put(self, flow: F, data: bytes | None, now: float) -> None:
-        """Bytes (or FIN, RESET) that came ``now`` on this flow."""
+        """Queue bytes (or FIN, RESET) that came ``now`` on this flow."""
         whole = self._unlimited and not self._rules.loss
         size = len(data) if data else 0
         step = size if whole else SEGMENT_BYTES
@@ -174,7 +176,7 @@ class Shaper(Generic[F]):
         self._waiting.append((flow, data, now))
 
     def _schedule(self) -> None:
-        """When the first that waits will have left."""
+        """Compute when the first waiting segment will have left."""
         if not self._waiting:
             self._next_s = math.inf
             return
@@ -189,7 +191,7 @@ class Shaper(Generic[F]):
             self._next_s = start_s + len(data) * 8 / self._rules.rate_bps
 
     def advance(self, now: float) -> None:
-        """Let leave what has left by ``now``."""
+        """Move on what has left by ``now``."""
         rtt_s, jitter_s, _, _, loss, random = self._rules
         while self._next_s <= now:
             flow, data, _ = self._waiting.popleft()
@@ -199,7 +201,7 @@ class Shaper(Generic[F]):
                 lost = bool(data) and loss > 0.0 and random.random() < loss
                 self.lost += lost
                 delay_s = rtt_s / 2 + (random.random() * jitter_s / 2 if jitter_s else 0.0)
-                flow.flight.append(
+                flow.in_transit.append(
                     Segment(data, self._left_s, self._left_s + delay_s, rtt_s if lost else None)
                 )
                 self.moved.add(flow)

@@ -1,8 +1,8 @@
 """The emulator's process: a `Proxy`, tied to the `Emulator` that started it.
 
-`python -m pilotfish.wire.emulation.tied DESCRIPTOR` reads questions from a socket, one JSON object
-a line, and answers each with one. The first says what to do; later ones change the link or ask
-what passed. When the other end closes, the process ends.
+`python -m pilotfish.wire.emulation.tied DESCRIPTOR` reads requests from a socket, one JSON object a
+line, and answers each with one. The first configures the proxy; later ones change the link or ask
+for totals. When the other end closes, the process ends.
 """
 
 import gc

@@ -1,11 +1,12 @@
-"""Packet-delivery traces, as Mahimahi's `mm-link` reads them.
+"""Packet-delivery traces in the format of Mahimahi's `mm-link`.
 
-in:  a text file; each line is a time in whole milliseconds, in order, at which the link can carry
-     one packet of 1500 bytes. A line that stands there twice is two packets.
-out: when the bytes of a segment have left, for segments asked about in order.
-law: the trace repeats, with its last time as its period. An opportunity that finds nothing waiting
-     is lost; small segments share one, and a segment goes on in the next where one has no room.
-     (Mahimahi, link_queue.cc; Netravali et al., USENIX ATC 2015, §4)
+in: a text file; each line is a time in whole milliseconds, in order, at which the link can carry
+one packet of 1500 bytes. A repeated line is two packets. out: when the bytes of a segment have
+left, for segments in order.
+
+The trace repeats, with its last time as its period. An opportunity without waiting bytes is lost;
+small segments share one, and a segment continues in the next where one has no room. (Mahimahi,
+link_queue.cc; Netravali et al., USENIX ATC 2015, §4)
 """
 
 import math
@@ -66,13 +67,13 @@ class Trace:
         return len(self.times_ms) * OPPORTUNITY_BYTES * 8 / self.period_s
 
     def time_s(self, index: int) -> float:
-        """The time of opportunity ``index``, counted on through the repetitions."""
+        """Return the time of opportunity ``index``, counted on through the repetitions."""
         cycle, place = divmod(index, len(self.times_ms))
         return (cycle * self.times_ms[-1] + self.times_ms[place]) / 1e3
 
     def first_from(self, time_s: float) -> int:
-        """The first opportunity at ``time_s`` or later."""
-        # a nanosecond of grace: sums of clock readings are not exact to the last bit
+        """Return the first opportunity at ``time_s`` or later."""
+        # a nanosecond of tolerance: sums of clock readings are not exact
         cycle, rest_ms = divmod(math.ceil(time_s * 1e3 - 1e-6), self.times_ms[-1])
         if rest_ms == 0 and cycle > 0:  # the end of one cycle is the start of the next
             cycle, rest_ms = cycle - 1, self.times_ms[-1]
@@ -90,7 +91,7 @@ class TraceClock:
         self._room = 0  # bytes left of it
 
     def leave(self, arrival_s: float, size: int) -> float:
-        """When the last byte of a segment has left that was there from ``arrival_s`` on."""
+        """Return when the last byte of a segment has left that came at ``arrival_s``."""
         if self._time_s < arrival_s:
             first = self._trace.first_from(arrival_s - self._start_s)
             self._take(max(self._index + 1, first))

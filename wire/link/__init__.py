@@ -1,1 +1,1 @@
-"""The link itself: what is known about it, and how it is measured."""
+"""The state of the link, and how it is measured."""

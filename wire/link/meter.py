@@ -1,14 +1,14 @@
-"""Learns a link from the messages that cross it, whatever they are sent for.
+"""Measure a link by the messages that cross it, whatever they are for.
 
-In:  of each exchange, its sizes, when it left and came back by the device's clock, and when it
-     arrived and for how long it stayed by the edge's. Out: `LinkState`, and each exchange's time on
-     the way up and on the way down.
+In: for each exchange its sizes, when it left and came back by the device's clock, and when it
+arrived and how long it stayed by the edge's. Out: `LinkState`, and each exchange's uplink and
+downlink time.
 
-The sum of both ways needs no common clock. To tell them apart the clocks' offset is learnt from the
-quickest small one, under the usual assumption that its two ways took equally long. Small messages
-say what an RTT is, large ones (≥ 10 kB) what a rate is: their bits over what they took beyond half
-an RTT. Medians of an answer's last few samples: one stall among several changes nothing, a changed
-link soon does.
+The sum of both ways needs no common clock. To split it, the clocks' offset is learnt from the
+quickest small exchange, under the usual assumption that both its ways took equally long. Small
+messages measure the RTT, large ones (≥ 10 kB) a rate: their bits over what they took beyond half an
+RTT. Values are medians of an answer's last few samples: one stall changes nothing, a changed link
+soon does.
 """
 
 import time
@@ -30,14 +30,14 @@ _DRIFT = 200e-6  # of two clocks at most
 
 
 class Transit(NamedTuple):
-    """Seconds that an exchange spent on the link."""
+    """Seconds that an exchange spent on the link, up and down."""
 
     up_s: float
     down_s: float
 
 
 class _Samples:
-    """The last few values of one quantity, and when and in which answer they were taken."""
+    """The last few values of one quantity, with the time and the answer of each."""
 
     def __init__(self) -> None:
         self._taken: deque[tuple[int, float, int]] = deque(maxlen=_KEPT)
@@ -52,14 +52,14 @@ class _Samples:
 
     @property
     def new(self) -> bool:
-        """Was the last one taken in this answer?"""
+        """Whether the last one was taken in this answer."""
         return bool(self._taken) and self._taken[-1][2] == self.answer
 
     @property
     def recent(self) -> list[float]:
-        """The last ones, as far as they were taken close together and within one answer.
+        """The last values taken close together and within one answer.
 
-        An answer under `stream` takes one sample, which those before it must not outvote.
+        An answer under `stream` takes one sample, which earlier ones must not outvote.
         """
         if not self._taken:
             return []
@@ -69,7 +69,7 @@ class _Samples:
         return close[-_MEDIAN_OF:]
 
     def reading(self, now_ns: int) -> Reading | None:
-        """The median of the recent ones."""
+        """The median of the recent values."""
         recent = self.recent
         if not recent:
             return None
@@ -78,7 +78,7 @@ class _Samples:
 
 
 class LinkMeter:
-    """One device's knowledge of its link. Times are monotonic, ``edge_``… by the edge's clock."""
+    """One device's measurements of its link. Times are monotonic, ``edge_``… the edge's."""
 
     def __init__(self) -> None:
         self._offset_ns = 0  # the edge's clock minus ours
@@ -97,9 +97,9 @@ class LinkMeter:
         held_ns: int,
         learn: bool = True,
     ) -> Transit:
-        """How long a request and its reply were on their way; takes note of it, if it may.
+        """Return an exchange's time on the link, and sample it where it is suitable.
 
-        ahead_bytes: sent some time before the request, and maybe still on the way.
+        ahead_bytes: sent some time before the request, and maybe not arrived before it.
         """
         on_link_ns = max(0, received_ns - sent_ns - held_ns)
         small = learn and max(up_bytes + ahead_bytes, down_bytes) <= SMALL_BYTES
@@ -117,9 +117,9 @@ class LinkMeter:
         rtts = self._rtt.recent
         if not rtts:
             return
-        # the least of them: what others took beyond it was waiting, and is none of a transfer's
+        # the least: what others took beyond it was waiting, not transfer
         way_s = min(rtts) / 2
-        # what is shorter than a way varies by cannot be told from that
+        # times shorter than a way's variation cannot be told from it
         least_s = max(_LEAST_TRANSFER_S, self._jitter_s() / 2)
         for size, took_s, samples in zip(sizes, transit, (self._up, self._down), strict=True):
             if size >= LARGE_BYTES:
@@ -130,10 +130,11 @@ class LinkMeter:
         return fmean(steps) if steps else 0.0
 
     def _compare_clocks(self, now_ns: int, on_link_ns: int, apart_ns: int) -> None:
-        """Learn the offset from the quickest exchange; ``apart_ns``: its arrival minus its leaving.
+        """Learn the clocks' offset from the quickest exchange.
 
-        Clocks drift apart, so what was quickest long ago loses its say; and one that jumps (an edge
-        that was booted, a device that slept) shows by an exchange that arrived before it left.
+        ``apart_ns``: its arrival minus its leaving. Clocks drift, so the quickest exchange of long
+        ago expires; and a clock that jumps (an edge that rebooted, a device that slept) shows by an
+        exchange that arrived before it left.
         """
         self._quickest_ns += int((now_ns - self._compared_ns) * _DRIFT) + 1
         self._compared_ns = now_ns
@@ -144,16 +145,16 @@ class LinkMeter:
 
     @property
     def rtt_is_new(self) -> bool:
-        """Has an RTT been measured since the last answer?"""
+        """Whether an RTT has been measured since the last answer."""
         return self._rtt.new
 
     def next_answer(self) -> None:
-        """What comes now is another answer's."""
+        """Begin a new answer: samples from now on are its own."""
         for samples in (self._rtt, self._up, self._down):
             samples.answer += 1
 
     def state(self, segments: Segments | None = None, signal_dbm: float | None = None) -> LinkState:
-        """What is known now; the caller brings what the kernel and the radio say."""
+        """Return what is known now; the caller adds what the kernel and the radio know."""
         now_ns = time.monotonic_ns()
         rtt = self._rtt.reading(now_ns)
         taken = len(self._rtt.values)

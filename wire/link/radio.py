@@ -1,4 +1,4 @@
-"""Signal strength, where the machine has a radio and its driver tells."""
+"""Read the signal strength, where there is a radio and its driver reports it."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ WIRELESS = Path("/proc/net/wireless")
 
 
 def signal_dbm(source: Path = WIRELESS) -> float | None:
-    """The level in dBm of the first radio that has a link; None without one.
+    """Return the level in dBm of the first radio that has a link; None without one.
 
     ``source`` has two lines of headings and then one for each radio: its name, a status, and link
-    quality, level and noise, each with a full stop behind it where it has just been updated.
+    quality, level and noise, each followed by a full stop where it has just been updated.
     """
     try:
         lines = source.read_text(encoding="ascii", errors="replace").splitlines()[2:]
@@ -21,7 +21,7 @@ def signal_dbm(source: Path = WIRELESS) -> float | None:
             quality, level = (float(field.rstrip(".")) for field in fields[1:3])
         except ValueError:
             continue
-        # drivers that do not know report a quality of 0, or a level that no radio has in dBm
+        # without a measurement drivers report a quality of 0, or an impossible level in dBm
         if quality > 0 and -120.0 <= level < 0.0:
             return level
     return None

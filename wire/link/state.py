@@ -1,11 +1,11 @@
-"""What is known about a link, and how old it is: the papers' CSI (wisv §III-A)."""
+"""The measured state of a link, and its age: the papers' CSI (wisv §III-A)."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A measured value, the seconds since its newest sample, and how many samples it stands on."""
+    """A measured value, the age of its newest sample in seconds, and the number of samples."""
 
     value: float
     age_s: float
@@ -14,7 +14,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkState:
-    """A device's link to its edge; None is what was never measured.
+    """A device's link to its edge; None for what was never measured.
 
     rtt and jitter: seconds. up and down: goodput in bit/s. retransmitted: the share of TCP segments
     that were sent again since the connection was made. signal: dBm, where there is a radio.

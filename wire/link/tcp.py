@@ -1,7 +1,7 @@
-"""What the kernel knows about a TCP connection: how much crossed it, and how much of that again.
+"""Read the kernel's counters of a TCP connection.
 
-The connections are ZeroMQ's, which names their descriptors and may close them at any time; then a
-number soon stands for something else. So each is looked at before it is used.
+The connections are ZeroMQ's, which names their descriptors and may close them at any time; a number
+may then stand for something else. So each is checked before it is used.
 """
 
 import socket
@@ -19,9 +19,9 @@ _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger
 
 
 class Segments(NamedTuple):
-    """Of a TCP connection: segments with data, and how often any was sent again.
+    """Counters of a TCP connection: data segments, and retransmissions.
 
-    The latter counts the handshake's, too, so it may be the greater one.
+    The latter include the handshake's, so they may be the larger number.
     """
 
     sent: int
@@ -29,7 +29,7 @@ class Segments(NamedTuple):
 
 
 class Volume(NamedTuple):
-    """Of a TCP connection: bytes that were received, and bytes that the peer acknowledged."""
+    """Counters of a TCP connection: bytes received, and bytes that the peer acknowledged."""
 
     received: int
     acknowledged: int
@@ -39,9 +39,9 @@ class Volume(NamedTuple):
 def borrowed(
     descriptor: int | None, is_ours: Callable[[socket.socket], bool]
 ) -> Iterator[socket.socket | None]:
-    """ZeroMQ's connection; None if there is none, or the number stands for something else.
+    """Lend ZeroMQ's connection; None if there is none, or the number stands for something else.
 
-    Without a copy of the descriptor: when connections must be cut there may be none left.
+    The descriptor is not copied: when connections must be cut there may be none left.
     """
     if descriptor is None:
         yield None
@@ -62,7 +62,7 @@ def borrowed(
 
 
 def leads_to(port: int) -> Callable[[socket.socket], bool]:
-    """Is a connection one to this port of the peer's?"""
+    """Whether a connection goes to this port of the peer."""
 
     def does(connection: socket.socket) -> bool:
         peer = connection.getpeername()
@@ -72,7 +72,7 @@ def leads_to(port: int) -> Callable[[socket.socket], bool]:
 
 
 def segments(descriptor: int, port: int) -> Segments | None:
-    """Of the connection behind a descriptor; None if it is not one to the peer's ``port``."""
+    """Read the counters behind a descriptor; None if it does not go to the peer's ``port``."""
     with borrowed(descriptor, leads_to(port)) as connection:
         info = _info(connection)
     if len(info) < _SENT_AT + 4:  # a kernel older than 4.6
@@ -81,7 +81,7 @@ def segments(descriptor: int, port: int) -> Segments | None:
 
 
 def volume(connection: socket.socket | None) -> Volume | None:
-    """What has crossed a connection; None where the kernel does not say."""
+    """Read what has crossed a connection; None where the kernel does not say."""
     info = _info(connection)
     if len(info) < _RECEIVED_AT + 8:
         return None
@@ -89,7 +89,7 @@ def volume(connection: socket.socket | None) -> Volume | None:
 
 
 def hang_up(connection: socket.socket | None) -> None:
-    """End a connection as if the network had done it: all that is on its way is forgotten."""
+    """Reset a connection: all that is on its way is lost."""
     if connection is not None:
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)

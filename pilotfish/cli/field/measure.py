@@ -32,7 +32,7 @@ from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
 from pilotfish.engines.artifact import Artifact
 from pilotfish.field import host, matrix
-from pilotfish.field.measure import PATIENCE_S, Bench, RoundLog
+from pilotfish.field.measure import PATIENCE_S, Measurement, RoundLog
 from pilotfish.field.prompts import BUILT_IN, read_prompts
 from pilotfish.field.recording import Recorder, begun, expect_nothing
 from pilotfish.field.report.figures import Figures, figures, flat, noted
@@ -176,7 +176,7 @@ def _measure(args: argparse.Namespace, settings: Settings, resumed: Facts | None
             with Answers([*warm_up, *cells]) as countdown:
                 if resumed is not None and (changed := changes(resumed.host, facts.host)):
                     countdown.tell(f"Not as when the run began: {changed}")
-                bench = Bench(
+                measurement = Measurement(
                     device,
                     log,
                     recorder,
@@ -186,7 +186,9 @@ def _measure(args: argparse.Namespace, settings: Settings, resumed: Facts | None
                     tell=countdown.tell,
                 )
                 try:
-                    for answer in chain(bench.answers(warm_up, warm_up=True), bench.answers(cells)):
+                    for answer in chain(
+                        measurement.answers(warm_up, warm_up=True), measurement.answers(cells)
+                    ):
                         countdown.done(answer.configuration)
                 except BaseException:
                     again = shlex.join([*_COMMAND, "--resume", "--out", str(args.out)])

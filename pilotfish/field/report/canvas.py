@@ -1,4 +1,4 @@
-"""What the report's plots share: size, titles, legends, and a look for every protocol."""
+"""What the report's plots share: size, titles, legends, colours and markers."""
 
 import re
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _unit = re.compile(r"(?<=\d) (?=%|ms)")
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A plot as a file, and the same in words: what it shows, in which units, of how many."""
+    """A plot as a file, and its description in words with units and counts."""
 
     path: Path
     alt: str
@@ -31,33 +31,33 @@ class Looks:
         self._order = list(dict.fromkeys(protocols))
 
     def colour(self, protocol: str) -> str:
-        """A colour of the palette."""
+        """Return a colour of the palette."""
         return PALETTE[self._order.index(protocol) % len(PALETTE)]
 
     def marker(self, protocol: str) -> str:
-        """A marker; protocols that share a colour differ in it."""
+        """Return a marker; protocols that share a colour differ in it."""
         at = self._order.index(protocol)
         return MARKERS[(at + at // len(PALETTE)) % len(MARKERS)]
 
 
 def plain(text: str) -> str:
-    """Text from a file, so that no letter of it is taken for a formula."""
+    """Escape text from a file, so that no letter of it is taken for a formula."""
     return text.replace("$", r"\$")
 
 
 def shorten(text: str, letters: int) -> str:
-    """A name that fits beside an axis."""
+    """Shorten a name to fit beside an axis."""
     return text if len(text) <= letters else text[: letters - 1] + "…"
 
 
 def title(run: str, finding: str, n: str) -> str:
-    """The run, what was found, and of how many samples, in lines that fit."""
+    """Format a title: the run, the finding, the number of samples, in lines that fit."""
     lines = (run, finding, f"({_together.sub(_NBSP, n)})")
     return plain("\n".join(fill(_unit.sub(_NBSP, line), _TITLE_LETTERS) for line in lines))
 
 
 def counted(counts: Iterable[int], what: str) -> str:
-    """``n = 12 answers each``, or from the fewest to the most; ``what`` begins with a plural."""
+    """Format ``n = 12 answers each``, or a range; ``what`` begins with a plural."""
     found = sorted(set(counts))
     if found[-1] == 1:
         what = re.sub(r"s\b", "", what, count=1)
@@ -66,14 +66,14 @@ def counted(counts: Iterable[int], what: str) -> str:
 
 
 def legend_below(axes: Axes, columns: int = 3) -> None:
-    """The legend under the axes, where it hides nothing."""
+    """Put the legend under the axes, where it hides nothing."""
     figure = axes.get_figure()
     assert figure is not None
     figure.legend(loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.0)
 
 
 def whiskers(found: Spread) -> list[list[float]] | None:
-    """The interval as matplotlib takes it: below and above the median; None without one."""
+    """Return the interval for matplotlib: below and above the median; None without one."""
     if found.low is None or found.high is None:
         return None
     return [[found.median - found.low], [found.high - found.median]]

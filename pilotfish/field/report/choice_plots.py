@@ -1,6 +1,6 @@
-"""The plots of what `auto` chose: its cost beside that of every fixed choice, and its predictions.
+"""Plot what `auto` chose: its cost beside that of every fixed choice, and its predictions.
 
-In:  `Hindsight` of one run. Out: files, and the same in words.
+In: `Hindsight` of one run. Out: files, and their descriptions in words.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ _ROWS = 7  # of which there is room for so many at least
 
 
 def otherwise(path: Path, run: str, seen: Hindsight | None) -> Picture | None:
-    """What `auto` took, as a line, and what each other choice took and was expected to take."""
+    """Plot what `auto` took, as a line, and every alternative, measured and forecast."""
     if seen is None:
         return None
     rows = [a for a in seen.alternatives if a.fixed is not None or a.forecast_ms is not None]
@@ -91,7 +91,7 @@ def _against_best(seen: Hindsight) -> str:
 
 
 def predictions(path: Path, run: str, seen: Hindsight | None) -> Picture | None:
-    """Predicted against measured, a point an answer; None where nothing was predicted."""
+    """Plot predicted against measured, a point an answer; None where nothing was predicted."""
     if seen is None or not seen.predicted or seen.error is None:
         return None
     finding = f"predictions are off by {100 * seen.error:.0f} % in the median"

@@ -1,10 +1,10 @@
-"""From the answers of a run to figures: one set for each (protocol, window) that was asked for.
+"""Compute figures of a run's answers: one set for each (protocol, window) of the matrix.
 
-In:  finished answers with their rounds. Out: medians with intervals, stages, bytes, acceptance.
+In: finished answers with their rounds. Out: medians with intervals, stages, bytes, acceptance.
 
 The first round of an answer reads the prompt, so times per token, per round and per stage are of
-the rounds after it, called *steady*. It is in the first token's time, in the whole answer's
-tokens/s, and in what does not depend on it: acceptance, tokens a round, bytes.
+the rounds after it, called *steady*. The first round counts in the first token's time, in the whole
+answer's tokens/s, and in acceptance, tokens a round and bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotfish.device_runtime.record import STAGES, Round, acceptance
-from pilotfish.field.report.statistics import Position, Spread, positions, spread
+from pilotfish.field.report.statistics import DepthCounts, Spread, positions, spread
 from pilotfish.field.run import Answer, Configuration
 from pilotfish.wire.protocols import EXCHANGES, STREAM, RoundCounter, counters, counters_of, names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What one (protocol, window) of a run came to. Bytes are frames as handed to ZeroMQ.
+    """The figures of one (protocol, window). Bytes are frames as handed to ZeroMQ.
 
     n: answers. rounds: all of them. A Spread is over answers, that of round_ms over steady rounds.
     None is what was not measured: acceptance where nothing was drafted, joules without a sensor,
@@ -43,23 +43,23 @@ class Figures:
     up_bytes_per_token: float | None
     down_bytes_per_token: float | None
     stages_ms: dict[str, float]  # mean of a committed token, by stage
-    positions: list[Position]
+    positions: list[DepthCounts]
 
 
 def steady(answer: Answer) -> list[Round]:
-    """The rounds after the one that read the prompt."""
+    """Return the rounds after the one that read the prompt."""
     return answer.rounds[1:]
 
 
 def steady_token_ms(answer: Answer) -> float | None:
-    """Milliseconds per committed token of an answer's steady rounds; None if they have no token."""
+    """Compute milliseconds per committed token of an answer's steady rounds, or None."""
     rounds = steady(answer)
     tokens = _tokens(rounds)
     return sum(r.timings.total for r in rounds) * 1e3 / tokens if tokens else None
 
 
 def figures(answers: Sequence[Answer]) -> list[Figures]:
-    """The figures of every (protocol, window), in `order`."""
+    """Compute the figures of every (protocol, window), in `order`."""
     groups: dict[Configuration, list[Answer]] = {}
     for answer in answers:
         groups.setdefault(answer.configuration, []).append(answer)
@@ -67,27 +67,27 @@ def figures(answers: Sequence[Answer]) -> list[Figures]:
 
 
 def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
-    """The protocols, each once, in the order of the figures."""
+    """List the protocols, each once, in the order of the figures."""
     return list(dict.fromkeys(f.configuration.protocol for f in all_figures))
 
 
 def lowest(all_figures: Sequence[Figures]) -> Figures | None:
-    """The fixed choice that took least per token.
+    """Return the fixed choice with the least time per token.
 
-    What is not lossless does not compete, for its text is not the target's, nor does ``auto``,
-    which chooses one of the others.
+    Lossy ones are left out, since their text is not the target's, and so is ``auto``, which chooses
+    among the others.
     """
     known = [f for f in all_figures if f.token_ms and lossless(f.configuration.protocol)]
     return min(known, key=lambda f: f.token_ms.median if f.token_ms else 0.0, default=None)
 
 
 def lossless(protocol: str) -> bool:
-    """Whether its text is the target's; of ``auto`` and of unknown protocols nobody knows."""
+    """Whether its text is the target's; false for ``auto`` and unknown protocols."""
     return protocol == STREAM or (protocol in EXCHANGES and EXCHANGES[protocol].lossless)
 
 
 def order(configuration: Configuration) -> tuple[int, str, int, int]:
-    """Sorts protocols as they are registered, and their windows from short to ``auto``."""
+    """Sort protocols as they are registered, and their windows from short to ``auto``."""
     protocol, window = configuration
     known = names()
     registered = known.index(protocol) if protocol in known else len(known)
@@ -127,7 +127,7 @@ def noted(all_figures: Sequence[Figures]) -> list[RoundCounter]:
 
 
 def _stages_ms(rounds: Sequence[Round]) -> dict[str, float]:
-    """Milliseconds of each stage in a committed token; means, so that they add up."""
+    """Compute milliseconds of each stage per committed token; means, so that they add up."""
     tokens = _tokens(rounds)
     if not tokens:
         return {}
@@ -143,7 +143,7 @@ def _joules_per_token(answer: Answer) -> float | None:
 
 
 def _over(answers: Sequence[Answer], value: Callable[[Answer], float | None]) -> Spread | None:
-    """The spread over the answers that have this value."""
+    """Compute the spread over the answers that have this value."""
     return spread([found for found in map(value, answers) if found is not None])
 
 

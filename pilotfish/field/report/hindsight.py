@@ -1,7 +1,7 @@
-"""What `auto` chose, and what it would have cost to choose otherwise.
+"""What `auto` chose, and what other choices would have cost.
 
-In:  the answers of a run, those under ``auto`` with the choice that each began with.
-Out: choices by count, predicted against measured, and the fixed choices of the same run beside it.
+In: the answers of a run, those under ``auto`` with the choice that each began with. Out: choices by
+count, predicted against measured, and the fixed choices of the same run.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from pilotfish.field.run import Answer, Configuration
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """A possibility of ``auto``, in milliseconds per committed token.
+    """A choice open to ``auto``, in milliseconds per committed token.
 
-    chosen: how often. forecast_ms: median of what was expected of it before an answer, over the
-    ``forecasts`` answers before which it was weighed. measured: what it took when it was chosen.
-    fixed: what it took where the same run asked for it by name. reason: that of its last choice.
+    chosen: how often. forecast_ms: median of its predictions before an answer, over the
+    ``forecasts`` answers before which it was weighed. measured: its time when it was chosen. fixed:
+    its time as a fixed configuration of the same run. reason: that of its last choice.
     """
 
     configuration: Configuration
@@ -55,7 +55,7 @@ class Hindsight:
 
     @property
     def behind(self) -> float | None:
-        """By what share auto's median is above that of the best fixed choice; below: negative."""
+        """By what share auto's median exceeds that of the best fixed choice; may be negative."""
         if self.auto is None or self.best is None or self.best.fixed is None:
             return None
         return self.auto.median / self.best.fixed.median - 1.0
@@ -67,7 +67,7 @@ class Hindsight:
 
 
 def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
-    """Of the finished answers of a run; None where none was under ``auto``."""
+    """Compute it of the finished answers of a run; None where none was under ``auto``."""
     under_auto = [answer for answer in answers if answer.protocol == AUTO]
     if not under_auto:
         return None
@@ -104,7 +104,7 @@ def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
 
 
 def _named(protocol: str, window: int) -> Configuration:
-    """As a fixed choice is called: a choice of a protocol without windows has window 0."""
+    """Return the configuration of a choice: without windows, its window is 0."""
     return Configuration(protocol, window or None)
 
 
@@ -114,7 +114,7 @@ def _last_reason(answers: Sequence[Answer]) -> str:
 
 
 def _milliseconds(answers: Sequence[Answer]) -> dict[Configuration, list[float]]:
-    """Steady milliseconds per token of every configuration's answers."""
+    """Collect steady milliseconds per token of every configuration's answers."""
     found: dict[Configuration, list[float]] = {}
     for answer in answers:
         if ms := steady_token_ms(answer):

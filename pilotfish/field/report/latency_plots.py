@@ -1,6 +1,6 @@
-"""Latency against window, within a run and between runs.
+"""Plot latency against window, within a run and between runs.
 
-In:  the figures of runs. Out: files, and for each what it shows in words, for who cannot see it.
+In: the figures of runs. Out: files, and a description of each in words (the alternative text).
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _WITHOUT_WINDOW = "no γ"
 
 
 def latency(path: Path, run: str, all_figures: Sequence[Figures], looks: Looks) -> Picture | None:
-    """Time per token against the window, a line for each protocol (wisv figures 4 and 7)."""
+    """Plot time per token against the window, a line for each protocol (wisv figures 4 and 7)."""
     known = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
     if not known:
         return None
@@ -68,7 +68,7 @@ def _lowest(all_figures: Sequence[Figures]) -> str:
 
 
 def _line(axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, looks: Looks) -> None:
-    """Medians with intervals, joined where the protocol has windows to compare."""
+    """Draw medians with intervals, joined where the protocol has windows to compare."""
     for x, found in points:
         axes.errorbar(
             x, found.median, whiskers(found), color=looks.colour(protocol), capsize=2, linewidth=1
@@ -93,7 +93,7 @@ def _column(figures: Figures) -> str:
 
 
 def _columns(all_figures: Sequence[Figures]) -> list[str]:
-    """The windows from short to long, then those that set themselves, then what has none."""
+    """Order windows from short to long, then adaptive ones, then protocols without."""
 
     def order(window: WindowSetting | None) -> tuple[int, int]:
         return (0, window) if isinstance(window, int) else (1 if window == "auto" else 2, 0)
@@ -105,7 +105,7 @@ def _columns(all_figures: Sequence[Figures]) -> list[str]:
 def compared(
     path: Path, runs: Sequence[tuple[str, Sequence[Figures]]], looks: Looks
 ) -> Picture | None:
-    """Runs below each other, with each protocol at its best window; None for less than two."""
+    """Plot runs below each other, each protocol at its best window; None for less than two."""
     known = [(run, best) for run, found in runs if (best := _best_windows(found))]
     if len(known) < 2:
         return None
@@ -139,7 +139,7 @@ def compared(
 
 
 def _dots(axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, looks: Looks) -> None:
-    """A protocol's medians with intervals, in the rows of the runs."""
+    """Draw a protocol's medians with intervals, in the rows of the runs."""
     colour = looks.colour(protocol)
     for y, found in points:
         axes.errorbar(found.median, y, xerr=whiskers(found), color=colour, capsize=2, linewidth=1)
@@ -155,7 +155,7 @@ def _dots(axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, loo
 
 
 def _best_windows(all_figures: Sequence[Figures]) -> list[tuple[Figures, Spread]]:
-    """Of each protocol the figures with the lowest median time per token."""
+    """Return for each protocol the figures with the lowest median time per token."""
     known = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
     return [
         min(

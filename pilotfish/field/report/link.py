@@ -1,6 +1,6 @@
-"""What the answers of a run know of the link: quantities, units, and what is absent.
+"""The link during a run: quantities, units, and what is absent.
 
-In:  answers, each with the link's state at its begin. Out: numbers in the units of a panel.
+In: answers, each with the link's state at its begin. Out: numbers in the units of a panel.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from pilotfish.wire.link.state import LinkState, Reading
 
 @dataclass(frozen=True)
 class Quantity:
-    """One of `LinkState`: its name, what it shares a panel with and in which unit, that unit in SI.
+    """One quantity of `LinkState`: its name, its panel and the panel's unit in SI.
 
     The panel's label is a heading, and below it the unit in brackets.
     """
@@ -23,7 +23,7 @@ class Quantity:
     reading: Callable[[LinkState], Reading | None]
 
     def points(self, answers: Sequence[Answer]) -> list[tuple[int, float]]:
-        """The index of each answer that has a reading, and that, in the panel's unit."""
+        """Return indices of answers that have a reading, and readings in the panel's unit."""
         readings = [(at, self.reading(a.link)) for at, a in enumerate(answers) if a.link]
         return [(at, reading.value / self.si) for at, reading in readings if reading is not None]
 
@@ -41,11 +41,11 @@ QUANTITIES = (
 
 
 def measured(answers: Sequence[Answer]) -> list[Quantity]:
-    """The quantities that some answer of the run has a reading of."""
+    """List the quantities with a reading in some answer of the run."""
     return [quantity for quantity in QUANTITIES if quantity.points(answers)]
 
 
 def unmeasured(answers: Sequence[Answer]) -> list[str]:
-    """The names of the others."""
+    """List the names of the others."""
     known = measured(answers)
     return [quantity.name for quantity in QUANTITIES if quantity not in known]

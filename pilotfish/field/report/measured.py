@@ -1,4 +1,4 @@
-"""A run as a report shows it: its facts, the answers that count, and how many do not."""
+"""A run for a report: its facts, the answers that count, and how many do not."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +16,7 @@ from pilotfish.wire.errors import RunFileError
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A run file, read. name: what tells it from the other runs of the report."""
+    """A run file, read. name: distinguishes it from the report's other runs."""
 
     name: str
     path: Path
@@ -28,7 +28,7 @@ class Measured:
     hindsight: Hindsight | None
 
     def as_json(self) -> dict[str, Any]:
-        """Its figures, for ``--json``; times in the units that the keys name."""
+        """Return its figures, for ``--json``; times in the units that the keys name."""
         first, last = self.answers[0], self.answers[-1]
         return {
             "run": self.name,
@@ -45,7 +45,7 @@ class Measured:
 
 
 def read(path: str | Path) -> Measured:
-    """A run file and its figures; `RunFileError` if it is none, or holds no finished answer."""
+    """Read a run file; `RunFileError` if it is none, or holds no finished answer."""
     path = Path(path)
     with Run.open(path) as run:
         every = list(run.answers(warm_up=True, finished=False))
@@ -70,7 +70,7 @@ def read(path: str | Path) -> Measured:
 
 
 def named_apart(runs: Sequence[Measured]) -> list[Measured]:
-    """The runs, with a number to those whose name another one has."""
+    """Number the runs that share a name with another one."""
     apart: dict[str, Measured] = {}
     for run in runs:
         name, number = run.name, 1

@@ -1,6 +1,6 @@
-"""The report as one HTML page that needs nothing else: no network, no other file, no script.
+"""The report as one self-contained HTML page: no network, no other file, no script.
 
-In:  runs as measured, and their pictures as PNG files. Out: HTML text with the pictures inside it.
+In: runs as measured, and their pictures as PNG files. Out: HTML text with the pictures inside it.
 """
 
 import base64
@@ -24,8 +24,8 @@ from pilotfish.field.report.template import TEMPLATE
 
 
 def page(runs: Sequence[Measured], gallery: Gallery) -> str:
-    """The page; every text that comes from a file is escaped."""
-    # autoescape: whatever a template shows is text, unless the template itself says otherwise
+    """Render the page; every text that comes from a file is escaped."""
+    # autoescape: values are text unless the template marks them as HTML
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -50,17 +50,17 @@ def page(runs: Sequence[Measured], gallery: Gallery) -> str:
 
 
 def _embedded(picture: Picture) -> str:
-    """The PNG as a data URI."""
+    """Encode the PNG as a data URI."""
     return "data:image/png;base64," + base64.b64encode(picture.path.read_bytes()).decode()
 
 
 def _groups(headings: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
-    """The groups of a table's headings, and over how many columns each of them goes."""
+    """Return the groups of a table's headings, and how many columns each spans."""
     return [(name, len(list(columns))) for name, columns in groupby(headings, itemgetter(0))]
 
 
 def _glance(run: Measured) -> str:
-    """What a run came to, in a sentence or two."""
+    """Summarise a run in a sentence or two."""
     best = lowest(run.figures)
     if best is None or best.token_ms is None:
         return "No fixed choice with a target has answers with steady rounds."
@@ -78,7 +78,7 @@ def _glance(run: Measured) -> str:
 
 
 def _auto(run: Measured) -> str:
-    """How `auto` did, in a sentence or two."""
+    """Summarise `auto`'s choices in a sentence or two."""
     seen = run.hindsight
     if seen is None or seen.auto is None:
         return "auto has no answer with steady rounds."

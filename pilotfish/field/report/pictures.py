@@ -1,4 +1,4 @@
-"""All plots of a report: which there are, in which order, and under which heading."""
+"""All plots of a report, their order and their headings."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def draw(
 ) -> Gallery:
     """Draw everything into a folder; file names begin with the run's number and its name.
 
-    show: is told after each plot how many of how many are done.
+    show: called after each plot with how many of how many are done.
     """
     looks = Looks(f.configuration.protocol for run in runs for f in run.figures)
     done = 0

@@ -1,7 +1,7 @@
-"""Whether what a run file says can have happened.
+"""Check that what a run file says is possible.
 
-In:  answers, each value of its kind already. Out: nothing, or a `RunFileError`. Figures and plots
-may then divide, take logarithms and draw without asking again.
+In: answers, each value of its type already. Out: nothing, or a `RunFileError`. Figures and plots
+may then divide, take logarithms and draw without further checks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ _LARGEST = 1e15  # of what else is counted or measured
 
 
 def expect_plausible(path: Path, answers: Sequence[Answer]) -> None:
-    """`RunFileError` names the first answer with an impossible value."""
+    """Raise `RunFileError` for the first answer with an impossible value."""
     for answer in answers:
         for what, value, low, high in _values(answer):
             if not low <= value <= high:  # NaN is neither
@@ -29,7 +29,7 @@ def expect_plausible(path: Path, answers: Sequence[Answer]) -> None:
 
 
 def _values(answer: Answer) -> Iterator[tuple[str, float, float, float]]:
-    """What it is, the value, and the bounds between which it may lie."""
+    """Yield each value with its name and its bounds."""
     yield "begin", answer.started_unix_s, 0.0, _LATEST_UNIX_S
     yield "time", answer.total_s, 0.0, _LONGEST_S
     yield "first token's time", answer.first_token_s, 0.0, _LONGEST_S

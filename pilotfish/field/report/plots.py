@@ -1,6 +1,6 @@
-"""The plots of what was measured: one PNG each, units on both axes, n in the title.
+"""Plot what was measured: one PNG each, units on both axes, n in the title.
 
-In:  the figures of one run. Out: files, and for each what it shows in words, for who cannot see it.
+In: the figures of one run. Out: files, and a description of each in words (the alternative text).
 """
 
 import math
@@ -28,7 +28,7 @@ from pilotfish.field.report.canvas import (
     title,
 )
 from pilotfish.field.report.figures import Figures, protocols_of
-from pilotfish.field.report.statistics import Position, share_interval
+from pilotfish.field.report.statistics import DepthCounts, share_interval
 
 _ROW = 0.27  # inches a row of a chart with one row for each (protocol, window)
 _ROWS = 7  # of which there is room for so many at least
@@ -36,7 +36,7 @@ FEW = 10  # a share of fewer rounds says too little to be drawn
 
 
 def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
-    """Where the time of a committed token goes: a bar for each (protocol, window)."""
+    """Plot where the time of a committed token goes: a bar for each (protocol, window)."""
     known = [f for f in all_figures if f.stages_ms]
     if not known:
         return None
@@ -67,14 +67,14 @@ def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | No
 
 
 def _rows(axes: Axes, all_figures: Sequence[Figures]) -> None:
-    """A row for each (protocol, window), the first one on top."""
+    """Place a row for each (protocol, window), the first one on top."""
     axes.set_yticks(range(len(all_figures)), [plain(str(f.configuration)) for f in all_figures])
     axes.set_ylim(len(all_figures) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
 
 
 def depths(path: Path, run: str, all_figures: Sequence[Figures], looks: Looks) -> Picture | None:
-    """Who gets how far: rounds that reach each depth, and of those the ones that accept it.
+    """Plot acceptance by depth: rounds that reach each depth, and rounds that accept it.
 
     All windows of a protocol together, each depth over the rounds that drafted so far; shares of
     fewer than `FEW` rounds are not drawn. None where nothing was drafted.
@@ -108,12 +108,12 @@ def depths(path: Path, run: str, all_figures: Sequence[Figures], looks: Looks) -
 def _depths(
     reached: Axes,
     accepted: Axes,
-    found: Sequence[Position],
+    found: Sequence[DepthCounts],
     aside: float,
     protocol: str,
     looks: Looks,
 ) -> None:
-    """The two lines of a protocol, and the intervals of what it accepted of what it reached."""
+    """Draw the two lines of a protocol, and the intervals of its acceptance."""
     colour, marker = looks.colour(protocol), looks.marker(protocol)
     reached.plot(
         [p.depth + aside for p in found],
@@ -133,11 +133,11 @@ def _depths(
         accepted.vlines(p.depth + aside, 100 * low, 100 * high, color=colour, linewidth=0.8)
 
 
-def _pooled(all_figures: Sequence[Figures], protocol: str) -> list[Position]:
-    """The positions of all windows of a protocol together."""
+def _pooled(all_figures: Sequence[Figures], protocol: str) -> list[DepthCounts]:
+    """Pool the positions of all windows of a protocol."""
     found = [p for f in all_figures if f.configuration.protocol == protocol for p in f.positions]
     return [
-        Position(
+        DepthCounts(
             depth=depth,
             drafted=sum(p.drafted for p in found if p.depth == depth),
             reached=sum(p.reached for p in found if p.depth == depth),
@@ -148,7 +148,7 @@ def _pooled(all_figures: Sequence[Figures], protocol: str) -> list[Position]:
 
 
 def freight(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
-    """Bytes of a committed token, up and down, on a log scale; None where nothing was sent."""
+    """Plot bytes of a committed token, up and down, on a log scale; None if nothing was sent."""
     known = [f for f in all_figures if f.up_bytes_per_token or f.down_bytes_per_token]
     if not known:
         return None
@@ -186,7 +186,7 @@ def freight(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | N
 
 
 def _decades(axes: Axes, values: Sequence[float]) -> None:
-    """A log scale from one power of ten to another, so that it has two labels at least."""
+    """Set a log scale between powers of ten, so that it has two labels at least."""
     axes.set_xscale("log")
     axes.set_xlim(
         10.0 ** math.floor(math.log10(0.9 * min(values))),

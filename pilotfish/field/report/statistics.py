@@ -1,6 +1,6 @@
-"""Figures of repeated measurements: medians, tails, intervals, and who got how far.
+"""Statistics of repeated measurements: medians, tails, intervals, acceptance by depth.
 
-In:  numbers of independent answers, or rounds as recorded. Out: figures, and how sure they are.
+In: numbers of independent answers, or rounds as recorded. Out: figures with their uncertainty.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ _SEED = 0  # a report of the same file says the same
 class Spread:
     """n values: their median, their 95th percentile, and an interval for the median.
 
-    low, high: 95 % percentile bootstrap of the median; None for fewer than 3 values, which say
-    too little about it, and for values that are not independent.
+    low, high: 95 % percentile bootstrap of the median; None for fewer than 3 values, which are too
+    few, and for values that are not independent.
     """
 
     n: int
@@ -31,9 +31,9 @@ class Spread:
 
 
 def spread(values: Sequence[float], *, independent: bool = True) -> Spread | None:
-    """The figures of some values; None for no values.
+    """Compute the figures of some values; None for no values.
 
-    independent: of each other, so that an interval can be had. Rounds of one answer are not.
+    independent: of each other, which an interval requires. Rounds of one answer are not.
     """
     if not values:
         return None
@@ -49,7 +49,7 @@ def spread(values: Sequence[float], *, independent: bool = True) -> Spread | Non
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Low and high end of a 95 % interval for the median of what the values were drawn from.
+    """Compute a 95 % interval for the median of the values' distribution.
 
     Percentile bootstrap: the values are drawn again with replacement, as many as there are, and the
     interval holds the medians of 95 % of such draws (Efron 1979).
@@ -63,8 +63,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
-    """A depth of the windows, from 1: how many rounds drafted it, got there, and accepted it."""
+class DepthCounts:
+    """One depth of the windows, from 1: how many rounds drafted, reached and accepted it."""
 
     depth: int
     drafted: int  # rounds whose window was so long
@@ -72,13 +72,14 @@ class Position:
     accepted: int
 
 
-def positions(rounds: Sequence[Round]) -> list[Position]:
-    """Acceptance at each depth (tslt Definition 2.1: a position counts once all before it passed).
+def positions(rounds: Sequence[Round]) -> list[DepthCounts]:
+    """Count acceptance at each depth: a position counts once all before it passed.
 
-    accepted/reached is α at this depth; accepted/drafted the chance that a window gets so far.
+    tslt Definition 2.1. accepted/reached is α at this depth; accepted/drafted the chance that a
+    window gets so far.
     """
     return [
-        Position(
+        DepthCounts(
             depth=depth,
             drafted=sum(r.window >= depth for r in rounds),
             reached=sum(r.window >= depth and r.accepted >= depth - 1 for r in rounds),
@@ -89,7 +90,7 @@ def positions(rounds: Sequence[Round]) -> list[Position]:
 
 
 def share_interval(count: int, of: int) -> tuple[float, float]:
-    """A 95 % interval for a share of which ``count`` in ``of`` were seen (Wilson 1927)."""
+    """Compute a 95 % interval for a share: ``count`` of ``of`` (Wilson 1927)."""
     z = 1.959963984540054
     share = count / of
     centre = (share + z * z / (2 * of)) / (1 + z * z / of)

@@ -1,6 +1,6 @@
-"""The report's tables, as headings and cells of text; whoever shows them escapes them.
+"""The report's tables, as headings and cells of unescaped text.
 
-In:  runs as measured. Out: text with units in the headings.
+In: runs as measured. Out: text with units in the headings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ NONE = "–"  # not measured
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """headings: (group, heading) of each column; a group's columns stand side by side."""
+    """headings: (group, heading) of each column; a group's columns are neighbours."""
 
     headings: list[tuple[str, str]]
     rows: list[list[str]]
@@ -28,7 +28,7 @@ class Table:
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number for reading; – where there is none."""
+    """Format a number; – where there is none."""
     return NONE if value is None else f"{value:,.{digits}f}"
 
 
@@ -37,7 +37,7 @@ def _percent(share: float | None) -> str:
 
 
 def interval(found: Spread | None, digits: int = 1) -> str:
-    """Low and high end."""
+    """Format low and high end."""
     if found is None or found.low is None:
         return NONE
     return f"{number(found.low, digits)}–{number(found.high, digits)}"
@@ -90,7 +90,7 @@ def _noted(counter: RoundCounter) -> tuple[str, str, Callable[[Figures], str]]:
 
 
 def latencies(run: Measured) -> Table:
-    """Medians and tails of every (protocol, window) of a run."""
+    """Tabulate medians and tails of every (protocol, window) of a run."""
     best = lowest(run.figures)
     columns = [*_COLUMNS, *map(_noted, noted(run.figures))]
     if any(figures.asked is not None for figures in run.figures):
@@ -103,7 +103,7 @@ def latencies(run: Measured) -> Table:
 
 
 def positions(run: Measured) -> Table:
-    """How many rounds drafted, reached and accepted each depth."""
+    """Tabulate how many rounds drafted, reached and accepted each depth."""
     return Table(
         headings=[
             ("", "protocol"),
@@ -128,7 +128,7 @@ def positions(run: Measured) -> Table:
 
 
 def choices(seen: Hindsight) -> Table:
-    """Every possibility of ``auto``: how often it was chosen, and what it costs."""
+    """Tabulate every choice open to ``auto``: how often it was taken, and what it costs."""
 
     def median(found: Spread | None) -> str:
         return NONE if found is None else number(found.median)
@@ -159,7 +159,7 @@ def choices(seen: Hindsight) -> Table:
 
 
 def differences(runs: Sequence[Measured]) -> Table:
-    """What tells the runs apart: a row for each fact, a column for each run."""
+    """Tabulate the facts in which runs differ: a row for each fact, a column for each run."""
     facts = _facts(runs)
     return Table(
         headings=[("", "")] + [("", run.name) for run in runs],
@@ -168,7 +168,7 @@ def differences(runs: Sequence[Measured]) -> Table:
 
 
 def common(runs: Sequence[Measured]) -> Table:
-    """What all runs have in common; of a single run, everything."""
+    """Tabulate the facts that all runs share; of a single run, all facts."""
     facts = _facts(runs)
     return Table(
         headings=[("", ""), ("", "all runs" if len(runs) > 1 else runs[0].name)],
@@ -177,7 +177,7 @@ def common(runs: Sequence[Measured]) -> Table:
 
 
 def _facts(runs: Sequence[Measured]) -> dict[str, list[str]]:
-    """Each fact with its value in every run."""
+    """Collect each fact with its value in every run."""
     columns = [dict(_conditions(run)) for run in runs]
     names = dict.fromkeys(name for column in columns for name in column)
     return {name: [column.get(name, NONE) for column in columns] for name in names}
@@ -213,7 +213,7 @@ def _conditions(run: Measured) -> Iterator[tuple[str, str]]:
 
 
 def _span(began_s: float, ended_s: float) -> str:
-    """From when to when; the day is not said twice."""
+    """Format begin and end; the day is not repeated."""
     began, ended = (datetime.fromtimestamp(at, timezone.utc) for at in (began_s, ended_s))
     until = "%H:%M" if began.date() == ended.date() else "%Y-%m-%d %H:%M"
     return f"{began:%Y-%m-%d %H:%M} to {ended:{until}}"
@@ -225,7 +225,7 @@ def _model(model: Model) -> str:
 
 
 def _leaves(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Nested facts as flat ones; bytes read better as GiB."""
+    """Flatten nested facts; bytes become GiB."""
     for name, value in facts.items():
         if isinstance(value, Mapping):
             yield from _leaves(value)

@@ -1,4 +1,4 @@
-"""Runs in, a folder out: ``report.html``, and beside it the plots that the page also holds."""
+"""Write a report: runs in, a folder with ``report.html`` and its plots out."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,10 +13,10 @@ PAGE = "report.html"
 def write(
     runs: Sequence[Measured], folder: Path, show: Callable[[int, int], None] = lambda *_: None
 ) -> Path:
-    """Write page and plots into ``folder``, which is made; returns the page's path.
+    """Write page and plots into ``folder``, which is created; return the page's path.
 
-    show: is told after each plot how many of how many are done. OSError where something cannot be
-    written.
+    show: called after each plot with how many of how many are done. OSError where something cannot
+    be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PAGE
