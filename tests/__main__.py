@@ -23,8 +23,8 @@ MOST_WORKERS = 8
 # Rooms, and what else can break their slow tests besides `tests/ROOM` and the room itself.
 SLOW_ROOMS = {
     "deploy": ("systemd/",),
-    "device_runtime": (),
-    "edge_runtime": (),
+    "device_runtime": ("wire/",),
+    "edge_runtime": ("wire/", "pilotfish/engines/"),
     "engines": ("export/",),
     "export": (),
     "field": (),
