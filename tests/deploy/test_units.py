@@ -94,7 +94,14 @@ def test_gpu_is_not_locked_out(name: str) -> None:
 def test_power_mode_can_be_set_and_noted() -> None:
     """What `nvpmodel` and `jetson_clocks` write: /sys, and a file that others read."""
     service = section("pilotfish-power.service", "Service")
-    fatal = {"User", "ProtectKernelTunables", "PrivateUsers", "PrivateDevices", "ProcSubset", "UMask"}
+    fatal = {
+        "User",
+        "ProtectKernelTunables",
+        "PrivateUsers",
+        "PrivateDevices",
+        "ProcSubset",
+        "UMask",
+    }
     assert not fatal & service.keys()
     assert service["ProtectSystem"] == ["full"]  # leaves /var writable
 
