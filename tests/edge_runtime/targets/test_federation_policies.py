@@ -28,6 +28,8 @@ from tests.support.federating import (
     kill,
 )
 
+pytestmark = pytest.mark.timing
+
 PROMPT = [3, 1, 4, 1, 5]
 LENGTH = 60
 OPTIONS = {"protocol": "coupled", "temperature": 1.0, "seed": 2, "window": 3, "max_tokens": LENGTH}
@@ -152,9 +154,7 @@ def test_a_frozen_worker_is_waited_for(waiting: Play, frozen_s: float) -> None:
     assert after["dropped"] == 0
 
 
-@pytest.mark.parametrize(
-    "victims", [pytest.param([0], marks=SLOW), [1], pytest.param([0, 1], marks=pytest.mark.timing)]
-)
+@pytest.mark.parametrize("victims", [pytest.param([0], marks=SLOW), [1], [0, 1]])
 def test_a_worker_that_is_killed_and_comes_back_changes_nothing(
     waiting: Play, victims: list[int]
 ) -> None:
