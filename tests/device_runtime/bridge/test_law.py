@@ -179,7 +179,9 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-@pytest.mark.parametrize("size", [3, 200, 3000, 20_000])  # a row has up to 2,048 tokens
+@pytest.mark.parametrize(
+    "size", [3, 200, 3000, pytest.param(20_000, marks=pytest.mark.slow)]
+)  # a row has up to 2,048 tokens
 @pytest.mark.parametrize("count", [1, 3, 64, 65])
 def test_nothing_but_shared_tokens_is_drawn_and_sent(name, size, count):
     rng = np.random.default_rng([size, count])
