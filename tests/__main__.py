@@ -50,6 +50,7 @@ def main() -> int:
         print(f"slow tests of: {', '.join(sorted(rooms)) or 'no room'}")
     slow = " or ".join(["not slow", *sorted(rooms)])
     chosen = f"not reference and ({slow})" + (f" and ({options.m})" if options.m else "")
+    rest.append(f"--hypothesis-profile={'thorough' if rooms else 'pilotfish'}")
     started = time.monotonic()
     workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
     parallel = run(f"{chosen} and not timing", "-n", workers, "--no-loadscope-reorder", *rest)

@@ -17,11 +17,12 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish import Device
 from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from tests.support.examples import examples
 from tests.support.tcp import arrivals, connected, echo, received, round_trips_s, serving
 
 SHARES = (0.5, 0.5, 0.5, 0.25, 0.25, 0.25)
@@ -307,7 +308,7 @@ def test_loss_in_a_stream_holds_it_for_a_round_trip():
         seed=st.integers(0, 9),
     ),
 )
-@settings(max_examples=15)
+@examples(15)
 def test_data_arrive_whole_and_in_order(echoing, shared_link, chunks, link):
     shared_link.set(link)
     data = random.Random(len(chunks)).randbytes(sum(chunks))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -21,6 +21,7 @@ from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import EXCHANGES, Draft, Judge, Judged, Law, Ruling, Wanted
 from pilotfish.wire.protocols.judged import JudgedDraft
+from tests.support.examples import examples
 from tests.support.judging import random_head
 
 PROTOCOLS = ("wisv-full", "wisv-selective")
@@ -142,7 +143,7 @@ def test_there_is_something_in_between() -> None:
 
 
 @given(cases(), judges(), st.sampled_from(HIDDEN_FORMATS))
-@settings(max_examples=200)
+@examples(200)
 def test_both_protocols_decide_alike(case: Case, judge: Judge, form: str) -> None:
     full, selective = (played(protocol, case, judge, form)[0] for protocol in PROTOCOLS)
     assert told(full) == told(selective)
