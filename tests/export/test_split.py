@@ -321,6 +321,7 @@ def test_progress_is_told_in_bytes(tmp_path: Path, whole: Artifact) -> None:
     assert {each for _, each in steps} == {total}
 
 
+@pytest.mark.slow
 def test_weights_stream_through(default_artifacts: Pair, tmp_path: Path) -> None:
     """Half a gigabyte of real weights, never more than the largest of them in memory."""
     target = default_artifacts.target
