@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
-
+# What pip fetches is shown, a line a wheel; without pipefail its failure would be lost behind sed.
+SHELL := /bin/bash -o pipefail
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+SHORTLY := | sed -u -nE 's/^ +(Downloading|Using cached) (.*\.whl \(.*)/  \2/p; s/^Installing coll.*/  unpacking …/p'
 
 .PHONY: help venv demo test test-all test-reference lint format bench deb clean
 help:
@@ -18,18 +20,27 @@ help:
 	@echo "make bench           every benchmark (ARGS='--quick'); figures go to bench-*.json"
 
 venv: $(VENV)/.installed
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) …"
-	$(INSTALL) -e '.[cpu,export,serve,bundle,ray,field,dev]'
+
+$(BIN)/python:
+	@echo "making $(VENV) …"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what the demo needs into $(VENV) (65 MB) …"
+	@$(INSTALL) -e '.[cpu,export]' $(SHORTLY)
 	@touch $@
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what tests and development need into $(VENV) (320 MB) …"
+	@$(INSTALL) -e '.[cpu,export,serve,bundle,ray,field,dev]' $(SHORTLY)
+	@touch $(VENV)/.demo $@
 
 $(VENV)/.reference: $(VENV)/.installed
 	@echo "installing torch and transformers into $(VENV) …"
-	$(INSTALL) -e '.[reference]'
+	@$(INSTALL) -e '.[reference]' $(SHORTLY)
 	@touch $@
 
-demo: venv
+demo: $(VENV)/.demo
 	@$(BIN)/python -m pilotfish demo $(ARGS)
 
 test: venv

@@ -1,4 +1,4 @@
-"""A directory that appears whole or not at all, whatever happens while it is written."""
+"""Directories that appear whole or not at all, even if writing is interrupted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pilotfish.engines.artifact import MANIFEST_NAME, Artifact
 from pilotfish.engines.errors import EngineError
 from pilotfish.export.errors import ExportError
 
-OLD = "-old"  # ends the name of what was there before, while it is replaced
+OLD = "-old"  # suffix of the old content's name while it is being replaced
 
 
 def is_artifact(folder: Path) -> bool:
-    """Whether it looks like one."""
+    """Whether a folder looks like an artifact."""
     return (folder / MANIFEST_NAME).is_file()
 
 
@@ -26,12 +26,12 @@ def replacing(
     ours: Callable[[Path], bool] = is_artifact,
     opened: Callable[[Path], object] = Artifact.open,
 ) -> Iterator[Path]:
-    """Yield an empty hidden directory beside `out`; at the end it takes `out`'s place.
+    """Yield an empty hidden directory beside `out`; when the block ends, it replaces `out`.
 
-    What was there is replaced, if it is `ours`: what such an export writes. It stays until the new
-    one can be `opened`, which raises an EngineError for what is not valid. After an exception
-    nothing is left; what a kill left is removed by the next export to the same place, and what it
-    had moved out of the way is put back.
+    What was at `out` may be replaced if `ours` accepts it. It stays until the new content passes
+    `opened`, which raises an EngineError for invalid content. After an exception nothing is left;
+    what a killed export left is removed by the next export to the same place, and what it had moved
+    away is put back.
 
     Raises:
         ExportError: if `out` is a file, or a directory that holds something else; or what was
@@ -74,9 +74,9 @@ def _take_place(partial: Path, out: Path) -> None:
 
 
 def _tidy_up(out: Path) -> None:
-    """Clear up after exports to this place whose process is gone.
+    """Remove what killed exports to this place have left.
 
-    One that was killed while it took the place has moved `out` away: that is put back.
+    An export that was killed while it replaced `out` has moved `out` away: that is put back.
     """
     for left in out.parent.glob(f".{out.name}.partial-*"):
         pid = left.name.rpartition(".partial-")[2].partition("-")[0]

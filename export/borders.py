@@ -1,10 +1,10 @@
-"""Where the graph of a decoder can be cut: at the borders of its layers, found in the graph itself.
+"""Find the borders between layers in a decoder's graph, where it can be cut.
 
-The **main stream** is what depends on the tokens. A layer shows by its cache: it is entered before
-the first node of the main stream that reads its `past`. Going back from there, the last place over
-which a single value of the main stream passes is the border, and that value the residual stream.
-All else that passes there depends on positions, mask and layout alone, and is made anew on the
-other side. The same holds for the head, which begins at what the hidden states are a copy of.
+The **main stream** is all that depends on the tokens. A layer begins at the first node of the main
+stream that reads the layer's `past`. The border is the last place before that node which only one
+value of the main stream crosses; that value is the residual stream. All else that crosses there
+depends on positions, mask and layout alone, and is computed again on the other side. The head is
+found the same way: it begins at the value that the hidden states copy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Part:
 
 
 class Flow:
-    """What depends on what in a graph; nodes are in the order in which they can run."""
+    """Dependencies within a graph, whose nodes are in an order in which they can run."""
 
     def __init__(self, graph: Any) -> None:
         self._nodes = list(graph.node)
@@ -47,7 +47,7 @@ class Flow:
         self._main = self._behind([TOKENS])
 
     def borders(self, layers: int) -> list[str]:
-        """The residual stream that enters each layer but the first, by its name in the graph.
+        """Return the name of the residual stream that enters each layer but the first.
 
         Raises:
             ExportError: if several values pass between two layers.
@@ -67,7 +67,7 @@ class Flow:
         return found
 
     def head_border(self) -> str:
-        """What hidden states are a copy of, and logits are made from, by its name.
+        """Return the name of the value that hidden states copy and logits are computed from.
 
         Raises:
             ExportError: if that is not the same.
@@ -81,7 +81,7 @@ class Flow:
         return border
 
     def part(self, wanted: Sequence[str], given: Collection[str]) -> Part:
-        """What makes `wanted` of `given`, and of the graph's inputs and weights."""
+        """Select what computes `wanted` from `given` and from the graph's inputs and weights."""
         nodes: set[int] = set()
         inputs: set[str] = set()
         weights: set[str] = set()
@@ -99,7 +99,7 @@ class Flow:
         return Part([self._nodes[at] for at in sorted(nodes)], inputs, weights)
 
     def _behind(self, sources: Collection[str]) -> set[str]:
-        """All that depends on `sources`, and they themselves."""
+        """Return `sources` and all that depends on them."""
         found = set(sources)
         for node in self._nodes:
             if not found.isdisjoint(node.input):
@@ -107,7 +107,7 @@ class Flow:
         return found
 
     def _entry(self, layer: int) -> int:
-        """The first node of the main stream that reads this layer's cache."""
+        """Find the first node of the main stream that reads this layer's cache."""
         cached = self._behind([f"past.{layer}.{what}" for what in KEY_VALUE])
         for at, node in enumerate(self._nodes):
             if not cached.isdisjoint(node.input) and not self._main.isdisjoint(node.output):
@@ -115,7 +115,7 @@ class Flow:
         raise ExportError(f"this graph reads no cache of layer {layer}")
 
     def _alive(self) -> list[set[str]]:
-        """Of the main stream, what is still read behind each node."""
+        """List, for each node, the main stream's values that later nodes still read."""
         last = {name: at for at, node in enumerate(self._nodes) for name in node.input}
         alive = {TOKENS}
         found: list[set[str]] = []
@@ -126,5 +126,5 @@ class Flow:
         return found
 
     def _is_written_behind(self, layer: int, at: int) -> bool:
-        """Whether any of this layer's cache is written behind the node at `at`."""
+        """Whether a node after `at` writes part of this layer's cache."""
         return any(self._maker[f"present.{layer}.{what}"] > at for what in KEY_VALUE)

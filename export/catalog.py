@@ -1,4 +1,4 @@
-"""The artifacts below a folder, for `pilotfish export list`."""
+"""List the artifacts in a folder, for `pilotfish export list`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pilotfish.engines.errors import ArtifactError
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One artifact.
+    """One artifact in the list.
 
-    `size` is the sum of its files, in bytes; `stage` says which part of a model it is, unless it is
-    a whole one.
+    `size` is the sum of its files, in bytes; `stage` names the part of a model that it is, None for
+    a whole model.
     """
 
     path: str
@@ -27,10 +27,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_artifacts(folder: str | os.PathLike[str]) -> list[Entry]:
-    """Artifacts in `folder` and below, sorted by path.
+    """List artifacts in `folder` and below, sorted by path.
 
-    What is not an artifact, or is a damaged one, is left out; hidden directories (exports under
-    way among them) are not entered.
+    Damaged artifacts and other files are left out; hidden directories, such as unfinished exports,
+    are not entered.
 
     Raises:
         ArtifactError: if there is no such folder.

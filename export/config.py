@@ -1,8 +1,8 @@
-"""The shape of a model, in one form whatever file it was read from.
+"""A model's shape, in one form for all kinds of source.
 
-In: Hugging Face's config.json or GGUF metadata (read by `export.sources`).
-Out: `ModelConfig`, from which the graph is written. Names are those of this project's design;
-what only one family needs stands at the end, with the default that the other families use.
+In: Hugging Face's config.json or GGUF metadata (read by `export.sources`). Out: `ModelConfig`, from
+which the graph is written. Fields that only one family needs come last, with the default that the
+other families use.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the graph of a decoder depends on, besides its weights.
 
     Attributes:
-        name: what the model is called, for people.
+        name: the model's name, for display.
         model_type: the source's own name of the architecture.
         head_dim: of one head; heads * head_dim need not equal `hidden`.
         context: the largest number of positions.
@@ -80,7 +80,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     position_offset: int = 0
 
     def inverse_frequencies(self) -> NDArray[np.float64]:
-        """Rotary angle per position of each pair of channels, scaled; shape [head_dim // 2].
+        """Return the rotary angle per position of each pair of channels, scaled; [head_dim // 2].
 
         Raises:
             ValueError: if the model has no rotary embedding.
@@ -100,7 +100,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 def _scaled_as_llama3(
     frequencies: NDArray[np.float64], scaling: RopeScaling
 ) -> NDArray[np.float64]:
-    """Llama 3.1's rule, as in transformers' modeling_rope_utils."""
+    """Scale by Llama 3.1's rule, as transformers' modeling_rope_utils does."""
     turns = scaling.original_context * frequencies / (2 * math.pi)  # in the original context
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)

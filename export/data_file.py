@@ -13,7 +13,7 @@ PAGE = 4096  # tensors start on a page, so that a runtime can map them
 
 
 class DataFile:
-    """Tensors one behind the other; each is on disk when `put` returns."""
+    """Tensors written one after another; each is on disk when `put` returns."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
@@ -22,11 +22,11 @@ class DataFile:
 
     @property
     def sha256(self) -> str:
-        """Digest of all that was written."""
+        """Digest of all that was written so far."""
         return self._digest.hexdigest()
 
     def put(self, tensor: TensorProto, payload: NDArray[np.uint8]) -> None:
-        """Write the bytes of `tensor`, which from now on says where they are."""
+        """Write the bytes of `tensor` and record in it where they are."""
         offset = self._file.tell()
         padding = -offset % PAGE
         self._write(np.zeros(padding, np.uint8))

@@ -1,4 +1,4 @@
-"""What can go wrong when a model is exported."""
+"""Errors of exporting a model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pilotfish.engines.errors import EngineError
 
 
 class ExportError(EngineError):
-    """A source cannot be read, or holds a model that is not supported; the text names which."""
+    """The source cannot be read or its model is not supported; the text says which."""
 
     exit_code = 65  # EX_DATAERR
 
 
 class DownloadError(ExportError):
-    """A source could not be fetched; the text says what can be given instead."""
+    """The source could not be downloaded; the text names alternatives."""
 
     exit_code = 69  # EX_UNAVAILABLE

@@ -1,8 +1,8 @@
-"""An ONNX graph under construction.
+"""Build an ONNX graph.
 
-In:  operators one by one, and weights as they come from the source.
-Out: `model.onnx` (structure and small constants) and its external data file, which may exceed
-     2 GB. A weight is on disk when `weight` returns, so memory never holds more than one.
+In: operators one by one, and weights as they come from the source. Out: `model.onnx` (structure and
+small constants) and its external data file, which may exceed 2 GB. A weight is on disk when
+`weight` returns, so memory never holds more than one.
 """
 
 from __future__ import annotations
@@ -71,18 +71,18 @@ class GraphWriter:
     def multi(
         self, kind: str, *inputs: str, names: Sequence[str], domain: str = "", **attrs: Any
     ) -> list[str]:
-        """Append an operator whose outputs get these names ("" = not asked for)."""
+        """Append an operator whose outputs get these names ("" = not requested)."""
         node = helper.make_node(kind, inputs, names, domain=domain, **attrs)
         node.name = next(name for name in names if name)
         self._nodes.append(node)
         return list(names)
 
     def fresh(self, kind: str, count: int) -> list[str]:
-        """New value names, for the outputs of `multi`."""
+        """Return new value names, for the outputs of `multi`."""
         return [self._fresh(kind) for _ in range(count)]
 
     def constant(self, values: Any, dtype: str) -> str:
-        """A small constant, kept in the graph file; equal constants are one."""
+        """Add a small constant to the graph file; equal constants are stored once."""
         array = np.asarray(values, dtype)
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
@@ -92,7 +92,7 @@ class GraphWriter:
         return self._constants[key]
 
     def weight(self, name: str, array: NDArray[Any], dtype: str | None = None) -> str:
-        """Write `array` to the data file, which may hold the bits of another `dtype`.
+        """Write `array` to the data file; it may hold the bits of another `dtype`.
 
         For "int4" the array is u8, one value in the low four bits of each.
         """
@@ -108,7 +108,7 @@ class GraphWriter:
         return name in self._initializers
 
     def take_back(self, value: str) -> list[str]:
-        """Remove the operator that was just appended to make `value`; return its inputs.
+        """Remove the last operator, which made `value`; return its inputs.
 
         For dialects that fuse an operator with the one before it.
         """
@@ -118,7 +118,7 @@ class GraphWriter:
         return list(node.input)
 
     def save(self, path: Path, *, opset: int, contrib: bool) -> None:
-        """Write the graph file; the data file is the caller's to close."""
+        """Write the graph file; the caller closes the data file."""
         imports = [helper.make_opsetid("", opset)]
         if contrib:
             imports.append(helper.make_opsetid("com.microsoft", 1))
@@ -140,7 +140,7 @@ class GraphWriter:
 
 
 def pack_nibbles(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Values below 16, u8 [..., n] → bytes, first element in the low nibble (ONNX's order)."""
+    """Pack values below 16, u8 [..., n], into bytes, first element in the low nibble."""
     flat = array.ravel()
     if flat.size % 2:
         flat = np.append(flat, np.uint8(0))

@@ -104,7 +104,7 @@ def _write_graph(
 
 
 def _counting(source: WeightSource, progress: Progress) -> Callable[[str], NDArray[np.float32]]:
-    """`source.tensor`, telling how many weights have been read."""
+    """Wrap `source.tensor` to report how many weights have been read."""
     seen: set[str] = set()
     total = len(source.names())
 
@@ -153,7 +153,7 @@ def _manifest(
 
 
 def _runtime() -> tuple[int, ...]:
-    """Version of the runtime that "auto" chooses for."""
+    """Return the runtime version that "auto" chooses for."""
     try:
         return runtime_version()
     except ProviderError:

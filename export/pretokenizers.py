@@ -1,7 +1,7 @@
-"""How a byte-level vocabulary splits text before merging, by GGUF's `tokenizer.ggml.pre`.
+"""How byte-level vocabularies split text before merging, by GGUF's `tokenizer.ggml.pre`.
 
-Patterns are those of the models' own tokenizer.json, which llama.cpp's src/llama-vocab.cpp
-repeats. A new one is one line in PRETOKENIZERS.
+The patterns are those of the models' own tokenizer.json, also found in llama.cpp's
+src/llama-vocab.cpp. To add one, add a line to PRETOKENIZERS.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 
 
 class Recipe(NamedTuple):
-    """Patterns to split by, one after another; what a pattern matches stays in one piece.
+    """Patterns to split by, one after another; a match stays in one piece.
 
     With `ignore_merges`, a piece that is in the vocabulary is its token, whatever the merges.
     """
@@ -30,7 +30,7 @@ class Recipe(NamedTuple):
     ignore_merges: bool = False
 
     def build(self) -> PreTokenizer:
-        """The pre-tokenizer; at its end bytes become characters of GPT-2's alphabet."""
+        """Build the pre-tokenizer, which ends by mapping bytes to GPT-2's alphabet."""
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([*splits, to_bytes])

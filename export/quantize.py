@@ -1,16 +1,16 @@
-"""Weights in 4 or 8 bits, in blocks along the input width.
+"""Quantise weights to 4 or 8 bits, in blocks along the input width.
 
-In: w [N, K] float32. Out: codes, and one scale per block of BLOCK columns, so that
-w ≈ (code − 2^(bits−1)) · scale. The same numbers serve MatMulNBits and DequantizeLinear.
+In: w [N, K] float32. Out: codes, and one scale per block of BLOCK columns, so that w ≈ (code −
+2^(bits−1)) · scale. The same numbers serve MatMulNBits and DequantizeLinear.
 
-**What was rounded before is kept.** A GGUF file's blocks of Q4_0 and Q8_0 lie on such a grid; those
-of Q4_1 and Q4_K do with an offset per block, w = (code − 8) · scale + offset. `_grid` finds the
-grid of such a weight, and its numbers stay as they are. To round Q4_1 once more costs a drafter a
-quarter of its acceptance (docs/engines.md).
+**Weights that were already rounded keep their values.** A GGUF file's blocks of Q4_0 and Q8_0 lie
+on such a grid; those of Q4_1 and Q4_K do with an offset per block, w = (code − 8) · scale + offset.
+`_grid` finds the grid of such a weight. To round Q4_1 once more costs a drafter a quarter of its
+acceptance (docs/engines.md).
 
 Other weights are rounded to the nearest code, symmetrically. Zero points were measured and are not
-used: as integers they bring what a better search for scales would, and as floats ONNX Runtime's
-kernel takes 50 times as long. An offset is a product of its own, with the sums of the blocks of x
+used: as integers they gain no more than a better search for scales would, and as floats ONNX
+Runtime's kernel takes 50 times as long. An offset is a product of its own, with the block sums of x
 (`export.dialects.dialect`).
 """
 
@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from pilotfish.export.errors import ExportError
 
 BLOCK = 32
-CHUNK = 1 << 18  # weights quantised at a time: what is in flight stays in the cache
-SAMPLE = 64  # blocks that tell whether a weight was rounded before
-ROUNDING = 1e-6  # of a block's largest weight: what float32 leaves of code · scale + offset
+CHUNK = 1 << 18  # weights quantised at a time, few enough to stay in the CPU's cache
+SAMPLE = 64  # blocks examined to tell whether a weight was rounded before
+ROUNDING = 1e-6  # relative to a block's largest weight: float32's error of code · scale + offset
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _Blocks(NamedTuple):
     offsets: NDArray[np.float32]
 
     def equal(self, blocks: NDArray[np.float32], half: int) -> NDArray[np.bool_]:
-        """Which of `blocks` [n, BLOCK] these are, but for float32's rounding."""
+        """Mark which of `blocks` [n, BLOCK] these reproduce, up to float32's rounding."""
         again = (self.codes - np.float32(half)) * self.scales[:, None] + self.offsets[:, None]
         allowed = ROUNDING * np.abs(blocks).max(axis=1, keepdims=True)
         found: NDArray[np.bool_] = (np.abs(again - blocks) <= allowed).all(axis=1)
@@ -70,7 +70,7 @@ _Way = Callable[[NDArray[np.float32], int, int], _Blocks]
 
 
 class _Grid(NamedTuple):
-    """How a weight is rounded: in `most` steps, or in as many of `others` as make a block exact."""
+    """How to round a weight: in `most` steps, or in one of `others` that makes a block exact."""
 
     way: _Way
     most: int
@@ -102,7 +102,7 @@ def quantize(name: str, weight: NDArray[np.float32], bits: int) -> Quantized:
 
 
 def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:
-    """Round blocks [n, BLOCK]; one that no count of the grid makes exact, to the nearest."""
+    """Round blocks [n, BLOCK]; to the nearest where no count of the grid is exact."""
     found = grid.way(blocks, half, grid.most)
     for count in grid.others:
         off = np.flatnonzero(~found.equal(blocks, half))
@@ -116,11 +116,11 @@ def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:
 
 
 def _grid(blocks: NDArray[np.float32], bits: int) -> _Grid:
-    """The grid that most of a sample of the blocks lie on; else the one to round to."""
+    """Find the grid that most blocks of a sample lie on; else the grid to round to."""
     half = 2 ** (bits - 1)
     sample = blocks[:: max(len(blocks) // SAMPLE, 1)]
     sample = sample[sample.any(axis=1)]
-    # 8 bits need no offset: they are next to exact without.
+    # 8 bits need no offset: they are nearly exact without one.
     ways = [(_symmetric, half), (_shifted, 2 * half - 1)] if bits == 4 else [(_symmetric, half)]
     for way, most in ways:
         exact = {n: way(sample, half, n).equal(sample, half) for n in range(most, 0, -1)}
@@ -130,8 +130,8 @@ def _grid(blocks: NDArray[np.float32], bits: int) -> _Grid:
 
 
 def _symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
-    """Multiples of a scale; the largest weight is −count of them."""
-    # With count = half it gets the code without a mirror image: its sign is in the scale.
+    """Round to multiples of a scale; the largest weight is −count of them."""
+    # With count = half it gets the code −half, which has no positive twin: the scale has its sign.
     largest = np.abs(blocks).argmax(axis=1)
     scales = blocks[np.arange(len(blocks)), largest] / np.float32(-count)
     scales[scales == 0] = 1.0
@@ -140,7 +140,7 @@ def _symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
 
 
 def _shifted(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
-    """Multiples of a scale, added to the smallest weight; the largest is `count` of them."""
+    """Round to multiples of a scale above the smallest weight; the largest is `count` of them."""
     low = blocks.min(axis=1)
     scales = (blocks.max(axis=1) - low) / np.float32(count)  # 0 where all weights are equal
     steps = np.where(scales == 0, np.float32(1), scales)
@@ -149,7 +149,7 @@ def _shifted(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
 
 
 def quantize_rows(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """int8 with one scale per row, for embeddings: codes i8 [N, K], scales f32 [N, 1]."""
+    """Round to int8 with one scale per row, for embeddings: codes i8 [N, K], scales f32 [N, 1]."""
     codes = np.empty(weight.shape, np.int8)
     scales = np.empty((len(weight), 1), np.float32)
     step = max(CHUNK // weight.shape[1], 1)

@@ -1,10 +1,10 @@
 """Cut an artifact into the stages of a pipeline: an artifact in, a folder of artifacts out.
 
-`out`/stage-1, `out`/stage-2, … each have a graph (`export.stage_graphs`), the weights that it reads
-and a manifest whose `stage` says which layers these are, of which artifact. The head, hidden states
-to logits, goes with the first stage: whoever runs that one turns the hidden states that come back
-into logits. Weights stream from file to file; no two stages have the same one, but tables that are
-computed (of rotary angles) are in each that reads them.
+`out`/stage-1, `out`/stage-2, … each have a graph (`export.stage_graphs`), its weights and a
+manifest whose `stage` names the layers and the artifact that was cut. The head (hidden states to
+logits) goes with the first stage, which receives the hidden states that come back. Weights stream
+from file to file. No weight is in two stages; computed tables (of rotary angles) are in each that
+reads them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def split_artifact(
 def plan_cuts(
     artifact: Artifact, stages: int | None = None, layers: Sequence[int] | None = None
 ) -> list[Cut]:
-    """Which layers each stage gets; arguments as `split_artifact` has them.
+    """Plan the layers of each stage; arguments as in `split_artifact`.
 
     Raises:
         ExportError: if they contradict each other, or the model.
@@ -130,14 +130,14 @@ def _are_stages(folder: Path) -> bool:
 
 
 def _silent(label: str, done: int, total: int | None) -> None:
-    """Nobody is told."""
+    """Ignore progress."""
 
 
 # --- graphs and their weights --------------------------------------------------------------------
 
 
 def _cut(artifact: Artifact, cuts: Sequence[Cut]) -> list[dict[str, ModelProto]]:
-    """The graphs of each stage, whose weights are still where the whole one's are."""
+    """Make the graphs of each stage; their weights still refer to the whole one's file."""
     try:
         whole = onnx.load(artifact.graph_path, load_external_data=False)
         made = StageGraphs(whole, artifact.manifest.dimensions.layers)
@@ -145,7 +145,7 @@ def _cut(artifact: Artifact, cuts: Sequence[Cut]) -> list[dict[str, ModelProto]]
         stages[0][HEAD_NAME] = made.head()
     except ExportError:
         raise
-    except Exception as error:  # onnx raises classes of others; a name that is missing, KeyError
+    except Exception as error:  # onnx raises foreign classes; KeyError for a missing name
         raise ExportError(
             f"{artifact.graph_path} is no graph as `pilotfish export model` writes it: {error}"
         ) from error
@@ -153,7 +153,7 @@ def _cut(artifact: Artifact, cuts: Sequence[Cut]) -> list[dict[str, ModelProto]]
 
 
 def _write_graphs(directory: Path, graphs: Graphs, weights: _Weights) -> dict[str, str]:
-    """Write the graphs of a stage, and once what they read; file name → SHA-256."""
+    """Write a stage's graphs, and once each the weights that they read; file name → SHA-256."""
     digests: dict[str, str] = {}
     written: dict[str, TensorProto] = {}
     for name, model in graphs.items():
@@ -180,13 +180,13 @@ def _external(model: ModelProto) -> list[TensorProto]:
 
 
 def _place(weight: TensorProto) -> tuple[str, int, int]:
-    """File, offset and length of an external weight."""
+    """Return file, offset and length of an external weight."""
     entries = {entry.key: entry.value for entry in weight.external_data}
     return entries["location"], int(entries["offset"]), int(entries["length"])
 
 
 def _bytes(graphs: Graphs) -> int:
-    """What the weights of a stage take."""
+    """Sum the bytes of a stage's weights."""
     sizes = {w.name: _place(w)[2] for model in graphs.values() for w in _external(model)}
     return sum(sizes.values())
 
@@ -201,7 +201,7 @@ class _Weights:
         self._progress = progress
 
     def copy(self, weight: TensorProto, data: DataFile) -> None:
-        """Append a weight to `data`, where it then lies."""
+        """Append a weight to `data` and record where it is."""
         name, offset, length = _place(weight)
         if name not in self._artifact.manifest.files:
             raise ExportError(f"{self._artifact.graph_path} reads {name}, which is not its own")

@@ -1,4 +1,4 @@
-"""The graphs of the stages of a pipeline, as parts of a whole decoder's.
+"""Make the graphs of a pipeline's stages, as parts of a whole decoder's.
 
     first      input_ids → next_states [T, width] f32      head      hidden_states → logits
     others     states [T, width] f32 → next_states
@@ -25,7 +25,7 @@ FLOAT = TensorProto.FLOAT
 
 
 class StageGraphs:
-    """Makes them of a whole graph of so many layers; weights stay where they are.
+    """Cuts a whole graph of so many layers into parts; weights stay where they are.
 
     Raises:
         ExportError: if it cannot be cut at every border.
@@ -34,17 +34,17 @@ class StageGraphs:
     def __init__(self, whole: ModelProto, layers: int) -> None:
         self._whole = whole
         self._flow = Flow(whole.graph)
-        # What passes before each layer and behind the last one; "" where nothing is cut.
+        # The value at each layer's border; "" where nothing is cut.
         self._borders = ["", *self._flow.borders(layers), ""]
         inferred = shape_inference.infer_shapes(whole).graph
         known = (*inferred.value_info, *inferred.input, *inferred.output)
         self._infos = {item.name: item for item in known}
 
     def stage(self, first: int, layers: int) -> ModelProto:
-        """Layers first … first + layers − 1, the embedding before 0, the norm behind the last."""
+        """Make layers first … first + layers − 1, with embedding or norm at the model's ends."""
         end = first + layers
         before, behind = self._borders[first], self._borders[end]
-        own = {  # the whole graph's name of each cache: this stage's
+        own = {  # name of each cache in the whole graph → in this stage
             f"{when}.{name}": f"{when}.{renumbered}"
             for name, renumbered in zip(kv_names(end)[2 * first :], kv_names(layers), strict=True)
             for when in ("past", "present")
@@ -71,7 +71,7 @@ class StageGraphs:
         return self._model(f"layers {first}–{end - 1}", nodes, inputs, outputs, part, own)
 
     def head(self) -> ModelProto:
-        """Logits of hidden states."""
+        """Make the graph from hidden states to logits."""
         border = self._flow.head_border()
         part = self._flow.part([LOGITS], [border])
         nodes = [self._hand_over(border, HIDDEN, border, self._type(border)), *part.nodes]
@@ -86,7 +86,7 @@ class StageGraphs:
         part: Part,
         names: Mapping[str, str],
     ) -> ModelProto:
-        """A graph of copies, in which the values in `names` are called otherwise."""
+        """Make a graph of copies, with values renamed by `names`."""
         weights = [item for item in self._whole.graph.initializer if item.name in part.weights]
         graph = helper.make_graph(nodes, name, inputs, outputs, weights)
         for node in graph.node:
@@ -100,7 +100,7 @@ class StageGraphs:
         return model
 
     def _hand_over(self, border: str, source: str, target: str, kind: int) -> NodeProto:
-        """Gives `source` as `target` of this type; one of them is float32, one has `border`'s."""
+        """Pass `source` on as `target` in this type; one is float32, one has `border`'s type."""
         if self._type(border) == FLOAT:
             return helper.make_node("Identity", [source], [target], name=target)
         return helper.make_node("Cast", [source], [target], name=target, to=kind)

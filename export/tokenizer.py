@@ -1,8 +1,8 @@
-"""A `tokenizer.json` from a vocabulary that comes in another form.
+"""Make a `tokenizer.json` of a vocabulary in another form.
 
 In: GGUF metadata (`GgufVocabulary`), or GPT-2's pair of files (`gpt2_tokenizer_json`). GGUF has two
-models of tokenizer that are known: "gpt2" (byte-level BPE, split by one of `export.pretokenizers`)
-and "llama" (SentencePiece BPE with byte fall-back). llama.cpp is the reference for their ids.
+supported models of tokenizer: "gpt2" (byte-level BPE, split by one of `export.pretokenizers`) and
+"llama" (SentencePiece BPE with byte fall-back). llama.cpp is the reference for their ids.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class GgufVocabulary:
         return tokenizer
 
     def _adds_bos(self, model: object) -> bool:
-        """Whether BOS stands before a raw text: as stated, else as llama.cpp takes it."""
+        """Whether BOS precedes a raw text: as stated, else by llama.cpp's default."""
         usual = model == "llama" or self._metadata.get("tokenizer.ggml.pre") == "llama-bpe"
         return bool(self._metadata.get("tokenizer.ggml.add_bos_token", usual))
 
     def _byte_level(self) -> tokenizers.Tokenizer:
-        """GPT-2's kind: merges are in the file."""
+        """Build GPT-2's kind, whose merges are in the file."""
         name = self._metadata.get("tokenizer.ggml.pre", "default")
         recipe = PRETOKENIZERS.get(name) if isinstance(name, str) else None
         if recipe is None:
@@ -98,7 +98,7 @@ class GgufVocabulary:
         return tokenizer
 
     def _sentencepiece(self) -> tokenizers.Tokenizer:
-        """Llama 2's kind: merges follow from the scores."""
+        """Build Llama 2's kind, whose merges follow from the scores."""
         scores: list[float] = self._list("scores", (int, float))[: self.size]
         vocabulary = {token: id for id, token in enumerate(self._tokens)}
         merges = _merges_by_score(self._tokens, self._kinds, scores)
@@ -139,7 +139,7 @@ class GgufVocabulary:
         return value if isinstance(value, int) and 0 <= value < self.size else None
 
     def _end_id(self, key: str) -> int | None:
-        """Like `_id`, but one that is no token is refused: texts would have no end."""
+        """Return an end id; refuse one that is no token, since texts would have no end."""
         value = self._metadata.get(f"tokenizer.ggml.{key}", NO_TOKEN)
         if value != NO_TOKEN and self._id(key) is None:
             raise ExportError(
@@ -156,7 +156,7 @@ class GgufVocabulary:
 
 
 def gpt2_tokenizer_json(directory: Path) -> str:
-    """A tokenizer.json from GPT-2's vocab.json and merges.txt, as OPT's checkpoints have them.
+    """Make a tokenizer.json of GPT-2's vocab.json and merges.txt, as in OPT's checkpoints.
 
     Raises:
         ExportError: if the files are damaged or belong to another kind of tokenizer.
@@ -193,7 +193,7 @@ def _pair(merge: str) -> tuple[str, str]:
 def _merges_by_score(
     tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
-    """Every way to join two pieces into a third, the best third first.
+    """List all ways to join two pieces into a third, the best third first.
 
     SentencePiece joins the neighbours whose union scores highest. Among splits of one union the
     longer left part goes first, as in transformers' conversion.

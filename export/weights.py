@@ -1,4 +1,4 @@
-"""The weights that a model of each architecture has, and their shapes.
+"""The weights of each architecture, and their shapes.
 
 In: a `ModelConfig`, and the shapes that a file states. Out: nothing, or an ExportError that names
 the tensor and the setting that contradict each other. Names are those of Hugging Face's modules.
@@ -17,7 +17,7 @@ from pilotfish.export.config import ModelConfig
 from pilotfish.export.errors import ExportError
 
 HEAD = "lm_head.weight"
-# Fields that weights hang on.
+# Fields that decide whether weights exist.
 SWITCHES = ("attention_bias", "output_bias", "mlp_bias", "qk_norm", "tied", "final_norm")
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 
@@ -40,10 +40,10 @@ def check_weights(
     where: str,
     called: Callable[[str], str] = str,
 ) -> None:
-    """See that a file has the weights that its configuration asks for, and no others.
+    """Check that a file has the weights that its configuration asks for, and no others.
 
     Args:
-        config: what the model is said to be.
+        config: the model's configuration.
         found: the shape of each weight there is.
         keys: field of `config` → what the file calls it; of fields that are not there, the
             model_type decides.
@@ -79,17 +79,17 @@ def check_weights(
 
 
 class _Settings:
-    """What a file calls the settings of its model, for errors."""
+    """Names the settings of a model as its file does, for errors."""
 
     def __init__(self, config: ModelConfig, keys: Mapping[str, str]) -> None:
         self._config, self._keys = config, keys
 
     def say(self, *fields: str) -> str:
-        """Keys and their values, as in "num_attention_heads 4 × head_dim 8"."""
+        """Format keys and their values, as in "num_attention_heads 4 × head_dim 8"."""
         return " × ".join(f"{self._keys[name]} {getattr(self._config, name)}" for name in fields)
 
     def why(self, name: str) -> str:
-        """The switch that a weight hangs on."""
+        """Name the switch that a weight depends on."""
         layers = (_layer(name) or 0) + 1
         for switch in SWITCHES:
             either = (
@@ -102,7 +102,7 @@ class _Settings:
         return self.say("model_type")
 
     def blame(self, sizes: tuple[Size, ...], found: tuple[int, ...]) -> str:
-        """The settings behind the dimensions that differ."""
+        """Name the settings behind the dimensions that differ."""
         if len(sizes) != len(found):
             return self.say("model_type")
         pairs = zip(sizes, found, strict=True)
@@ -111,7 +111,7 @@ class _Settings:
 
 
 def embedding_of(config: ModelConfig) -> str:
-    """Name of the embedding, which is the first weight of every architecture."""
+    """Return the name of the embedding, the first weight of every architecture."""
     name, _ = next(WEIGHTS[config.model_type](config))
     return name
 
@@ -184,18 +184,18 @@ WEIGHTS: dict[str, Callable[[ModelConfig], Weights]] = {
 
 
 def _size(config: ModelConfig, *fields: str) -> Size:
-    """The product of these fields."""
+    """Multiply these fields."""
     return Size(math.prod(getattr(config, name) for name in fields), fields)
 
 
 def _linear(name: str, rows: Size, columns: Size, *, bias: bool) -> Weights:
-    """The weight [rows, columns] of a projection, and its bias [rows]."""
+    """Yield the weight [rows, columns] of a projection, and its bias [rows]."""
     yield f"{name}.weight", (rows, columns)
     if bias:
         yield f"{name}.bias", (rows,)
 
 
 def _norm(name: str, width: Size) -> Weights:
-    """Weight and bias of a layer norm."""
+    """Yield weight and bias of a layer norm."""
     yield f"{name}.weight", (width,)
     yield f"{name}.bias", (width,)

@@ -11,7 +11,6 @@ which `--list` only names.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -19,12 +18,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NO_TESTS = 5  # pytest's exit status where a selection is empty
-MOST_WORKERS = 8
+# As they stand, not those with many tests first: what takes long has few.
+PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--no-loadscope-reorder")
 # Rooms, and what else can break their slow tests besides `tests/ROOM` and the room itself.
 SLOW_ROOMS = {
     "deploy": ("systemd/",),
-    "device_runtime": (),
-    "edge_runtime": (),
+    "device_runtime": ("wire/",),
+    "edge_runtime": ("wire/", "pilotfish/engines/"),
     "engines": ("export/",),
     "export": (),
     "field": (),
@@ -44,16 +44,18 @@ def main() -> int:
     if options.list:
         print(*sorted(changed_rooms(options.changed)), sep="\n")
         return 0
-    rooms = set(SLOW_ROOMS) if options.all else set()
+    chosen, rooms = "not reference", []
     if options.changed is not None:
-        rooms = changed_rooms(options.changed)
-        print(f"slow tests of: {', '.join(sorted(rooms)) or 'no room'}")
-    slow = " or ".join(["not slow", *sorted(rooms)])
-    chosen = f"not reference and ({slow})" + (f" and ({options.m})" if options.m else "")
-    rest.append(f"--hypothesis-profile={'thorough' if rooms else 'pilotfish'}")
+        rooms = sorted(changed_rooms(options.changed))
+        print(f"slow tests of: {', '.join(rooms) or 'no room'}")
+        chosen += f" and ({' or '.join(['not slow', *rooms])})"
+    elif not options.all:
+        chosen += " and not slow"
+    if options.m:
+        chosen += f" and ({options.m})"
+    rest.append(f"--hypothesis-profile={'thorough' if options.all or rooms else 'pilotfish'}")
     started = time.monotonic()
-    workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
-    parallel = run(f"{chosen} and not timing", "-n", workers, "--no-loadscope-reorder", *rest)
+    parallel = run(f"{chosen} and not timing", *PARALLEL, *rest)
     if parallel not in (0, NO_TESTS) and not go_on(parallel, rest):
         return parallel
     print("\nOne after the other, since they measure time:")
@@ -101,9 +103,13 @@ def timed_files() -> list[Path]:
 def changed_rooms(base: str | None) -> set[str]:
     """Rooms with slow tests in which something changed since `base`; all, if git cannot tell."""
     try:
-        names = changed_files(base or merge_base())
+        return rooms_of(changed_files(base or merge_base()))
     except subprocess.CalledProcessError:
         return set(SLOW_ROOMS)
+
+
+def rooms_of(names: list[str]) -> set[str]:
+    """Rooms whose slow tests may fail by a change of these files."""
     if any(name.startswith(COMMON) for name in names):
         return set(SLOW_ROOMS)
     return {

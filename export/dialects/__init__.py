@@ -1,4 +1,4 @@
-"""Dialects: one network in the operators that a runtime knows. A new one is one file and a line."""
+"""Dialects: the operators that a runtime knows. To add one, add a file and a line here."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ OPSET24_SINCE = (1, 25)  # onnxruntime
 
 
 def choose_dialect(name: str, precision: Precision, runtime: tuple[int, ...]) -> type[Dialect]:
-    """The dialect called `name`, or what "auto" means for this precision and onnxruntime version.
+    """Return the named dialect, or choose one for this precision and ONNX Runtime version.
 
-    Quantised models are drafters: contrib answers one slot fastest. The others are targets, whose
-    passes hold several slots.
+    "auto" takes contrib for quantised models: they are drafters, and contrib answers one slot
+    fastest. Others are targets, whose passes hold several slots.
 
     Raises:
         ExportError: for an unknown name, or a precision that the dialect cannot express.

@@ -1,12 +1,12 @@
 """ONNX Runtime's own operators (com.microsoft), where they are faster: one slot per pass.
 
-GroupQueryAttention rotates, appends and attends at once, and its cost follows the tokens that are
-there, not the capacity. It takes several slots only if each brings one token, so passes are not
+GroupQueryAttention rotates, appends and attends at once, and its cost follows the tokens in the
+cache, not the capacity. It takes several slots only if each has one new token, so passes are not
 batched.
 
-    seqlens_k [1] i32: tokens in the cache after this pass, less one
+    seqlens_k [1] i32: tokens in the cache after this pass, minus one
     total_sequence_length [1] i32: that number itself
-    attention_bias [1, 1, T, total]: 0 where a token is seen, else a large negative number
+    attention_bias [1, 1, T, total]: 0 where a token is visible, else a large negative number
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Contrib(Dialect):
         self.bias = graph.input("attention_bias", self.float, [1, 1, "T", "total"])
 
     def rms_norm(self, x: str, name: str) -> str:
-        """x / rms(x) · weight over the last axis, fused with the sum that made x."""
+        """Compute x / rms(x) · weight over the last axis, fused with the sum before it."""
         epsilon = self.config.norm_eps
         weight = self.weight(name)
         if x == self._sum:
@@ -59,13 +59,13 @@ class Contrib(Dialect):
         return self.graph.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=epsilon)
 
     def add(self, x: str, y: str) -> str:
-        """A residual sum, which the norm after it takes in."""
+        """Add a residual; the next norm takes the sum in."""
         self._sum = super().add(x, y)
         return self._sum
 
     @cached_property
     def _rotary(self) -> list[str]:
-        """Tables of cos and sin; none where positions are learned."""
+        """Tables of cos and sin; empty where positions are learned."""
         if self.config.rope_theta is None:
             return []
         cos, sin = self.rotary_tables()
@@ -113,7 +113,7 @@ class Contrib(Dialect):
         return self.graph.op("Unsqueeze", self.positions, self.graph.constant([0], "int64"))
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """X [T, K] times the transposed weight [N, K]."""
+        """Multiply x [T, K] by the transposed weight [N, K]."""
         rows, width = weight.codes.shape
         codes = weight.codes.reshape(rows, width // BLOCK, BLOCK)
         if weight.bits == 4:
@@ -132,5 +132,5 @@ class Contrib(Dialect):
         )
 
     def _norm_heads(self, x: str, name: str) -> str:
-        """RMS norm of each head; [T, heads · head_dim] → [T, heads, head_dim]."""
+        """Apply an RMS norm to each head; [T, heads · head_dim] → [T, heads, head_dim]."""
         return self.rms_norm(self.reshape(x, [0, -1, self.config.head_dim]), name)

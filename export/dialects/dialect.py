@@ -1,4 +1,4 @@
-"""What every dialect shares: the vocabulary that architectures are written in.
+"""The building blocks that every dialect offers to architectures.
 
 A dialect turns layers (linear, norm, attention) into ONNX operators. Tokens of all slots stand
 packed in one row of T, without padding, except inside attention, where a slot is a batch entry:
@@ -30,7 +30,7 @@ BITS: dict[str, int] = {"int8": 8, "int4": 4}
 
 
 class Dialect(ABC):
-    """Layers of one model, as operators of one dialect, appended to one graph."""
+    """Writes layers of one model into one graph, in the operators of one dialect."""
 
     name: ClassVar[DialectName]
     opset: ClassVar[int]
@@ -50,11 +50,11 @@ class Dialect(ABC):
         self.positions = graph.input("position_ids", "int64", ["T"])
         self.logit_rows = graph.input("logit_rows", "int64", ["N"])
 
-    # --- what subclasses say ---------------------------------------------------------------
+    # --- for subclasses --------------------------------------------------------------------
 
     @abstractmethod
     def rms_norm(self, x: str, name: str) -> str:
-        """x / rms(x) · weight over the last axis."""
+        """Compute x / rms(x) · weight over the last axis."""
 
     @abstractmethod
     def attention(
@@ -67,19 +67,19 @@ class Dialect(ABC):
 
     @abstractmethod
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """X [T, K] times the transposed weight [N, K], without its offsets."""
+        """Multiply x [T, K] by the transposed weight [N, K], without its offsets."""
 
     # --- layers ----------------------------------------------------------------------------
 
     def weight(self, name: str, array: NDArray[np.float32] | None = None) -> str:
-        """A weight in the graph's floating-point type, written once."""
+        """Write a weight in the graph's floating-point type, once."""
         if self.graph.has(name):
             return name
         values = self.read(name) if array is None else array
         return self.graph.weight(name, values.astype(self.float, copy=False))
 
     def linear(self, x: str, *names: str, bias: bool = False) -> str:
-        """X [T, K] → [T, ΣN]: one product for several projections of the same x.
+        """Project x [T, K] → [T, ΣN]: one product for several projections of the same x.
 
         `names` are modules: `name.weight` [N, K] and, with `bias`, `name.bias` [N].
         """
@@ -94,7 +94,7 @@ class Dialect(ABC):
         return self._product(x, f"{label}.weight", weight, added, self.bits)
 
     def embed(self, name: str) -> str:
-        """Rows of the embedding for the packed tokens, [T, width]."""
+        """Look up the packed tokens' embeddings, [T, width]."""
         if self.bits is None:
             return self.graph.op("Gather", self.weight(name), self.tokens)
         codes, scales = quantize_rows(self.read(name))
@@ -105,24 +105,24 @@ class Dialect(ABC):
         return self.graph.op("Mul", self.cast(row, self.float), scale)
 
     def embed_positions(self, name: str) -> str:
-        """Rows of a learned position table, [T, width]."""
+        """Look up rows of a learned position table, [T, width]."""
         offset = self.graph.constant(self.config.position_offset, "int64")
         rows = self.graph.op("Add", self.positions, offset)
         return self.graph.op("Gather", self.weight(name), rows)
 
     def add(self, x: str, y: str) -> str:
-        """x + y."""
+        """Add x and y."""
         return self.graph.op("Add", x, y)
 
     def layer_norm(self, x: str, name: str) -> str:
-        """(x − mean) / deviation · weight + bias over the last axis."""
+        """Compute (x − mean) / deviation · weight + bias over the last axis."""
         weight, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
         return self.graph.op(
             "LayerNormalization", x, weight, bias, axis=-1, epsilon=self.config.norm_eps
         )
 
     def activation(self, x: str) -> str:
-        """The configuration's pointwise function."""
+        """Apply the configuration's pointwise function."""
         if self.config.activation == "relu":
             return self.graph.op("Relu", x)
         if self.config.activation == "silu":
@@ -133,12 +133,12 @@ class Dialect(ABC):
         return self.graph.op("Mul", self.graph.op("Mul", x, half), self.graph.op("Add", erf, one))
 
     def gated(self, gate_up: str) -> str:
-        """[T, 2·intermediate] → activation(gate) · up."""
+        """Compute activation(gate) · up from [T, 2·intermediate]."""
         gate, up = self.split(gate_up, [self.config.intermediate] * 2)
         return self.graph.op("Mul", self.activation(gate), up)
 
     def finish(self, hidden: str, head: str) -> None:
-        """The outputs, for the rows asked for; `head` is the embedding where they are tied."""
+        """Declare the outputs for the requested rows; a tied `head` is the embedding."""
         rows = self.graph.op("Gather", hidden, self.logit_rows, axis=0)
         if self.graph.has(head):
             logits = self.graph.op("Gemm", rows, head, transB=1)
@@ -150,7 +150,7 @@ class Dialect(ABC):
     # --- building blocks -------------------------------------------------------------------
 
     def split(self, x: str, sizes: Sequence[int], axis: int = -1) -> list[str]:
-        """Neighbouring parts of these sizes."""
+        """Split into neighbouring parts of these sizes."""
         names = self.graph.fresh("Split", len(sizes))
         count = self.graph.constant(sizes, "int64")
         return self.graph.multi("Split", x, count, names=names, axis=axis)
@@ -160,17 +160,17 @@ class Dialect(ABC):
         return self.graph.op("Reshape", x, self.graph.constant(shape, "int64"))
 
     def cast(self, x: str, dtype: str) -> str:
-        """x in another dtype."""
+        """Cast x to another dtype."""
         return self.graph.op("Cast", x, to=ELEMENT[dtype])
 
     def rotary_tables(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """cos and sin of every position's angles, each [context, head_dim // 2]."""
+        """Write cos and sin of every position's angles, each [context, head_dim // 2]."""
         positions = np.arange(self.config.context, dtype=np.float64)
         angles = np.outer(positions, self.config.inverse_frequencies())
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
     def cache(self, layer: int) -> tuple[str, str, str, str]:
-        """Declare one layer's cache; names of past key, past value, present key, present value."""
+        """Declare a layer's cache; return names of past key and value, present key and value."""
         shape: list[Dim] = ["B", self.config.kv_heads, "C", self.config.head_dim]
         names = [f"{when}.{layer}.{what}" for when in ("past", "present") for what in KEY_VALUE]
         for name in names[:2]:
@@ -197,7 +197,7 @@ class Dialect(ABC):
         return self.graph.op("Gemm", *operands, transB=1)
 
     def _shifted(self, product: str, x: str, name: str, offsets: NDArray[np.float32]) -> str:
-        """Add what offsets [N, K / BLOCK] add to x times the weights: their product with x's sums.
+        """Add the contribution of offsets [N, K / BLOCK]: their product with x's block sums.
 
         A 32nd of a product in float32, where zero points within the kernel take 50 times as long.
         """

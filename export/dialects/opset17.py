@@ -18,7 +18,7 @@ from pilotfish.export.quantize import Quantized
 
 
 class Opset17(PaddedAttention):
-    """Only operators that both runtimes have had for years."""
+    """Only primitive operators, which both runtimes have had for years."""
 
     name = "opset17"
     opset = 17
@@ -42,13 +42,13 @@ class Opset17(PaddedAttention):
         self._cells = op("Concat", *spread, axis=-1)
 
     def _count(self, size: str) -> str:
-        """0, 1, …, size − 1, of `size` [1]."""
+        """Count 0, 1, …, size − 1, of `size` [1]."""
         zero, step = self.graph.constant(0, "int64"), self.graph.constant(1, "int64")
         end = self.graph.op("Squeeze", size, self.graph.constant([0], "int64"))
         return self.graph.op("Range", zero, end, step)
 
     def rms_norm(self, x: str, name: str) -> str:
-        """x / rms(x) · weight over the last axis, computed in float32."""
+        """Compute x / rms(x) · weight over the last axis, in float32."""
         op = self.graph.op
         wide = self.cast(x, "float32") if self.float == "float16" else x
         square = op("Pow", wide, self.graph.constant(2.0, "float32"))
@@ -61,7 +61,7 @@ class Opset17(PaddedAttention):
 
     @cached_property
     def _angles(self) -> tuple[str, str]:
-        """cos and sin of the tokens at hand, [B, 1, S, head_dim // 2] each; layers share them."""
+        """cos and sin of this pass's tokens, [B, 1, S, head_dim // 2] each; layers share them."""
         cos, sin = self.rotary_tables()
         rows = [
             self.graph.op("Gather", self.weight(name, table), self.slot_positions, axis=0)
@@ -72,7 +72,7 @@ class Opset17(PaddedAttention):
         return cos_rows, sin_rows
 
     def rotate(self, x: str) -> str:
-        """Rotary embedding of [B, heads, S, head_dim]."""
+        """Apply the rotary embedding to [B, heads, S, head_dim]."""
         op, (cos, sin) = self.graph.op, self._angles
         half = self.config.head_dim // 2
         first, second = self.split(x, [half, half])
@@ -81,13 +81,13 @@ class Opset17(PaddedAttention):
         return op("Concat", turned_first, turned_second, axis=-1)
 
     def append(self, past: str, new: str, present: str) -> None:
-        """Write `new` [B, kv_heads, S, head_dim] into `past`, giving `present`."""
+        """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
         self.graph.op("ScatterND", past, self._cells, new, name=present)
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """Not in this opset.
+        """Refuse: this opset has no quantised weights.
 
         Raises:
-            ExportError: always; `precisions` keeps callers from here.
+            ExportError: always; `precisions` prevents the call.
         """
         raise ExportError(f"{name}: opset17 has no blocked int{weight.bits}")

@@ -19,7 +19,7 @@ class Opset24(PaddedAttention):
     precisions = ("fp32", "fp16", "int8", "int4")
 
     def rms_norm(self, x: str, name: str) -> str:
-        """x / rms(x) · weight over the last axis, computed in float32."""
+        """Compute x / rms(x) · weight over the last axis, in float32."""
         return self.graph.op(
             "RMSNormalization", x, self.weight(name), axis=-1, epsilon=self.config.norm_eps
         )
@@ -30,17 +30,17 @@ class Opset24(PaddedAttention):
         return self.weight("rotary.cos", cos), self.weight("rotary.sin", sin)
 
     def rotate(self, x: str) -> str:
-        """Rotary embedding of [B, heads, S, head_dim]."""
+        """Apply the rotary embedding to [B, heads, S, head_dim]."""
         return self.graph.op("RotaryEmbedding", x, *self._tables, self.slot_positions)
 
     def append(self, past: str, new: str, present: str) -> None:
-        """Write `new` [B, kv_heads, S, head_dim] into `past`, giving `present`."""
+        """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
         self.graph.op("TensorScatter", past, new, self.write_indices, name=present, axis=2)
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """A product with a blocked DequantizeLinear, which runtimes fuse into one kernel.
+        """Multiply by a blocked DequantizeLinear, which runtimes fuse into one kernel.
 
-        Gemm, for ONNX Runtime would first fuse MatMul with the residual sum after it.
+        Uses Gemm: ONNX Runtime would first fuse MatMul with the residual sum after it.
         """
         signed = weight.codes.T ^ weight.zero_point  # two's complement, in u8
         dequantized = self.graph.op(

@@ -1,15 +1,15 @@
-"""Attention over slots of different lengths, as the standard dialects share it.
+"""Attention over slots of different lengths, shared by the standard dialects.
 
-Packed tokens [T] are laid out as [B, S] (`unpack`: which token stands at slot b, offset s; what is
-padding repeats some token), each slot appends its S entries to its cache at write_indices[b], the
-mask says who sees whom, and `pack` [T] picks the answers out of the B·S cells. Padding writes
-behind a slot's end, where nobody looks and the next pass writes again.
+Packed tokens [T] are laid out as [B, S]: `unpack` names the token at slot b, offset s; padding
+repeats some token. Each slot appends its S entries to its cache at write_indices[b], the mask says
+which tokens see which, and `pack` [T] picks the answers out of the B·S cells. Padding writes behind
+a slot's end, where nothing is read and the next pass overwrites.
 
-Attention is written out, and the queries that share a key head stand one below the other, so that
+Attention is written out in primitives, and the queries that share a key head are stacked, so that
 keys are read once: a third faster than opset 24's operator on the CPU at 1,500 tokens.
 
     unpack [B, S] i64    pack [T] i64    write_indices [B] i64
-    attention_mask [B, 1, S, C]: 0 where a token is seen, else a large negative number
+    attention_mask [B, 1, S, C]: 0 where a token is visible, else a large negative number
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class PaddedAttention(Dialect):
 
     @abstractmethod
     def rotate(self, x: str) -> str:
-        """Rotary embedding of [B, heads, S, head_dim]."""
+        """Apply the rotary embedding to [B, heads, S, head_dim]."""
 
     @abstractmethod
     def append(self, past: str, new: str, present: str) -> None:
-        """Write `new` [B, kv_heads, S, head_dim] into `past`, giving `present`."""
+        """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
 
     def attend(self, q: str, key: str, value: str) -> str:
-        """Softmax(q · keyᵀ / √head_dim + mask) · value; q is [B, kv_heads, group · S, head_dim]."""
+        """Compute softmax(q · keyᵀ / √head_dim + mask) · value; q [B, kv_heads, group · S, …]."""
         op = self.graph.op
         scaled = op("Mul", q, self.graph.constant(self.config.head_dim**-0.5, self.float))
         scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
@@ -84,12 +84,12 @@ class PaddedAttention(Dialect):
 
     @cached_property
     def _qk_rows(self) -> str:
-        """Which row of [T · (heads + 2 · kv_heads)] goes to [B, heads + kv_heads, S]."""
+        """The row of [T · (heads + 2 · kv_heads)] for each of [B, heads + kv_heads, S]."""
         return self._rows(0, self.config.heads + self.config.kv_heads)
 
     @cached_property
     def _v_rows(self) -> str:
-        """Likewise for [B, kv_heads, S]."""
+        """The row of [T · (heads + 2 · kv_heads)] for each of [B, kv_heads, S]."""
         return self._rows(self.config.heads + self.config.kv_heads, self.config.kv_heads)
 
     def _rows(self, first: int, count: int) -> str:
@@ -100,7 +100,7 @@ class PaddedAttention(Dialect):
 
     @cached_property
     def _answer_rows(self) -> str:
-        """Which row of [B · heads · S] goes to [T, heads]; `pack` numbers the cells of [B, S]."""
+        """The row of [B · heads · S] for each of [T, heads]; `pack` numbers the cells of [B, S]."""
         graph, op = self.graph, self.graph.op
         size = op("Shape", self.unpack, start=1, end=2)
         slot = op("Div", self.pack, size)

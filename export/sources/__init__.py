@@ -1,7 +1,6 @@
-"""Where weights come from: the default model, a GGUF file, a Hugging Face directory or hub id.
+"""Sources of weights: the default model, a GGUF file, a Hugging Face directory or hub id.
 
-`open_source` tells them apart by their form. A new kind of source is one module here and one line
-in OPENERS.
+`open_source` tells them apart by their form. To add one, add a module here and a line in OPENERS.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pilotfish.export.sources.source import Progress, WeightSource
 
 __all__ = ["DEFAULT", "Progress", "WeightSource", "open_source"]
 
-# What the text looks like → what opens it; the first that matches.
+# Form of the text → opener; the first match is used.
 Opener = Callable[[str, Progress, Collection[str]], WeightSource]
 OPENERS: tuple[tuple[Callable[[str], bool], Opener], ...] = (
     (
@@ -57,4 +56,4 @@ def open_source(
 
 
 def _silent(label: str, done: int, total: int | None) -> None:
-    """Progress for those who did not ask for any."""
+    """Ignore progress."""

@@ -1,8 +1,8 @@
-"""Keys of a config.json: what they are called, and those that need not be read.
+"""Names of config.json's keys, and those that need not be read.
 
-The latter by what transformers' classes do with them, gathered from the configuration classes of
-llama, mistral, qwen2, qwen3 and opt in transformers 4.40 to 5.23, and from the files of their
-published checkpoints.
+The latter follow from what transformers' classes do with them, gathered from the configuration
+classes of llama, mistral, qwen2, qwen3 and opt in transformers 4.40 to 5.23, and from published
+checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INERT = frozenset({
     "decoder_start_token_id", "tokenizer_class", "prefix", "problem_type", "id2label",
     "label2id", "num_labels", "finetuning_task", "task_specific_params", "is_llama_config",
     "transformers.js_config", "max_sequence_length", "unsloth_version", "unsloth_fixed",
-    # How a text is drawn, not how probable it is.
+    # Sampling settings, without effect on the distribution.
     "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams",
     "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "min_p",
     "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
@@ -96,7 +96,7 @@ KEYS_OF: dict[ModelType, dict[str, str]] = {
 
 
 def keys_of(config: ModelConfig, values: Mapping[str, Any]) -> dict[str, str]:
-    """Fields of `config` → what they are called in the object that it was read from."""
+    """Map fields of `config` to their names in the object that it was read from."""
     keys = dict(KEYS_OF[config.model_type])
     for field, key in (("kv_heads", "num_key_value_heads"), ("head_dim", "head_dim")):
         if values.get(key) is None:

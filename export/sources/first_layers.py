@@ -1,8 +1,8 @@
-"""The first layers of a model, as a model of their own.
+"""Cut a model down to its first layers.
 
-In:  a `WeightSource` and how many layers to keep. Out: a `WeightSource` of the same embedding,
-those layers, and the same last norm and head. It was not trained to be cut, so it predicts worse;
-its name, its description and so its origin say that it is another model.
+In: a `WeightSource` and how many layers to keep. Out: a `WeightSource` of the same embedding, those
+layers, and the same last norm and head. It was not trained to be cut, so it predicts worse; its
+name, description and origin say that it is another model.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class FirstLayers:
 
     @property
     def description(self) -> Source:
-        """Where the whole model came from, and how much of it this is."""
+        """The whole model's origin, and how many of its layers these are."""
         return msgspec.structs.replace(self._whole.description, first_layers=self._layers)
 
     def names(self) -> Collection[str]:
-        """Names of the weights that are left."""
+        """Return the names of the weights that are left."""
         return [name for name in self._whole.names() if self._keeps(name)]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """One of the weights that are left, as the whole model has it."""
+        """Read one of the weights that are left, as the whole model has it."""
         if not self._keeps(name):
             raise ExportError(f"{self.config.name} has no weight {name}")
         return self._whole.tensor(name)

@@ -84,7 +84,7 @@ class GgufSource:
 
     @cached_property
     def description(self) -> Source:
-        """Where the model came from; hashes the file when first asked."""
+        """The model's origin; hashes the file at first use."""
         return Source(
             kind=self._kind,
             location=self._location,
@@ -93,11 +93,11 @@ class GgufSource:
         )
 
     def names(self) -> Collection[str]:
-        """Names of the weights, as Hugging Face's modules have them."""
+        """Return the weights' names, as Hugging Face's modules have them."""
         return self._gguf_names.keys()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """One weight as float32, dequantised, in Hugging Face's layout."""
+        """Read one weight as float32, dequantised, in Hugging Face's layout."""
         if name not in self._gguf_names:
             raise ExportError(f"{self._file.path} has no weight {name}")
         values = self._file.tensor(self._gguf_names[name])
@@ -109,7 +109,7 @@ class GgufSource:
         return values
 
     def _check_shapes(self) -> None:
-        """See that the weights are those of the metadata; GGUF stores their dimensions too."""
+        """Check weights against the metadata; GGUF stores their dimensions too."""
         found = {name: self._file.tensors[gguf].shape for name, gguf in self._gguf_names.items()}
         prefix = f"{self._file.metadata['general.architecture']}."
         keys = {field: f"{prefix}{key}" for field, key in KEYS.items()}
@@ -120,7 +120,7 @@ class GgufSource:
 
 
 def open_gguf(source: str, progress: Progress, ignored: Collection[str] = ()) -> GgufSource:
-    """A GGUF file."""
+    """Open a GGUF file."""
     return GgufSource(Path(source), progress, ignored=ignored)
 
 
@@ -137,7 +137,7 @@ def _halves_apart(values: NDArray[np.float32], heads: int) -> NDArray[np.float32
 
 
 def _gguf_name(name: str) -> str:
-    """GGUF's name of a weight: the reverse of `_canonical`."""
+    """Return GGUF's name of a weight: the reverse of `_canonical`."""
     for gguf, canonical in GLOBAL_NAMES.items():
         if name == canonical:
             return gguf
@@ -150,7 +150,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _canonical(name: str, path: Path) -> str:
-    """Hugging Face's name of a GGUF tensor; a tensor that we would not use is refused."""
+    """Return Hugging Face's name of a GGUF tensor; refuse a tensor that would not be used."""
     if name in GLOBAL_NAMES:
         return GLOBAL_NAMES[name]
     if name == ROPE_DIVISORS:

@@ -1,7 +1,7 @@
-"""The metadata of a GGUF file → `ModelConfig`.
+"""Read the metadata of a GGUF file into a `ModelConfig`.
 
-llama.cpp is the reference for what a key means and for what an absent one does. Keys of the
-architecture's own namespace ("llama.…") that are not read here are refused by name.
+llama.cpp is the reference for the meaning of keys and for the defaults of absent ones. Unread keys
+of the architecture's own namespace ("llama.…") are refused by name.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ INERT = ("rope.scaling.original_context_length", "rope.scaling.finetuned")
 
 
 def read_metadata(file: GgufFile, ignored: Collection[str] = ()) -> ModelConfig:
-    """The model that a GGUF file describes.
+    """Read the model that a GGUF file describes.
 
     Args:
         file: the opened file.
-        ignored: keys that may stand there although nothing here knows them.
+        ignored: unknown keys to be ignored.
 
     Raises:
         ExportError: naming what is missing, damaged, not supported or not known.
@@ -77,7 +77,7 @@ def read_metadata(file: GgufFile, ignored: Collection[str] = ()) -> ModelConfig:
 
 
 def _read(file: GgufFile, fields: Fields, model_type: ModelType) -> ModelConfig:
-    """The model's shape; ExportError names whatever is not supported."""
+    """Read the model's shape; ExportError names what is not supported."""
     path, tensors = file.path, file.tensors
     _refuse_variants(fields)
     embedding = tensors.get("token_embd.weight")
@@ -108,7 +108,7 @@ def _read(file: GgufFile, fields: Fields, model_type: ModelType) -> ModelConfig:
 
 
 def _head_shape(fields: Fields) -> tuple[int, int]:
-    """Number of heads and their width."""
+    """Return the number of heads and their width."""
     heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
     if "attention.key_length" not in fields.values and hidden % heads:
         raise fields.error(
@@ -136,7 +136,7 @@ def _kv_heads(fields: Fields, heads: int) -> int:
 
 
 def _rope_divisors(file: GgufFile, head_dim: int) -> tuple[float, ...] | None:
-    """Llama 3's scaling, as its converter writes it."""
+    """Read Llama 3's scaling as its converter writes it."""
     if ROPE_DIVISORS not in file.tensors:
         return None
     divisors = tuple(file.tensor(ROPE_DIVISORS).ravel().tolist())
@@ -146,7 +146,7 @@ def _rope_divisors(file: GgufFile, head_dim: int) -> tuple[float, ...] | None:
 
 
 def _refuse_variants(fields: Fields) -> None:
-    """Raise for what a supported architecture may carry and we do not."""
+    """Refuse what a supported architecture may have and this exporter does not support."""
     if fields.get("expert_count", int, 0):
         raise fields.error("mixture-of-experts models are not supported")
     if fields.get("attention.sliding_window", int, 0):

@@ -75,7 +75,7 @@ class GgufFile:
             raise ExportError(f"{path} is a damaged or incomplete GGUF file: {error}") from None
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """The tensor as float32, in numpy's dimension order; a view where the file has float32.
+        """Return the tensor as float32 in numpy's dimension order; a view if stored as float32.
 
         Raises:
             ExportError: if there is no such tensor, or its type cannot be dequantised.
@@ -101,7 +101,7 @@ class GgufFile:
 def _dequantize(
     raw: NDArray[np.uint8], kind: GGMLQuantizationType, shape: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Some rows at a time: the package keeps all its intermediate results until the end."""
+    """Dequantise some rows at a time: the package keeps all its intermediate results."""
     from gguf.quants import dequantize
 
     # Quantised rows are whole blocks, so the bytes divide evenly among the rows.
@@ -158,7 +158,7 @@ class _Cursor:
 
 
 def _read_header(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInfo]]:
-    """Metadata and tensor table: everything before the first tensor's bytes."""
+    """Read metadata and tensor table: everything before the first tensor's bytes."""
     cursor.offset = len(MAGIC)
     version = cursor.integer("I")
     if version not in (2, 3):
@@ -189,7 +189,7 @@ def _read_header(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInf
 
 
 def _read_tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
-    """Name and layout of one tensor."""
+    """Read name and layout of one tensor."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     name = cursor.string()

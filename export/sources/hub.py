@@ -1,7 +1,7 @@
-"""A model on the Hugging Face hub as a source: fetched into the hub's own cache, then a directory.
+"""A model on the Hugging Face hub as a source: fetched into the hub's cache, then a directory.
 
-In: "owner/name" or "owner/name@revision". Where the hub is, and the token for gated models, is what
-`huggingface_hub` is set up for (HF_ENDPOINT, HF_HOME, HF_TOKEN).
+In: "owner/name" or "owner/name@revision". Address of the hub and the token for gated models are
+those of `huggingface_hub` (HF_ENDPOINT, HF_HOME, HF_TOKEN).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ UNWANTED = ("*/*", "consolidated*")
 
 
 def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> DirectorySource:
-    """Fetch what is not in the hub's cache yet, and open it.
+    """Fetch what the hub's cache lacks, and open it.
 
-    config.json comes first, so that a model that is not supported costs no download.
+    config.json comes first, so that an unsupported model costs no download.
 
     Raises:
         DownloadError: if the hub cannot be reached, or does not have or give the model.
@@ -44,7 +44,7 @@ def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> 
 
 
 def _fetch(source: str, location: str, revision: str | None, wanted: Sequence[str]) -> Path:
-    """Bring files of the model into the hub's cache; the folder where they lie."""
+    """Download files of the model into the hub's cache; return their folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 

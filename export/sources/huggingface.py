@@ -1,7 +1,7 @@
 """A Hugging Face checkpoint in a directory as a source.
 
 In: config.json, safetensors (single or sharded), tokenizer.json (or GPT-2's vocab.json and
-merges.txt), and what there is of generation_config.json, tokenizer_config.json and
+merges.txt), and, where present, generation_config.json, tokenizer_config.json and
 chat_template.jinja. Out: a `WeightSource`.
 """
 
@@ -30,7 +30,7 @@ from pilotfish.export.tokenizer import gpt2_tokenizer_json
 from pilotfish.export.weights import HEAD, check_weights, embedding_of
 
 INDEX = "model.safetensors.index.json"
-# What old checkpoints hold although it is computed, or is no weight.
+# In old checkpoints, although computed or not a weight.
 COMPUTED = (".rotary_emb.inv_freq", "decoder.version")
 
 
@@ -70,7 +70,7 @@ class DirectorySource:
 
     @cached_property
     def description(self) -> Source:
-        """Where the model came from; hashes the files when first asked."""
+        """The model's origin; hashes the files at first use."""
         names = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
         paths = [self._path / name for name in names if (self._path / name).is_file()]
         return Source(
@@ -82,18 +82,18 @@ class DirectorySource:
         )
 
     def names(self) -> Collection[str]:
-        """Names of the weights; without the output projection where it is the embedding."""
+        """Return the weights' names; without the output projection where it is the embedding."""
         return self._places.keys()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """One weight as float32, in Hugging Face's layout."""
+        """Read one weight as float32, in Hugging Face's layout."""
         if name not in self._places:
             raise ExportError(f"{self._path} has no weight {name}")
         file, stored_name = self._places[name]
         return file.tensor(stored_name)
 
     def _find_weights(self) -> dict[str, tuple[SafetensorsFile, str]]:
-        """Canonical name → file and name there."""
+        """Map canonical names to file and name there."""
         stored: dict[str, SafetensorsFile] = {}
         for file in self._files:
             for name in file.names():
@@ -114,7 +114,7 @@ class DirectorySource:
         return places
 
     def _check_head(self, places: Mapping[str, tuple[SafetensorsFile, str]]) -> None:
-        """See that a stored head is the embedding: some readers take the one, some the other."""
+        """Check that a stored tied head equals the embedding: readers differ in which they use."""
         file, name = places[HEAD]
         embedding = places.get(embedding_of(self.config))
         if embedding is None or not file.holds_same(name, *embedding):
@@ -125,12 +125,12 @@ class DirectorySource:
             )
 
     def _check_shapes(self, values: Mapping[str, Any]) -> None:
-        """See that the weights are those of the configuration."""
+        """Check the weights against the configuration."""
         found = {name: file.shape(stored) for name, (file, stored) in self._places.items()}
         check_weights(self.config, found, keys_of(self.config, values), str(self._path))
 
     def _checked_vocabulary(self) -> int:
-        """Number of tokens; ExportError if the tokenizer cannot be used with this model."""
+        """Return the number of tokens; refuse a tokenizer that does not fit the model."""
         try:
             size = Tokenizer.from_json(self.tokenizer_json).vocab_size
         except ArtifactError as error:
@@ -143,7 +143,7 @@ class DirectorySource:
         return size
 
     def _begin_id(self, *objects: dict[str, Any]) -> int | None:
-        """Id that begins a text, from the first object that names one."""
+        """Return the id that begins a text, from the first object that names one."""
         for values in objects:
             id = values.get("bos_token_id")
             if isinstance(id, int) and 0 <= id < self.vocab_size:
@@ -151,7 +151,7 @@ class DirectorySource:
         return None
 
     def _end_ids(self, *objects: dict[str, Any]) -> list[int]:
-        """Ids that end a generation, from the first object that names any."""
+        """Return ids that end a generation, from the first object that names any."""
         for values in objects:
             stated = values.get("eos_token_id")
             if stated is not None:
@@ -168,12 +168,12 @@ class DirectorySource:
 def open_directory(
     source: str, progress: Progress, ignored: Collection[str] = ()
 ) -> DirectorySource:
-    """A directory with config.json and safetensors."""
+    """Open a directory with config.json and safetensors."""
     return DirectorySource(Path(source), progress, ignored=ignored)
 
 
 def read_directory_config(path: Path, location: str, ignored: Collection[str]) -> ModelConfig:
-    """The model that a directory's config.json describes, for which no weights are needed.
+    """Read a directory's config.json; needs no weights.
 
     Raises:
         ExportError: if it is missing or damaged, or the model is not supported.
@@ -183,7 +183,7 @@ def read_directory_config(path: Path, location: str, ignored: Collection[str]) -
 
 
 def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:
-    """A JSON object; {} if the file may be absent and is."""
+    """Read a JSON object; {} if the file may be absent and is."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
@@ -197,7 +197,7 @@ def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 def _open_weights(path: Path) -> list[SafetensorsFile]:
-    """The shards that the index names, or else the only safetensors file."""
+    """Open the shards that the index names, or the only safetensors file."""
     if (path / INDEX).is_file():
         shards = _read_object(path / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(v, str) for v in shards.values()):
@@ -218,7 +218,7 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
 
 
 def _read_tokenizer(path: Path) -> str:
-    """Content of tokenizer.json, or one made of vocab.json and merges.txt."""
+    """Return the content of tokenizer.json, or one made of vocab.json and merges.txt."""
     try:
         if (path / "tokenizer.json").is_file():
             return (path / "tokenizer.json").read_text("utf-8")
@@ -233,7 +233,7 @@ def _read_tokenizer(path: Path) -> str:
 
 
 def _read_chat_template(path: Path) -> str | None:
-    """chat_template.jinja, or what tokenizer_config.json or chat_template.json has."""
+    """Read chat_template.jinja, or the template in tokenizer_config.json or chat_template.json."""
     try:
         return (path / "chat_template.jinja").read_text("utf-8")
     except OSError:

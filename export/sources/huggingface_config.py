@@ -1,10 +1,10 @@
-"""Hugging Face's config.json → `ModelConfig`.
+"""Read Hugging Face's config.json into a `ModelConfig`.
 
-One function per architecture; what the exporter cannot write is refused by name, and so is a key
-that nothing here reads (`export.sources.config_keys`). Absent keys take the defaults of
-transformers' configuration classes, which differ: absent heads of keys are 8 in Mistral and 32 in
-Qwen2. Rotary parameters are read in both forms: `rope_theta` + `rope_scaling`, and
-`rope_parameters` (transformers 5).
+One function per architecture. What the exporter cannot write is refused by name, and so is an
+unread key (`export.sources.config_keys`). Absent keys take the defaults of transformers'
+configuration classes, which differ: absent key heads are 8 in Mistral and 32 in Qwen2. Rotary
+parameters are read in both forms: `rope_theta` + `rope_scaling`, and `rope_parameters`
+(transformers 5).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ IN_GGUF = ("llama", "mistral", "qwen2", "qwen3")  # families whose GGUF files ar
 def read_config(
     values: Mapping[str, Any], name: str, where: str, ignored: Collection[str] = ()
 ) -> ModelConfig:
-    """The model that a config.json describes.
+    """Read the model that a config.json describes.
 
     Args:
         values: the decoded JSON object.
         name: what to call the model.
         where: path of the file, for errors.
-        ignored: keys that may stand there although nothing here knows them.
+        ignored: unknown keys to be ignored.
 
     Raises:
         ExportError: naming what is missing, malformed, not supported or not known.
@@ -57,7 +57,7 @@ def read_config(
 
 
 def _has_experts(values: Mapping[str, Any], model_type: str) -> bool:
-    """Whether it is a mixture of experts: by their number, else by the architecture's name."""
+    """Whether it is a mixture of experts, by their number or by the architecture's name."""
     stated = [values[key] for key in EXPERT_COUNTS if values.get(key) is not None]
     return any(stated) if stated else "moe" in model_type
 
@@ -160,7 +160,7 @@ class _Heads(NamedTuple):
 def _head_shape(
     fields: Fields, *, kv_heads: int | None = None, head_dim: int | None = None
 ) -> _Heads:
-    """Number and width of the heads; the keywords are the class's defaults, where it has some."""
+    """Return number and width of the heads; the keywords are the class's defaults, if any."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     keys = fields.count("num_key_value_heads", kv_heads or heads, null=heads)
     if head_dim is None:
@@ -190,7 +190,7 @@ def _rotary_decoder(
     mlp_bias: bool = False,
     qk_norm: bool = False,
 ) -> ModelConfig:
-    """What llama, mistral, qwen2 and qwen3 share; the keywords are where they differ."""
+    """Read what llama, mistral, qwen2 and qwen3 share; the keywords are their differences."""
     if (activation := fields.get("hidden_act", str, "silu")) != "silu":
         raise fields.error(f"the activation {activation!r} is not supported here; silu is")
     layers = fields.count("num_hidden_layers")
@@ -219,7 +219,7 @@ def _rotary_decoder(
 
 
 def _refuse_layer_types(fields: Fields, layers: int) -> None:
-    """Only full attention, in every layer, is supported."""
+    """Refuse layers other than full attention."""
     if (kinds := fields.items("layer_types")) is None:
         return
     if any(kind != "full_attention" for kind in kinds):
@@ -229,23 +229,23 @@ def _refuse_layer_types(fields: Fields, layers: int) -> None:
 
 
 def _uses_window(fields: Fields) -> bool:
-    """Whether Qwen's sliding_window counts; it stands in the file either way."""
+    """Whether Qwen's sliding_window is in effect; the file has it either way."""
     fields.get("sliding_window", int, WINDOW, null=MAX_COUNT)
     return fields.get("use_sliding_window", bool, False)
 
 
 def _refuse_window(fields: Fields) -> None:
-    """A window that covers the whole context never takes effect; any other is refused."""
+    """Refuse a window shorter than the context; a longer one never takes effect."""
     window = fields.get("sliding_window", int, WINDOW, null=MAX_COUNT)
     if window < fields.count("max_position_embeddings"):
         raise fields.error(f"sliding-window attention is not supported (sliding_window {window})")
 
 
 def _rotary(fields: Fields) -> tuple[float, RopeScaling | None]:
-    """Base and scaling of the rotary embedding.
+    """Read base and scaling of the rotary embedding.
 
-    Where `rope_parameters` and `rope_scaling` both stand and differ, readers differ in which one
-    they take, so that is refused.
+    Where `rope_parameters` and `rope_scaling` differ, readers disagree on which counts, so that is
+    refused.
     """
     tables = [fields.table("rope_parameters"), fields.table("rope_scaling")]
     found = [_read_rotary(fields, table) for table in tables if table.values]

@@ -1,8 +1,7 @@
-"""A file of weights as a memory map that does not fill the memory.
+"""Memory-map a file of weights without filling the memory.
 
 Pages of a view stay in memory until the next view is taken; then the kernel may drop them, and
-reads them again if an older view is still looked at. So a walk over all weights costs the memory
-of one.
+reads them again if an older view is still used. So reading all weights costs the memory of one.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class MappedFile:
         self._last = (0, 0)  # start and length of the pages of the last view
 
     def view(self, start: int, size: int) -> NDArray[np.uint8]:
-        """`size` bytes from `start`, which must lie within the file; shape [size], read-only."""
+        """Return `size` bytes from `start`, within the file; shape [size], read-only."""
         if self._last[1]:
             self.data.madvise(mmap.MADV_DONTNEED, *self._last)
         first = start - start % mmap.PAGESIZE

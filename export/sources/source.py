@@ -1,4 +1,4 @@
-"""What every source of weights offers to the exporter."""
+"""The interface of every source of weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WeightSource(Protocol):
 
     @property
     def description(self) -> Source:
-        """Where the model came from, for the manifest."""
+        """The model's origin, for the manifest."""
         ...
 
     @property
@@ -35,7 +35,7 @@ class WeightSource(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that the tokenizer knows: its largest id + 1, without padding rows."""
+        """Number of the tokenizer's tokens: largest id + 1, without padding rows."""
         ...
 
     @property
@@ -54,11 +54,11 @@ class WeightSource(Protocol):
         ...
 
     def names(self) -> Collection[str]:
-        """Names of the weights, as Hugging Face's modules have them."""
+        """Return the weights' names, as Hugging Face's modules have them."""
         ...
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """One weight: Hugging Face's layout ([out, in]), its rotary convention, dequantised.
+        """Read one weight: Hugging Face's layout ([out, in]) and rotary convention, dequantised.
 
         The array may be a read-only view of the file.
 

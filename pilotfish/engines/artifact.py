@@ -1,8 +1,8 @@
-"""An artifact: a directory with a graph, its weights, a tokenizer and `manifest.json`.
+"""Artifacts: directories with a graph, its weights, a tokenizer and `manifest.json`.
 
-The manifest says where the model came from and what a program must know before it loads the
-graph. `Artifact.open` reads and checks it; `Manifest.encode` gives the bytes to write. A stage of a
-model (`engines.cut`) is an artifact too, but only to those who ask for one.
+The manifest says where the model came from and what a program must know before it loads the graph.
+`Artifact.open` reads and checks it; `Manifest.encode` returns the bytes to write. A stage of a
+model (`engines.cut`) is an artifact too, which is only opened on request.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ TOKENIZER_NAME = "tokenizer.json"
 FORMAT = 1
 
 Precision = Literal["fp32", "fp16", "int8", "int4"]
-# The precision of the output projection, where it is not the other weights': 4 bits there cost a
-# drafter more acceptance than anywhere else, and 8 hardly any time.
+# The precision of the output projection, where it differs from the other weights': 4 bits cost a
+# drafter more acceptance here than anywhere else, and 8 cost hardly any time.
 HEADS: dict[Precision, Precision] = {"int4": "int8"}
 Dialect = Literal["opset24", "opset17", "contrib"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -38,11 +38,10 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the weights came from.
 
-    `location` is a hub id, a file name or a directory name (not its path: that would say more
-    about the machine than about the model). `sha256` covers the files that were read. Of a model
-    that was cut short, `first_layers` is how many of its layers were kept, the first ones.
-    `ignored_keys` are keys of its configuration that the exporter did not know and was told to
-    let pass.
+    `location` is a hub id, a file name or a directory name; not its path, which would tell about
+    the machine. `sha256` covers the files that were read. `first_layers` is the number of layers
+    kept of a model that was cut down. `ignored_keys` are keys of its configuration that the
+    exporter did not know and was told to ignore.
     """
 
     kind: Literal["default", "gguf", "directory", "hub", "random"]
@@ -66,13 +65,13 @@ class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`manifest.json`.
+    """The content of `manifest.json`.
 
-    `vocab_size` counts the tokens that the tokenizer knows; `padded_vocab_size` is the width of
-    the graph's logits. `tokenizer_fingerprint` hashes the id-ordered token strings, so two
+    `vocab_size` counts the tokenizer's tokens; `padded_vocab_size` is the width of the graph's
+    logits. `tokenizer_fingerprint` hashes the token strings in the order of their ids, so two
     artifacts with equal vocabularies agree whatever files they came from. `head` is the precision
-    of the output projection, None where it is `precision`. `stage` is None for a whole model; all
-    else but `files` describes that model, also where this is a stage of it.
+    of the output projection, None where it is `precision`. `stage` is None for a whole model; in a
+    stage all other fields but `files` describe the whole model.
     """
 
     format: int = FORMAT
@@ -96,22 +95,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def layers(self) -> int:
-        """Layers that the graph has, and a cache keeps keys and values of."""
+        """Number of layers in the graph and in its cache."""
         return self.dimensions.layers if self.stage is None else self.stage.layers
 
     @property
     def digest(self) -> str:
-        """What the artifact is, in 16 hex digits: a hash of its files' names and hashes."""
+        """The artifact's identity in 16 hex digits: a hash of its files' names and hashes."""
         listed = "".join(f"{name} {value}\n" for name, value in sorted(self.files.items()))
         return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
     @property
     def origin(self) -> str:
-        """Which weights these are, in 16 hex digits, whatever precision or dialect they are in.
+        """The weights' identity in 16 hex digits, the same for all precisions and dialects.
 
         A hash of the SHA-256s of the files that were read, in the order of the files' names, which
-        do not count; where there are none (random weights), of the source and the dimensions. A
-        model that was cut short is another one.
+        do not count; without such files (random weights), of the source and the dimensions. A model
+        that was cut down has another origin.
         """
         source = self.source
         hashes = [value for _, value in sorted(source.sha256.items())]
@@ -121,7 +120,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return hashlib.sha256(msgspec.json.encode(hashes or made)).hexdigest()[:16]
 
     def encode(self) -> bytes:
-        """Indented JSON, ready to be written to `manifest.json`."""
+        """Encode as indented JSON, ready to be written to `manifest.json`."""
         fields = msgspec.to_builtins(self)
         if self.stage is None:
             del fields["stage"]  # whole models are written as they were before there were stages
@@ -143,9 +142,9 @@ class Artifact:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, stage: bool = False) -> Artifact:
-        """Read and check the manifest, and see that every file it names is there.
+        """Read and check the manifest, and check that all its files exist.
 
-        Hashes are not computed here, for weights can be many gigabytes: see `verify`.
+        Hashes are not computed here, since weights can be many gigabytes: see `verify`.
 
         Args:
             stage: take a stage of a model as well as a whole one.
@@ -177,7 +176,7 @@ class Artifact:
 
     @property
     def head_path(self) -> Path:
-        """The graph of the head, which a first stage has beside its own."""
+        """The graph of the head, which only a first stage has."""
         return self.path / HEAD_NAME
 
     def verify(self) -> None:
@@ -191,7 +190,7 @@ class Artifact:
                 raise self.altered(name)
 
     def altered(self, name: str) -> ArtifactError:
-        """The error of a file that is not what the manifest says."""
+        """Build the error about a file that differs from the manifest."""
         return ArtifactError(
             f"{self.path / name} is not the file that was exported (its SHA-256 differs): export "
             "the model again, or restore a copy of it"
@@ -199,7 +198,7 @@ class Artifact:
 
 
 def open_stages(folder: str | os.PathLike[str]) -> list[Artifact]:
-    """What `pilotfish export split` made in `folder`: the stages of one model, from the first on.
+    """Open the stages in `folder` that `pilotfish export split` made, in order.
 
     Raises:
         ArtifactError: if it holds none, or one is missing, damaged, or of another cut.
@@ -225,7 +224,7 @@ def check_whole(path: Path, manifest: Manifest) -> None:
 
 
 def file_sha256(path: Path, on_chunk: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file as lower-case hex; `on_chunk` hears the bytes of each chunk read."""
+    """Compute a file's SHA-256 as lower-case hex; `on_chunk` is called with each chunk's size."""
     with path.open("rb", buffering=0) as file:
         return sha256_of(file, on_chunk)
 
@@ -233,7 +232,7 @@ def file_sha256(path: Path, on_chunk: Callable[[int], None] | None = None) -> st
 def sha256_of(
     file: RawIOBase, on_chunk: Callable[[int], None] | None = None, chunk_bytes: int = 1 << 22
 ) -> str:
-    """SHA-256 of the rest of an unbuffered file; other threads run while it is read and hashed."""
+    """Compute the SHA-256 of the rest of an unbuffered file; other threads run meanwhile."""
     digest, chunk = hashlib.sha256(), memoryview(bytearray(chunk_bytes))
     while size := file.readinto(chunk):
         digest.update(chunk[:size])
@@ -243,7 +242,7 @@ def sha256_of(
 
 
 def _read_manifest(directory: Path) -> Manifest:
-    """The manifest of `directory`, checked for what its types do not say."""
+    """Read the manifest of `directory`, and check what its types do not say."""
     try:
         data = (directory / MANIFEST_NAME).read_bytes()
     except FileNotFoundError:
@@ -254,7 +253,7 @@ def _read_manifest(directory: Path) -> Manifest:
         ) from None
     except OSError as error:
         raise ArtifactError(f"{directory / MANIFEST_NAME} cannot be read: {error}") from None
-    # A newer format may have any fields, so its number is looked at first.
+    # A newer format may have any fields, so check its number first.
     try:
         found = msgspec.json.decode(data, type=_Format).format
         if found != FORMAT:
@@ -300,7 +299,7 @@ def _invalid(directory: Path, problem: str) -> ArtifactError:
 
 
 def _needed(stage: Cut | None) -> set[str]:
-    """Files that an artifact cannot be without."""
+    """Return the files that an artifact must have."""
     if stage is None:
         return {GRAPH_NAME, TOKENIZER_NAME}
     return {GRAPH_NAME, TOKENIZER_NAME, HEAD_NAME} if stage.first else {GRAPH_NAME}

@@ -1,4 +1,4 @@
-"""What this machine can make or fetch again: where it is kept, and how a file gets there whole."""
+"""The folder for what can be made or fetched again, and atomic writes to it."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """Where this machine keeps what can be made again: models that were fetched, artifacts.
+    """Return the folder of this machine's caches: downloaded models, artifacts, engines.
 
     $PILOTFISH_CACHE, or `pilotfish` in $XDG_CACHE_HOME or ~/.cache.
     """
@@ -16,10 +16,10 @@ def cache_directory() -> Path:
 
 
 def replace_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file beside `path` and move it there, so that nobody sees it by halves."""
+    """Write a file beside `path` and rename it, so that it is never seen half written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name}.*"):
-        if not Path(f"/proc/{left.suffix[1:]}").exists():  # a thread that was killed left it
+        if not Path(f"/proc/{left.suffix[1:]}").exists():  # left by a thread that was killed
             left.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{threading.get_native_id()}")
     try:
@@ -34,7 +34,7 @@ def replace_file(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def keep_newest(folder: Path, pattern: str, most: int) -> None:
-    """Of the files in `folder` that match, remove all but the ``most`` that were used last."""
+    """Delete all but the ``most`` recently used of the matching files in `folder`."""
     files = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime_ns)
     for file in files[:-most]:
         file.unlink(missing_ok=True)

@@ -1,14 +1,13 @@
-"""A model's chat template: messages → the text of a prompt.
+"""Render a model's chat template: messages → the text of a prompt.
 
-In: the Jinja source that the model came with, and messages as OpenAI's API has them. Out: what
-transformers' `apply_chat_template(tokenize=False)` gives, for its functions and settings are
-repeated here. The text holds special tokens: encode it with `special=True`.
+In: the model's Jinja source, and messages as in OpenAI's API. Out: the text of transformers'
+`apply_chat_template(tokenize=False)`, whose functions and settings are repeated here. The text
+holds special tokens: encode it with `special=True`.
 
-A template is code from whoever made the model, so it runs in Jinja's sandbox (no attributes that
-begin with an underscore, nothing can be changed) and within bounds: every turn of a loop and every
-call looks at the clock, and every text that is built, and the whole, is measured. Not bounded is
-what one single filter or method may do before it returns, such as `center(10**9)`: that is bounded
-only by memory.
+A template is untrusted code, so it runs in Jinja's sandbox (no attributes that begin with an
+underscore, no mutation) and within bounds: every turn of a loop and every call checks the clock,
+and every text that is built, and the whole, is measured. Not bounded is what a single filter or
+method may do before it returns, such as `center(10**9)`: only memory bounds that.
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt for `messages`.
+        """Render the prompt for `messages`.
 
         Args:
             messages: each with "role" and "content".
             add_generation_prompt: end with the header of the assistant's answer.
-            variables: whatever else this template knows, such as `enable_thinking`.
+            variables: other variables of this template, such as `enable_thinking`.
 
         Raises:
             TemplateError: if the template refuses the messages, fails, or exceeds its bounds.
@@ -92,7 +91,7 @@ class ChatTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with a clock and a measure."""
+    """Jinja's sandbox with limits of time and size."""
 
     intercepted_binops = frozenset({"+", "*", "**"})
 
@@ -101,17 +100,17 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         self._max_seconds, self._max_characters = max_seconds, max_characters
-        self._clock = threading.local()  # its deadline is that of this thread's rendering
+        self._clock = threading.local()  # the deadline of this thread's rendering
         self.filters |= {"tojson": _to_json, _TURNS: self._turns, _MEASURED: self._measured}
         self.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
-        del self.globals["lipsum"]  # makes as much text as it is asked for
+        del self.globals["lipsum"]  # can make text of any length
 
     def start(self) -> None:
-        """Set the clock for one rendering."""
+        """Start the clock for one rendering."""
         self._clock.deadline = time.monotonic() + self._max_seconds
 
     def compile_bounded(self, source: str) -> jinja2.Template:
-        """Compile, with the bounds put around every loop and every joining of texts."""
+        """Compile with bounds around every loop and every joining of texts."""
         self.start()  # constant expressions are evaluated here
         tree = self.parse(source)
         for loop in list(tree.find_all(nodes.For)):
@@ -124,7 +123,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return self.template_class.from_code(self, code, self.make_globals(None))
 
     def bounded_output(self, pieces: Iterable[str]) -> Iterator[str]:
-        """The pieces of a rendering, as long as all of them together are not too long."""
+        """Yield the pieces of a rendering while their total length is within bounds."""
         total = 0
         for piece in pieces:
             total += len(piece)
@@ -132,25 +131,25 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             yield piece
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Every call in a template comes through here."""
+        """Check bounds around every call in a template."""
         self._check()
         return self._measured(context, super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Every operator of `intercepted_binops` comes through here."""
+        """Check bounds around every operator of `intercepted_binops`."""
         self._check(_result_size(operator, left, right))
         return super().call_binop(context, operator, left, right)
 
     @jinja2.pass_context
     def _turns(self, context: Context, values: Iterable[Any]) -> Iterator[Any]:
-        """The values of a loop; each turn looks at the clock."""
+        """Yield the values of a loop; check the clock each turn."""
         for value in values:
             self._check()
             yield value
 
-    @jinja2.pass_context  # which also keeps the compiler from evaluating it
+    @jinja2.pass_context  # also keeps the compiler from evaluating it
     def _measured(self, context: Context, value: Any) -> Any:
-        """The value itself, if it is no text that is too long."""
+        """Return the value; refuse a text that is too long."""
         if isinstance(value, str):
             self._check(len(value))
         return value
@@ -165,7 +164,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _result_size(operator: str, left: Any, right: Any) -> int:
-    """About the size of the result: characters or items, or the bytes of a large number."""
+    """Estimate the result's size: characters or items, or the bytes of a large number."""
     if isinstance(left, int) and isinstance(right, int):
         if operator == "**":
             return left.bit_length() * max(right, 0) // 8
@@ -178,7 +177,7 @@ def _result_size(operator: str, left: Any, right: Any) -> int:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant said, for training; here it is only text."""
+    """Accept `{% generation %}`, which marks the assistant's text for training, as plain text."""
 
     tags = {"generation"}  # noqa: RUF012  # Jinja's own declaration of it
 
@@ -206,7 +205,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML."""
+    """Dump JSON without Jinja's HTML escapes."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,8 +1,8 @@
-"""The little of CUDA that a device-resident cache needs, straight from libcudart.
+"""The part of CUDA that a cache on the GPU needs, called through libcudart.
 
-In:  host arrays and addresses. Out: memory of the GPU, pinned arrays of the host, copies on one
+In: host arrays and addresses. Out: memory of the GPU, pinned arrays of the host, copies on one
 stream. The structures are those of CUDA's driver_types.h, the same from CUDA 11 to 13. Memory is
-freed when the object that stands for it goes. Not run on a GPU yet: see docs/engines.md.
+freed with the object that stands for it. Not run on a GPU yet: see docs/engines.md.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Copy3D(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Gpu:
-    """What an engine is tied to: the GPU's name and its compute capability, e.g. "8.7"."""
+    """What an engine depends on: the GPU's name and its compute capability, e.g. "8.7"."""
 
     name: str
     compute: str
@@ -102,18 +102,18 @@ class Cuda:
         self.stream = stream.value or 0
 
     def call(self, name: str, *arguments: Any) -> None:
-        """One function of the library; raises what it reports."""
+        """Call a function of the library; raise the error that it reports."""
         code = getattr(self._library, name)(*arguments)
         if code:
             words = self._library.cudaGetErrorString(code) or b"?"
             raise CudaError(f"{name}: {words.decode(errors='replace')} (CUDA error {code})")
 
     def free(self, name: str, address: int) -> None:
-        """Give memory back; at the interpreter's end the driver may be gone, which is no matter."""
+        """Free memory; errors are ignored, since at exit the driver may be gone."""
         getattr(self._library, name)(address)
 
     def describe(self) -> Gpu:
-        """Name and compute capability of the GPU."""
+        """Return name and compute capability of the GPU."""
         properties = ctypes.create_string_buffer(PROPERTIES_BYTES)
         current = hasattr(self._library, "cudaGetDeviceProperties_v2")  # CUDA 12
         self.call("cudaGetDeviceProperties" + "_v2" * current, properties, 0)
@@ -126,11 +126,11 @@ class Cuda:
         return Gpu(name=name, compute=f"{parts[0]}.{parts[1]}")
 
     def allocate(self, size: int) -> Memory:
-        """Zeroed memory of the GPU."""
+        """Allocate zeroed memory of the GPU."""
         return Memory(self, max(size, 1))
 
     def host_array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """A zeroed array in pinned memory, which copies need no detour for."""
+        """Allocate a zeroed array in pinned memory, which is copied directly."""
         pointer = c_void_p()
         size = max(math.prod(shape) * np.dtype(dtype).itemsize, 1)
         self.call("cudaHostAlloc", byref(pointer), size, 0)
@@ -153,7 +153,7 @@ class Cuda:
         )
 
     def download(self, array: NDArray[Any], address: int) -> None:
-        """Copy from the GPU into a contiguous array; it is there after `synchronize`."""
+        """Copy from the GPU into a contiguous array; complete after `synchronize`."""
         self.call(
             "cudaMemcpyAsync",
             array.ctypes.data,
@@ -184,7 +184,7 @@ class Cuda:
         self.call("cudaMemcpy3DAsync", byref(parameters), self.stream)
 
     def synchronize(self) -> None:
-        """Wait until everything so far is done."""
+        """Wait until all earlier work is done."""
         self.call("cudaStreamSynchronize", self.stream)
 
 
@@ -197,7 +197,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _load() -> Any:
-    """The first libcudart that can be loaded."""
+    """Load the first libcudart that can be loaded."""
     for name in _candidates():
         try:
             return ctypes.CDLL(name)
@@ -207,7 +207,7 @@ def _load() -> Any:
 
 
 def _declared(library: Any) -> Any:
-    """The library with the types of its functions declared."""
+    """Declare the types of the library's functions."""
     size, pointer = c_size_t, c_void_p
     signatures: dict[str, tuple[Any, ...]] = {
         "cudaGetDeviceCount": (POINTER(c_int),),

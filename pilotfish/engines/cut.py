@@ -1,4 +1,4 @@
-"""Which part of a model a stage is, and whether stages make a whole.
+"""The stages of a model, and whether they fit together.
 
 `pilotfish export split` cuts an artifact at layer borders into stages: artifacts that run one after
 the other, each with some of the layers. The first one has the embedding and, as a graph of its own,
@@ -33,17 +33,17 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def first(self) -> bool:
-        """Whether it takes tokens."""
+        """Whether it reads tokens."""
         return self.index == 1
 
     @property
     def last(self) -> bool:
-        """Whether it gives hidden states after the final norm."""
+        """Whether it returns hidden states after the final norm."""
         return self.index == self.count
 
     @property
     def end(self) -> int:
-        """The layer behind its last one."""
+        """The layer after its last one."""
         return self.first_layer + self.layers
 
     def __str__(self) -> str:

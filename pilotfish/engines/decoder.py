@@ -22,7 +22,7 @@ __all__ = ["Decoder", "Output", "Pass"]
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """Answer to one pass; views into buffers that the next forward overwrites.
+    """Answers to one pass; views into buffers that the next forward overwrites.
 
     Attributes:
         logits: f32 [rows, vocab_size], padding ids cut off.
@@ -34,12 +34,12 @@ class Output:
 
 
 class Decoder(Slots):
-    """One model with `slots` sequences.
+    """Runs one model with `slots` sequences.
 
     Args:
-        context: positions per slot; None = all that the model has, or that a TensorRT engine was
+        context: positions per slot; None = the model's, or those that a TensorRT engine was
             built for.
-        threads: of one run; None = the cores that this process may use.
+        threads: per run; None = the cores that this process may use.
         provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best that works without
             building an engine first (see docs/engines.md).
 
@@ -96,7 +96,7 @@ class Decoder(Slots):
         rows: int = 1,
         chunk: int = 128,
     ) -> Output:
-        """Append a long text in chunks; logits and hidden states of its last `rows` tokens.
+        """Append a long text in chunks; return the outputs of its last `rows` tokens.
 
         Raises:
             CapacityError: if the slot would exceed its context; then nothing is appended.

@@ -1,9 +1,9 @@
-"""Keys and values in the GPU's memory: they never cross to the host.
+"""Keys and values in the GPU's memory, never copied to the host.
 
-The buffers are those of `engines.kv`. Where a runtime may not write a buffer that it reads (a
+The buffers are laid out as in `engines.kv`. Where a runtime may not write a buffer that it reads (a
 TensorRT engine whose cache is written by ScatterND), runs write into a second set of buffers,
-`present`, and `take_in` copies the few new cells back: one call a slot, however many layers.
-Copies go to the stream of `Cuda`; whoever reads on another stream waits for it first.
+`present`, and `take_in` copies the few new cells back: one call a slot, however many layers. Copies
+go to the stream of `Cuda`; a reader on another stream waits for it first.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pilotfish.engines.kv import KVCache
 
 
 class DeviceCache(KVCache):
-    """On the GPU.
+    """A K/V cache on the GPU.
 
     Args:
-        capacities: those it may have, ascending; the last is enough for every run.
+        capacities: allowed ones, ascending; the last is enough for every run.
         apart: whether runs write to `present` instead of the cache itself.
     """
 
@@ -55,7 +55,7 @@ class DeviceCache(KVCache):
         self._present = self._cuda.allocate(size) if self._apart else self._past
 
     def addresses(self, plane: int, first: int) -> tuple[int, int]:
-        """Where a plane's slots from `first` on are read, and where they are written.
+        """Return where a plane's slots from `first` on are read, and where they are written.
 
         [count, kv_heads, C, head_dim], contiguous.
         """
@@ -63,7 +63,7 @@ class DeviceCache(KVCache):
         return self._past.address + offset, self._present.address + offset
 
     def shape(self, count: int) -> tuple[int, int, int, int]:
-        """Of `count` neighbouring slots of a plane."""
+        """Return the shape of `count` neighbouring slots of a plane."""
         head_dim = self._cell // self.dtype.itemsize
         return count, self._heads, self.capacity, head_dim
 
@@ -80,7 +80,7 @@ class DeviceCache(KVCache):
         return True
 
     def take_in(self, slot: int, start: int, count: int) -> None:
-        """Copy the cells that a run has just appended from `present`, where that is elsewhere."""
+        """Copy the cells of the last run from `present`, where that is a separate buffer."""
         if self._apart:
             self._copy(slot, self._present, start, start, count)
 
@@ -107,6 +107,6 @@ class DeviceCache(KVCache):
 
 
 def doubling(first: int, last: int) -> list[int]:
-    """Capacities from `first` to `last`, each twice the one before: few shapes for a runtime."""
+    """List capacities from `first` to `last`, each twice the one before: few shapes."""
     steps = max(0, math.ceil(math.log2(last / first)))
     return [min(first << step, last) for step in range(steps + 1)]

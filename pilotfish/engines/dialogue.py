@@ -1,22 +1,23 @@
-"""Messages → the token ids of a prompt in which no message has written a control token.
+"""Encode messages as a prompt in which no message can write a control token.
 
-A rendered chat template is one text, and "<|im_end|>" in it is a control token: the template's own,
-or what a user typed to end the turn and begin another in a false name. The law of `Dialogue.ids`:
-control tokens come from the template alone. What a message says is text, and becomes the tokens of
-that text. Where no message has written one, the ids are those of the rendered text, which are
-transformers' `apply_chat_template`'s.
+A rendered chat template is one text, in which "<|im_end|>" may be the template's own control token,
+or text that a user typed to end the turn and begin another under a false role. `Dialogue.ids`
+guarantees: control tokens come from the template alone. What a message says is text, and becomes
+the tokens of that text. Where no message has written one, the ids are those of the rendered text,
+and so of transformers' `apply_chat_template`.
 
-Templates trim, cut and search what messages say, so that nothing can be told from the text alone.
-Therefore the template is rendered again, with everything in the messages *blunted* that a control
-token is written with, and both texts must have the same control tokens. If not, the messages'
-control tokens are *hidden*: written with characters that stand for others, and turned back once
-the text has been split at the template's own. If these are still not the same, as with a template
-that makes "<|im_end|>" of "<|IM_END|>", all that control tokens are written with is hidden.
+Templates trim, cut and search messages, so the rendered text alone does not show which is which.
+Therefore the template is rendered a second time with the messages *blunted*: every character that a
+control token is written with is replaced. Both texts must have the same control tokens. If not, the
+messages' control tokens are *hidden*: written with characters that stand for others, and turned
+back once the text has been split at the template's own. If they still differ, as with a template
+that makes "<|im_end|>" of "<|IM_END|>", all characters of control tokens are hidden.
 
 Control tokens are those that the tokenizer calls special. Others, such as Qwen 3's <think>, are
 text that has a token of its own, wherever it stands. All messages are treated alike, the
-assistant's as well: they come from the client. Not text are the names in them: of fields, and, as
-"role" and "type" of a part, those that templates compare, and write where a control token stands.
+assistant's as well, since all come from the client. Names are not text: names of fields, and the
+values of "role" and of a part's "type", which templates compare, and write where a control token
+stands.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ _NAMES = frozenset(("role", "type"))
 _BLUNT = ".-~*+=,;:!?"
 _PRIVATE = range(0xE000, 0xF900)  # characters without a meaning of their own
 
-# What Unicode calls white space, as the tokenizers do; Python's own idea of it has \x1f, too.
+# White space by Unicode, as for the tokenizers; Python's own includes \x1f.
 _WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-_BLUNT_GROWTH = 4  # blunted text may have so many times the tokens
+_BLUNT_GROWTH = 4  # a blunted text may have so many times the tokens
 
 
 class Dialogue:
-    """A chat template and the tokenizer that reads it. Thread-safe."""
+    """Encodes messages by a chat template and a tokenizer. Thread-safe."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self._template = template
         self._tokenizer = tokenizer
         self._tokens = tokenizer.special_tokens
         self._controls = {token.content: id for id, token in self._tokens.items()}
-        written = sorted(self._controls, key=len, reverse=True)  # of two the longer one is found
+        written = sorted(self._controls, key=len, reverse=True)  # the longer of two matches
         self._written = re.compile("|".join(map(re.escape, written)) or r"(?!)")
         self._signs = sorted(set().union(*map(_signs, written)))
         self._blunt = next((sign for sign in _BLUNT if sign not in "".join(written)), "\ufffd")
 
     def ids(self, messages: Sequence[Mapping[str, Any]], most: int | None = None) -> list[int]:
-        """The prompt for these messages, ready for the assistant's answer.
+        """Encode a prompt of these messages, ready for the assistant's answer.
 
         most: as in `Tokenizer.encode`. Raises `TemplateError`, `TextTooLongError`, `ArtifactError`.
         """
@@ -77,16 +78,16 @@ class Dialogue:
         return self._read(self._template.render(_said(messages, hidden)), hiding, most)
 
     def _own_controls(self, messages: Sequence[Mapping[str, Any]], most: int | None) -> list[int]:
-        """The control tokens that the template writes, in their order."""
+        """List the control tokens that the template writes, in order."""
         blunting = dict.fromkeys([*self._signs, *self._likenesses(messages)], self._blunt)
         blunted = self._template.render(_said(messages, lambda text: _replaced(text, blunting)))
         room = None if most is None else _BLUNT_GROWTH * most
         return self._controls_in(self._tokenizer.encode(blunted, special=True, most=room))
 
     def _likenesses(self, messages: Sequence[Mapping[str, Any]]) -> set[str]:
-        """Characters of the messages that the tokenizer takes for signs, as NFKC makes "<" of "＜".
+        """Find characters in messages that the tokenizer normalizes to signs.
 
-        It does so where it looks for a control token in the normalized text.
+        NFKC makes "<" of "＜". The tokenizer normalizes where it looks for a control token.
         """
         if not any(token.normalized for token in self._tokens.values()):
             return set()
@@ -101,7 +102,7 @@ class Dialogue:
         return [id for id in ids if id in self._tokens]
 
     def _hiding(self, plain: str, messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """For each sign a character that is nowhere in the texts."""
+        """Choose for each sign a character that is nowhere in the texts."""
         used = _characters(messages).union(plain)
         free = [character for character in map(chr, _PRIVATE) if character not in used]
         if len(free) < len(self._signs):
@@ -109,7 +110,7 @@ class Dialogue:
         return dict(zip(self._signs, free[: len(self._signs)], strict=True))
 
     def _read(self, text: str, hiding: Mapping[str, str], most: int | None) -> list[int]:
-        """The ids of a rendering: its control tokens are the template's, all else is text."""
+        """Encode a rendering: its control tokens are the template's, all else is text."""
         shown = {mark: sign for sign, mark in hiding.items()}
         ids: list[int] = []
         for piece, control in self._pieces(text):
@@ -123,7 +124,7 @@ class Dialogue:
         return ids
 
     def _pieces(self, text: str) -> Iterator[tuple[str, int | None]]:
-        """Text, and the control token behind it; the last text has none.
+        """Split into texts and the control token after each; the last text has none.
 
         White space around a control token belongs to it where the tokenizer says so.
         """
@@ -140,13 +141,13 @@ class Dialogue:
 
 
 def _signs(written: str) -> set[str]:
-    """Characters without which a control token cannot be written; punctuation, if it has any."""
+    """Choose characters that every control token needs; punctuation where possible."""
     visible = {character for character in written if not character.isspace()}
     return {character for character in visible if not character.isalnum()} or visible
 
 
 def _said(value: Any, change: Callable[[str], str]) -> Any:
-    """Messages with all that they say changed."""
+    """Return messages with all their text changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -166,7 +167,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _characters(messages: Sequence[Mapping[str, Any]]) -> set[str]:
-    """All that the messages are written with."""
+    """Collect all characters of the messages."""
     used: set[str] = set()
 
     def noted(text: str) -> str:
@@ -178,7 +179,7 @@ def _characters(messages: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _replaced(text: str, replacements: Mapping[str, str]) -> str:
-    """The text with characters replaced; by far the fastest way for long texts."""
+    """Replace characters in a text; by far the fastest way for long texts."""
     for old, new in replacements.items():
         text = text.replace(old, new)
     return text

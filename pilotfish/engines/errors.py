@@ -1,20 +1,20 @@
-"""What can go wrong when an artifact is opened or run.
+"""Errors of opening or running an artifact.
 
-Each error carries a sentence that says what to do, and the exit code that the command line ends
-with (the names in the comments are those of sysexits.h).
+Each error has a sentence that says what to do, and the exit code that the command line ends with
+(the names in the comments are those of sysexits.h).
 """
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of everything that `engines` and `export` raise on purpose."""
+    """Base of all deliberate errors of `engines` and `export`."""
 
     exit_code = 70  # EX_SOFTWARE
 
 
 class ArtifactError(EngineError):
-    """A directory is not an artifact, or its manifest or files are not what they should be."""
+    """A directory is not an artifact, or its manifest or files are damaged."""
 
     exit_code = 66  # EX_NOINPUT
 
@@ -26,19 +26,19 @@ class TemplateError(EngineError):
 
 
 class TextTooLongError(EngineError):
-    """A text of clearly more tokens than it may have."""
+    """A text has clearly more tokens than allowed."""
 
     exit_code = 65  # EX_DATAERR
 
 
 class CapacityError(EngineError):
-    """More tokens than the context of the model or of the decoder holds."""
+    """More tokens than the context of the model or the decoder."""
 
     exit_code = 65  # EX_DATAERR
 
 
 class ProviderError(EngineError):
-    """The inference runtime is missing, is there twice, or has no provider that works."""
+    """The inference runtime is missing, installed twice, or has no working provider."""
 
     exit_code = 69  # EX_UNAVAILABLE
 
@@ -50,6 +50,6 @@ class CudaError(EngineError):
 
 
 class BuildError(EngineError):
-    """No TensorRT engine could be built of an artifact, and the sentence says why."""
+    """TensorRT cannot build an engine of the artifact; the sentence says why."""
 
     exit_code = 65  # EX_DATAERR

@@ -1,10 +1,10 @@
-"""What a `tokenizer.json` may hold that comes over a network.
+"""Check a `tokenizer.json` that comes over a network.
 
-The library that reads it takes whatever it is told: a padding of a billion tokens, text that is
-replaced by longer text again and again, tables that make it abort the process. So before it sees
-the file of somebody else, everything in there must be of the kinds that language models have, and
-in bounds. Not bounded is how long one regular expression takes to split one text: the library gives
-up (which is a typed error) after ten million steps, but counts them anew at every character.
+The library that reads it obeys any instruction: a padding of a billion tokens, text that is
+replaced by longer text again and again, tables that make it abort the process. So before it reads a
+foreign file, everything in there must be of the kinds that language models have, and in bounds. Not
+bounded is how long one regular expression takes to split one text: the library gives up (a typed
+error) after ten million steps, but counts them anew at every character.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Empty = Annotated[str, Meta(max_length=0)]
 
 
 class _Step(Struct, frozen=True, tag_field="type", tag=lambda name: name.lstrip("_")):
-    """A step of a tokenizer, by its name; fields that are not told here do no harm."""
+    """A step of a tokenizer, by its name; fields that are not listed are harmless."""
 
 
 class _NFC(_Step, frozen=True): ...
@@ -157,7 +157,7 @@ class _TokenizerFile(Struct, frozen=True):
 
 
 def check_foreign(text: str) -> None:
-    """Raise `ArtifactError` for a `tokenizer.json` that is not of a kind known to do no harm."""
+    """Raise `ArtifactError` for a `tokenizer.json` not of a kind known to be harmless."""
     try:
         found = json.loads(text, object_pairs_hook=_distinct)
         file = msgspec.convert(found, _TokenizerFile)
@@ -175,7 +175,7 @@ def check_foreign(text: str) -> None:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; one that says a thing twice might say another one to another reader."""
+    """Build a JSON object; refuse repeated keys, since readers may take different ones."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("an object has the same key twice")
@@ -183,7 +183,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _growth(normalizer: _Normalizer | None) -> int:
-    """How many characters may come of one, whatever it is."""
+    """Bound the number of characters that one character can become."""
     if isinstance(normalizer, _Replace):
         return max(1, len(normalizer.content))
     growth = 1

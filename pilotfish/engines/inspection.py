@@ -1,11 +1,10 @@
-"""Are a model's files still those that were exported? Found out while a daemon serves.
+"""Verify a model's files against their hashes while a daemon serves.
 
-In:  an opened artifact. Out: `passed`, or `damage`, one sentence that names the file.
-
-Hashing gigabytes takes longer than loading them, so it is not waited for: a thread reads the files
-once, a piece at a time, and pauses after each so that it has `SHARE` of a core and of the disk.
-hashlib and reads let the interpreter's lock go. The thread keeps its priority: one that is
-seldom scheduled could hold that lock meanwhile, and a round would wait for it.
+In: an opened artifact. Out: `passed`, or `damage`, one sentence that names the file. Hashing
+gigabytes takes longer than loading them, so the daemon does not wait for it: a thread reads the
+files once, piece by piece, and pauses after each piece to keep to `SHARE` of a core and of the
+disk. hashlib and reads release the interpreter's lock. The thread keeps its priority: with a lower
+one it could be descheduled while it holds that lock, and a round would wait for it.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ from pilotfish.engines.errors import ArtifactError
 _log = logging.getLogger("pilotfish.engines")
 
 SHARE = 0.2  # of a core
-PIECE_BYTES = 1 << 18  # a fraction of a millisecond's work, so that a pass hardly waits for it
+PIECE_BYTES = 1 << 18  # well below a millisecond's work, so that a pass hardly waits
 
 
 class Inspection:
-    """Holds the files open until they are read, so that a model in their place is not mistaken.
+    """Hashes an artifact's files in a thread.
 
-    passed: every file is what the manifest says. damage: what is wrong, also in the log; "" as long
-    as nothing is. Either is told once; both may be read from any thread.
+    The files are held open until they are read, so that a model in their place is not mistaken for
+    them. passed: every file equals the manifest. damage: what is wrong, also logged; "" while
+    nothing is. Either is set once; both may be read from any thread.
 
     Raises:
         ArtifactError: if a file cannot be opened.
@@ -54,11 +54,11 @@ class Inspection:
             self._opened = stack.pop_all()
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the thread; return at once."""
         self._thread.start()
 
     def close(self) -> None:
-        """End it, finished or not."""
+        """Stop, finished or not."""
         self._close.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -85,7 +85,7 @@ class Inspection:
                 "the files of %s are those that were exported, found in %.1f s",
                 self._artifact.path, time.monotonic() - began_s,
             )  # fmt: skip
-        finally:  # or a model that was replaced would take its place on the disk until the end
+        finally:  # else a replaced model would occupy the disk until the end
             self._opened.close()
 
     def _tell(self, damage: str) -> None:
@@ -94,11 +94,11 @@ class Inspection:
 
 
 class _ClosedError(Exception):
-    """The inspection was closed before its end."""
+    """The inspection was closed before it was done."""
 
 
 class _Pace:
-    """Waits after each piece for as long as makes the work a share of the time."""
+    """Pauses after each piece, so that the work takes a fixed share of the time."""
 
     def __init__(self, close: threading.Event) -> None:
         self._close = close

@@ -1,8 +1,8 @@
-"""Keys and values of all slots: static buffers whose capacity grows.
+"""The K/V cache of all slots: static buffers whose capacity grows.
 
 [2 · layers, slots, kv_heads, C, head_dim], key of layer i at plane 2i, value at 2i + 1; a pass over
-neighbouring slots is given a piece of each plane. A slot's length says where the truth ends: what
-lies behind it is never seen, so rolling back is a smaller number.
+neighbouring slots gets a piece of each plane. Only cells below a slot's length are ever read, so a
+rollback only lowers the length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GROWTH = 1.0625  # attention costs C, so spare capacity is kept small
 class KVCache(ABC):
     """Lengths and capacity; subclasses own the buffers.
 
-    Buffers begin as zeros: masked garbage must not be NaN.
+    Buffers begin as zeros, since masked garbage must not be NaN.
 
     Attributes:
         lengths: tokens of each slot.
@@ -42,7 +42,7 @@ class KVCache(ABC):
     def gather(self, slot: int, start: int, offsets: Sequence[int]) -> None:
         """Move the entries at start + offsets to start, start + 1, …, and end the slot there.
 
-        Offsets ascend, so those that stand where they belong come first; they stay.
+        Offsets ascend, so entries that need not move come first.
         """
         stay = next((i for i, offset in enumerate(offsets) if offset != i), len(offsets))
         if stay < len(offsets):
@@ -55,11 +55,11 @@ class KVCache(ABC):
 
     @abstractmethod
     def take_in(self, slot: int, start: int, count: int) -> None:
-        """Hold the `count` cells from `start` on that a run has just appended, wherever it did."""
+        """Take in the `count` cells from `start` on that a run has just appended."""
 
 
 class HostCache(KVCache):
-    """In the host's memory, written in place. `limit` is the length that no slot exceeds."""
+    """A cache in the host's memory, written in place; `limit` bounds every slot's length."""
 
     def __init__(self, manifest: Manifest, slots: int, limit: int) -> None:
         super().__init__(manifest, slots, min(STEP, limit))
@@ -75,7 +75,7 @@ class HostCache(KVCache):
             return False
         wanted = max(cells, int(self.capacity * GROWTH))
         wanted = -(-wanted // STEP) * STEP
-        self.capacity = min(wanted, max(cells, self._limit))  # beyond the limit only for padding
+        self.capacity = min(wanted, max(cells, self._limit))  # more than the limit only for padding
         planes, slots, heads, _, dim = self._cells.shape
         old = self._cells
         self._cells = np.zeros((planes, slots, heads, self.capacity, dim), self.dtype)
@@ -84,11 +84,11 @@ class HostCache(KVCache):
         return True
 
     def piece(self, plane: int, first: int, count: int) -> NDArray[np.floating]:
-        """`count` neighbouring slots of a plane: [count, kv_heads, C, head_dim], contiguous."""
+        """Return `count` neighbouring slots of a plane: [count, kv_heads, C, head_dim]."""
         return self._cells[plane, first : first + count]
 
     def take_in(self, slot: int, start: int, count: int) -> None:
-        """Nothing to do: runs write here."""
+        """Do nothing: runs write in place."""
 
     def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
         # An index list among slices comes first: [n, planes, kv_heads, head_dim].

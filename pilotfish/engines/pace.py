@@ -1,4 +1,4 @@
-"""How fast a model is: the time of a pass, by the number of tokens that it takes in."""
+"""Measure a model's speed: the time of a pass by its number of tokens."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,14 +7,14 @@ import numpy as np
 
 from pilotfish.engines.decoder import Decoder, Pass
 
-_SWEEPS = 4  # over all widths: what else the machine does falls on all of them
-_ENOUGH_S = 0.6  # at start somebody waits: a slow model is swept over less often
+_SWEEPS = 4  # sweep over all widths, so that other load affects all alike
+_ENOUGH_S = 0.6  # a daemon's start waits for this: sweep less often over a slow model
 
 
 def pass_times(decoder: Decoder, widths: Sequence[int]) -> dict[int, float]:
-    """Seconds of a pass over so many tokens of one empty slot, with all their rows, by width.
+    """Time passes of these widths over an empty slot, with all their rows; seconds.
 
-    As `least_times`. Slot 0 must be empty, and is so again afterwards.
+    See `least_times`. Slot 0 must be empty, and is empty again afterwards.
     """
     return least_times(lambda width: _pass_s(decoder, width), widths, decoder.context)
 
@@ -22,9 +22,9 @@ def pass_times(decoder: Decoder, widths: Sequence[int]) -> dict[int, float]:
 def least_times(
     pass_s: Callable[[int], float], widths: Sequence[int], context: int
 ) -> dict[int, float]:
-    """The seconds that ``pass_s`` tells, by width: the least of a few, never less for more tokens.
+    """Return the least of a few times for each width, never less for more tokens; seconds.
 
-    Widths are ascending; those beyond the context are left out.
+    ``pass_s`` times one pass. Widths are ascending; those beyond the context are left out.
     """
     begun_s = time.perf_counter()
     least: dict[int, float] = {}
@@ -33,7 +33,7 @@ def least_times(
             if width > context:
                 break
             taken_s = pass_s(width)
-            if sweep <= 1:  # the first pass of a shape is a slow one, and counts only if alone
+            if sweep <= 1:  # the first pass of a shape is slow: counts only if alone
                 least[width] = taken_s
             least[width] = min(least[width], taken_s)
         if time.perf_counter() - begun_s > _ENOUGH_S:

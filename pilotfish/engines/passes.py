@@ -1,8 +1,8 @@
-"""What a forward pass is given, and how several become the inputs of one run of a graph.
+"""The inputs of a forward pass, and how several passes share one run of a graph.
 
 Tokens of all passes stand packed in one row of T. Standard dialects attend over [B, S]: B
-neighbouring slots, S the longest pass among them (see export.dialects.padded). The contrib
-dialect takes one slot (see export.dialects.contrib).
+neighbouring slots, S the longest pass among them (see export.dialects.padded). The contrib dialect
+takes one slot (see export.dialects.contrib).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Pass:
 
     @property
     def wanted(self) -> int:
-        """Rows wanted, as a number."""
+        """The number of rows wanted."""
         return len(self.tokens) if self.rows is None else self.rows
 
     @property
@@ -51,7 +51,7 @@ class Pass:
         return 0 if self.parents is None else len(self.parents) - len(self.tokens)
 
     def depths(self) -> NDArray[np.int64]:
-        """Distance of each token from the trunk, 0 for a root; [S]."""
+        """Return the distance of each token from the trunk, 0 for a root; [S]."""
         if self.parents is None:
             return np.arange(len(self.tokens))
         depths: list[int] = []
@@ -60,7 +60,7 @@ class Pass:
         return np.array(depths[self.grown :], np.int64)
 
     def pieces(self, width: int) -> Iterator[Pass]:
-        """The same as passes of at most `width` tokens, to be appended one after the other."""
+        """Split into passes of at most `width` tokens, to be appended one after the other."""
         size = len(self.tokens)
         for start in range(0, size, width):
             end = min(start + width, size)
@@ -72,9 +72,9 @@ class Pass:
             )
 
     def show(self, mask: NDArray[Any], length: int) -> None:
-        """Write into `mask` [S, C] what each token sees: the trunk, its ancestors and itself.
+        """Write into `mask` [S, C] which cells each token sees: trunk, ancestors and itself.
 
-        0 stands for seen, HIDDEN_FROM_VIEW for the rest. `length` is the slot's before the pass.
+        0 for visible, HIDDEN_FROM_VIEW for the rest. `length` is the slot's before the pass.
         """
         if self.parents is None:
             first = length + 1  # every token of a chain sees the first one
@@ -91,7 +91,7 @@ class Pass:
 
 
 def _line(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """[T, T]: is node j an ancestor of node i, or i itself?"""
+    """Return [T, T]: is node j an ancestor of node i, or i itself?"""
     line = np.eye(len(parents), dtype=np.bool_)
     for i, parent in enumerate(parents.tolist()):
         if parent >= 0:
@@ -102,7 +102,7 @@ def _line(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
 def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
     """Raise ValueError for a pass that no model could run.
 
-    `lengths` are those of all slots. Without a vocabulary any ids will do.
+    `lengths` are those of all slots. Without a vocabulary any ids are allowed.
     """
     size, slots = len(item.tokens), len(lengths)
     if not 0 <= item.slot < slots:
@@ -110,7 +110,7 @@ def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
     if item.tokens.ndim != 1 or size == 0:
         raise ValueError("a pass needs a row of at least one token")
     if vocabulary is not None:
-        ids = item.tokens.tolist()  # a few numbers: faster than an array's methods
+        ids = item.tokens.tolist()  # for a few numbers, faster than an array's methods
         if min(ids) < 0 or max(ids) >= vocabulary:
             raise ValueError(f"token ids must lie in 0…{vocabulary - 1}")
     if not 0 <= item.wanted <= size:
@@ -131,7 +131,7 @@ def _check_tree(parents: NDArray[np.int64], size: int, length: int) -> None:
 
 
 def fill_tokens(binding: Binding, passes: Sequence[Pass]) -> None:
-    """The ids."""
+    """Write the ids."""
     tokens = binding.input("input_ids", (sum(len(item.tokens) for item in passes),))
     end = 0
     for item in passes:
@@ -140,7 +140,7 @@ def fill_tokens(binding: Binding, passes: Sequence[Pass]) -> None:
 
 
 def fill_positions(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]) -> int:
-    """Where each token stands; `lengths` are those of all slots. Returns the number of tokens."""
+    """Write each token's position; `lengths` are all slots'. Return the number of tokens."""
     total = sum(len(item.tokens) for item in passes)
     positions = binding.input("position_ids", (total,))
     end = 0
@@ -154,8 +154,8 @@ def fill_positions(binding: Binding, passes: Sequence[Pass], lengths: Sequence[i
 
 
 def fill_rows(binding: Binding, passes: Sequence[Pass]) -> int:
-    """Which tokens are answered. Returns the number of rows that will be computed."""
-    # A graph that computes nothing is not worth the risk: where no row is wanted, take one.
+    """Write which tokens are answered. Return the number of rows that will be computed."""
+    # Runtimes may fail on an empty output, so where no row is wanted, compute one.
     wanted = max(sum(item.wanted for item in passes), 1)
     rows = binding.input("logit_rows", (wanted,))
     end = row = 0
@@ -163,7 +163,7 @@ def fill_rows(binding: Binding, passes: Sequence[Pass]) -> int:
         end += len(item.tokens)
         rows[row : row + item.wanted] = range(end - item.wanted, end)
         row += item.wanted
-    rows[row:] = 0  # the array is that of an earlier pass, which may have been longer
+    rows[row:] = 0  # the array served an earlier pass, which may have been longer
     return wanted
 
 
@@ -175,10 +175,10 @@ def fill_padded(
     capacity: int,
     dtype: np.dtype[Any],
 ) -> None:
-    """The attention's inputs over slots first, first + 1, …, whose `lengths` are given.
+    """Write the attention's inputs over slots first, first + 1, …, of the given `lengths`.
 
-    What an idle slot or padding attends to does not matter, for nobody reads the answer; that
-    it is finite does, and masks always are.
+    What idle slots and padding attend to does not matter, since those answers are never read; but
+    it must be finite, which masks ensure.
     """
     count = len(lengths)
     size = max(len(item.tokens) for item in passes)
@@ -204,10 +204,10 @@ def fill_padded(
 def fill_single(
     binding: Binding, item: Pass, length: int, capacity: int, dtype: np.dtype[Any]
 ) -> None:
-    """The attention's inputs for one slot under the contrib dialect.
+    """Write the attention's inputs for one slot under the contrib dialect.
 
-    The total is given as the capacity, for the bias must be as wide as the total and would
-    have to be bound for each pass; what is computed follows seqlens_k.
+    The total is given as the capacity: the bias must be as wide as the total and would have to be
+    bound for each pass. What is computed follows seqlens_k.
     """
     size = len(item.tokens)
     binding.input("seqlens_k", (1,), np.int32)[0] = length + size - 1

@@ -1,6 +1,6 @@
-"""ONNX Runtime: which one is installed, and sessions that run a graph on one of its providers.
+"""ONNX Runtime: the installed version, and sessions on one of its providers.
 
-Its own list of providers is what it was compiled with: whether one works, only a run shows.
+Its own list of providers is what it was compiled with; only a run shows whether one works.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SESSION_CONFIG = {
     # Weights in 4 or 8 bits: multiply in int8, as MatMulNBits with accuracy_level 4 does.
     "session.qdq_matmulnbits_accuracy_level": "4",
 }
-# A drafter and a target may share cores, where workers that spin between runs halve each other's
+# Drafter and target may share cores, where workers that spin between runs halve each other's
 # speed. Spinning for 200 µs bridges the gaps within a run and ends soon after it; runtimes
 # that lack the setting (and ignore it) are told to stop with the run, which costs some speed.
 SPIN_DURATION = ("session.intra_op.spin_duration_us", "200")
@@ -28,7 +28,7 @@ SPIN_STOP = ("session.force_spinning_stop", "1")
 
 
 def runtime_version() -> tuple[int, ...]:
-    """(major, minor) of the installed onnxruntime, whichever wheel it came from.
+    """Return (major, minor) of the installed onnxruntime, whichever wheel it came from.
 
     Raises:
         ProviderError: if there is none, or both wheels are there and overwrite each other.
@@ -59,7 +59,7 @@ def open_session(
     options: Mapping[str, str] | None = None,
     others: Sequence[str] = (),
 ) -> Any:
-    """A session that runs `graph` on the execution provider of this name.
+    """Open a session that runs `graph` on the execution provider of this name.
 
     Args:
         threads: of one pass; None is one for each core that this process may use.
@@ -71,7 +71,7 @@ def open_session(
             load the graph there. (It raises classes of its own, too.)
     """
     spinning = SPIN_DURATION if runtime_version() >= SPIN_DURATION_SINCE else SPIN_STOP
-    # From 1.31 on the wheels for Linux can report home, and write a file for it when imported.
+    # From 1.31 on the wheels for Linux have telemetry, and write a file for it when imported.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 

@@ -1,10 +1,10 @@
 """Sequences in slots, and the runs of a graph that append to them.
 
-What a `Decoder` and a `Stage` of a model share: lengths and trees of the slots, which passes go
-into one run, and what each run is given. A slot holds one sequence. Passes append tokens to any
-number of slots, in one run of the graph where its dialect can (else in one run per slot), as chains
-or as trees, which may grow over several passes; `rollback` forgets the last tokens, `keep` turns a
-tree into the path that was accepted. Not thread-safe: one owner.
+Shared by `Decoder` and `Stage`: lengths and trees of the slots, which passes share a run, and the
+inputs of each run. A slot holds one sequence. Passes append tokens to any number of slots, in one
+run where the dialect allows it (else one run per slot), as chains or as trees, which may grow over
+several passes; `rollback` drops the last tokens, `keep` reduces a tree to the accepted path. Not
+thread-safe: one owner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_bac
 from pilotfish.engines.errors import CapacityError, ProviderError
 from pilotfish.engines.passes import Pass, check, fill_padded, fill_single
 
-# Idle slots between two busy ones cost attention; a run of its own costs a reading of all weights.
+# Idle slots between two busy ones cost attention; a separate run reads all weights once more.
 IDLE_BETWEEN = 4
 # Relative error of answers that rounding explains, in half precision and with 4-bit weights.
 PROBE_TOLERANCE = 0.1
@@ -66,18 +66,18 @@ class Slots(ABC):
         self.context = min(self.context, self._backend.context)
 
     def length(self, slot: int) -> int:
-        """Tokens in the slot."""
+        """Return the number of tokens in the slot."""
         return self._cache.lengths[slot]
 
     def rollback(self, slot: int, length: int) -> None:
-        """Forget all but the first `length` tokens of a slot."""
+        """Drop all but the first `length` tokens of a slot."""
         if not 0 <= length <= self._cache.lengths[slot]:
             raise ValueError(f"slot {slot} has {self._cache.lengths[slot]} tokens, not {length}")
         self._cache.lengths[slot] = length
         self._trees[slot] = (length, 0)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
-        """Of the last tree, or the last pass if that was a chain, keep the nodes at `path`.
+        """Keep only the nodes at `path` of the last tree (or of the last pass, a chain).
 
         Nodes are counted from the trunk, whichever pass appended them; a path runs from the root
         down, so it ascends. Its keys and values move behind the trunk; nothing is computed again.
@@ -93,15 +93,15 @@ class Slots(ABC):
         self._cache.gather(slot, trunk, offsets)
         self._trees[slot] = (trunk, len(offsets))
 
-    # --- what subclasses say ---------------------------------------------------------------
+    # --- for subclasses --------------------------------------------------------------------
 
     @abstractmethod
     def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:
-        """Give a run all but the attention's inputs; returns the rows that it will compute."""
+        """Fill a run's inputs but the attention's; return how many rows it will compute."""
 
     @abstractmethod
     def _example(self) -> Pass:
-        """A pass of two tokens of slot 0, of which the last row at least is wanted."""
+        """Make a pass of two tokens of slot 0 whose last row at least is wanted."""
 
     # --- passes ----------------------------------------------------------------------------
 
@@ -118,8 +118,8 @@ class Slots(ABC):
                 )
 
     def _append(self, passes: Sequence[Pass]) -> list[slice]:
-        """Run passes that were checked; which rows of `_answers` are each one's."""
-        # One more than wanted, for a run of which no row is wanted computes one all the same.
+        """Run checked passes; return which rows of `_answers` belong to each."""
+        # One more than wanted: a run always computes at least one row.
         rows = sum(item.wanted for item in passes) + 1
         if rows > self._rows:
             self._allocate(rows)
@@ -137,7 +137,7 @@ class Slots(ABC):
         return [rows_of[item.slot] for item in passes]
 
     def _runs(self, passes: Sequence[Pass]) -> Iterator[tuple[int, int, list[Pass]]]:
-        """Passes that go into one run each: first slot, number of slots, passes."""
+        """Group passes by run: first slot, number of slots, passes."""
         ordered = sorted(passes, key=lambda item: item.slot)
         start = 0
         for i, item in enumerate(ordered):
@@ -148,7 +148,7 @@ class Slots(ABC):
             start = i + 1
 
     def _share(self, one: Pass, following: Pass) -> bool:
-        """Whether two passes, of which no other's slot lies between, go into one run."""
+        """Whether two passes, with no other pass's slot between, share a run."""
         narrow = self._backend.narrow
         return (
             self._backend.batches
@@ -157,7 +157,7 @@ class Slots(ABC):
         )
 
     def _run_in_pieces(self, item: Pass, width: int, row: int) -> None:
-        """Runs of at most `width` tokens, for a pass that is wider than the backend takes."""
+        """Split a pass that is wider than the backend takes into runs of at most `width` tokens."""
         lengths = self._cache.lengths
         length = lengths[item.slot]
         try:
@@ -169,7 +169,7 @@ class Slots(ABC):
             lengths[item.slot] = length  # until the whole forward has succeeded
 
     def _run(self, first: int, count: int, passes: list[Pass], row: int) -> None:
-        """One run of the graph; its rows go to the answers from `row` on."""
+        """Run the graph once; write its rows to the answers from `row` on."""
         cache, backend = self._cache, self._backend
         lengths = cache.lengths[first : first + count]
         size = max(len(item.tokens) for item in passes)
@@ -191,7 +191,7 @@ class Slots(ABC):
             cache.take_in(item.slot, cache.lengths[item.slot], len(item.tokens))
 
     def _probe(self, backend: Backend) -> None:
-        """Run a token, and see that the next one finds its keys and values; then forget both.
+        """Run a token, check that the next one reads its keys and values, and drop both.
 
         Raises:
             ProviderError: if the answers are none, or the cache is not read as it was written.
@@ -202,7 +202,7 @@ class Slots(ABC):
         one, following = pair.pieces(1)
         self._allocate(1 + pair.wanted)
         name, answer = list(self._answers.items())[-1]  # logits, where there are any
-        answer.fill(np.nan)  # so that what never arrives shows
+        answer.fill(np.nan)  # so that missing answers show
         self._run(0, 1, [one], 0)
         if not np.isfinite(answer[0]).all():
             told = name.replace("_", " ")
@@ -218,7 +218,7 @@ class Slots(ABC):
             raise ProviderError("it ran the model, but forgets keys and values between passes")
 
     def _allocate(self, rows: int) -> None:
-        """Room for the answers of so many rows."""
+        """Make room for the answers of so many rows."""
         self._rows = rows
         widths = self._backend.widths.items()
         self._answers: Answers = {

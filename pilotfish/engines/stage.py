@@ -48,7 +48,7 @@ class Fed(Pass):
     states: States | None = None
 
     def pieces(self, width: int) -> Iterator[Fed]:
-        """The same as passes of at most `width` tokens, to be appended one after the other."""
+        """Split into passes of at most `width` tokens, to be appended one after the other."""
         start = 0
         for piece in super().pieces(width):
             end = start + len(piece.tokens)
@@ -58,7 +58,7 @@ class Fed(Pass):
 
 
 class Stage(Slots):
-    """Some layers of a model, with `slots` sequences.
+    """Runs some layers of a model, with `slots` sequences.
 
     Args:
         artifact: a folder that `pilotfish export split` has made.
@@ -95,21 +95,21 @@ class Stage(Slots):
 
     @property
     def first(self) -> bool:
-        """Whether it takes tokens, not states."""
+        """Whether it reads tokens, not states."""
         return self.cut.first
 
     @property
     def last(self) -> bool:
-        """Whether it gives hidden states after the final norm, and only those that are wanted."""
+        """Whether it returns hidden states after the final norm, only for the rows wanted."""
         return self.cut.last
 
     @property
     def answer_width(self) -> int:
-        """Numbers in a row of the answer: `width`, unless the last stage's norm is narrower."""
+        """Width of a row of the answer: `width`, unless the last stage's norm is narrower."""
         return next(iter(self._backend.widths.values()))
 
     def forward(self, passes: Sequence[Pass], states: States | None = None) -> States:
-        """Append each pass to its slot; at most one pass per slot. Nothing is if it raises.
+        """Append each pass to its slot, at most one per slot; appends nothing if it raises.
 
         Args:
             passes: as a `Decoder` takes them. Only the first stage looks at the ids, only the last
@@ -133,7 +133,7 @@ class Stage(Slots):
         return np.concatenate([answer[place] for place in places])
 
     def _fed(self, passes: Sequence[Pass], states: States | None) -> list[Fed]:
-        """The passes with what they are fed, and with as many rows as the graph will answer."""
+        """Return the passes with their inputs, and with as many rows as the graph will answer."""
         total = sum(len(item.tokens) for item in passes)
         wanted = None if self.first else (total, self.width)
         if wanted != (None if states is None else states.shape):
@@ -168,7 +168,7 @@ class Stage(Slots):
 
 
 class Head:
-    """What turns hidden states into logits; it lies in the folder of a model's first stage.
+    """Computes logits from hidden states; its graph is in the folder of the first stage.
 
     Args:
         artifact: that folder.
@@ -196,7 +196,7 @@ class Head:
         self.width = int(self._session.get_inputs()[0].shape[1])
 
     def logits(self, hidden: States) -> NDArray[np.float32]:
-        """f32 [n, vocab_size], padding ids cut off, of hidden states f32 [n, width]."""
+        """Compute logits f32 [n, vocab_size], without padding ids, of states f32 [n, width]."""
         if len(hidden) == 0:
             return np.empty((0, self.vocab_size), np.float32)
         (logits,) = self._session.run(["logits"], {"hidden_states": hidden})
@@ -204,7 +204,7 @@ class Head:
         return answer
 
     def _load(self, artifact: Artifact, threads: int | None, provider: str) -> tuple[Any, str]:
-        """A session on the first provider that runs the head, and its name."""
+        """Open a session on the first provider that runs the head; return it and its name."""
         reasons = []
         wanted = tuple(PROVIDERS) if provider == "auto" else (provider,)
         for name in wanted:

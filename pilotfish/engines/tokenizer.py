@@ -1,11 +1,11 @@
-"""Text ↔ token ids, and ids → text while they are still coming.
+"""Text ↔ token ids, and ids → text while tokens arrive.
 
 In: a `tokenizer.json`. Every token stands for bytes, and a text is the UTF-8 of its tokens' bytes,
-malformed parts replaced by U+FFFD. That is the law of `decode`, and `TextStream` keeps it: the
-concatenation of what it emits equals `decode` of all ids, whatever the split.
+malformed parts replaced by U+FFFD. `decode` follows this, and `TextStream` agrees with it: the
+concatenation of what it emits equals `decode` of all ids, however they are split.
 
-Two families of vocabularies are known, told apart by the decoder: byte-level BPE (GPT-2, Llama 3,
-Qwen, SmolLM2), where each character of a token stands for one byte, and SentencePiece BPE with
+Two families of vocabularies are supported, told apart by the decoder: byte-level BPE (GPT-2, Llama
+3, Qwen, SmolLM2), where each character of a token stands for one byte, and SentencePiece BPE with
 byte fall-back (Llama 2, Mistral), where "▁" is a space and <0x0A> a byte.
 """
 
@@ -29,8 +29,8 @@ import tokenizers
 from pilotfish.engines.artifact import TOKENIZER_NAME, Artifact
 from pilotfish.engines.errors import ArtifactError, TextTooLongError
 
-# Texts are encoded one by one, each by the thread that asks: a pool of threads would take the cores
-# that a drafter computes on. The library reads this when it encodes first.
+# Texts are encoded one by one, each by the calling thread: a pool of threads would take the cores
+# that a drafter computes on. The library reads this at its first encoding.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _CHUNK = 1 << 16  # characters whose tokens are counted at once
@@ -61,7 +61,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, name: str = TOKENIZER_NAME) -> Tokenizer:
-        """A tokenizer from the content of a `tokenizer.json`; errors call it by this name."""
+        """Make a tokenizer from a `tokenizer.json`'s content; errors call it by this name."""
         tokenizer = cls.__new__(cls)
         tokenizer._load(text, name)
         return tokenizer
@@ -81,14 +81,15 @@ class Tokenizer:
 
     @cached_property
     def _literal(self) -> tokenizers.Tokenizer:
-        """One that reads special tokens as plain text; switching `_tokenizer` over and back would
-        not be thread-safe.
+        """A tokenizer that reads special tokens as plain text.
+
+        Switching `_tokenizer` over and back would not be thread-safe.
         """
         return _literal(self._json)
 
     @cached_property
     def _later(self) -> tokenizers.Tokenizer:
-        """`_literal` for what is not the first piece: "▁" may be put before that one alone."""
+        """`_literal` for pieces after the first: "▁" may be put before the first one only."""
         parsed = json.loads(self._json)
         step = parsed.get("pre_tokenizer")
         later = without_first_space(step, only="first")
@@ -98,7 +99,7 @@ class Tokenizer:
 
     @cached_property
     def _continuing(self) -> tokenizers.Tokenizer:
-        """`_literal` that puts no space before a text."""
+        """`_literal` without the space that may be put before a text."""
         parsed = json.loads(self._json)
         steps = {name: parsed.get(name) for name in ("normalizer", "pre_tokenizer")}
         without = {name: without_first_space(step) for name, step in steps.items()}
@@ -107,12 +108,12 @@ class Tokenizer:
         return _literal(json.dumps(parsed | without))
 
     def encode(self, text: str, *, special: bool = False, most: int | None = None) -> list[int]:
-        """Token ids of `text`. No BOS is added. Other threads run meanwhile.
+        """Encode `text` without BOS. Other threads run meanwhile.
 
         Args:
             text: any string; lone surrogates become "?".
-            special: whether "<|im_start|>" and its like are one token each, as in a rendered
-                chat template, or plain text, as in what a user typed.
+            special: whether a control token such as "<|im_start|>" is one token, as in a rendered
+                chat template, or plain text, as in a user's message.
             most: a text of clearly more tokens is refused after about so many were made, which
                 bounds time and memory. One of few more is not: look at what is returned.
 
@@ -122,7 +123,7 @@ class Tokenizer:
         return self._ids(self._tokenizer if special else self._literal, text, most)
 
     def encode_later(self, text: str, *, most: int | None = None) -> list[int]:
-        """`encode` of what follows a special token, in which special tokens are plain text."""
+        """Encode what follows a special token; special tokens in it are plain text."""
         return self._ids(self._later, text, most)
 
     def _ids(self, tokenizer: tokenizers.Tokenizer, text: str, most: int | None) -> list[int]:
@@ -133,7 +134,7 @@ class Tokenizer:
         return ids
 
     def _check_length(self, tokenizer: tokenizers.Tokenizer, text: str, most: int) -> None:
-        """Count the tokens of its parts in turn, until there are too many.
+        """Count the tokens of the text's parts in turn, until there are too many.
 
         A cut between two parts may add tokens, but hardly more than the longest token has bytes.
         """
@@ -146,27 +147,28 @@ class Tokenizer:
 
     @cached_property
     def _longest(self) -> int:
-        """Bytes of the longest token as the vocabulary spells it, as far as that is credible."""
+        """Bytes of the longest token as the vocabulary spells it, within reason."""
         pieces = self._tokenizer.get_vocab(with_added_tokens=True)
         return min(max(len(piece.encode("utf-8")) for piece in pieces), _LONG)
 
     def encode_rest(self, text: str) -> tokenizers.Encoding:
-        """The encoding of text that continues another: no space is put before it.
+        """Encode text that continues another: no space is put before it.
 
-        Special tokens in it are plain text. It has the offsets of its tokens, in characters, and
-        their words; it must have no lone surrogates.
+        Special tokens in it are plain text. The result has the offsets of its tokens, in
+        characters, and their words; the text must have no lone surrogates.
         """
         return _encoded(self._continuing, text)
 
     def byte_token(self, byte: int) -> int | None:
-        """The token that stands for one byte, whatever is around it; None if there is none."""
+        """Return the token of one byte, whatever is around it; None if there is none."""
         id: int | None = self._tokenizer.token_to_id(self._family.byte_piece(byte))
         return id
 
     @cached_property
     def steps(self) -> dict[str, Any]:
-        """How the file says that text becomes tokens: "normalizer", "pre_tokenizer",
-        "added_tokens" and "model", the latter without its tokens.
+        """The file's description of how text becomes tokens.
+
+        "normalizer", "pre_tokenizer", "added_tokens" and "model", the latter without its tokens.
         """
         parsed = json.loads(self._json)
         steps = {name: parsed.get(name) for name in ("normalizer", "pre_tokenizer", "added_tokens")}
@@ -175,28 +177,28 @@ class Tokenizer:
 
     @cached_property
     def neighbours(self) -> frozenset[str]:
-        """All pairs of characters that are neighbours in a token as the vocabulary spells it."""
+        """All pairs of neighbouring characters in tokens as the vocabulary spells them."""
         pieces = self._tokenizer.get_vocab(with_added_tokens=True)
         return frozenset(chain.from_iterable(map(character_pairs, pieces)))
 
     @cached_property
     def beginning(self) -> list[int]:
-        """What stands before a raw text, such as BOS; [] where the model wants nothing there."""
+        """The tokens before a raw text, such as BOS; [] where the model wants none."""
         plain = self._ids(self._tokenizer, "a", None)
         whole: list[int] = _encoded(self._tokenizer, "a", whole=True).ids
         return whole[: -len(plain)] if plain and whole[-len(plain) :] == plain else []
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Text of `ids`; special tokens are left out unless `special`."""
+        """Decode `ids`; special tokens are left out unless `special`."""
         stream = TextStream(self, special=special)
         return stream.push(ids) + stream.flush()
 
     def piece(self, id: int) -> str:
-        """The token as the vocabulary spells it; "" for an id that it does not have."""
+        """Return the token as the vocabulary spells it; "" for an unknown id."""
         return self._tokenizer.id_to_token(id) or ""
 
     def token_bytes(self, id: int) -> bytes:
-        """What the token adds to a text; b"" for an id that the vocabulary does not have."""
+        """Return what the token adds to a text; b"" for an unknown id."""
         found = self._bytes.get(id)
         if found is None:
             found = self._bytes[id] = self._family.token_bytes(self.piece(id))
@@ -204,12 +206,12 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """Control tokens by their ids: how they are written, and found in a text."""
+        """Control tokens by id, as they are written and found in a text."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {id: token for id, token in added.items() if token.special}
 
     def normalized(self, text: str) -> str:
-        """The text as control tokens are looked for in it that are flagged as `normalized`."""
+        """Normalize a text as for finding control tokens that are flagged as `normalized`."""
         normalizer = self._tokenizer.normalizer
         text = text.encode("utf-8", "replace").decode("utf-8")
         found: str = text if normalizer is None else normalizer.normalize_str(text)
@@ -221,7 +223,7 @@ class Tokenizer:
 
     @property
     def drops_first_space(self) -> bool:
-        """Whether a text loses its first space, which SentencePiece put there when encoding."""
+        """Whether decoding drops the first space, which SentencePiece adds when encoding."""
         return self._family.drops_first_space
 
     @cached_property
@@ -253,9 +255,9 @@ class Tokenizer:
 def _encoded(
     tokenizer: tokenizers.Tokenizer, text: str, *, whole: bool = False, offsets: bool = True
 ) -> tokenizers.Encoding:
-    """Of a batch of one: for that the library lets go of the interpreter, for a text it does not.
+    """Encode as a batch of one, for which the library releases the interpreter.
 
-    offsets: whether these are asked for, which takes half as long again.
+    offsets: whether they are wanted, which takes half as long again.
     """
     encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
     with _complaining("the tokenizer broke at a text"):
@@ -264,7 +266,7 @@ def _encoded(
 
 @contextmanager
 def _complaining(what: str) -> Iterator[None]:
-    """The library raises bare `Exception`, and where it panics a `BaseException` without a name."""
+    """Turn the library's errors into ours: bare `Exception`, and `BaseException` on panic."""
     try:
         yield
     except BaseException as error:
@@ -274,7 +276,7 @@ def _complaining(what: str) -> Iterator[None]:
 
 
 class TextStream:
-    """Text of tokens that come a few at a time. Not for use by two threads at once.
+    """Decodes tokens that arrive a few at a time. Not for use by two threads at once.
 
     What `push` returns is final: an unfinished UTF-8 sequence waits for the tokens that finish it.
     The cost of a push is that of its own tokens.
@@ -287,7 +289,7 @@ class TextStream:
         self._at_start = tokenizer.drops_first_space
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these tokens complete; may be empty."""
+        """Return the text that these tokens complete; may be empty."""
         tokenizer = self._tokenizer
         data = b"".join(
             tokenizer.token_bytes(id)
@@ -300,7 +302,7 @@ class TextStream:
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """What was held back, as U+FFFD; the stream then starts a new text."""
+        """Return what was held back, as U+FFFD; the stream then starts a new text."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._at_start = self._tokenizer.drops_first_space
@@ -316,7 +318,7 @@ class _Family(NamedTuple):
 
 
 def _byte_level(piece: str) -> bytes:
-    """Bytes of a byte-level token; one with a foreign character (an added token) is plain text."""
+    """Return the bytes of a byte-level token; one with foreign characters (added) is plain text."""
     try:
         return bytes(BYTE_OF_CHARACTER[character] for character in piece)
     except KeyError:
@@ -324,14 +326,14 @@ def _byte_level(piece: str) -> bytes:
 
 
 def _sentencepiece(piece: str) -> bytes:
-    """Bytes of a SentencePiece token."""
+    """Return the bytes of a SentencePiece token."""
     if match := BYTE_TOKEN.fullmatch(piece):
         return bytes([int(match[1], 16)])
     return piece.replace(SPACE_MARK, " ").encode("utf-8")
 
 
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes follow U+0100."""
+    """Map GPT-2's alphabet: printable Latin-1 is itself, the other bytes follow U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
@@ -344,7 +346,7 @@ CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.it
 
 
 def _literal(text: str) -> tokenizers.Tokenizer:
-    """The library's tokenizer of a tokenizer.json that reads special tokens as plain text."""
+    """Build the library's tokenizer with special tokens as plain text."""
     tokenizer = tokenizers.Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
     tokenizer.post_processor = None  # it would add tokens, and trims offsets
@@ -354,14 +356,14 @@ def _literal(text: str) -> tokenizers.Tokenizer:
 
 
 def character_pairs(text: str) -> Iterable[str]:
-    """Each pair of neighbouring characters."""
+    """Collect each pair of neighbouring characters."""
     return map(add, text, text[1:])
 
 
 def without_first_space(step: Any, only: str | None = None) -> Any:
-    """A normalizer or pre-tokenizer of a tokenizer.json that puts no space before a text.
+    """Change a normalizer or pre-tokenizer so that it puts no space before a text.
 
-    only: the one `prepend_scheme` by which it does not; other ways of putting one stay.
+    only: the one `prepend_scheme` that is removed; other ways of adding a space stay.
     """
     if step is None or (step["type"] == "Prepend" and only is None):
         return None
@@ -378,7 +380,7 @@ def without_first_space(step: Any, only: str | None = None) -> Any:
 
 
 def _family(decoder: dict[str, Any] | None, name: str) -> _Family:
-    """The family of a vocabulary, from the `decoder` of its tokenizer.json."""
+    """Return the family of a vocabulary, from the `decoder` of its tokenizer.json."""
     steps = [decoder] if decoder else []
     if decoder and decoder["type"] == "Sequence":
         steps = decoder["decoders"]

@@ -1,7 +1,7 @@
-"""A model's vocabulary: what must be known to speak its tokens, without its weights.
+"""A model's vocabulary: all that is needed to read and write its tokens, without weights.
 
-An edge hands it to devices whose drafter has another one (docs/wire.md); there it is what a prompt
-is made with and an answer is read by.
+An edge sends it to devices whose drafter has another one (docs/wire.md); there it encodes prompts
+and decodes answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def of(cls, artifact: Artifact) -> Vocabulary:
-        """That of an artifact. Raises `ArtifactError` if its tokenizer cannot be read."""
+        """Read an artifact's. Raises `ArtifactError` if its tokenizer cannot be read."""
         manifest, path = artifact.manifest, artifact.tokenizer_path
         try:
             text = path.read_text("utf-8")
@@ -55,7 +55,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def decode(cls, data: bytes, model: str) -> Vocabulary:
-        """What `encode` gave, of the model of this name; `ArtifactError` for anything else."""
+        """Decode `encode`'s bytes of the model of this name; raises `ArtifactError` otherwise."""
         try:
             nameless = msgspec.msgpack.decode(data, type=cls)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -71,7 +71,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return vocabulary
 
     def encode(self) -> bytes:
-        """Its bytes, without the model's name: models may have the same vocabulary."""
+        """Encode as bytes, without the model's name: models may share a vocabulary."""
         return msgspec.msgpack.encode(msgspec.structs.replace(self, model=""))
 
     @cached_property
@@ -81,7 +81,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _place(self) -> str:
-        """What its `tokenizer.json` is called in errors."""
+        """The name of its `tokenizer.json` in errors."""
         return TOKENIZER_NAME
 
     @cached_property
@@ -91,7 +91,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The hash of its token strings: where it is equal, the same ids mean the same tokens."""
+        """The hash of its token strings; where it is equal, equal ids are equal tokens."""
         return self.tokenizer.fingerprint
 
     @cached_property
@@ -108,14 +108,14 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def dialogue(self) -> Dialogue | None:
-        """What makes a prompt of messages; None for a model without a chat template."""
+        """Encodes messages as a prompt; None for a model without a chat template."""
         return None if self.template is None else Dialogue(self.template, self.tokenizer)
 
     @cached_property
     def turn_end(self) -> int | None:
         """The token that ends the model's turn in a chat; None if it has no end token.
 
-        Of several end tokens it is the one that the chat template puts behind an answer.
+        Of several end tokens it is the one that the chat template puts after an answer.
         """
         if not self.eos_ids:
             return None

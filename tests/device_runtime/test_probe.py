@@ -38,6 +38,7 @@ def far(pair: Pair, road: Emulator) -> Iterator[Device]:
         yield opened
 
 
+@pytest.mark.timing
 def test_an_answer_knows_its_link(far: Device) -> None:
     far.generate("abc", max_tokens=20, window=2)
     link = far.generate("abc", max_tokens=4).link
@@ -56,6 +57,7 @@ def test_a_fresh_passive_sample_needs_no_ping(far: Device) -> None:
     assert answer.probing == Probing()
 
 
+@pytest.mark.timing
 def test_a_stale_one_costs_one_ping_and_one_rtt(far: Device) -> None:
     far.generate("abc", max_tokens=4)
     time.sleep(FRESH_S + 0.1)
@@ -78,6 +80,7 @@ def test_a_fixed_protocol_is_never_held_up_by_a_ping(far: Device) -> None:
     assert far.generate("abc", max_tokens=4, protocol="greedy").probing == Probing()
 
 
+@pytest.mark.timing
 def test_rates_are_probed_only_where_they_matter(pair: Pair, road: Emulator) -> None:
     with Device(pair.draft, road.endpoint, threads=1) as device:
         greedy = device.generate("abc", max_tokens=12, protocol="auto")
@@ -97,6 +100,7 @@ def test_rates_are_probed_only_where_they_matter(pair: Pair, road: Emulator) -> 
         assert known.probing == Probing()
 
 
+@pytest.mark.timing
 def test_asked_for_rates_are_measured(far: Device) -> None:
     ups, downs = [], []
     for _ in range(6):  # half a millisecond of scheduling is a fifth of the way down
@@ -110,6 +114,7 @@ def test_asked_for_rates_are_measured(far: Device) -> None:
     assert max(downs) == pytest.approx(40e6, rel=0.35)
 
 
+@pytest.mark.timing
 def test_real_messages_tell_rates(pair: Pair, edge: EdgeServer) -> None:
     """A window of 128 distributions of 72 tokens is 18 kB a message."""
     with (
@@ -149,6 +154,7 @@ def probe(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess
     )  # fmt: skip
 
 
+@pytest.mark.timing
 def test_the_command(road: Emulator) -> None:
     done = probe(road.endpoint, "--json", "-")
     assert done.returncode == 0, done.stderr
@@ -232,6 +238,7 @@ def test_an_edge_that_comes_back_with_other_limits(pair: Pair) -> None:
         assert device.welcome.limits.window == 2
 
 
+@pytest.mark.timing
 def test_waiting_for_an_edge_is_no_rtt(pair: Pair) -> None:
     with EdgeServer(pair.target, threads=1) as first:
         address = first.endpoint

@@ -35,10 +35,18 @@ def assert_same(device, target, prompt, got, wanted):
     assert gap < TIE, f"token {at}: {got[at]} for {wanted[at]}, {gap} apart in their logits"
 
 
+@pytest.fixture(scope="module")
+def streamed(device):
+    """What the target says to each prompt."""
+    return {each: device.generate(each, protocol="stream", max_tokens=40) for each in PROMPTS}
+
+
 @pytest.mark.parametrize("window", [1, 4, 8, 16])
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_over_the_link_is_the_targets_own_output(device, default_artifacts, prompt, window):
-    wanted = device.generate(prompt, protocol="stream", max_tokens=40)
+def test_greedy_over_the_link_is_the_targets_own_output(
+    device, default_artifacts, streamed, prompt, window
+):
+    wanted = streamed[prompt]
     got = device.generate(prompt, protocol="greedy", window=window, max_tokens=40)
     assert_same(device, default_artifacts[1], prompt, got.tokens, wanted.tokens)
     assert max(r.window for r in got.rounds) == window

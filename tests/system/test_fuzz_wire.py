@@ -33,7 +33,7 @@ from tests.support.judging import judging_of
 from tests.support.socketless import SocketlessEdge
 from tests.support.spoiling import Frames, spoil
 
-MESSAGES = 150_000
+MESSAGES = 100_000
 BY_SOCKET = 5_000
 CLIENTS = 3
 

@@ -30,7 +30,15 @@ def artifacts(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("encrypted", [True, False], ids=["keys", "no-keys"])
+@pytest.fixture(scope="module", params=[True, False], ids=["keys", "no-keys"])
+def cuttable(request, artifacts):
+    """An edge, and the keys that it wants."""
+    folder = artifacts / "keys" if request.param else None
+    # without keys each cut leaves a session behind
+    with EdgeServer(artifacts / "target", keys=folder, threads=1, sessions=100) as edge:
+        yield edge, folder
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -43,32 +51,31 @@ def artifacts(tmp_path_factory):
     ],
     ids=lambda options: "-".join(str(options[k]) for k in ("protocol", "window") if k in options),
 )
-def test_cut_connections_change_nothing(artifacts, encrypted, options):
-    folder = artifacts / "keys" if encrypted else None
-    with EdgeServer(artifacts / "target", keys=folder) as edge:
-        relay = Relay(edge.endpoint)
-        with Device(artifacts / "draft", relay.endpoint, folder) as device:
-            wanted = device.generate(PROMPT, max_tokens=100, **options)
-            pieces = device.stream(PROMPT, max_tokens=100, **options)
-            for _ in range(3):
-                next(pieces, None)  # after a cut, a stream brings all that was missed at once
-                relay.cut()
-            for _ in pieces:
-                pass
-            assert device.last.tokens == wanted.tokens
-            assert relay.connections >= 2
-        relay.close()
+def test_cut_connections_change_nothing(artifacts, cuttable, options):
+    edge, folder = cuttable
+    relay = Relay(edge.endpoint)
+    with Device(artifacts / "draft", relay.endpoint, folder, threads=1) as device:
+        wanted = device.generate(PROMPT, max_tokens=100, **options)
+        pieces = device.stream(PROMPT, max_tokens=100, **options)
+        for _ in range(3):
+            next(pieces, None)  # after a cut, a stream brings all that was missed at once
+            relay.cut()
+        for _ in pieces:
+            pass
+        assert device.last.tokens == wanted.tokens
+        assert relay.connections >= 2
+    relay.close()
 
 
 @pytest.mark.parametrize(
     ("protocol", "temperature", "locked"),
     [
         ("greedy", 0.0, True),
-        ("dsd", 1.0, False),
-        ("tslt", 1.0, True),
+        pytest.param("dsd", 1.0, False, marks=pytest.mark.slow),
+        pytest.param("tslt", 1.0, True, marks=pytest.mark.slow),
         ("tree", 1.0, False),
         ("dssd", 1.0, True),
-        ("coupled", 1.0, False),
+        pytest.param("coupled", 1.0, False, marks=pytest.mark.slow),
         ("stream", 1.0, True),
     ],
 )
@@ -98,7 +105,11 @@ def test_a_restarted_edge_goes_on_with_the_same_text(
 
 @pytest.mark.parametrize(
     ("protocol", "temperature"),
-    [("dsd", 1.0), ("tree", 1.0), ("dssd", 1.0), ("coupled", 1.0), ("stream", 1.0)],
+    [
+        ("tree", 1.0),
+        ("dssd", 1.0),
+        *(pytest.param(name, 1.0, marks=pytest.mark.slow) for name in ("dsd", "coupled", "stream")),
+    ],
 )
 def test_an_edge_killed_under_way_and_replaced(
     long_pair: Pair, key_folders, protocol: str, temperature: float
@@ -134,7 +145,7 @@ def test_an_edge_killed_under_way_and_replaced(
             server.stop()
 
 
-@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("locked", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_edge_that_was_frozen_for_a_while(pair: Pair, key_folders, locked: bool) -> None:
     """The connection breaks, and without keys the edge does not know the new one's owner."""
     options = {"protocol": "dsd", "temperature": 1.0, "seed": 0, "window": 3, "max_tokens": 40}
@@ -179,6 +190,7 @@ def test_a_reply_may_come_before_the_news_that_the_edge_is_back(artifacts, monke
         relay.close()
 
 
+@pytest.mark.slow
 def test_many_kills_and_cuts(long_pair: Pair, tmp_path) -> None:
     """The benchmark's own run, but smaller: SIGKILLs, broken links and stalls, at any moment."""
     out = tmp_path / "recovery.json"

@@ -50,6 +50,7 @@ def slow(pair: Pair, edge: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield device
 
 
+@pytest.mark.timing
 def test_a_reply_that_waits_for_the_drafter_says_nothing_of_the_link(slow: Device) -> None:
     answer = slow.generate(LONG, protocol=SELECTIVE, **WISH)
     assert len(answer.rounds) > 4
@@ -59,6 +60,7 @@ def test_a_reply_that_waits_for_the_drafter_says_nothing_of_the_link(slow: Devic
     assert link.rtt.value < SLOW_S / 2
 
 
+@pytest.mark.timing
 def test_what_the_drafter_does_meanwhile_is_drafting(slow: Device) -> None:
     answer = slow.generate(LONG, protocol=SELECTIVE, **WISH)
     for each in answer.rounds[1:]:
@@ -66,6 +68,7 @@ def test_what_the_drafter_does_meanwhile_is_drafting(slow: Device) -> None:
         assert each.timings.downlink < SLOW_S / 2
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("protocol", ["greedy", FULL, SELECTIVE])
 def test_no_stage_counts_twice(
     pair: Pair, edge: EdgeServer, monkeypatch: pytest.MonkeyPatch, protocol: str

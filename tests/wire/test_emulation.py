@@ -53,6 +53,7 @@ def quantile(values, share):
 # -- delay -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("rtt_s", [0.0, 0.001, 0.02, 0.05])
 def test_the_round_trip_is_right_to_a_millisecond(echoing, rtt_s):
     bare_s = statistics.median(round_trips_s(echoing, 25))
@@ -62,6 +63,7 @@ def test_the_round_trip_is_right_to_a_millisecond(echoing, rtt_s):
         )
 
 
+@pytest.mark.timing
 def test_jitter_stays_in_its_bounds(echoing):
     rtt_s, jitter_s = 0.01, 0.02
     with Emulator(echoing, Conditions(rtt_s=rtt_s, jitter_s=jitter_s, seed=3)) as link:
@@ -128,6 +130,7 @@ def goodput_bps(link, way, size):
     return sum(count for _, count in seen[1:]) * 8 / (seen[-1][0] - seen[0][0])
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("rate_bps", [5e6, 20e6, 100e6])
 def test_the_rate_is_right_to_three_percent(way, rate_bps):
@@ -210,6 +213,7 @@ def test_each_second_of_a_trace_delivers_what_the_file_says(tmp_path):
 # -- change ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_the_round_trip_changes_while_it_runs(echoing):
     with Emulator(echoing, Conditions(rtt_s=0.01)) as link, connected(link.endpoint) as client:
 
@@ -225,6 +229,7 @@ def test_the_round_trip_changes_while_it_runs(echoing):
             within(lambda share: quantile([echo_s() for _ in range(9)], share), rtt_s, 0.004)
 
 
+@pytest.mark.timing
 def test_the_rate_changes_in_the_middle_of_a_message():
     done = threading.Event()
     seen = []
@@ -362,6 +367,7 @@ def test_a_link_that_changes_all_the_time_loses_nothing(shared_link):
 # -- a pair across it ------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_a_generation_is_the_same_across_a_long_link(pair, edge, device):
     asked = {"protocol": "greedy", "window": 4, "max_tokens": 24}
     plain = device.generate("abc", **asked)

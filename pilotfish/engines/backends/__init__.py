@@ -1,7 +1,7 @@
-"""Backends by the name of their provider. A new one is one file and one line.
+"""Backends by provider name. To add one, add a file and a line here.
 
-A provider counts only after it has run the model: what was chosen, and why others were not, goes to
-the log of `pilotfish.engines`.
+A provider is taken only after it has run the model. The log of `pilotfish.engines` says which one
+was taken and why others were not.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ PROVIDERS = {  # best first
     "cuda": "pilotfish.engines.backends.cuda:CudaBackend",
     "cpu": "pilotfish.engines.backends.cpu:CpuBackend",
 }
-# What auto tries. ONNX Runtime's TensorRT builds engines for minutes when it loads: by name only.
+# What auto tries. ONNX Runtime's TensorRT builds engines for minutes at load: only on request.
 AUTO = ("tensorrt", "cuda", "cpu")
 
 
 def open_backend(
     load: Load, provider: str, probe: Callable[[Backend], None]
 ) -> tuple[Backend, str]:
-    """Load on the first provider that passes `probe`; returns it and its name.
+    """Load on the first provider that passes `probe`; return the backend and its name.
 
     Args:
         provider: a name of PROVIDERS, or "auto": the best that works without building anything.
         probe: runs the model, and raises if it cannot.
 
     Raises:
-        ProviderError: if no runtime is there, or nothing that was asked for works.
+        ProviderError: if no runtime is installed, or no requested provider works.
         ArtifactError: if that is because a file is damaged.
     """
     if provider != "auto" and provider not in PROVIDERS:
@@ -66,9 +66,9 @@ def open_backend(
 def nothing_runs(
     artifact: Artifact, graph: Path, wanted: Sequence[str], reasons: Sequence[str]
 ) -> ProviderError:
-    """The error where none of these providers ran the graph.
+    """Build the error for a graph that none of these providers ran.
 
-    The CPU runs whatever is whole. So where it was tried, the files are looked at.
+    The CPU runs any intact graph, so where it was tried, the files are verified.
 
     Raises:
         ArtifactError: naming a file that is damaged, instead.

@@ -1,9 +1,9 @@
-"""What slots ask of whatever computes their passes.
+"""The interface between slots and whatever computes their passes.
 
-A backend has loaded one artifact and holds the keys and values of its slots. `bind` gives the
+A backend has loaded one artifact and holds the keys and values of its slots. `bind` returns the
 inputs of a run over neighbouring slots as arrays in the host's memory, for `engines.passes` to
-fill; `Binding.run` computes, and writes the answers into arrays of the host as well. Where keys and
-values lie, and what is copied where, is the backend's own affair. Not thread-safe: one owner.
+fill; `Binding.run` computes and writes the answers into host arrays. Where keys and values lie, and
+what is copied, is up to the backend. Not thread-safe: one owner.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Binding(ABC):
 
     @abstractmethod
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> NDArray[Any]:
-        """The array that the graph will read as `name`; the caller fills all of it.
+        """Return the array that the graph will read as `name`; the caller fills all of it.
 
         A backend may hold integers narrower than `dtype`.
         """
 
     @abstractmethod
     def run(self, answers: Answers, row: int, rows: int) -> None:
-        """Compute; `rows` rows of each answer go to `answers` from `row` on."""
+        """Compute; write `rows` rows of each answer to `answers` from `row` on."""
 
 
 class Backend(ABC):
@@ -81,16 +81,16 @@ class Backend(ABC):
 
     @abstractmethod
     def bind(self, first: int, count: int) -> Binding:
-        """Inputs and answers of runs over slots first … first + count − 1.
+        """Prepare runs over slots first … first + count − 1.
 
-        Good until the cache moves.
+        Valid until the cache moves.
         """
 
     def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
-        """An array for answers, in the memory that this backend writes to fastest."""
+        """Allocate an array for answers, in the memory that this backend writes to fastest."""
         return np.empty(shape, np.float32)
 
 
 def kv_names(layers: int) -> list[str]:
-    """Names of all planes without `past.` or `present.`: key of layer i at 2i, value at 2i + 1."""
+    """Name all planes without `past.` or `present.`: key of layer i at 2i, value at 2i + 1."""
     return [f"{layer}.{what}" for layer in range(layers) for what in KEY_VALUE]

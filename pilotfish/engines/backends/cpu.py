@@ -1,7 +1,7 @@
-"""ONNX Runtime on the CPU: keys and values are bound in place, answers land where they are read.
+"""ONNX Runtime on the CPU: keys, values and answers are bound in place.
 
-Binding is slow beside filling an array (about 5 µs each, four times that with cold caches), so a
-pass binds nothing that it bound before.
+Binding is slow compared with filling an array (about 5 µs each, four times that with cold caches),
+so a pass binds nothing that it has bound before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CpuBackend(Backend):
 
 
 def form(session: Any) -> tuple[bool, dict[str, int]]:
-    """Whether the graph takes several slots a run, and the widths of its answers."""
+    """Return whether the graph takes several slots a run, and the widths of its answers."""
     batches = any(item.name == "unpack" for item in session.get_inputs())
     shapes = {item.name: item.shape for item in session.get_outputs()}
     answers = (name for name in shapes if not name.startswith("present."))
@@ -56,7 +56,7 @@ class CpuBinding(Binding):
         self._place: tuple[int, int, int] | None = None  # which rows of which answers are bound
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> NDArray[Any]:
-        """The array that the graph will read as `name`; the caller fills all of it."""
+        """Return the array that the graph will read as `name`; the caller fills all of it."""
         array = self._inputs.get(name)
         if array is None or array.shape != shape:
             array = self._inputs[name] = np.zeros(shape, dtype)
@@ -64,13 +64,13 @@ class CpuBinding(Binding):
         return array
 
     def in_place(self, past: str, present: str, array: NDArray[Any]) -> None:
-        """Have the graph read `past` from `array` and write `present` over it."""
+        """Make the graph read `past` from `array` and write `present` over it."""
         pointer = array.ctypes.data
         self._binding.bind_input(past, "cpu", 0, array.dtype.type, array.shape, pointer)
         self._binding.bind_output(present, "cpu", 0, array.dtype.type, array.shape, pointer)
 
     def run(self, answers: Answers, row: int, rows: int) -> None:
-        """One run of the graph."""
+        """Run the graph once."""
         size = len(next(iter(answers.values())))
         place = (row, rows, size)  # the arrays are replaced by longer ones only
         if self._place != place:

@@ -42,18 +42,18 @@ class CudaBackend(Backend):
         )
         self.context = load.context
         self.batches, self.widths = form(self._session)
-        self._cuda = Cuda()  # after the session, which may have brought the library with it
+        self._cuda = Cuda()  # after the session, which may have loaded the library
         self.cache: DeviceCache = DeviceCache(
             self._cuda, manifest, load.slots, self.capacities(load), apart=self.apart
         )
         self._names = kv_names(manifest.layers)
 
     def options(self, load: Load) -> dict[str, str]:
-        """The provider's own options."""
+        """Return the provider's own options."""
         return {}
 
     def capacities(self, load: Load) -> list[int]:
-        """Of the cache. Twice the context only for the padding of several slots."""
+        """Return the cache's capacities; twice the context only for padding between slots."""
         longest = [2 * load.context] if load.slots > 1 else []
         return doubling(min(FIRST_CAPACITY, load.context), load.context) + longest
 
@@ -68,7 +68,7 @@ class CudaBackend(Backend):
         return binding
 
     def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
-        """Pinned memory."""
+        """Allocate pinned memory."""
         return self._cuda.host_array(shape, np.float32)
 
 
@@ -82,14 +82,14 @@ class DeviceBinding(Binding):
         self._inputs: dict[str, NDArray[Any]] = {}
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> NDArray[Any]:
-        """The array that the graph will read as `name`; the caller fills all of it."""
+        """Return the array that the graph will read as `name`; the caller fills all of it."""
         array = self._inputs.get(name)
         if array is None or array.shape != shape:
             array = self._inputs[name] = np.zeros(shape, dtype)
         return array
 
     def run(self, answers: Answers, row: int, rows: int) -> None:
-        """One run of the graph."""
+        """Run the graph once."""
         for name, array in self._inputs.items():
             self.io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         for name, answer in answers.items():

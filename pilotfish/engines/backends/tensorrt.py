@@ -23,7 +23,7 @@ from pilotfish.engines.tensorrt.gates import array_dtype, tensorrt_version
 if TYPE_CHECKING:
     import tensorrt as trt
 
-ALIGNMENT = 256  # of tensors, in bytes: what cudaMalloc gives, too
+ALIGNMENT = 256  # of tensors, in bytes, as cudaMalloc's
 MASK = "attention_mask"
 
 Shape = tuple[int, ...]
@@ -31,21 +31,21 @@ Shape = tuple[int, ...]
 
 @dataclass
 class _Context:
-    """An execution context, and what it has been told."""
+    """An execution context and what it was last told."""
 
     handle: trt.IExecutionContext
     shapes: dict[str, Shape] = field(default_factory=dict)
     addresses: dict[str, int] = field(default_factory=dict)
-    piece: object = None  # of the cache, that it reads and writes
+    piece: object = None  # of the cache that it reads and writes
 
 
 class TensorRTBackend(Backend):
-    """An engine of the standard dialects."""
+    """Runs an engine of the standard dialects."""
 
     def __init__(self, load: Load) -> None:
         if not load.build:
             expect_engine(load.artifact)
-        tensorrt_version()  # says first what is missing most often
+        tensorrt_version()  # reports the most common fault first
         self._cuda = Cuda()
         manifest = load.artifact.manifest
         order = Order.here(self._cuda, load.artifact, load.slots, load.context)
@@ -78,15 +78,15 @@ class TensorRTBackend(Backend):
         self._rows = 0
 
     def bind(self, first: int, count: int) -> Binding:
-        """The slots' pieces of the cache."""
+        """Bind the slots' pieces of the cache."""
         return TensorRTBinding(self, first, count)
 
     def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
-        """Pinned memory."""
+        """Allocate pinned memory."""
         return self._cuda.host_array(shape, np.float32)
 
     def input(self, name: str, shape: Shape) -> NDArray[Any]:
-        """The part of the pinned block that is this input, in the engine's own type."""
+        """Return this input's part of the pinned block, in the engine's own type."""
         begin, dtype = self._places[name], self._dtypes[name]
         size = math.prod(shape) * dtype.itemsize
         return self._host[begin : begin + size].view(dtype).reshape(shape)
@@ -98,7 +98,7 @@ class TensorRTBackend(Backend):
         cache: dict[str, tuple[int, int]],
         answers: Answers,
     ) -> None:
-        """One run: inputs up, the engine, answers down.
+        """Run once: copy inputs up, compute, copy answers down.
 
         Args:
             piece: stands for `cache`, so that a context need not be told twice.
@@ -127,7 +127,7 @@ class TensorRTBackend(Backend):
         self._cuda.synchronize()
 
     def _context(self, profile: int) -> _Context:
-        """A context that stays with one profile, for switching costs."""
+        """Return a context that stays with one profile, since switching is slow."""
         handle = self._built.engine.create_execution_context()
         if handle is None or not handle.set_optimization_profile_async(profile, self._cuda.stream):
             raise ProviderError("TensorRT has no memory for the engine's activations")
@@ -149,7 +149,7 @@ class TensorRTBackend(Backend):
                 self._address(context, name, self._device.address + place)
 
     def _make_room(self, rows: int) -> None:
-        """Memory for the answers of so many rows."""
+        """Allocate memory for the answers of so many rows."""
         if rows > self._rows:
             self._rows = rows
             for name, width in self.widths.items():
@@ -163,7 +163,7 @@ class TensorRTBackend(Backend):
             context.addresses[name] = address
 
     def _shape(self, context: _Context, shapes: dict[str, Shape]) -> None:
-        """Tell the context which shapes are new, and see that it then knows all."""
+        """Tell the context which shapes are new, and check that it then knows all."""
         if context.shapes == shapes:
             return
         for name, shape in shapes.items():
@@ -192,7 +192,7 @@ class TensorRTBinding(Binding):
         self._arrays: dict[str, NDArray[Any]] = {}
 
     def input(self, name: str, shape: Shape, dtype: Any = np.int64) -> NDArray[Any]:
-        """The array that the engine will read as `name`; the caller fills all of it."""
+        """Return the array that the engine will read as `name`; the caller fills all of it."""
         array = self._arrays.get(name)
         if array is None or array.shape != shape:
             array = self._arrays[name] = self._backend.input(name, shape)
@@ -200,13 +200,13 @@ class TensorRTBinding(Binding):
         return array
 
     def run(self, answers: Answers, row: int, rows: int) -> None:
-        """One run of the engine."""
+        """Run the engine once."""
         parts = {name: answer[row : row + rows] for name, answer in answers.items()}
         self._backend.run(self._piece, self._shapes, self._cache, parts)
 
 
 def _tensors(engine: trt.ICudaEngine) -> dict[str, np.dtype[Any]]:
-    """Name and type of all inputs and outputs; shape tensors, which live on the host, are none."""
+    """Return name and type of all inputs and outputs, without shape tensors (on the host)."""
     import tensorrt as trt
 
     dtypes = {}
@@ -219,7 +219,7 @@ def _tensors(engine: trt.ICudaEngine) -> dict[str, np.dtype[Any]]:
 
 
 def _is_in_place(engine: trt.ICudaEngine, names: list[str]) -> bool:
-    """Whether the engine writes each cache over the one that it reads: then it has to be so.
+    """Whether the engine must write each cache over the one that it reads.
 
     KVCacheUpdate does. Any other engine must not be given one address for both.
     """

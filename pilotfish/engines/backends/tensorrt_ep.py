@@ -16,7 +16,7 @@ from pilotfish.engines.tensorrt.profiles import Profiles
 
 
 class TensorRTProviderBackend(CudaBackend):
-    """The standard dialects."""
+    """Runs the standard dialects."""
 
     provider: ClassVar[str] = "TensorrtExecutionProvider"
     others: ClassVar[tuple[str, ...]] = ("CUDAExecutionProvider",)
@@ -34,7 +34,7 @@ class TensorRTProviderBackend(CudaBackend):
         super().__init__(load)
 
     def options(self, load: Load) -> dict[str, str]:
-        """Profile and caches."""
+        """Return profile and caches."""
         folder = cache_directory() / "engines" / load.artifact.manifest.digest / "onnxruntime"
         folder.mkdir(parents=True, exist_ok=True)
         minimum, optimum, maximum = (
@@ -53,5 +53,5 @@ class TensorRTProviderBackend(CudaBackend):
         }
 
     def capacities(self, load: Load) -> list[int]:
-        """Those of the profile."""
+        """Return the profile's capacities."""
         return list(self._profiles.capacities)

@@ -1,4 +1,4 @@
-"""From an artifact to an engine: look into the cache, else build, here and now.
+"""Get an engine for an artifact: from the cache, else build it on this machine.
 
 Building reads `model.onnx` with TensorRT's own parser and measures kernels on the GPU at hand, for
 minutes. Not run on a GPU yet: see docs/engines.md.
@@ -40,7 +40,7 @@ CAPACITY = "C"  # what graphs call it
 
 @dataclass(frozen=True)
 class Order:
-    """An engine that is wanted: the artifact, on this TensorRT and GPU, for so much."""
+    """A wanted engine: the artifact, on this TensorRT and GPU, for these slots and context."""
 
     tensorrt: str  # its version
     gpu: Gpu
@@ -50,7 +50,7 @@ class Order:
 
     @classmethod
     def here(cls, cuda: Cuda, artifact: Artifact, slots: int, context: int | None) -> Order:
-        """For this machine; without a context, for all that the model has.
+        """Make an order for this machine; without a context, for the model's.
 
         Raises:
             ProviderError: if TensorRT is not installed.
@@ -61,14 +61,14 @@ class Order:
 
     @property
     def profiles(self) -> Profiles:
-        """opset24 updates the cache by TensorScatter: TensorRT wants its length fixed."""
+        """The profiles; opset24's TensorScatter needs a cache of fixed length."""
         manifest = self.artifact.manifest
         fixed = manifest.dialect == "opset24"
         return Profiles.of(manifest, self.slots, self.context, fixed=fixed)
 
     @property
     def key(self) -> EngineKey:
-        """What the engine will be tied to."""
+        """The cache key of the engine."""
         manifest = self.artifact.manifest
         return EngineKey(
             tensorrt=self.tensorrt,
@@ -83,25 +83,25 @@ class Order:
         )
 
     def of(self, key: EngineKey) -> Order:
-        """The same for the slots and the context of another key."""
+        """Make the same order for the slots and the context of another key."""
         return Order(self.tensorrt, self.gpu, self.artifact, key.slots, key.context)
 
 
 @dataclass(frozen=True)
 class Built:
-    """An engine that TensorRT took, what it was built for, and where it lies."""
+    """An engine that TensorRT loaded, its key, and its place in the cache."""
 
     engine: trt.ICudaEngine
     order: Order
     path: Path
-    runtime: trt.Runtime  # must outlive the engine
+    runtime: trt.Runtime  # must live as long as the engine
 
 
 def find_engine(order: Order, *, flexible: bool) -> Built | None:
-    """The smallest engine in the cache that will do, if any: of as many slots, and as much context.
+    """Find the smallest cached engine with enough slots and context; None if there is none.
 
-    If `flexible`, any context will do, and the longest is taken. An engine that TensorRT refuses
-    is thrown away.
+    If `flexible`, any context is enough, and the longest is taken. An engine that TensorRT refuses
+    is deleted.
     """
     cache = EngineCache()
     fitting = [
@@ -119,7 +119,7 @@ def find_engine(order: Order, *, flexible: bool) -> Built | None:
 
 
 def ensure_engine(order: Order, progress: Progress | None = None) -> tuple[Built, bool]:
-    """Exactly this engine, and whether it had to be built; nobody else builds it at once.
+    """Return exactly this engine and whether it was built; a lock prevents building it twice.
 
     Raises:
         BuildError: if TensorRT cannot build it, or not read what it built.
@@ -129,7 +129,7 @@ def ensure_engine(order: Order, progress: Progress | None = None) -> tuple[Built
     if found:
         return found, False
     with cache.lock(key):
-        found = _open(order)  # whoever had the lock may have built it
+        found = _open(order)  # the lock's former holder may have built it
         if found:
             return found, False
         timing = cache.timing(key)
@@ -145,7 +145,7 @@ def ensure_engine(order: Order, progress: Progress | None = None) -> tuple[Built
 
 
 def _open(order: Order) -> Built | None:
-    """The engine from the cache, unless it is not there, damaged, or refused by TensorRT."""
+    """Load an engine from the cache; None if missing, damaged, or refused by TensorRT."""
     cache, key = EngineCache(), order.key
     plan = cache.read(key)
     if plan is None:
@@ -164,7 +164,7 @@ def _open(order: Order) -> Built | None:
 def build(
     order: Order, known: bytes, progress: Progress | None, stop: threading.Event
 ) -> tuple[bytes, bytes]:
-    """The plan, and what was measured while it was built.
+    """Build the engine; return its plan and the kernel timings measured meanwhile.
 
     Args:
         known: what an earlier build measured.
@@ -189,7 +189,7 @@ def build(
             raise BuildError(f"TensorRT refuses the profile {each.name}: its log says why (-v)")
     timings = config.create_timing_cache(known)
     if timings is None or not config.set_timing_cache(timings, ignore_mismatch=False):
-        timings = config.create_timing_cache(b"")  # that of another driver, or damaged
+        timings = config.create_timing_cache(b"")  # another driver's, or damaged
         config.set_timing_cache(timings, ignore_mismatch=False)
     if hasattr(trt, "IProgressMonitor"):
         monitor = _monitor(progress, stop)
@@ -203,7 +203,7 @@ def build(
 
 
 def _parse(order: Order, parser: trt.OnnxParser, profiles: Profiles) -> None:
-    """Read the graph into the network, with a capacity that is fixed where it has to be."""
+    """Read the graph into the network, with a fixed capacity where that is required."""
     check_dialect(order.artifact.manifest, parser)
     path = str(order.artifact.graph_path)
     if len(profiles.capacities) == 1 and order.artifact.manifest.dialect == "opset24":
@@ -217,7 +217,7 @@ def _parse(order: Order, parser: trt.OnnxParser, profiles: Profiles) -> None:
 
 
 def _monitor(progress: Progress | None, stop: threading.Event) -> trt.IProgressMonitor:
-    """Shows the outermost phases; called from TensorRT's own threads."""
+    """Report the outermost phases of a build; called from TensorRT's own threads."""
     import tensorrt as trt
 
     total: dict[str, int] = {}
@@ -243,7 +243,7 @@ def _monitor(progress: Progress | None, stop: threading.Event) -> trt.IProgressM
 
 
 def _interruptible(work: Callable[[threading.Event], tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """Do it in a thread, so that Ctrl-C is heard: the builder would not come back for minutes."""
+    """Run in a thread, so that Ctrl-C works: the builder does not return for minutes."""
     stop = threading.Event()
     outcome: list[tuple[bytes, bytes]] = []
     failure: list[BaseException] = []
@@ -268,13 +268,13 @@ def _interruptible(work: Callable[[threading.Event], tuple[bytes, bytes]]) -> tu
 
 
 def expect_engine(artifact: Artifact) -> None:
-    """Raise ProviderError if there is surely no engine, before a GPU is touched to look for one."""
+    """Raise ProviderError if there is surely no engine, before a GPU is touched."""
     if not EngineCache().knows(artifact.manifest.digest):
         raise ProviderError(f"no engine is built here: pilotfish export engine {artifact.path}")
 
 
 def engine_for(order: Order, *, flexible: bool, may_build: bool) -> Built:
-    """An engine for a decoder.
+    """Return an engine for a decoder.
 
     Raises:
         ProviderError: if there is none and none may be built.

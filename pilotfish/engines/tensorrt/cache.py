@@ -1,8 +1,9 @@
 """Built engines and timing caches, below `cache_directory()/engines`.
 
-An engine holds for one version of TensorRT, one GPU, one artifact and one set of profiles: all of
-it is in the key, and the key in the file. A file is a line of JSON and the plan; it appears whole
-or not at all, and is used only if length, SHA-256 and key are right. Anything here may be deleted.
+An engine is valid for one version of TensorRT, one GPU, one artifact and one set of profiles: all
+of it is in the key, and the key in the file. A file is a line of JSON and the plan; it appears
+whole or not at all, and is used only if length, SHA-256 and key are right. All of it may be
+deleted.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ HEADER_LIMIT = 1 << 16
 
 
 class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is tied to; another value of any field is another engine.
+    """What an engine depends on; any other value of a field needs another engine.
 
     `artifact` is its digest, `compute` the GPU's capability (its SM), `profiles` the digest of all
-    shapes. `slots` and `context` follow from those, and say for which decoders it will do.
+    shapes. `slots` and `context` follow from those, and say for which decoders it is enough.
     """
 
     tensorrt: str
@@ -60,21 +61,21 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineCache:
-    """The engines of this machine. Several processes may use it at once."""
+    """The cached engines of this machine. Several processes may use it at once."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_directory() / "engines"
 
     def path(self, key: EngineKey) -> Path:
-        """Where this engine is, or would be."""
+        """Return where this engine is, or would be."""
         return self._folder / key.artifact / f"{key.name}{SUFFIX}"
 
     def knows(self, artifact: str) -> bool:
-        """Whether any engine is there for the artifact of this digest."""
+        """Whether there is any engine for the artifact of this digest."""
         return any((self._folder / artifact).glob(f"*{SUFFIX}"))
 
     def keys(self, key: EngineKey) -> list[EngineKey]:
-        """Of the engines that are there for the same model, TensorRT and GPU, smallest first."""
+        """List cached engines for the same model, TensorRT and GPU, smallest first."""
         found = []
         for path in self.path(key).parent.glob(f"*{SUFFIX}"):
             header = _read(path)[0]
@@ -83,7 +84,7 @@ class EngineCache:
         return sorted(found, key=lambda each: (each.slots, each.context))
 
     def read(self, key: EngineKey) -> bytes | None:
-        """The plan; None if there is none, or it is damaged or another's (which is logged)."""
+        """Return the plan; None if missing, damaged or another's (which is logged)."""
         path = self.path(key)
         if not path.is_file():
             return None
@@ -101,7 +102,7 @@ class EngineCache:
         return plan
 
     def write(self, key: EngineKey, plan: bytes | memoryview) -> Path:
-        """Keep a plan, whole or not at all."""
+        """Write a plan, whole or not at all."""
         path = self.path(key)
         digest = hashlib.sha256(plan).hexdigest()
         header = _Header(key=key, size=len(plan), sha256=digest)
@@ -109,17 +110,17 @@ class EngineCache:
         return path
 
     def discard(self, key: EngineKey) -> None:
-        """Forget an engine that TensorRT would not take."""
+        """Delete an engine that TensorRT refused."""
         self.path(key).unlink(missing_ok=True)
 
     def timing(self, key: EngineKey) -> Path:
-        """Where measured kernels are kept, for any model on this TensorRT and GPU."""
+        """Return where kernel timings are kept, for any model on this TensorRT and GPU."""
         listed = f"{key.tensorrt}\n{key.gpu}\n{key.compute}"
         return self._folder / f"timing-{hashlib.sha256(listed.encode()).hexdigest()[:16]}.cache"
 
     @contextmanager
     def lock(self, key: EngineKey) -> Iterator[None]:
-        """Nobody else builds this engine meanwhile; it falls when the process does."""
+        """Prevent other processes from building this engine; released when the process ends."""
         path = self.path(key).with_suffix(".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
@@ -132,7 +133,7 @@ class EngineCache:
 
 
 def _read(path: Path, *, whole: bool = False) -> tuple[_Header | None, bytes]:
-    """Header and, if `whole`, the plan; no header if the file does not begin with one."""
+    """Read header and, if `whole`, the plan; no header if the file does not begin with one."""
     try:
         with path.open("rb") as file:
             header = msgspec.json.decode(file.readline(HEADER_LIMIT), type=_Header)

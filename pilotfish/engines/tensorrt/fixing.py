@@ -1,8 +1,8 @@
-"""Give a symbolic size of an ONNX graph's inputs and outputs a number.
+"""Replace a symbolic size of an ONNX graph's inputs and outputs by a number.
 
-TensorRT's KVCacheUpdate, which opset 24's TensorScatter becomes, wants a cache of static length,
-while our graphs leave the capacity open. This is done on the bytes of the file, for the onnx
-package is not needed on a device: only the messages on the way to a dimension are written anew.
+TensorRT's KVCacheUpdate, which opset 24's TensorScatter becomes, needs a cache of static length,
+while our graphs leave the capacity open. This edits the bytes of the file, since the onnx package
+is not needed on a device: only the messages on the way to a dimension are rewritten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 def fix_size(model: bytes, name: str, value: int) -> bytes:
-    """The model with every size called `name` in its inputs and outputs made `value`.
+    """Return the model with every size called `name` in its inputs and outputs set to `value`.
 
     Raises:
         ValueError: if these bytes are no protobuf message.
@@ -41,7 +41,7 @@ def _rewrite(
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
-    """Number, wire type, all bytes and the content of each field."""
+    """Yield number, wire type, all bytes and the content of each field."""
     at = 0
     while at < len(message):
         start = at
@@ -62,7 +62,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryv
 
 
 def _read_varint(message: memoryview, at: int) -> tuple[int, int]:
-    """The number at `at`, and where the next byte is."""
+    """Read the number at `at`; return it and the position after it."""
     value = shift = 0
     while True:
         if at >= len(message):

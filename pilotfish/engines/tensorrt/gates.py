@@ -33,7 +33,7 @@ JETSON = Path("/etc/nv_tegra_release")
 
 
 def tensorrt_version() -> str:
-    """Of the installed TensorRT.
+    """Return the version of the installed TensorRT.
 
     Raises:
         ProviderError: if it is not installed; says where it comes from.
@@ -53,9 +53,9 @@ def tensorrt_version() -> str:
 
 
 def logger() -> trt.ILogger:
-    """TensorRT's messages in our log; errors as warnings, for what follows from them is ours.
+    """Route TensorRT's messages to our log, errors as warnings: callers decide what they mean.
 
-    Always the same one: TensorRT wants one for everything, and as long as anything lives.
+    Always the same object: TensorRT wants one logger for as long as anything lives.
     """
     import tensorrt as trt
 
@@ -81,14 +81,14 @@ def _new_logger() -> trt.ILogger:
 
 
 def is_strongly_typed() -> bool:
-    """Whether networks can take their types from the graph, and nothing else."""
+    """Whether networks can take their types from the graph alone."""
     import tensorrt as trt
 
     return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
 
 def network_flags() -> int:
-    """How networks are created."""
+    """Return the flags with which networks are created."""
     import tensorrt as trt
 
     flags = trt.NetworkDefinitionCreationFlag
@@ -96,7 +96,7 @@ def network_flags() -> int:
 
 
 def array_dtype(dtype: trt.DataType) -> np.dtype[Any]:
-    """The host's type for a type of TensorRT."""
+    """Return the host's type for a type of TensorRT."""
     import tensorrt as trt
 
     names = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT64": np.int64}
@@ -107,7 +107,7 @@ def array_dtype(dtype: trt.DataType) -> np.dtype[Any]:
 
 
 def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
-    """See that this TensorRT can read the artifact.
+    """Check that this TensorRT can read the artifact.
 
     Raises:
         BuildError: naming the dialect to export instead.

@@ -1,4 +1,4 @@
-"""Optimisation profiles: for which shapes an engine is built.
+"""Optimisation profiles: the shapes that an engine is built for.
 
 Two of them: `decode` takes up to NARROW tokens of every slot, `prefill` up to CHUNK tokens of one.
 The decoder cuts its passes to fit (`Backend.narrow`, `Backend.widest`), so every run fits one.
@@ -47,7 +47,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Profiles:
-    """What an engine is built for. The capacity is one number where the dialect needs it fixed."""
+    """The shapes that an engine is built for. The capacity is fixed where the dialect needs it."""
 
     decode: Profile
     prefill: Profile
@@ -57,7 +57,7 @@ class Profiles:
 
     @classmethod
     def of(cls, manifest: Manifest, slots: int, context: int, *, fixed: bool = False) -> Profiles:
-        """For so many slots of so many positions; for `fixed` see `engines.tensorrt.fixing`."""
+        """Make profiles for these slots and positions; `fixed`: see `engines.tensorrt.fixing`."""
         narrow, widest = min(NARROW, context), min(CHUNK, context)
         # A slot's end may lie within the padding of a wider pass of another slot.
         cells = context + (narrow if slots > 1 else 0)
@@ -91,11 +91,11 @@ class Profiles:
 
     @property
     def both(self) -> tuple[Profile, Profile]:
-        """In the order in which an engine numbers them."""
+        """Both, in the order in which an engine numbers them."""
         return self.decode, self.prefill
 
     def union(self) -> tuple[Shapes, Shapes, Shapes]:
-        """Least, usual and largest shapes over both, for runtimes that take one profile."""
+        """Merge into one profile: least, usual and largest shapes over both."""
         maximum = {
             name: tuple(map(max, shape, self.prefill.maximum[name]))
             for name, shape in self.decode.maximum.items()
@@ -112,7 +112,7 @@ class Profiles:
 def input_shapes(
     manifest: Manifest, batch: int, size: int, total: int, rows: int, capacity: int
 ) -> Shapes:
-    """Of a run over `batch` slots, the widest pass of `size` tokens, `total` tokens in all."""
+    """Return input shapes: `batch` slots, widest pass of `size` tokens, `total` tokens in all."""
     sizes = manifest.dimensions
     return {
         "input_ids": (total,),

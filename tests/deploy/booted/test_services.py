@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -200,14 +201,19 @@ def test_power_unit_sets_the_mode_that_its_file_names(machine: Machine) -> None:
     (machine.root / "etc/nvpmodel.conf").write_text("< POWER_MODEL ID=2 NAME=MAXN_SUPER >\n")
     (machine.root / ETC / "power.conf").write_text("MODE=MAXN_SUPER\n")
     tool = machine.root / "usr/sbin/nvpmodel"
-    tool.write_text('#!/bin/sh\necho "nvpmodel $*"\n')
+    status = machine.root / "var/lib/nvpmodel/status"
+    status.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "nvpmodel $*"\necho pmode:0002 >/var/lib/nvpmodel/status\n')
     tool.chmod(0o755)
     try:
         machine.run("systemctl", "start", "pilotfish-power.service")
         assert "nvpmodel -m 2" in machine.journal("pilotfish-power.service").splitlines()
+        assert status.stat().st_mode & stat.S_IROTH
+        assert status.read_text() == "pmode:0002\n"
     finally:
         machine.run("systemctl", "stop", "pilotfish-power.service")
         (machine.root / "etc/nvpmodel.conf").unlink()
+        shutil.rmtree(status.parent)
 
 
 def test_broken_configuration_is_told_and_harms_nothing_at_reload(machine: Machine) -> None:

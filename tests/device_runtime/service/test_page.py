@@ -31,6 +31,8 @@ from tests.support.serving import Serving, eventually, serving
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+pytestmark = pytest.mark.slow
+
 ORIGINS = ("drafted", "corrected", "bonus", "target", "local")
 FLAGS = ("--protocol", "coupled", "--window", "4", "--seed", "7", "--temperature", "1")
 PATIENT_MS = 60_000

@@ -20,6 +20,7 @@ from tests.support.clustered import ClusterEdge, can_be_alone, cluster_edge
 from tests.support.tiny import tiny_artifact
 
 pytestmark = [
+    pytest.mark.slow,
     # not imported: Ray puts packages of its own on the path, which other tests would find
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
     pytest.mark.skipif(not can_be_alone(), reason="needs a network of its own (root)"),

@@ -21,6 +21,7 @@ from tests.system.test_lossless import ANSWERS, THRESHOLD, frequencies, law_afte
 from tests.system.test_lossless import PROMPT as SHORT
 
 PROMPT = [3, 1, 4, 1, 5]
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,10 @@ class Pairing:
         return got
 
 
-@pytest.fixture(scope="module", params=FEDERATIONS)
+@pytest.fixture(
+    scope="module",
+    params=["ab", "abc", *(pytest.param(name, marks=SLOW) for name in ("unequal", "whole"))],
+)
 def pairing(
     request: pytest.FixtureRequest, cast: Cast, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pairing]:
@@ -182,8 +186,10 @@ def lawful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Device, C
     ("protocol", "options"),
     [
         ("tslt", {"temperature": 1.3, "top_k": 4, "window": 3, "draft_top_k": 3}),
-        ("tree", {"temperature": 1.0, "expansion": (2, 2), "draft_top_k": 4}),
-        ("dssd", {"temperature": 0.7, "top_p": 0.9, "window": 2}),
+        pytest.param(
+            "tree", {"temperature": 1.0, "expansion": (2, 2), "draft_top_k": 4}, marks=SLOW
+        ),
+        pytest.param("dssd", {"temperature": 0.7, "top_p": 0.9, "window": 2}, marks=SLOW),
     ],
 )
 def test_sampled_answers_follow_the_ensembles_law(

@@ -35,6 +35,7 @@ LAW = Law(sampling=Sampling(temperature=1.0), seed=2)
 KEPT = 16
 LATE_S, GIVE_UP_S = 1.5, 4.5  # more than anything takes on a busy machine
 SLACK_S = 4.0
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,9 @@ def test_a_frozen_worker_is_waited_for(waiting: Play, frozen_s: float) -> None:
     assert after["dropped"] == 0
 
 
-@pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
+@pytest.mark.parametrize(
+    "victims", [pytest.param([0], marks=SLOW), [1], pytest.param([0, 1], marks=pytest.mark.timing)]
+)
 def test_a_worker_that_is_killed_and_comes_back_changes_nothing(
     waiting: Play, victims: list[int]
 ) -> None:
@@ -171,7 +174,7 @@ def test_a_worker_that_is_killed_and_comes_back_changes_nothing(
     assert all(waiting.events("ab"[index])["gone"] >= 1 for index in victims)
 
 
-@pytest.mark.parametrize("victims", [[1], [0, 1]])
+@pytest.mark.parametrize("victims", [pytest.param([1], marks=SLOW), [0, 1]])
 def test_nobody_waits_for_ever(waiting: Play, victims: list[int]) -> None:
     for index in victims:
         waiting.end(index)

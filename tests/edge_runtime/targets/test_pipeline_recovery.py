@@ -43,7 +43,12 @@ WISHES: list[dict[str, Any]] = [
 ]
 TOKENS = 300
 FLAGS = {"sessions": SLOTS, "context": CONTEXT}
-PLACES = pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
+SLOW = pytest.mark.slow
+PLACES = pytest.mark.parametrize(
+    "place",
+    [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW)],
+    ids=["first", "middle", "last"],
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +115,7 @@ def begun(devices: Sequence[Device], tokens: int = 40) -> list[Answering]:
     return answers
 
 
-@PLACES
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
 def test_a_stage_killed_and_started_again(
     devices: list[Device], found: Row, wanted: list[list[int]], place: int
 ) -> None:
@@ -178,7 +183,7 @@ class Hops(Relay):
         del self._open[-2:]
 
 
-@pytest.mark.parametrize("place", [1, 2], ids=["middle", "last"])
+@pytest.mark.parametrize("place", [1, pytest.param(2, marks=SLOW)], ids=["middle", "last"])
 def test_two_stages_that_lose_each_other(
     made: Pair, wanted: list[list[int]], tmp_path: Path, place: int
 ) -> None:
@@ -196,8 +201,15 @@ def test_two_stages_that_lose_each_other(
         assert [answer.result() for answer in answers] == wanted
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["reset", "silent"])
-@pytest.mark.parametrize("place", [0, 2], ids=["first", "last"])
+@pytest.mark.parametrize(
+    ("place", "silent"),
+    [
+        (0, True),
+        (2, False),
+        pytest.param(0, False, marks=SLOW),
+        pytest.param(2, True, marks=SLOW),
+    ],
+)
 def test_a_link_that_is_cut_and_comes_back(
     made: Pair, wanted: list[list[int]], tmp_path: Path, place: int, silent: bool
 ) -> None:
@@ -212,6 +224,7 @@ def test_a_link_that_is_cut_and_comes_back(
         assert [answer.result() for answer in answers] == wanted
 
 
+@SLOW
 def test_a_long_session_is_rebuilt_over_a_slow_link(made: Pair, tmp_path: Path) -> None:
     """All its states at once would take longer to cross than a connection may be silent."""
     prompt = [*range(60)] * 30
@@ -235,6 +248,7 @@ def test_a_long_session_is_rebuilt_over_a_slow_link(made: Pair, tmp_path: Path) 
 # Stages that hang, are slow, or never come back
 
 
+@pytest.mark.timing
 def test_a_stage_that_never_comes_back(made: Pair, wanted: list[list[int]], tmp_path: Path) -> None:
     """Answers end in a typed error after a while; sessions live on, and go on when it is there."""
     folder = cut(made.target, made.target.parent / "cut", STAGES)
@@ -304,6 +318,7 @@ def test_a_stage_that_hangs_but_stays_connected(
         assert [answer.result() for answer in begun(devices)] == wanted
 
 
+@SLOW
 def test_a_stage_that_is_slower_than_one_is_patient_for(
     made: Pair, wanted: list[list[int]], tmp_path: Path
 ) -> None:
@@ -328,6 +343,7 @@ def test_a_stage_that_is_slower_than_one_is_patient_for(
         assert [answer.result() for answer in answers] == wanted
 
 
+@SLOW
 def test_a_pass_that_the_stages_die_of_is_given_up(made: Pair, tmp_path: Path) -> None:
     """It is not sent for ever to a stage that is started again and again."""
     pace = tmp_path / "pace"
@@ -358,6 +374,7 @@ def test_a_pass_that_the_stages_die_of_is_given_up(made: Pair, tmp_path: Path) -
         assert devices[0].generate(PROMPTS[0], **wish).tokens == expected
 
 
+@SLOW
 def test_nothing_grows_however_often_stages_are_attached(made: Pair, tmp_path: Path) -> None:
     folder = cut(made.target, made.target.parent / "cut", STAGES)
     wish: dict[str, Any] = {"protocol": "coupled", "temperature": 1.0, "seed": 1, "max_tokens": 30}
@@ -379,6 +396,7 @@ def test_nothing_grows_however_often_stages_are_attached(made: Pair, tmp_path: P
             assert holdings(pid)[1] <= threads + 1
 
 
+@SLOW
 def test_idle_stages_that_are_lost_often_are_soon_attached_again(
     made: Pair, tmp_path: Path
 ) -> None:

@@ -1,0 +1,37 @@
+"""Which slow tests a change calls for: none is left out that it could break."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.__main__ import ROOT, SLOW_ROOMS, changed_rooms, rooms_of
+
+
+@pytest.mark.parametrize(
+    ("name", "rooms"),
+    [
+        ("docs/wire.md", set()),
+        ("pilotfish/judge/mining.py", {"judge", "reference"}),
+        ("tests/deploy/booted/machine.py", {"deploy"}),
+        ("systemd/pilotfish-edge.service", {"deploy"}),
+        ("edge_runtime/loop.py", {"edge_runtime", "system"}),
+        ("wire/channel.py", {"device_runtime", "edge_runtime", "system", "wire"}),
+        ("tests/support/relay.py", set(SLOW_ROOMS)),
+        ("constraints.txt", set(SLOW_ROOMS)),
+    ],
+)
+def test_a_change_calls_for_the_slow_tests_of_its_rooms(name: str, rooms: set[str]) -> None:
+    assert rooms_of([name]) == rooms
+    assert rooms_of(["README.md", name]) == rooms
+
+
+def test_without_history_all_are_called_for() -> None:
+    assert changed_rooms("no-such-commit") == set(SLOW_ROOMS)
+
+
+def test_every_room_with_slow_tests_is_known() -> None:
+    marked = [p for p in Path(ROOT, "tests").rglob("test_*.py") if "mark.slow" in p.read_text()]
+    rooms = {path.relative_to(ROOT / "tests").parts[0] for path in marked}
+    assert rooms <= set(SLOW_ROOMS)
