@@ -44,7 +44,7 @@ def main() -> int:
     if options.list:
         print(*sorted(changed_rooms(options.changed)), sep="\n")
         return 0
-    chosen = "not reference"
+    chosen, rooms = "not reference", []
     if options.changed is not None:
         rooms = sorted(changed_rooms(options.changed))
         print(f"slow tests of: {', '.join(rooms) or 'no room'}")
@@ -53,6 +53,7 @@ def main() -> int:
         chosen += " and not slow"
     if options.m:
         chosen += f" and ({options.m})"
+    rest.append(f"--hypothesis-profile={'thorough' if options.all or rooms else 'pilotfish'}")
     started = time.monotonic()
     parallel = run(f"{chosen} and not timing", *PARALLEL, *rest)
     if parallel not in (0, NO_TESTS) and not go_on(parallel, rest):

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about the machine than about the code.
-settings.register_profile("pilotfish", deadline=None)
+settings.register_profile("pilotfish", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None)  # where slow tests run, too
 settings.load_profile("pilotfish")
 
 TESTS = Path(__file__).parent

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from pilotfish import EdgeServer
+from pilotfish.cli import main
 from pilotfish.wire.protocols import names
 from tests.conftest import Pair
 from tests.support.hostile import COLD
@@ -17,6 +18,18 @@ def device_run(pair: Pair, *arguments: object) -> "subprocess.CompletedProcess[s
     return subprocess.run(
         [*map(str, [*command, *arguments])], capture_output=True, text=True, check=False
     )
+
+
+def run_here(
+    capsys: pytest.CaptureFixture[str], pair: Pair, *arguments: object
+) -> tuple[int, str, str]:
+    """The same in this process: the exit status, and what was written to stdout and stderr."""
+    words = ["device", "run", "abc", "--draft", *map(str, [pair.draft, *arguments])]
+    try:
+        code = main(words)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    return code, *capsys.readouterr()
 
 
 @pytest.mark.parametrize("protocol", names())
@@ -41,12 +54,13 @@ def test_every_protocol_runs(pair: Pair, edge: EdgeServer, protocol: str) -> Non
         ("--protocol", "tree", "--expansion", "3,2"),
     ],
 )
-def test_options_of_drafting(pair: Pair, edge: EdgeServer, options: tuple[str, ...]) -> None:
-    done = device_run(
-        pair, "--edge", edge.endpoint, *options, "--temperature", 1, "--max-tokens", 12, "--stats"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "acceptance" in done.stderr
+def test_options_of_drafting(
+    pair: Pair, edge: EdgeServer, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    more = ("--temperature", 1, "--max-tokens", 12, "--stats")
+    code, _, said = run_here(capsys, pair, "--edge", edge.endpoint, *options, *more)
+    assert code == 0, said
+    assert "acceptance" in said
 
 
 @pytest.mark.parametrize(
@@ -62,10 +76,13 @@ def test_options_of_drafting(pair: Pair, edge: EdgeServer, options: tuple[str, .
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
-    pair: Pair, edge: EdgeServer, options: tuple[str, ...], words: str
+    pair: Pair,
+    edge: EdgeServer,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    words: str,
 ) -> None:
-    done = device_run(pair, "--edge", edge.endpoint, *options)
-    assert done.returncode in (2, 64)
-    assert "Traceback" not in done.stderr
-    assert words in done.stderr.splitlines()[-1]
-    assert done.stdout == ""
+    code, out, said = run_here(capsys, pair, "--edge", edge.endpoint, *options)
+    assert code in (2, 64)
+    assert words in said.splitlines()[-1]
+    assert out == ""

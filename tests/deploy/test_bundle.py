@@ -350,6 +350,7 @@ def test_the_pins_are_those_of_the_repository() -> None:
     assert shipped.read_bytes() == root.read_bytes()
 
 
+@pytest.mark.slow
 @can_install
 def test_a_bundle_of_this_machine_installs_and_runs(
     tmp_path: Path, artifact: Artifact, own_keys: Path, monkeypatch: pytest.MonkeyPatch
@@ -392,6 +393,7 @@ def test_a_bundle_of_this_machine_installs_and_runs(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("python", "runtime"), [("3.10", "1.23.2"), ("3.12", "1.31.1")])
 def test_real_wheels_for_aarch64_are_found(tmp_path: Path, python: str, runtime: str) -> None:
     """Needs a network; of what was resolved two small wheels are fetched."""

@@ -227,7 +227,7 @@ def test_spoilt_list_of_nodes(
         "sessions = " + "9" * 5000,
         "sessions = " + "[" * 30_000,
         'target = "a\\u0000b"',
-        "a." * 20_000 + "a = 1",
+        "a." * 12_000 + "a = 1",
     ],
     ids=["digits", "nesting", "nul", "dots"],
 )

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import ArtifactError, CapacityError, ProviderError
+from tests.support.examples import examples
 from tests.support.runnable import needs, runnable
 from tests.support.tiny import BASE, FAMILIES, RandomSource, tiny_artifact, tiny_config
 
@@ -106,9 +107,7 @@ def test_dialects_agree(tmp_path, family):
 
 
 @given(cuts=st.lists(st.integers(1, 149), max_size=6, unique=True))
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_sequence_in_pieces_is_the_sequence_at_once(decoder, cuts):
     wanted = whole(decoder, TOKENS)
     pieces = np.split(TOKENS, sorted(cuts))

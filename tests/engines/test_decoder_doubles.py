@@ -31,9 +31,12 @@ from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
     test_what_was_kept_is_a_chain_of_which_less_can_be_kept,
 )
 from tests.support.opening import DOUBLES, opening
+from tests.support.thinned import thinned
+
+QUICK = {"tensorrt-8.6-opset17", "tensorrt-10.16-opset24", "tensorrt-ep-opset17", "cuda-contrib"}
 
 
-@pytest.fixture(scope="module", params=DOUBLES)
+@pytest.fixture(scope="module", params=thinned(DOUBLES, QUICK))
 def opened(request, tmp_path_factory):
     with opening(request.param, tmp_path_factory.mktemp("double"), slots=SLOTS) as decoder:
         yield decoder

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer
+from tests.support.examples import examples
 from tests.support.runnable import runnable
 from tests.support.tiny import tiny_artifact
 
@@ -19,9 +20,7 @@ CONTEXT = (
     "eyes are more sensitive to blue than to violet. At sunset the light passes through much more "
     "air, so that most of the blue is gone before it arrives. On the Moon, which has no air,"
 )
-SPACE = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SPACE = examples(25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module", params=runnable())
@@ -275,6 +274,7 @@ def real_trees(artifact, expansion):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expansion", EXPANSIONS)
 def test_a_tree_is_its_paths_with_real_weights(default_artifacts, expansion):
     paths, whole, grown = real_trees(default_artifacts.target, expansion)
@@ -286,6 +286,7 @@ def test_a_tree_is_its_paths_with_real_weights(default_artifacts, expansion):
 # moves roundings in all later ones, so that passes of different shape differ by as much as the
 # quantisation does: 0.2 rms here, for chains fed in one piece or token by token as for trees. A
 # node that sees its sibling, or stands one place off, differs by 0.5 or more.
+@pytest.mark.slow
 @pytest.mark.parametrize("expansion", EXPANSIONS)
 def test_a_tree_is_nearly_its_paths_with_quantised_activations(default_artifacts, expansion):
     paths, whole, grown = real_trees(default_artifacts.draft, expansion)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.engines.chat import ChatTemplate
@@ -17,6 +17,7 @@ from pilotfish.engines.errors import TextTooLongError
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.sources.default import fetch_default
 from pilotfish.export.sources.gguf import GgufSource
+from tests.support.examples import examples
 from tests.support.vocabularies import sentencepiece, smollm2
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
@@ -109,7 +110,7 @@ texts = st.lists(pieces, max_size=8).map("".join)
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 @given(said=st.lists(texts, min_size=1, max_size=4))
 def test_without_control_tokens_the_ids_are_those_of_the_rendered_text(
     name: str, vocabulary: str, said: list[str]
@@ -126,7 +127,7 @@ def test_without_control_tokens_the_ids_are_those_of_the_rendered_text(
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 @given(data=st.data())
 def test_what_a_message_says_is_text(name: str, vocabulary: str, data: st.DataObject) -> None:
     dialogue, _, tokenizer = made(name, vocabulary)

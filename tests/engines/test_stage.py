@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from pilotfish.engines.artifact import Artifact, open_stages
@@ -15,7 +15,6 @@ from pilotfish.engines.backends.cpu import CpuBackend
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import CapacityError
 from pilotfish.engines.stage import Head, Stage
-from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.split import split_artifact
 from tests.conftest import Pair
 from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
@@ -38,11 +37,13 @@ from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
     test_what_was_kept_grows_the_next_tree,
     test_what_was_kept_is_a_chain_of_which_less_can_be_kept,
 )
+from tests.support.examples import examples
 from tests.support.opening import CudaOnHost
-from tests.support.staged import STANDARD, TEXT, Both, Staged, both_in, providers
-from tests.support.tiny import FAMILIES, tiny_artifact
+from tests.support.runnable import needs
+from tests.support.staged import STANDARD, TEXT, Both, Staged, both_in, of_every_kind, providers
+from tests.support.thinned import thinned
+from tests.support.tiny import tiny_artifact
 
-KINDS = [(dialect, precision) for dialect in STANDARD for precision in DIALECTS[dialect].precisions]
 # Name: stages, dialect, provider.
 FORMS = {
     **{
@@ -51,6 +52,7 @@ FORMS = {
     "3-opset17-cuda": (3, "opset17", "cuda"),
     "3-opset17-narrow": (3, "opset17", "narrow"),
 }
+QUICK = {"2-opset24", "3-opset17", "3-opset17-narrow"}
 
 
 class NarrowOnHost(CudaOnHost):
@@ -59,7 +61,7 @@ class NarrowOnHost(CudaOnHost):
     narrow, widest = 4, 7
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=thinned(FORMS, QUICK))
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     count, dialect, provider = FORMS[request.param]
     folder = tmp_path_factory.mktemp("stages")
@@ -93,11 +95,11 @@ def passes_of_all_kinds() -> list[list[Pass]]:
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("dialect", "precision"), KINDS)
+@of_every_kind
 def test_stages_say_what_the_whole_model_says(
     tmp_path: Path, family: str, dialect: str, precision: Any
 ) -> None:
+    needs(dialect)
     whole = tiny_artifact(
         tmp_path / "a", architecture=family, dialect=dialect, precision=precision, layers=3
     )
@@ -131,9 +133,7 @@ def same(got: np.ndarray, wanted: np.ndarray, precision: str) -> None:
 # Anything that a decoder can be asked
 
 CHAIN, TREE, ROLLBACK, KEEP = "chain", "tree", "rollback", "keep"
-PLAY = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+PLAY = examples(60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite
@@ -291,6 +291,7 @@ def test_a_stage_keeps_keys_and_values_of_its_own_layers_only(tmp_path: Path) ->
 # Real weights
 
 
+@pytest.mark.slow
 def test_real_weights_in_stages_say_the_same_text(default_artifacts: Pair, tmp_path: Path) -> None:
     target = default_artifacts.target
     split_artifact(target, tmp_path / "cut", layers=[9, 7, 7, 7])

@@ -22,6 +22,7 @@ from pilotfish.engines.errors import CudaError, ProviderError
 from pilotfish.engines.tensorrt.fixing import fix_size
 from pilotfish.engines.tensorrt.profiles import Profiles, input_shapes
 from tests.support import cudart_double, tensorrt_double
+from tests.support.examples import examples
 from tests.support.runnable import needs
 from tests.support.tiny import tiny_artifact
 
@@ -54,7 +55,7 @@ def forwards(draw, slots):
 
 
 @given(data=st.data(), slots=st.sampled_from([1, 3, 12]), context=st.sampled_from([40, 130, 256]))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_pass_is_outside_the_profiles(opened, data, slots, context):
     """The double refuses such a shape, as TensorRT does; answers have the rows asked for."""
     artifact, _ = opened

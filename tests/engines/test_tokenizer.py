@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pilotfish.engines.errors import ArtifactError, TextTooLongError
@@ -20,6 +20,7 @@ from pilotfish.engines.tokenizer import TextStream, Tokenizer
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.tokenizer import GgufVocabulary, gpt2_tokenizer_json
+from tests.support.examples import examples
 from tests.support.small_checkpoints import SPECIAL, TOKENS, tokenizer_json, write_gguf
 from tests.support.tokenizer_strings import make_strings
 from tests.support.vocabularies import (
@@ -118,7 +119,7 @@ def test_padding_ids_have_no_text() -> None:
     assert smollm2().piece(60000) == ""
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300, deadline=None)
 @given(st.data(), st.sampled_from([smollm2, sentencepiece]), st.booleans())
 def test_stream_equals_decode_whatever_the_split(data, make, special: bool) -> None:
     tokenizer = make()
@@ -135,7 +136,7 @@ def test_stream_equals_decode_whatever_the_split(data, make, special: bool) -> N
     assert "".join(pieces) + stream.flush() == tokenizer.decode(ids, special=special)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100, deadline=None)
 @given(st.text(max_size=60), st.sampled_from([smollm2, sentencepiece]))
 def test_stream_of_a_valid_text_never_shows_half_a_character(text: str, make) -> None:
     text = text.replace("\ufffd", "").replace("▁", "").encode("utf-8", "ignore").decode()
@@ -285,7 +286,7 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     assert max(np.diff(turns)) < took / 2
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 @given(st.text(min_size=1), st.integers(1, 30_000))
 def test_what_fits_is_never_too_long(text: str, times: int) -> None:
     for tokenizer in (smollm2(), sentencepiece()):

@@ -180,6 +180,7 @@ def export_large(out):
     print(json.dumps({"baseline": baseline, "peak": peak}))
 
 
+@pytest.mark.slow
 def test_weights_stream_through_and_may_exceed_two_gigabytes(tmp_path):
     done = subprocess.run(
         [

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -16,6 +16,7 @@ from pilotfish.export.errors import ExportError
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.gguf import GgufSource
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
+from tests.support.examples import examples
 from tests.support.small_checkpoints import (
     LLAMA,
     tiny_weights,
@@ -98,9 +99,7 @@ def test_truncated_files_are_refused(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["gguf", "safetensors"])
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_files_never_fail_otherwise(tmp_path: Path, form: str, data: Any) -> None:
     path = tmp_path / f"whole.{form}"

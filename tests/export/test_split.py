@@ -23,19 +23,13 @@ from pilotfish.export import atomic
 from pilotfish.export.atomic import replacing
 from pilotfish.export.borders import Dependencies
 from pilotfish.export.data_file import DataFile
-from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.errors import ExportError
 from pilotfish.export.split import plan_cuts, split_artifact
 from tests.conftest import Pair
+from tests.support.staged import of_every_kind
 from tests.support.tiny import FAMILIES, tiny_artifact
 
 MIB = 2**20
-STANDARD = [
-    (name, precision)
-    for name, dialect in DIALECTS.items()
-    if not dialect.contrib
-    for precision in dialect.precisions
-]
 TABLES = {"rotary.cos", "rotary.sin"}  # computed, not the model's: each stage that rotates has them
 
 
@@ -60,8 +54,7 @@ def weights(path: Path) -> dict[str, bytes]:
 # What is in each folder
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("dialect", "precision"), STANDARD)
+@of_every_kind
 def test_every_weight_is_in_one_stage_and_graphs_are_sound(
     tmp_path: Path, family: str, dialect: str, precision: Any
 ) -> None:
@@ -328,6 +321,7 @@ def test_progress_is_told_in_bytes(tmp_path: Path, whole: Artifact) -> None:
     assert {each for _, each in steps} == {total}
 
 
+@pytest.mark.slow
 def test_weights_stream_through(default_artifacts: Pair, tmp_path: Path) -> None:
     """Half a gigabyte of real weights, never more than the largest of them in memory."""
     target = default_artifacts.target

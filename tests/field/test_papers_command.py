@@ -10,6 +10,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
+from pilotfish.cli import main
 from pilotfish.field.drawing import PALETTE
 from pilotfish.field.papers import PAPERS
 
@@ -28,6 +29,17 @@ def field_paper(*arguments: object, before: str = "") -> "subprocess.CompletedPr
     return python(
         f"import sys; {before}\nfrom pilotfish.cli import main\nsys.exit(main({words!r}))"
     )
+
+
+def field_paper_here(
+    capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[int, str, str]:
+    """Run the command in this process: its exit status, and what it wrote to stdout and stderr."""
+    try:
+        code = main(["field", "paper", *map(str, arguments)])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    return code, *capsys.readouterr()
 
 
 NO_MATPLOTLIB = "sys.modules['matplotlib'] = None"
@@ -69,15 +81,15 @@ def test_tables_and_json_need_no_matplotlib(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_plots_are_drawn_and_named(name: str, tmp_path: Path):
+def test_plots_are_drawn_and_named(name: str, tmp_path: Path, capsys):
     folder = tmp_path / "new" / "plots"
-    done = field_paper(name, "--json", "-", "--out", folder)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["paper"] == PAPERS[name].title
+    code, figures, said = field_paper_here(capsys, name, "--json", "-", "--out", folder)
+    assert code == 0, said
+    assert json.loads(figures)["paper"] == PAPERS[name].title
     pictures = sorted(folder.iterdir())
     assert 2 <= len(pictures) <= MOST_PLOTS
     for picture in pictures:
-        assert str(picture) in done.stderr
+        assert str(picture) in said
         pixels = imread(picture)[:, :, :3]
         for colour in PALETTE[:2]:  # a line's sample in the legend has some 200
             assert np.isclose(pixels, to_rgb(colour), atol=0.01).all(axis=2).sum() > 1000
@@ -90,26 +102,27 @@ def test_plots_without_matplotlib_name_the_extra(tmp_path: Path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_unknown_paper_is_refused_with_the_known_ones():
-    done = field_paper("attention")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert all(name in done.stderr.splitlines()[-1] for name in PAPERS)
+def test_unknown_paper_is_refused_with_the_known_ones(capsys):
+    code, _, said = field_paper_here(capsys, "attention")
+    assert code == 2
+    assert all(name in said.splitlines()[-1] for name in PAPERS)
 
 
 @pytest.mark.parametrize("below", [".", "plots"])
-def test_a_folder_that_cannot_be_made_is_one_line(below: str, tmp_path: Path):
+def test_a_folder_that_cannot_be_made_is_one_line(below: str, tmp_path: Path, capsys):
     (tmp_path / "taken").write_text("not a folder")
-    done = field_paper("tslt", "--json", "-", "--out", tmp_path / "taken" / below)
-    assert done.returncode == 74
-    assert len(done.stderr.splitlines()) == 1
-    assert "taken" in done.stderr
+    out = tmp_path / "taken" / below
+    code, _, said = field_paper_here(capsys, "tslt", "--json", "-", "--out", out)
+    assert code == 74
+    assert len(said.splitlines()) == 1
+    assert "taken" in said
 
 
-def test_json_to_a_missing_folder_is_one_line(tmp_path: Path):
-    done = field_paper("tslt", "--json", tmp_path / "missing" / "figures.json")
-    assert done.returncode == 74
-    assert len(done.stderr.splitlines()) == 1
+def test_json_to_a_missing_folder_is_one_line(tmp_path: Path, capsys):
+    out = tmp_path / "missing" / "figures.json"
+    code, _, said = field_paper_here(capsys, "tslt", "--json", out)
+    assert code == 74
+    assert len(said.splitlines()) == 1
 
 
 def test_help_teaches_with_an_example():

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from pilotfish.device_runtime.record import STAGES, Choice, Forecast, Round, Timings
@@ -21,6 +21,7 @@ from pilotfish.field.run import Answer, Configuration, Facts, Model, Run, Settin
 from pilotfish.field.run_file import APPLICATION_ID
 from pilotfish.wire.errors import RunFileError
 from pilotfish.wire.link.state import LinkState, Reading
+from tests.support.examples import examples
 
 FACTS = Facts(
     software="pilotfish 0",
@@ -122,7 +123,7 @@ rounds = st.builds(
 @given(
     given=st.lists(st.tuples(finite, rounds), max_size=8), window=st.sampled_from([3, "auto", None])
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_goes_in_comes_out(tmp_path, given, window):
     path = tmp_path / f"{time.monotonic_ns()}.pilotfish"
     with Recorder.create(path, FACTS) as recorder:
@@ -349,7 +350,7 @@ def test_a_value_of_another_kind_is_damage(written, statement):
 
 
 @given(cut=st.integers(0, 2**20), at=st.lists(st.integers(0, 2**20), max_size=12))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_read_or_refused(written, tmp_path, cut, at):
     data = bytearray(written.read_bytes())
     del data[max(1, cut % (2 * len(data))) :]

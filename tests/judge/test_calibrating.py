@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish import Device, EdgeServer
@@ -23,6 +23,7 @@ from pilotfish.speculation.truncation import truncate
 from pilotfish.wire.errors import RelaxationError, UnsupportedError
 from tests.conftest import Pair
 from tests.support.enumeration import Model
+from tests.support.examples import examples
 
 ONE = Sampling(temperature=1.0)
 PROMPTS = ("abc", "bcd ef", "c", "the", "a fish", "hello there")
@@ -53,7 +54,7 @@ relaxations = st.builds(
 
 
 @given(st.integers(0, 50), relaxations)
-@settings(max_examples=40)
+@examples(40)
 def test_positions_together_are_what_the_rule_does_at_each(
     seed: int, relaxation: Relaxation
 ) -> None:
@@ -81,7 +82,7 @@ def test_rounds_end_with_their_answers() -> None:
 
 
 @given(st.integers(0, 30), st.sampled_from([0.1, 0.5, 0.9]), st.floats(0.0, 0.3))
-@settings(max_examples=40)
+@examples(40)
 def test_the_budget_holds_and_more_of_it_is_no_worse(seed: int, tau: float, budget: float) -> None:
     seen = observed(seed, tau)
     tight, wide = (chosen(seen, tau, b, 4) for b in (budget / 2, budget))

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.adaptive import (
@@ -40,6 +40,7 @@ from tests.support.enumeration import (
     target_law,
     ways,
 )
+from tests.support.examples import examples
 
 EXACT = 1e-12
 SEEN = 0.005
@@ -96,7 +97,7 @@ def position_law(p, row, relaxation):
 
 
 @given(pairs(), relaxations)
-@settings(max_examples=200)
+@examples(200)
 def test_the_deviation_is_the_total_variation_of_a_positions_law(pair, relaxation):
     p, q = pair
     found, deviation = law_and_deviation(1, q, p, relaxation)
@@ -108,7 +109,7 @@ def test_the_deviation_is_the_total_variation_of_a_positions_law(pair, relaxatio
 
 
 @given(pairs(most=4), relaxations)
-@settings(max_examples=60)
+@examples(60)
 def test_the_expected_sum_of_deviations_bounds_the_texts_total_variation(pair, relaxation):
     p, q = pair
     found, deviation = law_and_deviation(2, q, p, relaxation)
@@ -116,7 +117,7 @@ def test_the_expected_sum_of_deviations_bounds_the_texts_total_variation(pair, r
 
 
 @given(pairs(), relaxations)
-@settings(max_examples=150)
+@examples(150)
 def test_acceptance_rises_by_the_deviation_and_never_falls(pair, relaxation):
     p, q = pair[0](()), pair[1](())
     seen = Comparison(p, q)
@@ -129,7 +130,7 @@ def test_acceptance_rises_by_the_deviation_and_never_falls(pair, relaxation):
 
 
 @given(pairs(), st.lists(st.floats(0.0, 1.0), min_size=2, max_size=6))
-@settings(max_examples=150)
+@examples(150)
 def test_more_tau_accepts_no_less_of_any_token(pair, taus):
     p, q = pair[0](()), pair[1](())
     seen = Comparison(p, q)
@@ -139,7 +140,7 @@ def test_more_tau_accepts_no_less_of_any_token(pair, taus):
 
 
 @given(pairs(), relaxations)
-@settings(max_examples=100)
+@examples(100)
 def test_more_is_key_where_a_clause_is_stricter(pair, relaxation):
     seen = Comparison(pair[0](()), pair[1](()))
     for stricter in (
@@ -151,7 +152,7 @@ def test_more_is_key_where_a_clause_is_stricter(pair, relaxation):
 
 
 @given(pairs(), relaxations)
-@settings(max_examples=60)
+@examples(60)
 def test_tau_0_is_the_strict_rule_coin_by_coin(pair, relaxation):
     p, q = pair
     relaxation = replace(relaxation, tau=0.0)
@@ -187,7 +188,7 @@ def test_tau_0_is_the_strict_rule_coin_by_coin(pair, relaxation):
 
 
 @given(pairs(most=4), st.sampled_from([1, 2]))
-@settings(max_examples=60)
+@examples(60)
 def test_tau_0_is_exact(pair, length):
     p, q = pair
     found, deviation = law_and_deviation(length, q, p, Relaxation(tau=0.0, **NONE_KEY))
@@ -196,7 +197,7 @@ def test_tau_0_is_exact(pair, length):
 
 
 @given(pairs(), relaxations)
-@settings(max_examples=80)
+@examples(80)
 def test_the_residual_after_any_rejection_is_that_of_p(pair, relaxation):
     p, q = pair
     whole = residual(p(()) / p(()).sum(dtype=np.float64), q(()))
@@ -206,7 +207,7 @@ def test_the_residual_after_any_rejection_is_that_of_p(pair, relaxation):
 
 
 @given(pairs(), st.floats(0.0, 1.0))
-@settings(max_examples=80)
+@examples(80)
 def test_what_the_target_excludes_stays_excluded(pair, tau):
     p, q = pair
     found, _ = law_and_deviation(1, q, p, Relaxation(tau=tau, **NONE_KEY))
@@ -252,7 +253,7 @@ def test_entropies_are_predictive_and_the_targets_is_guarded():
 
 
 @given(st.integers(2, 300), st.integers(0, 2**31), st.sampled_from([0, 1, 5]))
-@settings(max_examples=50)
+@examples(50)
 def test_entropy_is_as_written(vocab, seed, top_k):
     logits = np.random.default_rng(seed).normal(0, 4, (1, vocab)).astype(np.float32)
     p = probabilities(logits, Sampling(temperature=1.0, top_k=top_k))[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.distributions import Sampling, nucleus, probabilities
@@ -14,6 +14,7 @@ from pilotfish.speculation.randomness import Purpose, exponentials, noise, sampl
 from pilotfish.speculation.split import systematic
 from pilotfish.speculation.truncation import LEVEL_WEIGHTS
 from tests.support.enumeration import Model, kinds, law_of, samplings
+from tests.support.examples import examples
 
 
 def test_race_samples_the_distribution():
@@ -49,7 +50,7 @@ def test_race_is_never_zero_and_a_longer_vocabulary_keeps_the_noise():
 
 
 @given(st.integers(3, 5), kinds, samplings, st.integers(0, 2**31))
-@settings(max_examples=200)
+@examples(200)
 def test_a_race_is_won_by_the_largest_ratio(vocab, kind, sampling, seed):
     """`sample` takes few logarithms, and finds what all of them would."""
     small = law_of(Model(vocab, seed, 0, kind), sampling)(())
@@ -134,7 +135,7 @@ def test_uniforms_are_uniform():
     st.integers(0, 45),
     st.floats(0.05, 1.0),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_shaping_keeps_what_it_says(values, temperature, top_k, top_p):
     logits = np.array([values], dtype=np.float64)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)

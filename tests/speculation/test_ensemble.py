@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.distributions import Sampling, nucleus, probabilities
@@ -31,6 +31,7 @@ from pilotfish.speculation.theory import tv
 from pilotfish.wire.protocols import EXCHANGES, Law, choose
 from pilotfish.wire.protocols.judged import Judged
 from tests.conftest import VOCAB
+from tests.support.examples import examples
 from tests.support.hostile import drafted
 
 ROUNDING = 2e-6  # float32's, in L1
@@ -136,7 +137,7 @@ def test_with_all_tokens_nothing_changes_bit_by_bit(
 
 
 @given(federations(), TEMPERATURES)
-@settings(max_examples=200)
+@examples(200)
 def test_reconstruction_costs_what_lemma_1_says(
     federation: tuple[list[np.ndarray], list[float], int], temperature: float
 ) -> None:
@@ -234,7 +235,7 @@ def test_no_worker_has_a_dense_array_of_its_own() -> None:
 
 
 @given(federations(), st.sampled_from(SCHEMES), TEMPERATURES, st.integers(0, 2**32))
-@settings(max_examples=200)
+@examples(200)
 def test_bias_and_acceptance_stay_within_theorems_2_and_3(
     federation: tuple[list[np.ndarray], list[float], int],
     scheme: Scheme,

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.candidates import choose, residual
@@ -32,6 +32,7 @@ from tests.support.enumeration import (
     target_law,
     ways,
 )
+from tests.support.examples import examples
 
 EXACT = 1e-12
 CHAINS = ((1,), (1, 1), (1, 1, 1))
@@ -75,7 +76,7 @@ def assert_exact(play, p, length):
 
 
 @given(pairs(), st.sampled_from([dense, truncated, partial(rounded, bits=3)]))
-@settings(max_examples=150)
+@examples(150)
 def test_output_law_equals_target(pair, shipped):
     target, sampling, drafter, drafting, expansion = pair
     p, q = law_of(target, sampling), shipped(drafter, drafting)
@@ -102,7 +103,7 @@ def test_larger_trees(expansion):
 
 
 @given(pairs(), st.floats(0.2, 1.0))
-@settings(max_examples=80)
+@examples(80)
 def test_a_window_that_ends_early_by_confidence_keeps_the_law(pair, enough):
     target, sampling, drafter, drafting, expansion = pair
     p, q = law_of(target, sampling), truncated(drafter, drafting)
@@ -137,7 +138,7 @@ def test_windows_of_two_lengths_in_one_round_keep_the_law(expansion):
 
 
 @given(pairs(), st.integers(1, 5))
-@settings(max_examples=80)
+@examples(80)
 def test_rounding_p_with_an_independent_uniform_keeps_the_law(pair, bits):
     target, sampling, drafter, drafting, expansion = pair
     length = min(len(expansion), 2)
@@ -243,7 +244,7 @@ def test_rows_of_one_frame_are_told_apart():
 
 
 @given(st.integers(0, 2**31), st.integers(1, 40))
-@settings(max_examples=30)
+@examples(30)
 def test_the_largest_are_found_by_blocks_as_by_sorting(seed, count):
     values = np.random.default_rng(seed).integers(0, 3000, 20_000).astype(np.float32)
     least = np.sort(values)[-count]

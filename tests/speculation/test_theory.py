@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.candidates import choose
@@ -25,6 +25,7 @@ from pilotfish.speculation.theory import (
 )
 from pilotfish.speculation.truncation import truncate
 from tests.support.enumeration import Model, draw, play_round, ways
+from tests.support.examples import examples
 
 ROUNDING = 1e-12
 
@@ -98,7 +99,7 @@ def test_theorem_3_2_truncation_changes_beta_by_at_most_sigma(pair, data):
     st.integers(0, 8),
     st.sampled_from([0.05, 0.5, 0.9, 1.0]),
 )
-@settings(max_examples=200)
+@examples(200)
 def test_what_is_shipped_changes_beta_by_at_most_the_bound(seed, temperature, top_k, top_p):
     """q̂ of `truncate`: cut off and quantised."""
     target, drafter = (Model(8, seed, side) for side in (0, 1))
@@ -129,7 +130,7 @@ def test_a_row_that_shares_no_token_bounds_nothing():
 
 
 @given(pairs(), st.integers(1, 4))
-@settings(max_examples=60)
+@examples(60)
 def test_betas_are_how_often_each_candidate_is_accepted(pair, k):
     p, q = pair
     reached, accepted = np.zeros(k), np.zeros(k)
@@ -159,7 +160,7 @@ def test_residuals_are_distributions_beside_q(pair):
 
 
 @given(pairs(), st.data(), st.integers(1, 4))
-@settings(max_examples=150)
+@examples(150)
 def test_theorem_4_14_bounds_every_candidate(pair, data, k):
     p, q = pair
     kept = np.array(sorted(data.draw(st.sets(st.integers(0, len(q) - 1), min_size=1))))

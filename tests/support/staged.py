@@ -19,10 +19,24 @@ from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.split import split_artifact
 from tests.support import cudart_double
 from tests.support.runnable import runnable
-from tests.support.tiny import tiny_artifact
+from tests.support.thinned import thinned
+from tests.support.tiny import FAMILIES, tiny_artifact
 
 TEXT = np.random.default_rng(0).integers(0, 100, 60)
 STANDARD = [name for name in runnable() if not DIALECTS[name].contrib]
+_KINDS = [
+    (dialect, precision, family)
+    for dialect in DIALECTS
+    if not DIALECTS[dialect].contrib
+    for precision in DIALECTS[dialect].precisions
+    for family in FAMILIES
+]
+# Of the cross product `make test` has each family in each dialect, and each precision with a tied
+# and with an untied head.
+of_every_kind = pytest.mark.parametrize(
+    ("dialect", "precision", "family"),
+    thinned(_KINDS, [kind for kind in _KINDS if "fp32" in kind or kind[2] in ("llama", "qwen3")]),
+)
 
 
 class Staged:

@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -21,6 +21,7 @@ from pilotfish.wire.codecs.hidden import (
 )
 from pilotfish.wire.errors import MalformedError
 from tests.support.coded import damaged
+from tests.support.examples import examples
 
 FORMS = st.sampled_from(HIDDEN_FORMATS)
 LEVELS = {"int8": 127, "int4": 7}
@@ -83,7 +84,7 @@ def ordinary(count: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 @given(cases())
-@settings(max_examples=300)
+@examples(300)
 def test_states_come_out_within_the_stated_error(case: tuple[np.ndarray, str]) -> None:
     given_states, form = case
     count, width = given_states.shape
@@ -270,7 +271,7 @@ def test_padding_that_is_not_zero_is_refused(state: int) -> None:
 
 
 @given(cases(), st.integers(0, 2**32))
-@settings(max_examples=300)
+@examples(300)
 def test_a_damaged_frame_is_refused_or_finite(case: tuple[np.ndarray, str], seed: int) -> None:
     given_states, form = case
     frame = damaged(encode_hidden(given_states, form), seed)
@@ -283,7 +284,7 @@ def test_a_damaged_frame_is_refused_or_finite(case: tuple[np.ndarray, str], seed
 
 
 @given(st.data(), FORMS, st.integers(0, 3), st.integers(1, 40))
-@settings(max_examples=300)
+@examples(300)
 def test_random_bytes_are_refused_or_finite(
     data: st.DataObject, form: str, count: int, width: int
 ) -> None:
@@ -344,7 +345,7 @@ def read_hidden(frame: bytes, count: int, width: int, form: str) -> list[list[fl
 
 
 @given(cases())
-@settings(max_examples=100)
+@examples(100)
 def test_frames_are_what_the_specification_says(case: tuple[np.ndarray, str]) -> None:
     given_states, form = case
     frame = encode_hidden(given_states, form)

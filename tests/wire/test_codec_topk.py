@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.ensemble import TopRows, rebuild, top_rows
@@ -20,6 +20,7 @@ from pilotfish.wire.codecs.bits import Slots, write
 from pilotfish.wire.codecs.topk import MOST_OFF
 from pilotfish.wire.errors import MalformedError
 from tests.support.coded import VOCABS, damaged
+from tests.support.examples import examples
 from tests.wire.test_codecs_specification import Bits, rice_widths
 
 FORMS = st.sampled_from(TOPK_FORMATS)
@@ -70,7 +71,7 @@ def check(found: TopRows, count: int, kept: int, vocab: int) -> None:
 
 
 @given(rows(), FORMS)
-@settings(max_examples=300)
+@examples(300)
 def test_rows_come_out_within_the_stated_error(case: tuple[TopRows, int], form: str) -> None:
     given_rows, vocab = case
     count, kept = given_rows.ids.shape
@@ -278,7 +279,7 @@ def test_a_level_beyond_the_last_is_refused() -> None:
 
 
 @given(rows(), FORMS, st.integers(0, 2**32))
-@settings(max_examples=300)
+@examples(300)
 def test_a_damaged_frame_is_refused_or_valid(
     case: tuple[TopRows, int], form: str, seed: int
 ) -> None:
@@ -295,7 +296,7 @@ def test_a_damaged_frame_is_refused_or_valid(
 
 
 @given(st.binary(max_size=80), st.integers(0, 5), st.integers(1, 12), VOCABS)
-@settings(max_examples=300)
+@examples(300)
 def test_random_bytes_are_refused_or_valid(body: bytes, count: int, kept: int, vocab: int) -> None:
     true_k = min(kept, vocab).to_bytes(3, "little")
     for frame in (body, body[:1] + true_k + body[4:]):
@@ -382,7 +383,7 @@ def read_topk(frame: bytes, count: int, kept: int, vocab: int) -> list[list[tupl
 
 
 @given(rows(), FORMS)
-@settings(max_examples=60)
+@examples(60)
 def test_frames_are_what_the_specification_says(case: tuple[TopRows, int], form: str) -> None:
     given_rows, vocab = case
     count, kept = given_rows.ids.shape

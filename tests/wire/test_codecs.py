@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.truncation import SparseRows
@@ -31,6 +31,7 @@ from tests.support.coded import (
     systematic,
     whole_counts,
 )
+from tests.support.examples import examples
 
 # Round trips
 
@@ -47,7 +48,7 @@ def test_ids_come_out_as_they_went_in(vocab: int, count: int, seed: int) -> None
 
 
 @given(sparse_rows())
-@settings(max_examples=200)
+@examples(200)
 def test_sparse_rows_come_out_as_they_went_in(case: tuple[SparseRows, int]) -> None:
     rows, vocab = case
     frame = encode_sparse(rows, vocab)
@@ -72,7 +73,7 @@ def test_no_rows_are_an_empty_frame() -> None:
 
 
 @given(whole_counts())
-@settings(max_examples=100)
+@examples(100)
 def test_counts_come_out_as_they_went_in(case: tuple[np.ndarray, int]) -> None:
     counts, bits = case
     frame = encode_counts(counts, bits)
@@ -96,7 +97,7 @@ def test_all_the_mass_may_be_on_one_token(vocab: int, bits: int) -> None:
 
 
 @given(sparse_rows(), st.integers(0, 2**32))
-@settings(max_examples=300)
+@examples(300)
 def test_a_damaged_sparse_frame_is_refused_or_valid(case: Any, seed: int) -> None:
     rows, vocab = case
     frame = damaged(encode_sparse(rows, vocab), seed)
@@ -110,7 +111,7 @@ def test_a_damaged_sparse_frame_is_refused_or_valid(case: Any, seed: int) -> Non
 
 
 @given(st.binary(max_size=60), st.integers(0, 12), VOCABS)
-@settings(max_examples=300)
+@examples(300)
 def test_random_bytes_are_refused_or_valid_rows(frame: bytes, count: int, vocab: int) -> None:
     try:
         decoded = decode_sparse(frame, count, vocab)
@@ -120,7 +121,7 @@ def test_random_bytes_are_refused_or_valid_rows(frame: bytes, count: int, vocab:
 
 
 @given(whole_counts(), st.integers(0, 2**32))
-@settings(max_examples=200)
+@examples(200)
 def test_a_damaged_frame_of_counts_is_refused_or_valid(case: Any, seed: int) -> None:
     counts, bits = case
     frame = damaged(encode_counts(counts, bits), seed)
@@ -134,7 +135,7 @@ def test_a_damaged_frame_of_counts_is_refused_or_valid(case: Any, seed: int) -> 
 
 
 @given(st.binary(max_size=60), VOCABS, st.integers(8, 24))
-@settings(max_examples=200)
+@examples(200)
 def test_random_bytes_are_refused_or_valid_counts(frame: bytes, vocab: int, bits: int) -> None:
     try:
         decoded = decode_counts(frame, vocab, bits)

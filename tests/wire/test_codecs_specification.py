@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs import (
@@ -25,6 +25,7 @@ from tests.support.coded import (
     sparse_rows,
     whole_counts,
 )
+from tests.support.examples import examples
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "wire_vectors.json").read_text())
 
@@ -97,7 +98,7 @@ def read_counts(frame: bytes, vocab: int) -> list[list[int]]:
 
 
 @given(sparse_rows())
-@settings(max_examples=50)
+@examples(50)
 def test_frames_of_rows_are_what_the_specification_says(case: tuple[SparseRows, int]) -> None:
     rows, vocab = case
     split = [
@@ -108,7 +109,7 @@ def test_frames_of_rows_are_what_the_specification_says(case: tuple[SparseRows, 
 
 
 @given(whole_counts())
-@settings(max_examples=30)
+@examples(30)
 def test_frames_of_counts_are_what_the_specification_says(case: tuple[np.ndarray, int]) -> None:
     counts, bits = case
     if np.count_nonzero(counts) > 2000:

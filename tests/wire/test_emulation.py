@@ -17,11 +17,12 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish import Device
 from pilotfish.wire.emulation.emulator import Conditions, Emulator
+from tests.support.examples import examples
 from tests.support.tcp import arrivals, connected, echo, received, round_trips_s, serving
 
 SHARES = (0.5, 0.5, 0.5, 0.25, 0.25, 0.25)
@@ -52,6 +53,7 @@ def quantile(values, share):
 # -- delay -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("rtt_s", [0.0, 0.001, 0.02, 0.05])
 def test_the_round_trip_is_right_to_a_millisecond(echoing, rtt_s):
     bare_s = statistics.median(round_trips_s(echoing, 25))
@@ -61,6 +63,7 @@ def test_the_round_trip_is_right_to_a_millisecond(echoing, rtt_s):
         )
 
 
+@pytest.mark.timing
 def test_jitter_stays_in_its_bounds(echoing):
     rtt_s, jitter_s = 0.01, 0.02
     with Emulator(echoing, Conditions(rtt_s=rtt_s, jitter_s=jitter_s, seed=3)) as link:
@@ -127,6 +130,7 @@ def goodput_bps(link, way, size):
     return sum(count for _, count in seen[1:]) * 8 / (seen[-1][0] - seen[0][0])
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("rate_bps", [5e6, 20e6, 100e6])
 def test_the_rate_is_right_to_three_percent(way, rate_bps):
@@ -209,6 +213,7 @@ def test_each_second_of_a_trace_delivers_what_the_file_says(tmp_path):
 # -- change ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_the_round_trip_changes_while_it_runs(echoing):
     with Emulator(echoing, Conditions(rtt_s=0.01)) as link, connected(link.endpoint) as client:
 
@@ -224,6 +229,7 @@ def test_the_round_trip_changes_while_it_runs(echoing):
             within(lambda share: quantile([echo_s() for _ in range(9)], share), rtt_s, 0.004)
 
 
+@pytest.mark.timing
 def test_the_rate_changes_in_the_middle_of_a_message():
     done = threading.Event()
     seen = []
@@ -307,7 +313,7 @@ def test_loss_in_a_stream_holds_it_for_a_round_trip():
         seed=st.integers(0, 9),
     ),
 )
-@settings(max_examples=15)
+@examples(15)
 def test_data_arrive_whole_and_in_order(echoing, shared_link, chunks, link):
     shared_link.set(link)
     data = random.Random(len(chunks)).randbytes(sum(chunks))
@@ -361,6 +367,7 @@ def test_a_link_that_changes_all_the_time_loses_nothing(shared_link):
 # -- a pair across it ------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_a_generation_is_the_same_across_a_long_link(pair, edge, device):
     asked = {"protocol": "greedy", "window": 4, "max_tokens": 24}
     plain = device.generate("abc", **asked)

@@ -12,10 +12,11 @@ from typing import Any, get_args
 import msgpack
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pilotfish.wire import messages as m
 from pilotfish.wire import nodes
+from tests.support.examples import examples
 from tests.wire.test_messages import messages
 
 READERS: list[tuple[Any, Callable[[m.Buffer], Any]]] = [
@@ -41,7 +42,7 @@ def test_stock_msgpack_reads_and_writes_every_header(
     kind: type[msgspec.Struct], decode: Callable[[m.Buffer], Any]
 ) -> None:
     @given(messages(kind))
-    @settings(max_examples=20)
+    @examples(20)
     def check(message: Any) -> None:
         header = m.encode(message)
         assert msgpack.unpackb(header) == plain(message)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import inspect
@@ -20,6 +20,7 @@ from pilotfish.wire.committed import Committed
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.nodes import Report, decode_report
 from pilotfish.wire.prose import one_line
+from tests.support.examples import examples
 
 REQUESTS = get_args(m.Request)
 REPLIES = get_args(m.Reply)
@@ -66,7 +67,7 @@ def messages(cls: type) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_a_request_comes_out_as_it_went_in(kind: type) -> None:
     @given(messages(kind))
-    @settings(max_examples=40)
+    @examples(40)
     def check(message: Any) -> None:
         header = m.encode(message)
         assert m.decode_request(header) == message
@@ -79,7 +80,7 @@ def test_a_request_comes_out_as_it_went_in(kind: type) -> None:
 @pytest.mark.parametrize("kind", REPLIES)
 def test_a_reply_comes_out_as_it_went_in(kind: type) -> None:
     @given(messages(kind))
-    @settings(max_examples=40)
+    @examples(40)
     def check(message: Any) -> None:
         assert m.decode_reply(m.encode(message)) == message
 
@@ -122,7 +123,7 @@ def test_one_line_of_any_text(text: str, most: int) -> None:
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_a_request_is_no_reply_and_the_other_way_round(kind: type) -> None:
     @given(messages(kind))
-    @settings(max_examples=10)
+    @examples(10)
     def check(message: Any) -> None:
         with pytest.raises(MalformedError):
             m.decode_reply(m.encode(message))
@@ -198,7 +199,7 @@ class CommittedMachine(RuleBasedStateMachine):
 
 
 TestCommitted = CommittedMachine.TestCase
-TestCommitted.settings = settings(max_examples=50, stateful_step_count=12)
+TestCommitted.settings = examples(50, stateful_step_count=12)
 
 
 def test_an_id_that_is_none_commits_nothing() -> None:

@@ -8,13 +8,14 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
 from pilotfish.wire import messages as m
 from pilotfish.wire import nodes
 from pilotfish.wire.errors import MalformedError
+from tests.support.examples import examples
 from tests.wire.test_messages import messages
 
 ORDERS = get_args(nodes.Order)
@@ -27,7 +28,7 @@ def test_a_header_comes_out_as_it_went_in(kind: type) -> None:
     decode = nodes.decode_order if kind in ORDERS else nodes.decode_report
 
     @given(messages(kind))
-    @settings(max_examples=40)
+    @examples(40)
     def check(message: Any) -> None:
         header = m.encode(message)
         assert decode(header) == message
@@ -62,7 +63,7 @@ def test_only_greetings_may_have_more_fields(kind: type) -> None:
     decode = nodes.decode_order if kind in ORDERS else nodes.decode_report
 
     @given(messages(kind))
-    @settings(max_examples=5)
+    @examples(5)
     def check(message: Any) -> None:
         longer = msgspec.msgpack.encode([*msgspec.msgpack.decode(m.encode(message)), "more"])
         if kind in (nodes.Greet, nodes.Ready):

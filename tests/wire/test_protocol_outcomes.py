@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pilotfish.device_runtime.drafter
@@ -23,6 +23,7 @@ from tests.support.enumeration import (
     samplings,
     target_law,
 )
+from tests.support.examples import examples
 from tests.support.rounds import EXACT, PROMPT, Setting, play_round
 from tests.support.tiny import tiny_artifact
 
@@ -84,7 +85,7 @@ def small_settings(draw, name):
 
 @pytest.mark.parametrize("name", ["dsd", "tslt", "tree", "dssd", "adaptive"])
 @given(st.data(), st.integers(1, 4))
-@settings(max_examples=40)
+@examples(40)
 def test_a_round_is_exact_over_all_its_outcomes(name, data, bits):
     assert_exact(data.draw(small_settings(name)), bits)
 

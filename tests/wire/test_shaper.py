@@ -7,7 +7,7 @@ from array import array
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.wire.emulation.emulator import Conditions
@@ -21,6 +21,7 @@ from pilotfish.wire.emulation.shaper import (
     shapes,
 )
 from pilotfish.wire.emulation.traces import Trace
+from tests.support.examples import examples
 
 
 def shaper(trace=None, now=0.0, **conditions):
@@ -46,7 +47,7 @@ def arrivals(line, flow, until=math.inf):
     gaps=st.lists(st.floats(0, 0.02), min_size=30, max_size=30),
     rate=st.sampled_from([1e5, 5e6, 1e9]),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_every_byte_arrives_when_the_rate_and_the_delay_say(sizes, gaps, rate):
     line, flow = shaper(rtt_s=0.04, up_bps=rate), Flow()
     now, left, expected = 0.0, 0.0, []
@@ -77,7 +78,7 @@ def test_waking_late_does_not_add_up():
 
 
 @given(st.lists(st.integers(0, 400), min_size=2, max_size=40), st.integers(100, 1600))
-@settings(max_examples=60)
+@examples(60)
 def test_a_busy_link_delivers_the_trace_as_it_is(steps, size):
     times = [sum(steps[: i + 1]) for i in range(len(steps))]
     times[-1] += 1  # no trace is of length 0

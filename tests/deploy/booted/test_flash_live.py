@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
+
 from pilotfish.deploy.wheelhouse import pack
 from tests.deploy.booted.machine import Machine
 from tests.support.bundles import release, seal, tiny_bundle
+
+pytestmark = pytest.mark.slow
 
 DEVICE = "pilotfish-device.service"
 GOOD = "[Service]\nExecStart=/bin/sleep {}\n[Install]\nWantedBy=multi-user.target\n"

@@ -15,7 +15,7 @@ from tests.deploy.booted.machine import Machine
 from tests.deploy.booted.test_flash_live import GOOD, bring, runs
 from tests.support.bundles import plant, release, seal, sign
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 MARK = "root/pilotfish-was-here"
 SIGNERS = "etc/pilotfish/signers"
 

@@ -20,7 +20,7 @@ from tests.deploy.booted.conftest import (
 )
 from tests.deploy.booted.machine import Machine
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ADDRESS = "tcp://127.0.0.1:7077"
 UNCHANGED = ("usr", "etc", "opt", "var/lib/pilotfish", "var/cache/pilotfish")
 

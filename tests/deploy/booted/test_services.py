@@ -32,7 +32,8 @@ UNITS = [
     *(f"pilotfish-{name}" for name in ("edge.socket", "engine-build.service", "power.service")),
 ]
 
-pytestmark = pytest.mark.timeout(900)  # the first test waits for the machine to be made
+# The first test waits for the machine to be made.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def served(machine: Machine) -> bool:

@@ -16,7 +16,7 @@ from tests.deploy.booted.conftest import DEVICE, Prepared, command, pilotfish, s
 from tests.deploy.booted.machine import Machine
 from tests.support.bundles import seal
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 MARK = "# the unit of another version\n"
 
 

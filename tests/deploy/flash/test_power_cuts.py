@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.support.bundles import (
     HOME,
     can_install,
@@ -19,6 +21,8 @@ from tests.support.bundles import (
 )
 
 pytestmark = can_install
+# The power is cut at each n-th of the changes that matter.
+each = pytest.mark.parametrize("nth", [3, pytest.param(1, marks=pytest.mark.slow)])
 
 
 # What Python reports of what it does to a file system, or has others do.
@@ -101,12 +105,13 @@ def test_power_cuts_in_an_upgrade_leave_a_whole_version(root: Path, one: Path, t
     assert seen == {"1.0", "2.0"}
 
 
-def test_power_cuts_in_a_first_installation_are_made_good(root: Path, one: Path) -> None:
+@each
+def test_power_cuts_in_a_first_installation_are_made_good(nth: int, root: Path, one: Path) -> None:
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
     put(root, one)
     wanted = settled(root)
     restored(template, root)
-    for step in kills(template, root, lambda: put(root, one), stride=3):
+    for step in kills(template, root, lambda: put(root, one), 3 * nth):
         put(root, one)
         assert settled(root) == wanted, step
 
@@ -132,13 +137,16 @@ def test_power_cuts_on_the_way_back_are_made_good(root: Path, one: Path, two: Pa
         assert settled(root) == wanted, step
 
 
-def test_power_cuts_in_a_repair_leave_no_moment_without_the_version(root: Path, one: Path) -> None:
+@each
+def test_power_cuts_in_a_repair_leave_no_moment_without_the_version(
+    nth: int, root: Path, one: Path
+) -> None:
     put(root, one)
     wanted = settled(root)
     (root / HOME / "current/site/pilotfish/cli.py").write_text("evil")
     (root / HOME / "current/site/more.py").write_text("evil")
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
-    for step in kills(template, root, lambda: put(root, one), stride=3):
+    for step in kills(template, root, lambda: put(root, one), 3 * nth):
         assert (root / HOME / "current/bin/pilotfish").is_file(), step
         put(root, one)
         assert settled(root) == wanted, step
@@ -155,7 +163,7 @@ def test_power_cuts_in_an_uninstall_are_made_good(root: Path, one: Path, two: Pa
     away()
     wanted = settled(root)
     restored(template, root)
-    for step in kills(template, root, away, stride=2):
+    for step in kills(template, root, away, 2):
         if (root / HOME).exists():
             away()
         assert settled(root) == wanted, step

@@ -17,7 +17,7 @@ from tests.support.bundles import can_install, release, seal, tiny_rootfs
 
 HOME = "opt/pilotfish"
 
-pytestmark = [can_install, has_sshd]
+pytestmark = [pytest.mark.slow, can_install, has_sshd]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from tests.support.bundles import (
     tiny_rootfs,
 )
 
-pytestmark = [can_install, has_sshd]
+pytestmark = [pytest.mark.slow, can_install, has_sshd]
 SIGNERS = "etc/pilotfish/signers"
 
 
