@@ -27,8 +27,8 @@ _GREATEST_INT = 2**31 - 1
 def add_flags(
     parser: "argparse._ActionsContainer", struct: type[Struct], **defaults: object
 ) -> None:
-    """A flag for each setting. defaults: of this command, by the fields' names."""
-    for setting in settings(struct):
+    """A flag for each setting, required ones first. defaults: of this command, by field."""
+    for setting in sorted(settings(struct), key=lambda one: one.default is not REQUIRED):
         if setting.group:
             title = setting.meta.title
             below = parser.add_argument_group(title, setting.meta.description) if title else parser
@@ -95,8 +95,8 @@ FORMS: dict[str, _Read] = {
 def _add(parser: "argparse._ActionsContainer", setting: Setting) -> None:
     """Its flag."""
     keywords = _reading(setting)
-    if "type" in keywords and "metavar" in setting.extra:
-        keywords["metavar"] = setting.extra["metavar"]
+    if "type" in keywords:
+        keywords["metavar"] = setting.metavar
     default = setting.default
     parser.add_argument(
         f"--{setting.flag}",

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from pilotfish.cli.flags import add_flags
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.plan import AUTO, Auto, Options
+from pilotfish.engines.settings import EngineSettings
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.keys import default_directory
@@ -67,14 +69,7 @@ def json_option(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
     """How a model is run."""
-    parser.add_argument(
-        "--provider",
-        default="auto",
-        help="auto (default), cpu, cuda, tensorrt or tensorrt-ep (docs/engines.md)",
-    )
-    parser.add_argument(
-        "--threads", type=between(1), metavar="N", help="CPU threads (default: all cores)"
-    )
+    add_flags(parser, EngineSettings)
 
 
 def window(text: str) -> "int | Literal['auto']":
