@@ -111,8 +111,7 @@ class Pipeline:
         config = EdgeConfig(
             target=self._cut / "stage-1",
             threads=1,
-            kind="pipeline",
-            nodes=self._cut / "stages.toml",
+            pipeline=self._cut / "stages.toml",
             limits=EdgeLimits(sessions=self.sessions, context=self.context),
         )
         artifact = Artifact.open(config.target, stage=True)

@@ -138,8 +138,7 @@ class Bench:
         tally = Tally()
         config = EdgeConfig(
             target=self.models[0],
-            kind="federated",
-            nodes=listed,
+            federate=listed,
             limits=EdgeLimits(sessions=SESSIONS, context=CONTEXT),
         )
         keys = EdgeKeys.load(self._folder)

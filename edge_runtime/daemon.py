@@ -62,9 +62,9 @@ def serve(
         artifact = Artifact.open(config.target, stage=True)
         inspection = Inspection(artifact)
         stack.callback(inspection.close)
-        # a federation's own artifact is there for its vocabulary: no head was made for its target
-        heads = config.heads or (() if config.kind == "federated" else None)
-        supplies = Supplies.of(artifact.manifest, heads, config.threshold, config.relaxation)
+        supplies = Supplies.of(
+            artifact.manifest, config.judges, config.threshold, config.relaxation
+        )
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())

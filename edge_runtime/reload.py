@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pilotfish.edge_runtime.config import MEBIBYTE, EdgeConfig, fixed_changes
+from pilotfish.edge_runtime.config import MEBIBYTE, EdgeConfig
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.errors import KeysError, PilotfishError
 from pilotfish.wire.keys import AllowList, EdgeKeys, edge_secret
+from pilotfish.wire.settings import fixed_changes
 from pilotfish.wire.supervisor import in_brief
 from pilotfish.wire.transport import Listener
 
@@ -90,7 +91,10 @@ class Settings:
         self._tell("reloaded")
 
     def _adopt(self, config: EdgeConfig, listener: Listener) -> None:
-        for name in fixed_changes(self._started, config):
+        fixed = fixed_changes(self._started, config)
+        if (self._started.keys is None) != (config.keys is None):
+            fixed.append("keys")
+        for name in fixed:
             _log.warning("%s has changed; that needs a restart", name)
         self.config = config
         held = listener.connections.bounds

@@ -2,29 +2,45 @@
 
 A field says all that there is to say of it, and flags, TOML keys, help and reloads follow from it::
 
-    drain_s: Annotated[float, Meta(ge=0, description="seconds in which …", extra={"flag": "drain"})]
+    drain_s: Annotated[float, setting("seconds in which …", ge=0, flag="drain", live=True)] = 5.0
 
-``description`` is the help; a field without one is no flag. Bounds of a number are ``ge``, ``gt``
-and ``le``. ``extra`` may hold:
-
-flag: the flag's name and the TOML key, where it is not the field's (with dashes for underscores).
-metavar: what stands for its value in the help.
-live: True for what a running daemon can change; all else needs a restart.
-repeat: True for a tuple whose flag is given once for each item; else they stand between commas.
-choices: the values there are to choose from, where the type is no ``Literal``.
-form: how the value is written, where the type does not tell (`pilotfish.cli.flags.FORMS`).
-
-A field that is such a struct itself is a group: ``title`` is its heading.
+`setting` is short for `msgspec.Meta`, so that msgspec holds the bounds where it decodes. A field
+without a description is no flag. One that is such a struct itself is a group of settings; with a
+title it is one in the help, too.
 """
 
 from collections.abc import Iterator
 from types import NoneType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from msgspec import NODEFAULT, Meta, Struct, structs
 
 REQUIRED = NODEFAULT
+_Settings = TypeVar("_Settings", bound=Struct)
 _SAID = ("ge", "gt", "le", "title", "description", "extra")
+
+
+def setting(
+    description: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    title: str | None = None,
+    **extra: Any,
+) -> Meta:
+    """What there is to say of a setting. extra may hold:
+
+    flag: its flag and TOML key, with dashes for underscores; else the field's name, and for one in
+        seconds without its ``_s``.
+    metavar: what stands for its value in the help; else N for an int and S for seconds.
+    live: True for what a running daemon can change; all else needs a restart.
+    repeat: True for a tuple whose flag is given once for each item; else commas separate them.
+    choices: the values to choose from, where the type is no ``Literal``.
+    form: how a value is written, where the type does not tell (`pilotfish.cli.flags.FORMS`).
+    """
+    bounds: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
+    return Meta(**bounds, title=title, description=description, extra=extra)
 
 
 class Setting(NamedTuple):
@@ -37,14 +53,21 @@ class Setting(NamedTuple):
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What else is said of it; see the module."""
+        """What else is said of it; see `setting`."""
         return self.meta.extra or {}
 
     @property
     def flag(self) -> str:
         """Its flag without the dashes in front, and its key in a TOML file."""
-        flag: str = self.extra.get("flag", self.name)
+        flag: str = self.extra.get("flag", self.name.removesuffix("_s"))
         return flag.replace("_", "-")
+
+    @property
+    def metavar(self) -> str | None:
+        """What stands for its value in the help; None: the flag itself."""
+        usual = "S" if self.name.endswith("_s") else "N" if self.type is int else None
+        found: str | None = self.extra.get("metavar", usual)
+        return found
 
     @property
     def group(self) -> bool:
@@ -73,6 +96,12 @@ def fixed_changes(old: Struct, new: Struct) -> list[str]:
         elif before != after and not setting.extra.get("live"):
             found.append(setting.name)
     return found
+
+
+def adopted(old: _Settings, new: _Settings) -> _Settings:
+    """The old settings with those of the new ones that a running daemon can change."""
+    live = [one.name for one in settings(type(old)) if one.extra.get("live")]
+    return structs.replace(old, **{name: getattr(new, name) for name in live})
 
 
 def _default(field: structs.FieldInfo) -> Any:

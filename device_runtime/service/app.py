@@ -17,13 +17,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service import page
 from pilotfish.device_runtime.service.access import Access
 from pilotfish.device_runtime.service.answers import Answer, Body
 from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
-from pilotfish.device_runtime.service.config import ServiceConfig
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.metrics import CONTENT_TYPE, Metrics
 from pilotfish.device_runtime.service.openai import Wanted, chat_request, text_request

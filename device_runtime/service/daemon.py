@@ -13,16 +13,16 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
 
 import uvicorn
+from msgspec.structs import replace
 from starlette.types import ASGIApp
 
+from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.access import Access, ApiKeys, api_keys
 from pilotfish.device_runtime.service.app import Service, application
-from pilotfish.device_runtime.service.config import ServiceConfig
 from pilotfish.device_runtime.service.connection import HEAD_S, Config, Doorway
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.metrics import Metrics
@@ -33,6 +33,7 @@ from pilotfish.engines.errors import EngineError
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.errors import CertificateError, PilotfishError
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.settings import adopted, fixed_changes
 from pilotfish.wire.supervisor import Supervisor, in_brief
 
 _log = logging.getLogger("pilotfish.service")
@@ -47,8 +48,6 @@ _HEADERS = [
 ]
 _SOFTWARE = 70  # sysexits.h
 _END_S = 10.0  # for what was interrupted to end
-# What a reload can change; all else needs a restart.
-_LIVE = {"edge", "keys", "api_keys", "tls_cert", "tls_key", "options", "drain_s", "model"}
 _TROUBLE = (PilotfishError, EngineError, OSError)  # what reading them again can raise
 
 Reread = Callable[[], ServiceConfig]
@@ -191,14 +190,9 @@ class Daemon:
         if edge != self._edge and config.edge is not None:
             self._devices[0].redirect(config.edge, config.keys)  # and all beside it
         self._http.tls, self._edge = tls, edge
-        changed = {
-            one.name
-            for one in fields(config)
-            if getattr(config, one.name) != getattr(before, one.name)
-        }
-        if fixed := sorted(changed - _LIVE):
+        if fixed := fixed_changes(before, config):
             _log.warning("needs a restart to change: %s", ", ".join(fixed))
-        self._config = replace(before, **{name: getattr(config, name) for name in _LIVE})
+        self._config = adopted(before, config)
         self._service.config = self._config
         _log.info("reloaded")
 

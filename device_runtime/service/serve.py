@@ -13,10 +13,10 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Round
 from pilotfish.device_runtime.service.access import Access, api_keys
-from pilotfish.device_runtime.service.config import ServiceConfig
 from pilotfish.device_runtime.service.tls import tls_context
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.inspection import Inspection

@@ -4,13 +4,11 @@ import gc
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import zmq
 
-from pilotfish.edge_runtime.config import MEBIBYTE
+from pilotfish.edge_runtime.config import MEBIBYTE, NodeConfig
 from pilotfish.edge_runtime.node.service import NodeService
 from pilotfish.edge_runtime.node.stage import StageWork
 from pilotfish.edge_runtime.node.work import Work
@@ -32,24 +30,6 @@ _log = logging.getLogger("pilotfish.edge")
 _LOADING_S = 600.0
 _CONNECTIONS = 32  # edges, stages, and who they were a moment ago
 _PATIENCE_S = 60.0  # a watchdog waits at least so long for one pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeConfig:
-    """A node's settings. Without ``keys`` it may listen on loopback only.
-
-    target: a whole model's artifact, or that of one stage. sessions and context: as of the edge
-    that it is to serve, at least; message_mib: of one step, in MiB.
-    """
-
-    target: Path
-    listen: str = "tcp://127.0.0.1:7078"
-    keys: Path | None = None
-    provider: str = "auto"
-    threads: int | None = None
-    sessions: int = 16
-    context: int = 2048
-    message_mib: int = 256
 
 
 def serve_node(

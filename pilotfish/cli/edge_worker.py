@@ -3,12 +3,12 @@
 import argparse
 import sys
 from functools import partial
-from pathlib import Path
 
 from pilotfish.cli.configuration import ConfiguredParser, config_option
 from pilotfish.cli.edge_parent import for_parent
-from pilotfish.cli.options import between, engine_options, keys_option
-from pilotfish.edge_runtime.node.daemon import NodeConfig, serve_node
+from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.edge_runtime.config import NodeConfig
+from pilotfish.edge_runtime.node.daemon import serve_node
 
 _DESCRIPTION = """\
 Holds a part of some edge's target, and computes what that edge asks for: as a worker of a
@@ -33,58 +33,13 @@ def add_to(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     config_option(parser)
-    add = parser.add_argument
-    add(
-        "--target",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="an artifact, or one stage of one that was cut (pilotfish export split)",
-    )
-    add(
-        "--listen",
-        default=NodeConfig.listen,
-        metavar="ADDRESS",
-        help="tcp://HOST:PORT (%(default)s); a socket that systemd gives goes before",
-    )
-    keys_option(parser, "the folder with edge.key and allowed/; needed beyond loopback")
-    engine_options(parser)
-    add(
-        "--sessions",
-        type=between(1),
-        default=NodeConfig.sessions,
-        metavar="N",
-        help="slots: as many as the edge has, or more (%(default)s)",
-    )
-    add(
-        "--context",
-        type=between(2),
-        default=NodeConfig.context,
-        metavar="N",
-        help="tokens of a slot (%(default)s)",
-    )
-    add(
-        "--message-mib",
-        type=between(1, 2047),
-        default=NodeConfig.message_mib,
-        metavar="MIB",
-        help="size of one step (%(default)s)",
-    )
-    add("--parent-fd", type=int, help=argparse.SUPPRESS)  # see edge_runtime.process
+    add_flags(parser, NodeConfig)
+    parser.add_argument("--parent-fd", type=int, help=argparse.SUPPRESS)  # see `edge_parent`
     parser.set_defaults(run=_worker)
 
 
 def _worker(args: argparse.Namespace) -> int:
-    config = NodeConfig(
-        target=args.target,
-        listen=args.listen,
-        keys=args.keys,
-        provider=args.provider,
-        threads=args.threads,
-        sessions=args.sessions,
-        context=args.context,
-        message_mib=args.message_mib,
-    )
+    config = from_args(args, NodeConfig)
     if args.parent_fd is not None:
         return for_parent(partial(serve_node, config), args.parent_fd)
     return serve_node(config, announce=_announce)

@@ -19,6 +19,7 @@ from pilotfish.wire.keys import default_directory
 from pilotfish.wire.settings import REQUIRED, Setting, plain, settings
 
 _Settings = TypeVar("_Settings", bound=Struct)
+_Number = TypeVar("_Number", int, float)
 _Read = Callable[[str], Any]
 
 _GREATEST_INT = 2**31 - 1
@@ -27,14 +28,29 @@ _GREATEST_INT = 2**31 - 1
 def add_flags(
     parser: "argparse._ActionsContainer", struct: type[Struct], **defaults: object
 ) -> None:
-    """A flag for each setting. defaults: of this command, by the fields' names."""
-    for setting in settings(struct):
+    """A flag for each setting, required ones first. defaults: of this command, by field."""
+    for setting in sorted(settings(struct), key=lambda one: one.default is not REQUIRED):
         if setting.group:
             title = setting.meta.title
             below = parser.add_argument_group(title, setting.meta.description) if title else parser
             add_flags(below, setting.type)
         elif setting.meta.description:
-            _add(parser, setting._replace(default=defaults.get(setting.name, setting.default)))
+            add_flag(parser, setting._replace(default=defaults.get(setting.name, setting.default)))
+
+
+def add_flag(parser: "argparse._ActionsContainer", setting: Setting) -> None:
+    """The flag of one setting."""
+    keywords = _reading(setting)
+    if "type" in keywords:
+        keywords["metavar"] = setting.metavar
+    default = setting.default
+    parser.add_argument(
+        f"--{setting.flag}",
+        required=default is REQUIRED,
+        default=None if default is REQUIRED or isinstance(default, tuple) else default,
+        help=_help(setting, keywords.get("const")).replace("%", "%%"),
+        **keywords,
+    )
 
 
 def from_args(args: argparse.Namespace, struct: type[_Settings], **others: object) -> _Settings:
@@ -52,7 +68,7 @@ def from_args(args: argparse.Namespace, struct: type[_Settings], **others: objec
     return struct(**found)
 
 
-def bounded(kind: Callable[[str], Any], meta: Meta) -> _Read:
+def bounded(kind: Callable[[str], _Number], meta: Meta) -> Callable[[str], _Number]:
     """An argparse type: an int or a float within the bounds that are said of it."""
     low, high = (meta.ge if meta.gt is None else meta.gt), meta.le
     if kind is int and low is not None and high is None:
@@ -65,7 +81,7 @@ def bounded(kind: Callable[[str], Any], meta: Meta) -> _Read:
     if meta.gt is None and above and below:
         within = f"between {low} and {high}"
 
-    def number(text: str) -> Any:
+    def number(text: str) -> _Number:
         value = kind(text)
         high_enough = low is None or (value >= low if meta.gt is None else value > low)
         if not high_enough or not (value < math.inf if high is None else value <= high):
@@ -90,21 +106,6 @@ FORMS: dict[str, _Read] = {
     "share": share,
     "host:port": host_and_port,
 }
-
-
-def _add(parser: "argparse._ActionsContainer", setting: Setting) -> None:
-    """Its flag."""
-    keywords = _reading(setting)
-    if "type" in keywords and "metavar" in setting.extra:
-        keywords["metavar"] = setting.extra["metavar"]
-    default = setting.default
-    parser.add_argument(
-        f"--{setting.flag}",
-        required=default is REQUIRED,
-        default=None if default is REQUIRED or isinstance(default, tuple) else default,
-        help=_help(setting, keywords.get("const")).replace("%", "%%"),
-        **keywords,
-    )
 
 
 def _reading(setting: Setting) -> dict[str, Any]:

@@ -2,60 +2,36 @@
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-from pilotfish.cli.flags import add_flags, from_args
+from msgspec import Meta
+
+from pilotfish.cli.flags import add_flag, add_flags, bounded, from_args
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken
+from pilotfish.engines.settings import EngineSettings
 from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.keys import default_directory
 from pilotfish.wire.protocols import names, option_types
+from pilotfish.wire.settings import Setting, setting
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def between(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
     """An argparse type: a whole number within these bounds."""
-
-    def number(text: str) -> int:
-        value = int(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is not between {low} and {high}")
-        return value
-
-    return number
+    return bounded(int, Meta(ge=low, le=high))
 
 
-def positive(text: str) -> float:
-    """An argparse type: a number above 0."""
-    value = float(text)
-    if not 0.0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
-def share(text: str) -> float:
-    """An argparse type: a number from 0 to 1."""
-    value = float(text)
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return value
+positive = bounded(float, Meta(gt=0))  # argparse types: a number above 0,
+share = bounded(float, Meta(ge=0, le=1))  # and one from 0 to 1
 
 
 def keys_option(parser: argparse.ArgumentParser, what: str) -> None:
     """``--keys [DIR]``: absent means no keys, bare means the default folder."""
-    parser.add_argument(
-        "--keys",
-        type=Path,
-        nargs="?",
-        const=default_directory(),
-        metavar="DIR",
-        help=f"{what}; without DIR: $PILOTFISH_KEYS or {default_directory()}",
-    )
+    add_flag(parser, Setting("keys", Path, None, setting(what, form="keys", metavar="DIR")))
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:
@@ -67,14 +43,7 @@ def json_option(parser: argparse.ArgumentParser) -> None:
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
     """How a model is run."""
-    parser.add_argument(
-        "--provider",
-        default="auto",
-        help="auto (default), cpu, cuda, tensorrt or tensorrt-ep (docs/engines.md)",
-    )
-    parser.add_argument(
-        "--threads", type=between(1), metavar="N", help="CPU threads (default: all cores)"
-    )
+    add_flags(parser, EngineSettings)
 
 
 def window(text: str) -> "int | Literal['auto']":

@@ -15,7 +15,7 @@ from pilotfish.wire.settings import fixed_changes
 
 class Limits(Struct, frozen=True, kw_only=True):
     most: Annotated[int, Meta(ge=1, description="at once", extra={"live": True})] = 4
-    rate: Annotated[float, Meta(gt=0, description="a second", extra={"metavar": "N"})] = 2.5
+    rate: Annotated[float, Meta(gt=0, description="a second", extra={"metavar": "R"})] = 2.5
 
 
 class Shared(Struct, frozen=True, kw_only=True):
@@ -24,14 +24,14 @@ class Shared(Struct, frozen=True, kw_only=True):
 
 class Daemon(Shared, frozen=True, kw_only=True):
     target: Annotated[Path, Meta(description="its 100% model", extra={"metavar": "DIR"})]
-    drain_s: Annotated[float, Meta(ge=0, description="seconds", extra={"flag": "drain"})] = 5.0
+    drain_s: Annotated[float, Meta(ge=0, description="seconds")] = 5.0
     share: Annotated[float, Meta(ge=0, le=1, description="of it")] | None = None
     loss: Annotated[Literal["wait", "fail"], Meta(description="then")] = "wait"
     quiet: Annotated[bool, Meta(description="say less")] = False
     heads: Annotated[tuple[str, ...], Meta(description="one", extra={"repeat": True})] | None = None
     lambdas: Annotated[tuple[float, ...], Meta(description="λ,λ")] = (1.0,)
     window: Annotated[Annotated[int, Meta(ge=0)] | Literal["auto"], Meta(description="of it")] = 4
-    rtt_s: Annotated[float, Meta(description="link", extra={"flag": "rtt", "form": "duration"})] = 0
+    rtt_s: Annotated[float, Meta(description="link", extra={"form": "duration"})] = 0
     keys: Annotated[
         Path, Meta(description="keys", extra={"form": "keys", "metavar": "DIR"})
     ] | None = None  # fmt: skip
@@ -101,9 +101,9 @@ def test_help_shows_defaults_once_and_groups_under_their_title() -> None:
     add_flags(parser, Daemon)
     shown = " ".join(parser.format_help().split())
     assert "--target DIR its 100% model --drain" in shown
-    assert "--drain DRAIN seconds (5)" in shown
-    assert "--threads THREADS default: all" in shown
-    assert "limits: by name --most MOST at once (4) --rate N a second (2.5)" in shown
+    assert "--drain S seconds (5)" in shown
+    assert "--threads N default: all" in shown
+    assert "limits: by name --most N at once (4) --rate R a second (2.5)" in shown
     assert "plain" not in shown
 
 

@@ -24,8 +24,8 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish import EdgeServer
-from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.node.daemon import NodeConfig, NodeLoop
+from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits, NodeConfig
+from pilotfish.edge_runtime.node.daemon import NodeLoop
 from pilotfish.edge_runtime.node.service import NodeService
 from pilotfish.edge_runtime.node.work import Work
 from pilotfish.edge_runtime.node.worker import Worker
@@ -254,8 +254,7 @@ def opened(path: Path, artifact: Path, keys: Path | None = None, **limits: Any) 
     tally = Tally()
     config = EdgeConfig(
         target=artifact,
-        kind="federated",
-        nodes=path,
+        federate=path,
         limits=EdgeLimits(**{"sessions": SESSIONS, "context": CONTEXT} | limits),
     )
     held = EdgeKeys.load(keys) if keys is not None else None

@@ -219,8 +219,7 @@ def opened(
     config = EdgeConfig(
         target=first or found.first,
         threads=1,
-        kind="pipeline",
-        nodes=found.listed(path, **settings),
+        pipeline=found.listed(path, **settings),
         limits=EdgeLimits(sessions=slots, context=context),
     )
     artifact = Artifact.open(config.target, stage=True)

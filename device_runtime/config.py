@@ -1,0 +1,80 @@
+"""What a device is told: its model, its edge and its keys; and what its HTTP service is told.
+
+Each setting stands here once: flags, TOML keys, help and reloads follow (`wire.settings`).
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import field
+
+from pilotfish.device_runtime.link.loss import OnLinkLoss
+from pilotfish.device_runtime.plan import Options
+from pilotfish.engines.settings import EngineSettings
+from pilotfish.wire.settings import setting
+
+
+class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
+    """Both ends of a link, and what becomes of an answer when it breaks; see `Device`."""
+
+    draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")]
+    edge: Annotated[
+        str | None,
+        setting("tcp://HOST:PORT; protocol local needs none", metavar="ADDRESS", live=True),
+    ] = None
+    keys: Annotated[
+        Path | None,
+        setting(
+            "the folder with device.key and edge.pub; needed beyond loopback",
+            form="keys",
+            metavar="DIR",
+            live=True,
+        ),
+    ] = None
+    on_link_loss: Annotated[
+        OnLinkLoss,
+        setting(
+            "when the edge is lost: wait for it, let the drafter go on alone until it is back, or "
+            "end the answer"
+        ),
+    ] = "wait"
+    patience_s: Annotated[float, setting("how long to wait for a lost edge", gt=0)] = 120.0
+
+
+class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
+    """A service's settings. options: what holds for a request that does not say otherwise.
+
+    api_keys: see `service.access.ApiKeys`. tls_cert, tls_key: see `service.tls.tls_context`.
+    """
+
+    listen: Annotated[str, setting("port 0 takes a free one", metavar="HOST:PORT")] = (
+        "127.0.0.1:8080"
+    )
+    api_keys: Annotated[
+        Path | None,
+        setting(
+            "who may ask; needed beyond loopback (default: $CREDENTIALS_DIRECTORY/api-keys)",
+            metavar="FILE",
+            live=True,
+        ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        setting("serve https with this certificate (PEM)", metavar="FILE", live=True),
+    ] = None
+    tls_key: Annotated[
+        Path | None, setting("and its key, not encrypted", metavar="FILE", live=True)
+    ] = None
+    lanes: Annotated[int, setting("answers made at once", ge=1, le=64)] = 2
+    queue: Annotated[int, setting("that may wait", ge=0, le=10_000)] = 16
+    context: (
+        Annotated[int, setting("tokens of a conversation (default: the model's)", ge=2)] | None
+    ) = None
+    model: Annotated[str, setting("what clients call it", metavar="NAME", live=True)] = "pilotfish"
+    drain_s: Annotated[
+        float,
+        setting(
+            "how long running answers may take when the service is told to stop", gt=0, live=True
+        ),
+    ] = 20.0
+    options: Annotated[Options, setting("", live=True)] = field(default_factory=Options)

@@ -1,0 +1,17 @@
+"""How a model is run: settings that both daemons and most commands share."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+_THREADS = Meta(description="CPU threads (default: all cores)", ge=1, extra={"metavar": "N"})
+
+
+class EngineSettings(Struct, frozen=True, kw_only=True):
+    """What a decoder is told of the machine (see `pilotfish.wire.settings`)."""
+
+    provider: Annotated[
+        str,
+        Meta(description="auto (default), cpu, cuda, tensorrt or tensorrt-ep (docs/engines.md)"),
+    ] = "auto"
+    threads: Annotated[int, _THREADS] | None = None

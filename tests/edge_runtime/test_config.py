@@ -1,0 +1,51 @@
+"""What an edge's settings come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pilotfish.edge_runtime.config import ClusterPlan, EdgeConfig
+from pilotfish.wire.errors import ConfigError
+
+LOCAL = EdgeConfig(target=Path("target"))
+LISTED = Path("nodes.toml")
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [
+        ({}, "local"),
+        ({"federate": LISTED}, "federated"),
+        ({"pipeline": LISTED}, "pipeline"),
+        ({"cluster": ClusterPlan(runner="ray", replicas=2)}, "cluster"),
+    ],
+)
+def test_the_kind_of_target_follows_from_what_is_given(asked: dict[str, object], kind: str) -> None:
+    config = replace(LOCAL, **asked)
+    assert config.kind == kind
+    assert config.nodes == (LISTED if kind in ("federated", "pipeline") else None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        ({"federate": LISTED, "pipeline": LISTED}, "one kind of target"),
+        ({"cluster": ClusterPlan(stages=2)}, "go with --cluster ray"),
+        ({"cluster": ClusterPlan(runner="ray", late_s=9, give_up_s=8)}, "--late is 9 s, more than"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    asked: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        replace(LOCAL, **asked)
+
+
+def test_none_means_no_decision_heads_at_all() -> None:
+    assert replace(LOCAL, heads=("none",)).judges == ()
+    assert replace(LOCAL, heads=("a", "b")).judges == ("a", "b")
+    assert LOCAL.judges is None
+    assert replace(LOCAL, federate=LISTED).judges == ()
