@@ -11,6 +11,7 @@ which `--list` only names.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -18,8 +19,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NO_TESTS = 5  # pytest's exit status where a selection is empty
+# More workers than cores, since most of a test's time is waiting.
+WORKERS = min(8, 2 * len(os.sched_getaffinity(0)))
 # As they stand, not those with many tests first: what takes long has few.
-PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--no-loadscope-reorder")
+PARALLEL = ("-n", str(WORKERS), "--no-loadscope-reorder")
 # Rooms, and what else can break their slow tests besides `tests/ROOM` and the room itself.
 SLOW_ROOMS = {
     "deploy": ("systemd/",),
