@@ -2,7 +2,8 @@
 
     python -m tests [--all | --changed [BASE]] [options of pytest]
 
-First all that may share the machine, in parallel, file by file; then, one after the other, what is
+First all that may share the machine, in parallel, file by file; what fails there is run once
+more alone, and named, since beside others anything may be late. Then, one after the other, what is
 marked `timing`. Left out are `reference` (see `make test-reference`) and, unless asked for, `slow`:
 `--all` runs all slow tests, `--changed` those of the rooms in which something changed since BASE,
 which `--list` only names.
@@ -23,6 +24,7 @@ NO_TESTS = 5  # pytest's exit status where a selection is empty
 WORKERS = min(8, 2 * len(os.sched_getaffinity(0)))
 # As they stand, not those with many tests first: what takes long has few.
 PARALLEL = ("-n", str(WORKERS), "--no-loadscope-reorder")
+CACHE = ("-o", "cache_dir=.pytest_cache/parallel")  # of what failed; the usual one is the user's
 # Rooms, and what else can break their slow tests besides `tests/ROOM` and the room itself.
 SLOW_ROOMS = {
     "deploy": ("systemd/",),
@@ -58,9 +60,12 @@ def main() -> int:
         chosen += f" and ({options.m})"
     rest.append(f"--hypothesis-profile={'thorough' if options.all or rooms else 'pilotfish'}")
     started = time.monotonic()
-    parallel = run(f"{chosen} and not timing", *PARALLEL, *rest)
-    if parallel not in (0, NO_TESTS) and not go_on(parallel, rest):
-        return parallel
+    parallel = run(f"{chosen} and not timing", *PARALLEL, "--cache-clear", *CACHE, *rest)
+    if parallel not in (0, NO_TESTS):
+        if not go_on(parallel, rest):
+            return parallel
+        print("\nOnce more and alone, what failed beside others: what fails again has failed.")
+        parallel = run(f"{chosen} and not timing", "--last-failed", *CACHE, *rest)
     print("\nOne after the other, since they measure time:")
     files = [] if any(Path(word.split("::")[0]).exists() for word in rest) else timed_files()
     serial = run(f"{chosen} and timing", *rest, *files)
