@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
+from weakref import finalize
 
 import msgspec
 import zmq
@@ -60,6 +61,10 @@ class Channel:
             self._socket.curve_publickey = keys.public
             self._socket.curve_secretkey = keys.secret
         self._monitor = self._socket.get_monitor_socket()
+        # a channel that is never closed and dies in a reference cycle: the garbage collector would
+        # end the context before its sockets, and wait for them for ever
+        self._close = finalize(self, _close, self._context, self._socket, self._monitor, 0.0)
+        self._close.atexit = False
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(int(self._monitor.fd), zmq.POLLIN)
@@ -224,7 +229,17 @@ class Channel:
     def close(self, linger_s: float = 0.2) -> None:
         """Close the socket; what was sent last has ``linger_s`` to leave."""
         WARDEN.leave(self)
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(int(linger_s * 1000))
-        self._context.term()
+        self._close.detach()
+        _close(self._context, self._socket, self._monitor, linger_s)
+
+
+def _close(
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    socket: "zmq.Socket[bytes]",
+    monitor: "zmq.Socket[bytes]",
+    linger_s: float,
+) -> None:
+    socket.disable_monitor()
+    monitor.close(0)
+    socket.close(int(linger_s * 1000))
+    context.term()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -310,6 +312,25 @@ def test_a_channel_that_is_dropped_hangs_up() -> None:
             gc.collect()
             while connection.recv(4096):
                 pass
+
+
+def test_channels_that_die_in_a_cycle_hang_up() -> None:
+    """In a process of its own: the garbage collector would wait for ever, in C."""
+    code = """
+import gc, socket
+from pilotfish.wire.channel import Channel
+gc.disable()
+with socket.create_server(("127.0.0.1", 0)) as listening:
+    for _ in range(10):
+        channel = Channel(f"tcp://127.0.0.1:{listening.getsockname()[1]}", None, 1 << 20)
+        channel.itself = channel
+        connection, _ = listening.accept()
+        del channel
+        gc.collect()
+        while connection.recv(4096):
+            pass
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
 def test_where_the_kernel_does_not_count_replies_go_on(pair: Pair, tmp_path: Path) -> None:
