@@ -105,7 +105,13 @@ def test_millions_of_objects_are_not_made_to_be_refused(
     ("read", "begins", "each", "ends", "word"),
     [
         (text_request, b'{"prompt": "a"', b',"k%d":1', b"}", "k0"),
-        (text_request, b'{"pilotfish": {"window": 1', b',"k%d":1', b"}}", "pilotfish.k0"),
+        (
+            text_request,
+            b'{"prompt": "a", "pilotfish": {"window": 1',
+            b',"k%d":1',
+            b"}}",
+            "pilotfish.k0",
+        ),
         (chat_request, b'{"messages": [{"role": "user"', b',"k%d":1', b"}]}", "messages[0].k0"),
         (chat_request, b'{"messages": [{}', b",{}", b"]}", "role"),
     ],
