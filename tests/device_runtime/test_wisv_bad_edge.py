@@ -97,7 +97,7 @@ def test_inquiries_of_who_sends_no_states(liar: Liar, protocol: str, window: int
     [
         {"accepted": 2, "notes": [3]},
         {"accepted": 0, "notes": [1]},
-        {"accepted": 4, "forgiven": 2**31 - 1},
+        {"accepted": 4, "notes": [2**31 - 1]},
         {"accepted": 5, "notes": [0]},
         {"accepted": 2, "token": None},
         {"accepted": 2, "token": 64},

@@ -20,8 +20,8 @@ def still(pair: Pair, head: str) -> Iterator[SocketlessEdge]:
         yield edge
 
 
-def asked_of(edge: SocketlessEdge, session: RawSession) -> list[bytes]:
-    edge.deliver(session.begin(PROMPT, SELECTIVE))
+def asked_of(edge: SocketlessEdge, session: RawSession, **options: float) -> list[bytes]:
+    edge.deliver(session.begin(PROMPT, SELECTIVE, options=options))
     edge.deliver(session.propose(SELECTIVE, drafted(SELECTIVE, SHAPE)))
     edge.start()
     reply, frames = edge.reply_all()
@@ -41,7 +41,7 @@ def test_states_while_the_window_is_at_the_target(still: SocketlessEdge, pair: P
 
 def test_refusals_and_mercy_are_counted(still: SocketlessEdge, pair: Pair) -> None:
     session = RawSession(conditions=conditions_of(pair))
-    asked = asked_of(still, session)
+    asked = asked_of(still, session, threshold=1.0)
     states = session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked)
     for bad in BAD.values():
         still.deliver([states[0], *bad(len(asked[0]))])
