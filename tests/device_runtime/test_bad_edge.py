@@ -60,21 +60,24 @@ class LyingEdge(threading.Thread):
         )  # fmt: skip
 
     def run(self) -> None:
-        while not self._over.is_set():
-            if not self._socket.poll(20):
-                continue
-            client, header, *frames = self._socket.recv_multipart()
-            request = m.decode_request(header)
-            self.requests.append(request)
-            answers = self._script(request)
-            if not answers and isinstance(request, m.Hello):
-                answers = [[self.welcome()]]
-            if not answers and isinstance(request, m.Ping):
-                answers = [[m.Pong(nonce=request.nonce, received_ns=1, sent_ns=1), *frames]]
-            for parts in answers:
-                packed = [p if isinstance(p, bytes) else m.encode(p) for p in parts]
-                self._socket.send_multipart([client, *packed])
-        self._context.destroy(linger=0)
+        try:  # where a script fails, too: a context that is left hangs the garbage collector
+            while not self._over.is_set():
+                if self._socket.poll(20):
+                    self._answer(*self._socket.recv_multipart())
+        finally:
+            self._context.destroy(linger=0)
+
+    def _answer(self, client: bytes, header: bytes, *frames: bytes) -> None:
+        request = m.decode_request(header)
+        self.requests.append(request)
+        answers = self._script(request)
+        if not answers and isinstance(request, m.Hello):
+            answers = [[self.welcome()]]
+        if not answers and isinstance(request, m.Ping):
+            answers = [[m.Pong(nonce=request.nonce, received_ns=1, sent_ns=1), *frames]]
+        for parts in answers:
+            packed = [p if isinstance(p, bytes) else m.encode(p) for p in parts]
+            self._socket.send_multipart([client, *packed])
 
     def stop(self) -> None:
         self._over.set()
