@@ -2,9 +2,9 @@
 
     python -m tests [--all | --changed [BASE]] [options of pytest]
 
-First all that may share the machine, in parallel, file by file; what fails there is run once
-more alone, and named, since beside others anything may be late. Then, one after the other, what is
-marked `timing`. Left out are `reference` (see `make test-reference`) and, unless asked for, `slow`:
+First all that may share the machine, in parallel, file by file; then, one after the other, what is
+marked `timing`. What fails is named and run once more, alone: on a busy machine anything may be
+late. Left out are `reference` (see `make test-reference`) and, unless asked for, `slow`:
 `--all` runs all slow tests, `--changed` those of the rooms in which something changed since BASE,
 which `--list` only names.
 """
@@ -24,7 +24,6 @@ NO_TESTS = 5  # pytest's exit status where a selection is empty
 WORKERS = min(8, 2 * len(os.sched_getaffinity(0)))
 # As they stand, not those with many tests first: what takes long has few.
 PARALLEL = ("-n", str(WORKERS), "--no-loadscope-reorder")
-CACHE = ("-o", "cache_dir=.pytest_cache/parallel")  # of what failed; the usual one is the user's
 # Rooms, and what else can break their slow tests besides `tests/ROOM` and the room itself.
 SLOW_ROOMS = {
     "deploy": ("systemd/",),
@@ -60,15 +59,12 @@ def main() -> int:
         chosen += f" and ({options.m})"
     rest.append(f"--hypothesis-profile={'thorough' if options.all or rooms else 'pilotfish'}")
     started = time.monotonic()
-    parallel = run(f"{chosen} and not timing", *PARALLEL, "--cache-clear", *CACHE, *rest)
-    if parallel not in (0, NO_TESTS):
-        if not go_on(parallel, rest):
-            return parallel
-        print("\nOnce more and alone, what failed beside others: what fails again has failed.")
-        parallel = run(f"{chosen} and not timing", "--last-failed", *CACHE, *rest)
+    parallel = twice(f"{chosen} and not timing", "parallel", *PARALLEL, rest=rest)
+    if parallel not in (0, NO_TESTS) and not go_on(parallel, rest):
+        return parallel
     print("\nOne after the other, since they measure time:")
     files = [] if any(Path(word.split("::")[0]).exists() for word in rest) else timed_files()
-    serial = run(f"{chosen} and timing", *rest, *files)
+    serial = twice(f"{chosen} and timing", "serial", *files, rest=rest)
     took = time.monotonic() - started
     statuses = {parallel, serial} - {NO_TESTS}
     failed = max(statuses, default=NO_TESTS)
@@ -89,6 +85,16 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("-m", default="")
     return parser.parse_known_args()
+
+
+def twice(chosen: str, part: str, *options: object, rest: list[str]) -> int:
+    """Run a part of the tests, and what failed once more, alone; the status of the last run."""
+    cache = ("-o", f"cache_dir=.pytest_cache/{part}")  # the usual one is the user's
+    status = run(chosen, *options, "--cache-clear", *cache, *rest)
+    if status != 1 or not go_on(status, rest):
+        return status
+    print("\nOnce more and alone, what failed: what fails again has failed.")
+    return run(chosen, "--last-failed", *cache, *rest)
 
 
 def run(chosen: str, *options: object) -> int:
