@@ -171,7 +171,7 @@ def plan(
 
 
 def own_options(given: Mapping[str, Any]) -> dict[type[ProtocolOptions], ProtocolOptions]:
-    """Protocols' own options by type; `UnsupportedError` for what is none, or out of bounds."""
+    """Read the protocols' own options, by type; `UnsupportedError` for an unknown or bad one."""
     found: dict[type[ProtocolOptions], ProtocolOptions] = {}
     left = {name: value for name, value in given.items() if value is not None}
     for kind in option_types():

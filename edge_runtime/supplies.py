@@ -27,7 +27,7 @@ class Supply(Protocol):
         """Whether there is one for a drafter of this origin and this width of states."""
 
     def find(self, conditions: Conditions, options: Any) -> Any:
-        """The one for a generation under these conditions; `UnsupportedError` if there is none."""
+        """Find the one for a generation; `UnsupportedError` if the edge has no such thing."""
 
 
 class Heads:

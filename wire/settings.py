@@ -117,7 +117,7 @@ def plain(hint: Any) -> tuple[Any, Meta]:
             for meta in rest:
                 said |= {name: getattr(meta, name) for name in _SAID if _says(meta, name)}
         else:
-            hint = Union[tuple(one for one in (hint, *rest) if one is not NoneType)]  # noqa: UP007
+            hint = Union[tuple(one for one in (hint, *rest) if one is not NoneType)]  # noqa: UP007  # made at run time
     return hint, Meta(**said)
 
 

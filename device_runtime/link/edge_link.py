@@ -131,7 +131,7 @@ class EdgeLink(Line):
     # Waiting
 
     def reach(self) -> None:
-        """Wait for the first connection; `EdgeUnreachableError` if there is none in time."""
+        """Wait for the first connection; `EdgeUnreachableError` after the time-out."""
         self._await_connection(EdgeUnreachableError)
 
     def greet(self) -> None:
@@ -155,7 +155,7 @@ class EdgeLink(Line):
             self._await_connection()
 
     def _await_connection(self, otherwise: type[PilotfishError] = EdgeLostError) -> None:
-        """Wait for a connection; raises ``otherwise`` if there is none in time."""
+        """Wait for a connection; raise ``otherwise`` after the time-out."""
         if not self.channel.connected:
             self.catch_up()
         if self.channel.connected:

@@ -129,7 +129,7 @@ def artifacts_directory() -> Path:
 
 
 def default_pair() -> tuple[Path, Path]:
-    """The default model as int4 drafter and as fp32 target, exported where there is none yet.
+    """The default model as int4 drafter and as fp32 target, exported where it is missing.
 
     Its file has blocks of 4 bits, which int4 keeps: nothing else drafts as fast (docs/engines.md).
     """

@@ -187,7 +187,7 @@ def _bring_edge_keys(wanted: BundleContents, folder: Path, sources: Sequence[Pat
 
 
 def _pair(folder: Path, name: str, pair: tuple[bytes, bytes] | None) -> None:
-    """Write a key pair, secret and public; make one where there is none."""
+    """Write a key pair, secret and public; make a new one if none is given."""
     if pair is None:
         keys.create(folder, name)
         return

@@ -160,7 +160,7 @@ class Tokenizer:
         return _encoded(self._continuing, text)
 
     def byte_token(self, byte: int) -> int | None:
-        """Return the token of one byte, whatever is around it; None if there is none."""
+        """Return the token that stands for one byte, or None."""
         id: int | None = self._tokenizer.token_to_id(self._family.byte_piece(byte))
         return id
 

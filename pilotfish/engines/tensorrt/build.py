@@ -98,7 +98,7 @@ class Built:
 
 
 def find_engine(order: Order, *, flexible: bool) -> Built | None:
-    """Find the smallest cached engine with enough slots and context; None if there is none.
+    """Find the smallest cached engine with enough slots and context; None if all are too small.
 
     If `flexible`, any context is enough, and the longest is taken. An engine that TensorRT refuses
     is deleted.

@@ -45,7 +45,7 @@ class Measured:
 
 
 def read(path: str | Path) -> Measured:
-    """Read a run file; `RunFileError` if it is none, or holds no finished answer."""
+    """Read a run file; `RunFileError` for another kind of file, or one without an answer."""
     path = Path(path)
     with Run.open(path) as run:
         every = list(run.answers(warm_up=True, finished=False))

@@ -28,7 +28,7 @@ class Table:
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """Format a number; – where there is none."""
+    """Format a number; None as –."""
     return NONE if value is None else f"{value:,.{digits}f}"
 
 
