@@ -1,7 +1,7 @@
 """ZeroMQ sockets with what both ends need: CURVE, limits, heartbeats.
 
-`Listener` is the edge's ROUTER, `wire.channel.Channel` the device's DEALER. Both count bytes as the
-lengths of the frames that they hand to ZeroMQ, and return frames as views of ZeroMQ's memory.
+`Listener` is the edge's ROUTER, `wire.channel.EdgeChannel` the device's DEALER. Both count bytes as
+the lengths of the frames that they hand to ZeroMQ, and return frames as views of ZeroMQ's memory.
 Neither is thread-safe: each has one owner.
 """
 
@@ -152,7 +152,7 @@ class Listener:
         header: Buffer = parts[0].buffer if parts else b""
         owner = str(first.get("User-Id")).encode() if self.gate else client
         size = sum(map(len, parts))
-        self.connections.heard(client, owner, first, size, len(parts))
+        self.connections.note_message(client, owner, first, size, len(parts))
         frames = [part.buffer for part in parts[1:]]
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
             self._shredding, self._dropped = (client, owner), 0
