@@ -2,7 +2,7 @@
 
 The edge follows the committed tokens and can be rebuilt from them: one that has forgotten the
 session is sent all tokens again, and since every draw is keyed by position the text goes on as it
-would have (DESIGN §7). In: drafts, or how many tokens are wanted of `stream`. Out: the edge's
+would have. In: drafts, or how many tokens are wanted of `stream`. Out: the edge's
 replies, recovered as often as the link's policy allows.
 """
 

@@ -12,7 +12,7 @@ STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 
 @dataclass(kw_only=True)
 class Timings:
-    """Seconds of each stage of a round (DESIGN §4).
+    """Seconds of each stage of a round.
 
     uplink and downlink are told apart by the edge's clock, whose offset the quickest exchange tells
     under the usual assumption that its two ways took equally long; their sum needs no assumption.
