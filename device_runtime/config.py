@@ -1,6 +1,6 @@
-"""What a device is told: its model, its edge and its keys; and what its HTTP service is told.
+"""The settings of a device and of its HTTP service.
 
-Each setting stands here once: flags, TOML keys, help and reloads follow (`wire.settings`).
+Each is declared once: flags, TOML keys, help and reloads follow from it (`wire.settings`).
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from pilotfish.wire.settings import setting
 
 
 class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
-    """Both ends of a link, and what becomes of an answer when it breaks; see `Device`."""
+    """The drafter, the edge, and what to do when the link breaks; see `Device`."""
 
     draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")]
     edge: Annotated[
@@ -42,7 +42,7 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
 
 
 class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
-    """A service's settings. options: what holds for a request that does not say otherwise.
+    """The settings of `device serve`. options: defaults for the requests.
 
     api_keys: see `service.access.ApiKeys`. tls_cert, tls_key: see `service.tls.tls_context`.
     """
