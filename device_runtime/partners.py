@@ -83,7 +83,7 @@ class Partners:
         if name and name == hopeless:
             raise PairMismatchError(complaint)
         known = self._known.get(name)
-        if known is None:  # several lanes may fetch it at the same time; the last one stays
+        if known is None:  # several lanes may fetch it at once; the first is kept
             found = self._found(name, link, welcome)
             for oldest in list(self._known)[1 : 1 - _MOST]:
                 self._known.pop(oldest, None)
