@@ -53,7 +53,7 @@ class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
     api_keys: Annotated[
         Path | None,
         setting(
-            "who may ask; needed beyond loopback (default: $CREDENTIALS_DIRECTORY/api-keys)",
+            "the clients' keys; needed beyond loopback (default: $CREDENTIALS_DIRECTORY/api-keys)",
             metavar="FILE",
             live=True,
         ),

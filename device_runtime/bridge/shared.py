@@ -167,7 +167,7 @@ def _canonical(tokenizer: Tokenizer, data: bytes, ids: Iterable[int]) -> int:
 
 
 def _join_turn_ends(specials: dict[int, int], drafter: Vocabulary, target: Vocabulary) -> None:
-    """Map the target's end of a turn to the drafter's, unless one is mapped by name to an end token.
+    """Map the target's end of a turn to the drafter's, unless a name maps one to an end token.
 
     The drafter's then stands for nothing else, even if it shares a name with another token.
     """

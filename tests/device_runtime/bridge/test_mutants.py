@@ -143,14 +143,14 @@ class NeverReencodes(SharedTokensBridge):
 
     def start(self, prompt):
         super().start(prompt)
-        self._told, self._known = list(prompt.own), len(prompt.ids)
+        self._note_generation, self._known = list(prompt.own), len(prompt.ids)
 
     def context(self, committed):
         # the mutant: only what is new is encoded, by itself
         new, self._known = committed[self._known :], len(committed)
         self._answer.restart()
-        self._told += self._answer.of(new).tolist()
-        return np.array(self._told)
+        self._note_generation += self._answer.of(new).tolist()
+        return np.array(self._note_generation)
 
 
 class RemembersDrafts(SharedTokensBridge):
