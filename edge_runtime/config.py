@@ -1,6 +1,6 @@
-"""What an edge daemon and a node's are told: model, address, keys and limits.
+"""The settings of the edge daemon and the node daemon.
 
-Each setting stands here once: flags, TOML keys, help and reloads follow (`wire.settings`).
+Each is declared once: flags, TOML keys, help and reloads follow from it (`wire.settings`).
 """
 
 from pathlib import Path
@@ -31,10 +31,10 @@ _Keys: TypeAlias = Annotated[
 
 
 class EdgeLimits(Struct, frozen=True, kw_only=True):
-    """What the edge gives at most; every one of them ends in a typed error, not in a fall.
+    """The edge's limits; exceeding one raises a typed error.
 
-    context is further bounded by the model's own. The rate is a client's, sustained; its bursts may
-    be as long as one second. A device has one connection for each conversation that it can hold.
+    context is also bounded by the model's. The rate is sustained, per client, with bursts of up to
+    one second. A device has one connection for each lane.
     """
 
     sessions: Annotated[int, setting("conversations held at once", ge=1)] = 16
@@ -58,7 +58,7 @@ class EdgeLimits(Struct, frozen=True, kw_only=True):
 
 
 class ClusterPlan(Struct, frozen=True, kw_only=True):
-    """A target on a cluster: replicas, each of so many stages."""
+    """A target on a cluster: a number of replicas, each of a number of stages."""
 
     runner: Annotated[
         Literal["ray"] | None,
@@ -187,25 +187,25 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Of target (`edge_runtime.targets`)."""
+        """The kind of target (`edge_runtime.targets`)."""
         return (*self._kinds, "local")[0]
 
     @property
     def nodes(self) -> Path | None:
-        """The file that lists what the target consists of, where it is not all in this process."""
+        """The file that lists the target's nodes; None for a local target."""
         return self.federate or self.pipeline
 
     @property
     def judges(self) -> tuple[str, ...] | None:
-        """The decision heads to load; None: those that ship and were made for the target."""
-        # a federation's own artifact is there for its vocabulary: no head was made for its target
+        """The decision heads to load; None: the shipped ones that were made for the target."""
+        # a federation's artifact only gives the vocabulary, so no head fits its target
         if self.heads == ("none",) or (self.heads is None and self.kind == "federated"):
             return ()
         return self.heads
 
 
 class NodeConfig(EngineSettings, frozen=True, kw_only=True):
-    """A node's settings. sessions and context: as of the edge that it is to serve, at least."""
+    """A node's settings. sessions and context: at least those of its edge."""
 
     target: Annotated[
         Path,

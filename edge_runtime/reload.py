@@ -1,8 +1,8 @@
-"""The daemon's settings and allow-list, read again while it serves.
+"""Read the daemon's settings and allow-list again while it serves.
 
-Law: a configuration that is broken, or half written just now, changes nothing; the allow-list is
-looked up all the same. A key is in as long as a sound file on the list says so, whatever is wrong
-elsewhere: a key that was taken off is out, and so is one whose file broke.
+Law: a faulty or half-written configuration changes nothing, but the allow-list is read in any case.
+A key is allowed exactly as long as a valid file of the list holds it: a removed key is revoked, and
+so is one whose file is damaged.
 """
 
 import logging
@@ -24,11 +24,11 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_OWN_DESCRIPTORS = 128  # what the process has open besides connections
+_OWN_DESCRIPTORS = 128  # open files of the process besides connections
 
 
 def bounds_of(config: EdgeConfig) -> Bounds:
-    """What a configuration allows of connections, as far as the system's own limit lets it."""
+    """Return a configuration's bounds on connections, within the system's limit of open files."""
     limits = config.limits
     wanted = limits.connections + _OWN_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -45,9 +45,9 @@ def bounds_of(config: EdgeConfig) -> Bounds:
 
 
 class LiveSettings:
-    """What holds of the configuration and of the keys. ``troubles``: what was wrong with the rest.
+    """The configuration and keys in force. troubles: the faults of the last reload.
 
-    allowed: the keys that may come in, and their names; None: the edge has no keys.
+    allowed: names by allowed key; None: the edge has no keys.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LiveSettings:
         self.config = config
         self.allowed = None if keys is None else keys.allowed
         self._started = config
-        self._folder = config.keys  # where the list is that holds
+        self._folder = config.keys  # of the allow-list in force
         self._secret = b"" if keys is None else keys.secret
         self._reread = reread
         self._tally = tally
@@ -70,11 +70,11 @@ class LiveSettings:
 
     @property
     def trouble(self) -> str:
-        """What is wrong, in a line; "" if nothing is."""
+        """The faults in one line; "" for none."""
         return in_brief(self.troubles)
 
     def reload(self, listener: Listener, service: Service) -> None:
-        """Read everything again and apply what is sound of it."""
+        """Read everything again and apply its valid parts."""
         troubles: list[str] = []
         try:
             config = self._reread()
@@ -101,10 +101,10 @@ class LiveSettings:
         listener.connections.bounds = bounds_of(config)._replace(message_bytes=held.message_bytes)
 
     def _look_up(self, folder: Path, before: Path) -> list[str]:
-        """Read which keys may come in; returns what is wrong with the list, or the edge's key."""
+        """Read the allow-list again; returns its faults, and those of the edge's own key."""
         try:
             listed = AllowList.load(folder)
-        except KeysError as error:  # nothing says that a key was taken off it
+        except KeysError as error:  # not known whether keys were removed: keep them
             return [str(error), *(self._look_up(before, before) if folder != before else ())]
         self._folder, self.allowed = folder, listed.names
         self._tally.broken_keys = len(listed.broken)
