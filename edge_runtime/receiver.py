@@ -1,4 +1,4 @@
-"""Takes messages in while the serving thread makes a target pass, or rules on one.
+"""Receive messages in a thread while the serving thread makes a target pass or rules on one.
 
 The serving thread makes the target's passes itself: to hand a window to another thread, and the
 verdict back, would cost every round two wake-ups. So that pings, handshakes, refusals and the next

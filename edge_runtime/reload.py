@@ -66,7 +66,7 @@ class LiveSettings:
         self._tally = tally
         self.troubles: Sequence[str] = () if keys is None else keys.listed.broken
         tally.broken_keys = len(self.troubles)
-        self._tell("started")
+        self._report("started")
 
     @property
     def trouble(self) -> str:
@@ -83,12 +83,12 @@ class LiveSettings:
         else:
             self._adopt(config, listener)
         if self._folder is not None and listener.gate is not None:
-            troubles += self._look_up(self.config.keys or self._folder, self._folder)
+            troubles += self._reload_keys(self.config.keys or self._folder, self._folder)
             listener.gate.allowed = self.allowed or {}
         service.revise(self.config.limits, self.allowed)
         self.troubles = troubles
         self._tally.reloads["refused" if troubles else "done"] += 1
-        self._tell("reloaded")
+        self._report("reloaded")
 
     def _adopt(self, config: EdgeConfig, listener: Listener) -> None:
         fixed = fixed_changes(self._started, config)
@@ -100,12 +100,12 @@ class LiveSettings:
         held = listener.connections.bounds
         listener.connections.bounds = bounds_of(config)._replace(message_bytes=held.message_bytes)
 
-    def _look_up(self, folder: Path, before: Path) -> list[str]:
+    def _reload_keys(self, folder: Path, before: Path) -> list[str]:
         """Read the allow-list again; returns its faults, and those of the edge's own key."""
         try:
             listed = AllowList.load(folder)
         except KeysError as error:  # not known whether keys were removed: keep them
-            return [str(error), *(self._look_up(before, before) if folder != before else ())]
+            return [str(error), *(self._reload_keys(before, before) if folder != before else ())]
         self._folder, self.allowed = folder, listed.names
         self._tally.broken_keys = len(listed.broken)
         try:
@@ -115,7 +115,7 @@ class LiveSettings:
             return [*listed.broken, str(error)]
         return [*listed.broken]
 
-    def _tell(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         self._tally.sound = not self.troubles
         if not self.troubles:
             self._tally.sound_s = time.time()

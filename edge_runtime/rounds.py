@@ -90,7 +90,7 @@ class Rounds:
 
     def stop(self, session: SessionState) -> None:
         """Cancel the session's jobs; keeps the committed tokens."""
-        session.call_off()
+        session.cancel_jobs()
         session.stream = None
         if session.round is not None and session.round.verdict is None:
             session.round = None
@@ -160,7 +160,7 @@ class Rounds:
         accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
         token = [] if ruling.token is None else [ruling.token]
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])
-        session.due = not token
+        session.awaits_pending = not token
         if session.exchange is not None:
             spent = times if round_.inquiry is None else round_.inquiry.times
             self._tally.verdict(

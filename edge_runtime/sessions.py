@@ -84,7 +84,7 @@ class SessionState:
     law: Law | None = None
     exchange: Exchange[Any] | None = None  # None: the generation is a `stream`
     round: EdgeRound | None = None
-    due: bool = False  # the next window brings a token that the device samples (`dssd`)
+    awaits_pending: bool = False  # the next window brings a pending token (`dssd`)
     stream: Stream | None = None
     jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
@@ -99,7 +99,7 @@ class SessionState:
         """Whether the session has jobs, or a window that is not decided on."""
         return bool(self.jobs) or self.undecided
 
-    def call_off(self) -> None:
+    def cancel_jobs(self) -> None:
         """Cancel the session's jobs."""
         for job in self.jobs:
             job.cancelled = True
@@ -126,7 +126,7 @@ class Sessions:
         self.idle_s = idle_s
         self._clock = clock
         self._tally = tally or Tally()
-        self._wasted: deque[tuple[float, bytes]] = deque()  # end and owner of costly sessions
+        self._costly_ends: deque[tuple[float, bytes]] = deque()  # end and owner of costly sessions
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -180,11 +180,11 @@ class Sessions:
     def close(self, session: SessionState) -> None:
         """Forget a session and free its slot."""
         if session.costly:
-            self._wasted.append((self._clock(), session.owner))
+            self._costly_ends.append((self._clock(), session.owner))
         self._free_slot(session)
 
     def _free_slot(self, session: SessionState) -> None:
-        session.call_off()
+        session.cancel_jobs()
         del self._by_id[session.id]
         self._free.append(session.slot)
 
@@ -209,9 +209,9 @@ class Sessions:
         has: so two owners that want everything end with half each, and stop displacing each other.
         """
         before = self._clock() - self.idle_s
-        while self._wasted and self._wasted[0][0] <= before:
-            self._wasted.popleft()
-        if sum(whose == owner for _, whose in self._wasted) >= self.per_owner:
+        while self._costly_ends and self._costly_ends[0][0] <= before:
+            self._costly_ends.popleft()
+        if sum(each == owner for _, each in self._costly_ends) >= self.per_owner:
             return []
         held = Counter(each.owner for each in self)
         most = max(held.values())

@@ -35,7 +35,7 @@ class Signals:
         stops, self._stops = self._stops, []
         return stops
 
-    def hush(self) -> None:
+    def clear(self) -> None:
         """Empty the descriptor after it became readable."""
         try:
             while self._read.recv(4096):

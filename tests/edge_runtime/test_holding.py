@@ -95,7 +95,7 @@ class Conversation(RuleBasedStateMachine):
             np.array(parents, np.int64) if parents else None,
         )
         if not takes_part:
-            self.holding.pass_over(span)
+            self.holding.skip(span)
         if takes_part or resent:  # a worker that is back is sent what it was not sent at first
             item, tokens = self.holding.item(span)
             self.node.do(item, tokens.tolist())
