@@ -106,7 +106,7 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(slot=st.integers(0, SLOTS - 1), leaf=st.sampled_from([5, 3, 1, 0, -1]))
     def keep(self, slot: int, leaf: int) -> None:
-        """The rule has chosen a path of the tree that landed last."""
+        """The rule has chosen a path of the last finished tree."""
         nodes, parents = self.drawn[slot]
         if not nodes:
             return

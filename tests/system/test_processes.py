@@ -89,19 +89,19 @@ def alive(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state != "Z"  # a zombie only waits for somebody to take note of its end
+    return state != "Z"  # a zombie has ended and only waits to be reaped
 
 
 def children(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-# Nobody there, or nobody who lets us in
+# No edge, or none that admits us
 
 
 @pytest.fixture
 def strange_listener() -> Iterator[Callable[[bytes], str]]:
-    """A TCP server that says these bytes to whoever connects, and nothing else."""
+    """A TCP server that sends these bytes to every client, and nothing else."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(0.1)
     stop = threading.Event()

@@ -114,7 +114,7 @@ def test_both_protocols_commit_the_same(device: Device, window: Any) -> None:
     assert len(spared) > 3 or window == 0, "nothing was in between"
 
 
-def test_a_threshold_that_nobody_names_is_the_heads(pair: Pair, device: Device, head: str) -> None:
+def test_the_default_threshold_is_the_heads(pair: Pair, device: Device, head: str) -> None:
     wanted = device.generate(PROMPT, protocol="wisv-full", threshold=0.5, max_tokens=30).tokens
     assert device.generate(PROMPT, protocol="wisv-full", max_tokens=30).tokens == wanted
     with (
@@ -266,7 +266,7 @@ def test_without_a_mismatch_nothing_is_asked_and_sent(
     assert forgiven(got) == 0
 
 
-def test_mercy_depends_on_neither_format_nor_way(device: Device) -> None:
+def test_forgiving_depends_on_neither_format_nor_way(device: Device) -> None:
     """The formats differ, but hardly; what they cost is told by `test_frames_are_as_long_…`."""
     found = {}
     for form in HIDDEN_FORMATS:

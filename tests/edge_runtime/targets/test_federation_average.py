@@ -82,7 +82,7 @@ def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:
         ("a", (7.0,), {"kept": VOCAB, "values": "fp16"}),
     ],
 )  # fmt: skip
-def test_what_lands_is_the_average_bit_by_bit(
+def test_the_output_is_the_average_bit_by_bit(
     cast: Cast, tmp_path: Path, names: str, weights: tuple[float, ...], settings: dict[str, Any]
 ) -> None:
     """With K = V in fp32 that is Σ w p of the models as they are."""
@@ -210,7 +210,7 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
     assert told[-1] == "b takes part again"
 
 
-def test_many_short_sessions_do_not_keep_out_who_is_back(cast: Cast, tmp_path: Path) -> None:
+def test_many_short_sessions_do_not_keep_a_returned_worker_out(cast: Cast, tmp_path: Path) -> None:
     """Under `drop`: together they go on by more, while it reads, than it may lack of one."""
     texts = [tokens_of(slot, 60) for slot in range(SESSIONS)]
     spans = [Span(slot, text[:55], 50, 5) for slot, text in enumerate(texts)]
@@ -254,7 +254,7 @@ def test_an_average_that_fails_costs_that_pass_only(
         assert len(target.run(2, [span])[0].logits) == 5
 
 
-def test_what_was_sent_and_heard_is_counted(cast: Cast, tmp_path: Path) -> None:
+def test_sent_and_received_bytes_are_counted(cast: Cast, tmp_path: Path) -> None:
     with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
         path = write_list(tmp_path / "w.toml", [("a", one.endpoint), ("b", two.endpoint)], kept=8)
         with opened(path, cast.a) as held:
