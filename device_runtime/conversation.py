@@ -110,7 +110,7 @@ class Conversation:
         finally:
             if plan.protocol == STREAM or not finished:
                 session.edge.cancel()
-            session.keep(len(prompt) + len(answer.tokens))
+            session.truncate(len(prompt) + len(answer.tokens))
             self._learned.add(plan, rounds)
         losses.end(time.monotonic_ns())
         after = link.gauge.probing if link else Probing()

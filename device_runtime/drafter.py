@@ -158,7 +158,7 @@ class Drafter:
         self._ids[self._chain_length : end] = own
         self._chain_length = end
 
-    def keep(self, path: Sequence[int]) -> None:
+    def keep_path(self, path: Sequence[int]) -> None:
         """Keep the K/V of the last drafted tree's nodes on ``path`` only.
 
         Does nothing for a chain: its rejected tokens are dropped by the next read.
@@ -169,7 +169,7 @@ class Drafter:
         read = self._held - self._trunk  # the deepest level was drawn but not read
         known = [node - 1 for node in path if node <= read]
         with self._lanes.turns:
-            self._decoder.keep(self._slot, known)
+            self._decoder.keep_path(self._slot, known)
         self._chain_length = self._trunk
         self._append(self.bridge.own(tree.ids[known]))
 

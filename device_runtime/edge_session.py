@@ -102,7 +102,7 @@ class EdgeSession:
         """Set the plan of the next generation, and the conditions that the edge decides by."""
         self._plan, self._conditions = plan, conditions
 
-    def keep(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Note that the committed tokens were cut to ``length``."""
         self._held = min(self._held, length)
 

@@ -80,7 +80,7 @@ class Session:
         self.committed.extend(ids[kept:])
         self._drafter.start(prompt)
         self._plan = plan
-        self.edge.keep(kept)
+        self.edge.truncate(kept)
         self.edge.prepare(plan, self._conditions(plan, channel))
 
     def shared(self, prompt: NDArray[np.uint32]) -> int:
@@ -107,10 +107,10 @@ class Session:
             loss=channel.loss,
         )
 
-    def keep(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Drop all but ``length`` committed tokens: the answer ended within a round."""
         self.committed.truncate(length)
-        self.edge.keep(length)
+        self.edge.truncate(length)
 
     # Speculation
 
@@ -155,7 +155,7 @@ class Session:
         self.committed.extend(tokens)
         # a token sampled here is pending: the edge gets it with the next window
         self.edge.agree(len(self.committed) - (ruling.token is None))
-        self._drafter.keep(path)
+        self._drafter.keep_path(path)
         return tokens
 
     def _room(self, expansion: Expansion, levels: int) -> Expansion:

@@ -295,13 +295,13 @@ class Scheduler:
             _log.exception("a rule failed")
             job.error = error
             if span.nodes:
-                self.target.keep(job.slot, [])
+                self.target.keep_path(job.slot, [])
 
     def _keep_path(self, job: Job, span: Span, ruling: Ruling) -> None:
         """Keep a tree's accepted path in the slot."""
         assert job.draft is not None
         path = [node - 1 for node in job.draft.path(ruling.accepted)]
-        self.target.keep(job.slot, path)
+        self.target.keep_path(job.slot, path)
         chain, nodes = np.split(span.tokens, [len(span.tokens) - span.nodes])
         self._held[job.slot] = (job.session, np.concatenate([chain, nodes[path]]))
 

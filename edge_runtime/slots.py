@@ -76,7 +76,7 @@ class StepSlots:
         if item.kept is not None:
             chain = self._chains[item.slot]
             path = [*range(chain), *(chain + node for node in item.kept)]
-            self._held.keep(item.slot, path)
+            self._held.keep_path(item.slot, path)
         self._held.rollback(item.slot, item.start)
 
 

@@ -124,9 +124,9 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         if self._replicas[lane].standing:
             self._send(one)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep the path; the replica gets it with the slot's next step."""
-        self._replicas[slot % self.lanes].holding.keep(slot // self.lanes, path)
+        self._replicas[slot % self.lanes].holding.keep_path(slot // self.lanes, path)
 
     def _work(self, now_s: float) -> None:
         """Take the actors' results, join replicas, and handle overdue passes."""

@@ -104,10 +104,10 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
             if not member.take_part(number, spans, now_s):
                 member.skip(spans)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep the path; each worker in the slot's last pass gets it with its next step."""
         for member in self._members:
-            member.keep(slot, path)
+            member.keep_path(slot, path)
 
     def _work(self, now_s: float) -> None:
         """Take the workers' answers, apply the policy to late ones, and finish complete passes."""

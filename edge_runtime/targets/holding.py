@@ -33,13 +33,13 @@ class Holding:
         """Treat a slot as empty, since its content at the node is unknown."""
         self._agreed[slot], self._in_tree[slot], self._kept[slot] = 0, False, None
 
-    def start(self, span: Span) -> int:
+    def first_missing(self, span: Span) -> int:
         """Return the position from which the node needs the span's tokens."""
         return min(self._agreed[span.slot], span.base)
 
     def item(self, span: Span) -> tuple[Item, NDArray[np.uint32]]:
         """Make the item of a pass with this node, and its tokens u32 [size]."""
-        slot, start = span.slot, self.start(span)
+        slot, start = span.slot, self.first_missing(span)
         kept, self._kept[slot] = self._kept[slot], None
         self._agreed[slot] = len(span.tokens) - span.nodes
         self._in_tree[slot] = span.nodes > 0
@@ -60,7 +60,7 @@ class Holding:
         self._agreed[span.slot] = min(self._agreed[span.slot], span.base)
         self._in_tree[span.slot] = False
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Append these nodes of the slot's last tree to the sequence."""
         if self._in_tree[slot]:
             self._in_tree[slot] = False

@@ -30,10 +30,10 @@ class LocalTarget(Target):
         else:
             self._finished.append(Scores(number, outputs))
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Move the K/V of these nodes behind the chain, without computing again."""
         chain = self._chains[slot]
-        self._decoder.keep(slot, [*range(chain), *(chain + node for node in path)])
+        self._decoder.keep_path(slot, [*range(chain), *(chain + node for node in path)])
 
     def finished(self) -> Sequence[Scores]:
         """Return the scores computed since the last call."""

@@ -111,9 +111,9 @@ class Member:
         if not self._able:
             return False
         if self._federation.late == "drop":
-            missed = [span for span in spans if self._holding.start(span) < span.base]
+            missed = [span for span in spans if self._holding.first_missing(span) < span.base]
             # by slot, since the new tokens of many sessions together would keep it out forever
-            if any(span.base - self._holding.start(span) > CHUNK for span in missed):
+            if any(span.base - self._holding.first_missing(span) > CHUNK for span in missed):
                 self._catch_up = next(self._extra)
                 told = [Span(span.slot, span.tokens[: span.base], span.base, 0) for span in missed]
                 self._send(self._catch_up, told, now_s)
@@ -126,9 +126,9 @@ class Member:
         for span in spans:
             self._holding.skip(span)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep the path; if it was in the slot's last pass, it gets it with its next step."""
-        self._holding.keep(slot, path)
+        self._holding.keep_path(slot, path)
 
     def receive(self) -> Iterator[tuple[int, TopRows]]:
         """Yield its answers by the numbers of their steps; a malformed one detaches it."""

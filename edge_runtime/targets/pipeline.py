@@ -103,9 +103,9 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         if self._incarnation is not None:
             self._send(one)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep the path; the stages get it with the slot's next step."""
-        self._holding.keep(slot, path)
+        self._holding.keep_path(slot, path)
 
     def _work(self, now_s: float) -> None:
         """Take the stages' answers, attach stages, and send the next steps."""
@@ -191,7 +191,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     def _next_step(self, one: _PipelinePass) -> Sequence[Span]:
         """Take the pass's remaining spans, or a piece for a slot that is far behind."""
         for at, span in enumerate(one.spans):
-            start = self._holding.start(span)
+            start = self._holding.first_missing(span)
             end = min(start + CHUNK, len(span.tokens) - max(span.rows, span.nodes))
             if start < end and len(span.tokens) - start > CHUNK:
                 one.spans[at] = span._replace(base=end)

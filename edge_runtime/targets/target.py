@@ -114,7 +114,7 @@ class Target(ABC):
         """Start a pass; its errors, and those of nodes, come with its scores."""
 
     @abstractmethod
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep these nodes, numbered from 0, of the tree that ended the slot's last pass."""
 
     @abstractmethod

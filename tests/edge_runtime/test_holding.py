@@ -115,7 +115,7 @@ class Conversation(RuleBasedStateMachine):
             path.append(at)
             at = parents[at]
         path.reverse()
-        self.holding.keep(slot, path)
+        self.holding.keep_path(slot, path)
         self.held[slot] = [*self.held[slot], *(nodes[node] for node in path)]
         self.drawn[slot] = ([], [])
 
@@ -135,7 +135,7 @@ class Conversation(RuleBasedStateMachine):
                 span = Span(
                     slot, np.array([*self.held[slot], 9], np.uint32), len(self.held[slot]), 1
                 )
-                assert self.holding.start(span) == len(self.held[slot])
+                assert self.holding.first_missing(span) == len(self.held[slot])
 
 
 Conversation.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

@@ -32,7 +32,7 @@ class Steered(Target):
     def start(self, number: int, spans: Sequence[Span]) -> None:
         self.started[number] = list(spans)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         self.kept.append((slot, list(path)))
 
     def finished(self) -> Sequence[Scores]:

@@ -59,9 +59,9 @@ class Averaged:
         received = [decode_topk(frame, span.rows, self.kept, VOCAB) for frame in frames]
         return as_logits(aggregate(self.weights, received, VOCAB, self.scheme), span.temperature)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         for target in self.targets:
-            target.keep(slot, path)
+            target.keep_path(slot, path)
 
 
 def tokens_of(seed: int, count: int) -> NDArray[np.uint32]:

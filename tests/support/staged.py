@@ -73,9 +73,9 @@ class Staged:
         for stage in self.stages:
             stage.rollback(slot, length)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         for stage in self.stages:
-            stage.keep(slot, path)
+            stage.keep_path(slot, path)
 
 
 @contextmanager

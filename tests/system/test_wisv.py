@@ -292,7 +292,7 @@ def test_the_states_are_those_of_the_drafted_tokens(pair: Pair) -> None:
         some = np.arange(0, window, 2)
         np.testing.assert_array_equal(draft.states(some), draft.states(np.arange(window))[some])
         accepted = int(random.integers(window + 1))
-        drafter.keep(draft.path(accepted))
+        drafter.keep_path(draft.path(accepted))
         ids = np.concatenate([ids, draft.ids[:accepted], [random.integers(60)]]).astype(np.uint32)
         fresh.rollback(0, 0)
 

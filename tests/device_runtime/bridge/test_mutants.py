@@ -191,7 +191,7 @@ def furthest_off(words, artifact, expansion, drafter=Drafter, bridge=None):
     for _ in range(ROUNDS):
         draft = opened.draft(ids(committed), expansion, exchange, LAW, ends=())
         path = draft.path(int(rng.integers(len(draft.ids) + 1)))
-        opened.keep(path)
+        opened.keep_path(path)
         told = [int(draft.ids[node - 1]) for node in path]
         committed = (*committed, *told, int(rng.integers(pair.target.vocab_size)))
         wanted = read_alone(alone, pair, committed)[pair.shared.target]

@@ -57,15 +57,15 @@ def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:
     yield from run(5, Span(5, three[:200], 128, 0))
     parents = np.array([-1, -1, 0, 0, 1, 2], np.int64)
     yield from run(6, Span(1, two[:16], 9, 7, parents, 1.5), Span(0, one[:31], 30, 1))
-    target.keep(1, [0, 2])  # the slot holds 10 tokens before the tree, and these two nodes
+    target.keep_path(1, [0, 2])  # the slot holds 10 tokens before the tree, and these two nodes
     two = np.concatenate([two[:10], two[[10, 12]], two[20:]])
     yield from run(7, Span(1, two[:15], 12, 3), Span(5, three[:205], 200, 5, temperature=1.0))
     yield from run(8, Span(1, two[:15], 13, 1), Span(2, two[:3], 0, 3), Span(0, one[:33], 31, 2))
     yield from run(9, Span(2, two[:12], 3, 7, parents))
-    target.keep(2, [])  # and of this tree nothing
+    target.keep_path(2, [])  # and of this tree nothing
     yield from run(10, Span(2, two[:14], 6, 2, temperature=0.7))
     yield from run(11, Span(5, three[:212], 205, 7, parents))
-    target.keep(5, [1, 4])
+    target.keep_path(5, [1, 4])
     three = np.concatenate([three[:206], three[[207, 210]], three[220:]])
     yield from run(12, Span(5, three[:212], 208, 4))
 
