@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -185,18 +185,20 @@ def own_options(given: Mapping[str, Any]) -> dict[type[ProtocolOptions], Protoco
     return found
 
 
-def expect_taken(protocol: str, given: Collection[str], mark: str = "") -> None:
+def expect_taken(
+    protocol: str, given: Collection[str], written: Callable[[str], str] = str
+) -> None:
     """Raise `UnsupportedError` for options that have no effect under this protocol.
 
-    mark: prefix of an option's name in the message, such as "--".
+    written: formats an option's name as the caller writes it.
     """
     taken = EXCHANGES[protocol].Options.__struct_fields__ if protocol in EXCHANGES else ()
     for name in given:
         if name not in taken:
             has = [one for one, each in EXCHANGES.items() if name in each.Options.__struct_fields__]
             raise UnsupportedError(
-                f"{mark}{name} goes with {mark}protocol {' or '.join(has)}, or {AUTO} that may "
-                f"take it, not with {protocol}."
+                f"{written(name)} goes with {written('protocol')} {' or '.join(has)}, or {AUTO} "
+                f"that may take it, not with {protocol}."
             )
 
 

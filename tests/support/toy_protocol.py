@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
-
 from pilotfish.wire.protocols import Greedy, ProtocolOptions, RoundCounter, Ruling, register
+from pilotfish.wire.settings import setting
 
 
 class ToyOptions(ProtocolOptions, frozen=True):
-    at_most: Annotated[
-        int, Meta(ge=0, le=128, description="toy: tokens of a window to accept at most")
-    ] = 128
+    at_most: Annotated[int, setting("toy: tokens of a window to accept at most", ge=0, le=128)] = (
+        128
+    )
 
 
 class Toy(Greedy):
