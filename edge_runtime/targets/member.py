@@ -145,7 +145,7 @@ class Member:
             self._peer.proved()
             self._tally.node_compute_s[self.name] += sum(scored.compute_ns) * 1e-9
             yield scored.number, rows
-        self._tally.node_bytes_in[self.name] = self._peer.received_bytes
+        self._tally.node_bytes[self.name, "from"] = self._peer.received_bytes
 
     def look_after(self) -> None:
         """Attach it when it is here; note that it holds nothing when that has happened."""
@@ -188,7 +188,7 @@ class Member:
         step = Step(incarnation=self._incarnation, number=number, items=list(items))
         frames = (np.concatenate(tokens).astype("<u4").tobytes(), parents_of(spans))
         self._owed[number] = _Owed(now_s, sum(span.rows for span in spans))
-        self._tally.node_bytes_out[self.name] += self._peer.send(step, frames)
+        self._tally.node_bytes[self.name, "to"] += self._peer.send(step, frames)
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:
         """What an answer says; `MalformedError` if no model can have said it."""
