@@ -152,7 +152,7 @@ class Listener:
         header: Buffer = parts[0].buffer if parts else b""
         owner = str(first.get("User-Id")).encode() if self.gate else client
         size = sum(map(len, parts))
-        self.connections.heard(client, owner, first, size, len(parts))
+        self.connections.note_message(client, owner, first, size, len(parts))
         frames = [part.buffer for part in parts[1:]]
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
             self._shredding, self._dropped = (client, owner), 0
