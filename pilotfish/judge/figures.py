@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, Pace, cost, missed_share
-from pilotfish.judge.sweeping import LinkProfile, QuestionTally, SweepHeader, SweepSetting
+from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, SweepSetting
 from pilotfish.wire.protocols.exchange import Sizes
 
 RESAMPLES = 2000

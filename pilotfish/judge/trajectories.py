@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from pilotfish.edge_runtime.head import HeadJudge
+from pilotfish.edge_runtime.head import HeadJudge, Score
+from pilotfish.judge.instances import as_sent
 from pilotfish.judge.reading import Floats, Procedure
 from pilotfish.judge.speakers import DrafterWindow, Speaker
-from pilotfish.wire.codecs.hidden import decode_hidden, encode_hidden
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class Trajectory:
 def walks(
     speaker: Speaker, courses: Sequence[Course], *, whole: int = 0
 ) -> Procedure[list[Trajectory]]:
-    """What each of the courses comes to, in their order.
+    """Walk each of the courses to its end; return what they come to, in their order.
 
     whole: so many windows are also read to their ends, for `CourseRound.mismatched`; each costs γ
     tokens.
@@ -133,16 +133,17 @@ class _Mismatch:
     def __init__(self, draft: int, wanted: int, drafter: Floats, target: Floats) -> None:
         self._tokens = np.array([(draft, wanted)], dtype=np.int64)
         self._drafter, self._target = drafter[None], target[None]
-        self._sent: dict[str, Floats] = {}  # as an edge has the drafter's state, by format
+        self._scored: dict[Score, Floats] = {}  # logits, which judges of many thresholds share
 
     def rejected(self, course: Course) -> bool:
-        if course.judge is None or course.strict:
+        judge = course.judge
+        if judge is None or course.strict:
             return True
-        form = course.judge.form
-        if form not in self._sent:
-            frame = encode_hidden(self._drafter, form)
-            self._sent[form] = decode_hidden(frame, 1, self._drafter.shape[1], form)
-        return bool(course.judge(self._sent[form], self._target, self._tokens)[0])
+        if judge.score not in self._scored:  # by the state that the edge has
+            seen = as_sent(self._drafter, judge.form), self._target, self._tokens
+            self._scored[judge.score] = judge.score(*seen)
+        known = replace(judge, score=lambda *_: self._scored[judge.score])
+        return bool(known(self._drafter, self._target, self._tokens)[0])
 
 
 class _Said(NamedTuple):

@@ -12,7 +12,7 @@ from pilotfish.cli.options import write_json
 from pilotfish.field.report.statistics import share_interval
 from pilotfish.judge.costs import FULL, GREEDY, JUDGED, Cost, Pace
 from pilotfish.judge.figures import Figure, costs, figures
-from pilotfish.judge.sweeping import LinkProfile, SweepFile, SweepHeader
+from pilotfish.judge.sweep_file import LinkProfile, SweepFile, SweepHeader
 
 _HEADINGS = (
     *("ρ", "right, %", "less greedy's", "forg.", "AAL", "rounds"),
