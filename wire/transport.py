@@ -1,7 +1,7 @@
 """ZeroMQ sockets with what both ends need: CURVE, limits, heartbeats.
 
-`Listener` is the edge's ROUTER, `wire.channel.Channel` the device's DEALER. Both count bytes as the
-lengths of the frames that they hand to ZeroMQ, and return frames as views of ZeroMQ's memory.
+`Listener` is the edge's ROUTER, `wire.channel.EdgeChannel` the device's DEALER. Both count bytes as
+the lengths of the frames that they hand to ZeroMQ, and return frames as views of ZeroMQ's memory.
 Neither is thread-safe: each has one owner.
 """
 
