@@ -134,7 +134,7 @@ def episode(
 
 
 def _next_mismatch(speaker: Speaker, answer: Sequence[int], start: int) -> Procedure[_Found | None]:
-    """The first mismatch from ``start`` on."""
+    """Find the first mismatch from ``start`` on."""
     window = speaker.window(answer[:start])
     at = start
     while at < len(answer):

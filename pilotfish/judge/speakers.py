@@ -91,31 +91,31 @@ class Speaker:
         self._shared = pair.shared
 
     def text(self, answer: Sequence[int]) -> str:
-        """The answer in words, without its end token."""
+        """Decode the answer, without its end token."""
         said = answer[:-1] if self.ended(answer) else answer
         return self._tokenizer.decode(list(said))
 
     def ended(self, answer: Sequence[int]) -> bool:
-        """Whether it ends with an end token."""
+        """Say whether it ends with an end token."""
         return bool(answer) and answer[-1] in self.ends
 
     # The target
 
     def target(self, answer: Sequence[int], rows: int = 1) -> Procedure[tuple[Ids, Floats]]:
-        """Its argmax [rows] after each of the last ``rows`` tokens; its states f32 [rows, d]."""
+        """Find its argmax [rows] after each of the last ``rows`` tokens, and states f32 [rows, d]."""
         ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
         seen = yield Look(TARGET, ids, rows)
         return seen.logits.argmax(1), seen.hidden.copy()
 
     def logits(self, answer: Sequence[int]) -> Procedure[Floats]:
-        """The target's after the answer, f32 [V]."""
+        """Compute the target's after the answer, f32 [V]."""
         ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
         seen = yield Look(TARGET, ids)
         found: Floats = seen.logits[0].copy()
         return found
 
     def finish(self, answer: Sequence[int]) -> Procedure[list[int]]:
-        """The answer as the target alone goes on with it."""
+        """Let the target alone go on with the answer to its end."""
         whole = list(answer)
         while len(whole) < self.most and not self.ended(whole):
             choices, _ = yield from self.target(whole)
@@ -125,12 +125,12 @@ class Speaker:
     # The drafter, in a window that starts after ``committed``
 
     def window(self, committed: Sequence[int]) -> DrafterWindow:
-        """A window after these tokens of the answer."""
+        """Begin a window after these tokens of the answer."""
         told = np.array([*self.prompt.ids.tolist(), *committed], dtype=np.uint32)
         return DrafterWindow(self._bridge, self._bridge.context(told).astype(np.int64))
 
     def can_draft(self, token: int) -> bool:
-        """Whether the drafter has this token."""
+        """Say whether the drafter has this token."""
         return self._shared is None or bool(self._shared.to_own[token] >= 0)
 
 
@@ -142,7 +142,7 @@ class DrafterWindow:
         self._context = context
 
     def look(self, drafted: Sequence[int], rows: int = 1) -> Look:
-        """At the last ``rows`` of context and drafted tokens."""
+        """Look at the last ``rows`` of context and drafted tokens."""
         ids = self._context
         if drafted:
             own = self._bridge.own(np.array(drafted, dtype=np.uint32))
@@ -150,12 +150,12 @@ class DrafterWindow:
         return Look(DRAFTER, ids, rows)
 
     def choices(self, seen: Sight) -> Ids:
-        """The drafter's argmax, in the target's ids, after each token that was looked at."""
+        """Find the drafter's argmax, in the target's ids, after each token that was looked at."""
         found: Ids = self.logits(seen).argmax(1)
         return found
 
     def logits(self, seen: Sight) -> NDArray[np.floating]:
-        """The drafter's, over the target's ids; f32 [rows, V], until the next call."""
+        """Project the drafter's onto the target's ids; f32 [rows, V], until the next call."""
         return self._bridge.project(seen.logits)
 
 

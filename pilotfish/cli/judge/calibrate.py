@@ -142,7 +142,7 @@ class _Progress:
         self._begun_s = 0.0
 
     def tick(self) -> None:
-        """Another token is done."""
+        """Count a token that is done."""
         self._done += 1
         since = self._done - self._slots
         if since == 0:

@@ -71,7 +71,7 @@ def _table(found: Instances, sampling: InstanceOptions) -> Table:
 
 
 def _figures(found: Instances, sampling: InstanceOptions) -> dict[str, Any]:
-    """The table, and every label under every channel, 1: reject."""
+    """Collect the table, and every label under every channel, 1: reject."""
     return {
         "sampling": to_builtins(sampling),
         "questions": len(found.keys),

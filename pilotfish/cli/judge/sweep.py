@@ -109,7 +109,7 @@ def _sweep(told: SweepSettings, kept: SweepFile) -> None:
 def _plan(
     told: SweepSettings, opened: OpenPair, heads: dict[str, DecisionHead], instruction: str
 ) -> SweepHeader:
-    """What is swept; `PairMismatchError` for a head of another pair."""
+    """Describe what is swept; `PairMismatchError` for a head of another pair."""
     drafter, target = opened.drafter, opened.target
     for name, head in heads.items():
         head.suits(target)
@@ -143,7 +143,7 @@ def _plan(
 
 
 def _of_curve(head: DecisionHead) -> list[float]:
-    """The head's own thresholds."""
+    """List the thresholds of the head's own curve."""
     found = sorted({point.threshold for point in head.card.curve})
     if not found:
         raise UnsupportedError(
@@ -153,7 +153,7 @@ def _of_curve(head: DecisionHead) -> list[float]:
 
 
 def pace_of(kept: SweepFile, draft_ms: float | None, verify_ms: Mapping[int, float] | None) -> Pace:
-    """How fast the models are: as stated, or else as measured for this sweep."""
+    """Say how fast the models are: as stated, or else as measured for this sweep."""
     known = kept.pace or {"draft_s": None, "verify_s": {}}
     draft_s = draft_ms * 1e-3 if draft_ms else known["draft_s"]
     stated = {width: ms * 1e-3 for width, ms in (verify_ms or {}).items()}
