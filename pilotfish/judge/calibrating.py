@@ -163,7 +163,7 @@ class Observed:
         return np.bincount(self.at, spared, len(self)).astype(np.float64)
 
     def tokens(self, alpha: Values, window: int) -> float:
-        """Compute the expected tokens of a round of γ = ``window`` drafts from any of the positions.
+        """Compute the expected tokens of a round of γ = ``window`` drafts, over where it begins.
 
         alpha: the acceptance of each, f64 [n]. A round ends with its answer.
         """

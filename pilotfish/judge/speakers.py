@@ -102,7 +102,7 @@ class Speaker:
     # The target
 
     def target(self, answer: Sequence[int], rows: int = 1) -> Procedure[tuple[Ids, Floats]]:
-        """Find its argmax [rows] after each of the last ``rows`` tokens, and states f32 [rows, d]."""
+        """Find its argmax [rows] after the last ``rows`` tokens, and its states f32 [rows, d]."""
         ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
         seen = yield Look(TARGET, ids, rows)
         return seen.logits.argmax(1), seen.hidden.copy()

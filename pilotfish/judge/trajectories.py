@@ -250,7 +250,7 @@ class _Tree:
     def _read_whole(
         self, window: DrafterWindow, answer: list[int], room: int
     ) -> Procedure[list[bool]]:
-        """Find which tokens of the window the target would say otherwise, given the draft's prefix."""
+        """Find which tokens of the window the target would replace, given the draft's prefix."""
         drafted: list[int] = []
         while len(drafted) < room and not self._speaker.ended(drafted):
             drafted.append((yield from self._draft(window, drafted)).choice)
@@ -262,7 +262,7 @@ class _Tree:
         return _Said(int(choices[0]), states[0])
 
     def _draft(self, window: DrafterWindow, drafted: Sequence[int]) -> Procedure[_Said]:
-        """Ask the drafter what it says there; windows that began elsewhere often read the same ids."""
+        """Ask the drafter what it says there; other windows often read the same ids."""
         look = window.look(drafted)
         key = look.ids.tobytes()
         if key not in self._drafts:
