@@ -135,7 +135,7 @@ def _reading(setting: Setting) -> dict[str, Any]:
     item = _scalar(*plain(get_args(kind)[0]))
     if extra.get("repeat") or extra.get("positional"):
         return {"type": item} | ({"action": "append"} if extra.get("repeat") else {})
-    return {"type": partial(_items, item)}
+    return {"type": partial(_items, item, setting.metavar)}
 
 
 def _scalar(kind: Any, meta: Meta) -> _Read:
@@ -161,8 +161,11 @@ def _written(form: str | _Read) -> _Read:
     return read
 
 
-def _items(item: _Read, text: str) -> tuple[Any, ...]:
-    return tuple(item(part) for part in text.split(","))
+def _items(item: _Read, like: str | None, text: str) -> tuple[Any, ...]:
+    try:
+        return tuple(item(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid list {text!r}: write it as {like}") from None
 
 
 def _help(setting: Setting, bare: object) -> str:
