@@ -12,7 +12,6 @@ from msgspec import Meta
 from pilotfish.cli.flags import add_flag, add_flags, bounded, from_args
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken
-from pilotfish.engines.settings import EngineSettings
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols import names, option_types
 from pilotfish.wire.settings import Setting, setting
@@ -39,11 +38,6 @@ def json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="PATH", help="write the figures as JSON to PATH ('-' for stdout)"
     )
-
-
-def engine_options(parser: argparse.ArgumentParser) -> None:
-    """How a model is run."""
-    add_flags(parser, EngineSettings)
 
 
 def window(text: str) -> "int | Literal['auto']":
