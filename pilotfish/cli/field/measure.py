@@ -16,11 +16,10 @@ from rich.table import Table
 from pilotfish import wire
 from pilotfish.cli.field.progress import Answers
 from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.generation import protocol_options, protocol_options_of
 from pilotfish.cli.options import (
     Commands,
     json_option,
-    protocol_options,
-    protocol_options_of,
     write_json,
 )
 from pilotfish.cli.progress import FETCHING, Bars

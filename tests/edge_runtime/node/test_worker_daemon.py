@@ -19,10 +19,10 @@ from pilotfish.wire import keys
 from pilotfish.wire.errors import ListenError
 from pilotfish.wire.nodes import Greet, Ready, Refused
 from tests.conftest import CONTEXT, Pair
+from tests.support.commands import await_end, patience_s, refusal
 from tests.support.daemons import Systemd, running
 from tests.support.federating import worker
 from tests.support.raw_edge import RawEdge, Tenant, expected_of, ids, item
-from tests.system.test_processes import await_end, patience_s, refusal
 
 GREET = Greet(version=1)
 

@@ -16,9 +16,9 @@ from pilotfish import Device, EdgeServer
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.protocols import Law
+from tests.support.commands import await_end, children, patience_s, refusal
 from tests.support.daemons import Daemon, Systemd, free_port, running
 from tests.support.federating import SESSIONS, Cast, Ensemble, cast_in, kill, worker, write_list
-from tests.system.test_processes import await_end, children, patience_s, refusal
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = Law(sampling=Sampling(), seed=0)
