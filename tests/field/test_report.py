@@ -111,7 +111,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     assert any("lan, lan (2)" in alt for alt in found.alts)  # the runs side by side
 
 
-def test_a_link_that_nobody_measured_is_said_not_drawn(tmp_path):
+def test_an_unmeasured_link_is_said_not_drawn(tmp_path):
     path = recorded(tmp_path / "x.pilotfish", [answer([chain(2, 1)] * 3, window=2)])
     gallery = draw([read(path)], tmp_path)
     assert gallery.link == []

@@ -1,4 +1,4 @@
-"""The command as a user runs it, and what becomes of its processes."""
+"""Run the `pilotfish` command as a user does, and watch its processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import Pair
 
 
 def patience_s() -> float:
-    """Three seconds; longer where more wants to run than there are cores."""
+    """Return three seconds, or more on a machine with more runnable threads than cores."""
     return 3.0 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
@@ -30,7 +30,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def complaint(process: subprocess.Popen[str], code: int, within_s: float) -> str:
-    """The one line on stderr of a process that ends in time and with this code."""
+    """Assert that a process ends in time with this code; returns its one line on stderr."""
     began = time.monotonic()
     try:
         _, stderr = process.communicate(timeout=within_s + 20)
@@ -61,7 +61,7 @@ def alive(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state != "Z"  # a zombie only waits for somebody to take note of its end
+    return state != "Z"  # a zombie has ended and only waits to be reaped
 
 
 def children(pid: int) -> list[int]:
@@ -69,7 +69,7 @@ def children(pid: int) -> list[int]:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
-    """The one line of a command that ends in time and with this code; it runs in this process."""
+    """Run a command here, assert its time and exit code, and return its one line."""
     began = time.monotonic()
     assert main(list(map(str, arguments))) == code
     assert time.monotonic() - began < patience_s()

@@ -41,12 +41,12 @@ def startup_s() -> float:
     return 2 * (time.monotonic() - began)
 
 
-# Nobody there, or nobody who lets us in
+# No edge, or none that admits us
 
 
 @pytest.fixture
 def strange_listener() -> Iterator[Callable[[bytes], str]]:
-    """A TCP server that says these bytes to whoever connects, and nothing else."""
+    """A TCP server that sends these bytes to every client, and nothing else."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(0.1)
     stop = threading.Event()

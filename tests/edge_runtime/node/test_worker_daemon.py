@@ -118,7 +118,7 @@ def test_an_edge_is_let_in_and_shown_out_without_a_restart(
         held = Tenant(edge)
         held.proves(expected_of(pair.target))
         key = listed.read_bytes()
-        (folder / "allowed" / "half.pub").write_text("half a k")  # keeps nobody in
+        (folder / "allowed" / "half.pub").write_text("half a k")  # admits no peer
         listed.unlink()
         reload()
         said, _ = held.step([item()], ids(1), b"")

@@ -35,7 +35,7 @@ def systemd(tmp_path: Path) -> Systemd:
 
 
 def away() -> str:
-    """Where nobody is yet."""
+    """Where no worker is yet."""
     return f"tcp://127.0.0.1:{free_port()}"
 
 
@@ -69,7 +69,7 @@ def test_an_edge_waits_for_its_workers_and_says_for_which(
         edge.kill()
 
 
-def test_the_status_says_who_is_missing(cast: Cast, tmp_path: Path, systemd: Systemd) -> None:
+def test_the_status_names_missing_workers(cast: Cast, tmp_path: Path, systemd: Systemd) -> None:
     with worker(cast.a) as one, worker(cast.b) as two:
         named = [("a", one.endpoint), ("b", two.endpoint)]
         path = write_list(tmp_path / "w.toml", named, late="drop", late_s=1.0, kept=16)
