@@ -27,10 +27,11 @@ from typing import Any
 from _common import Goal, Rows, at_least, at_most, conclude, options, pair, pair_options, show
 
 from pilotfish.cli import main as pilotfish
-from pilotfish.cli.judge.sweep import pace_of, passes
+from pilotfish.cli.judge.sweep import pace_of
 from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, Cost
 from pilotfish.judge.figures import Figure, costs, figures
-from pilotfish.judge.sweeping import LinkProfile, SweepFile, SweepHeader, SweepSetting
+from pilotfish.judge.sweep_file import LinkProfile, SweepFile, SweepHeader, SweepSetting
+from pilotfish.judge.sweeping import passes
 
 WINDOWS = (10, 16, 24, 32, 64)
 LINKS = ("500:5", "500:50", "20:5", "20:50")
@@ -56,7 +57,7 @@ class Swept:
         self.plan: SweepHeader = kept.plan
         tallies = list(kept.tallies.values())
         self._figures = figures(self.plan, tallies)
-        self._costs = costs(self.plan, tallies, pace_of(kept, args))
+        self._costs = costs(self.plan, tallies, pace_of(kept, args.draft_ms, args.verify_ms))
 
     def of(
         self,

@@ -64,8 +64,9 @@ class Auto:
 class Options(TypedDict, total=False):
     """How to generate; see `plan` for meanings and defaults.
 
-    ``protocol`` "auto" stands for ``Auto()``. The protocols add options of their own
-    (`wire.protocols.option_types`).
+    ``protocol`` "auto" stands for ``Auto()``. The protocols' own options
+    (`wire.protocols.option_types`) are keywords beside these or, where a type checker is to know
+    them, a struct: ``options=RelaxationOptions(tau=0.3)``.
     """
 
     protocol: "str | Auto"
@@ -80,6 +81,7 @@ class Options(TypedDict, total=False):
     draft_top_p: float | None
     seed: int | None
     stop: Sequence[str]
+    options: ProtocolOptions | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,7 @@ def plan(
     draft_top_p: float | None = None,
     seed: int | None = None,
     stop: Sequence[str] = (),
+    options: ProtocolOptions | None = None,
     **own: Any,
 ) -> Plan:
     """Check the options; `UnsupportedError` says what is wrong and what is possible.
@@ -133,8 +136,8 @@ def plan(
     allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k,
     top_p: of the target's sampling; draft_…: of the drafter's, by default the same. If neither end
     is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
-    2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. own: the protocols' own options; those of
-    other protocols have no effect.
+    2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. options, own: the protocols' own options;
+    those of other protocols have no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
@@ -153,7 +156,7 @@ def plan(
     drafter = _drafting(target, exchange, *wanted)
     if exchange is not None:
         exchange.check(target, drafter)
-    chosen = own_options(own)
+    chosen = own_options((options.given() if options is not None else {}) | own)
     if exchange is not None and exchange.Options in chosen:
         exchange = exchange.asking(chosen[exchange.Options])
     if seed is None:

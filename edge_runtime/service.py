@@ -108,7 +108,7 @@ class Service:
         for session in self.sessions:
             if allowed is not None and session.owner not in allowed:
                 self.sessions.close(session)
-                self._tally.revoked += 1
+                self._tally.ended["revoked"] += 1
 
     def expire(self) -> None:
         """End the sessions that have been idle for too long."""

@@ -194,7 +194,7 @@ class Sessions:
         for session in self:
             if not session.jobs and now - session.touched_s >= after_s:
                 self.close(session)
-                self._tally.expired += 1
+                self._tally.ended["expired"] += 1
 
     def _idle(self, candidates: Iterable[SessionState]) -> list[SessionState]:
         """Return the sessions that have been idle for ``idle_s``."""
@@ -224,4 +224,4 @@ class Sessions:
                 f"{reason}, and none has been idle for {self.idle_s:g} s; try again later."
             )
         self._free_slot(min(candidates, key=lambda each: (each.busy, each.touched_s)))
-        self._tally.displaced += 1
+        self._tally.ended["displaced"] += 1

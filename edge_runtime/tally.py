@@ -1,72 +1,75 @@
-"""What the edge counts of its work, as plain numbers: to count costs a round next to nothing.
+"""What the edge counts of its work.
 
-The serving thread (or the receiver, on its turn) writes; the metrics server reads the
-figures from another thread, and may see one a round older than the next.
+The serving thread (or the receiver, on its turn) writes; the metrics server reads the figures from
+another thread, and may see one a round older than the next.
 """
 
 import time
-from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
+from pilotfish.wire.metrics import Histogram, counter, gauge, histogram, notes
 from pilotfish.wire.protocols import Exchange
 
 _WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # sessions in one pass
 _TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_SECONDS: Final = (
-    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
-)  # fmt: skip
+_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
-
-class Histogram:
-    """How many values were at most each of some bounds (ascending), and beyond the last."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+# sessions that idled too long, that yielded to a new one, whose key was taken off the list
+_ENDINGS: Final = ("expired", "displaced", "revoked")
 
 
 @dataclass
 class Tally:
-    """Everything that is counted since the start; by protocol, by code or by device where named."""
+    """Everything that is counted since the start, as `wire.metrics` declares it."""
 
-    bytes_in: int = 0
-    bytes_out: int = 0
-    pings: int = 0
-    windows: Counter[str] = field(default_factory=Counter)  # by protocol, decided on
-    drafted: Counter[str] = field(default_factory=Counter)  # tokens of these
-    accepted: Counter[str] = field(default_factory=Counter)
-    # what the protocols' counters noted, by counter and protocol
-    notes: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    streamed: int = 0  # tokens of `stream`
-    refusals: Counter[str] = field(default_factory=Counter)  # by the error's code
-    expired: int = 0  # sessions that idled for too long
-    displaced: int = 0  # sessions that yielded to a new one
-    revoked: int = 0  # sessions of keys that were taken off the list
-    drops: int = 0  # replies that their device did not take
-    failed_passes: int = 0
-    reloads: Counter[str] = field(default_factory=Counter)  # "done"; "refused": not all of it
-    sound: bool = True  # all that was read last, at the start or since, could be taken over
-    sound_s: float = field(default_factory=time.time)  # Unix time when that was so last
-    broken_keys: int = 0  # files on the allow-list that hold no key
-    # of a target's nodes: what happened to each, and the bytes to and from it
-    nodes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    node_bytes_out: Counter[str] = field(default_factory=Counter)
-    node_bytes_in: Counter[str] = field(default_factory=Counter)
-    node_compute_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    work: Counter[str] = field(default_factory=Counter)  # windows, prompts, tokens, by device
-    batch: Histogram = field(default_factory=lambda: Histogram(_WIDTHS))
-    pass_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
-    queue_s: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
-    verify_s: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
+    batch: Histogram = histogram("batch_sessions", "Sessions that share a target pass.", _WIDTHS)
+    pass_tokens: Histogram = histogram("pass_tokens", "Tokens of a target pass.", _TOKENS)
+    queue_s: Histogram = histogram(
+        "queue_seconds", "Time that a window waits for its pass.", _SECONDS
+    )
+    verify_s: Histogram = histogram("verify_seconds", "Time of a window's pass and rule.", _SECONDS)
+    failed_passes: int = counter("failed_passes", "Target passes that ended in an error.")
+    bytes_in: int = counter("received_bytes", "Bytes of messages from devices.")
+    bytes_out: int = counter("sent_bytes", "Bytes of messages to devices.")
+    pings: int = counter("pings", "Pings answered.")
+    windows: Counter[str] = counter("windows", "Windows decided on.", "protocol")
+    drafted: Counter[str] = counter("drafted_tokens", "Tokens of these windows.", "protocol")
+    accepted: Counter[str] = counter("accepted_tokens", "Of these, accepted.", "protocol")
+    notes: dict[tuple[str, str], float] = notes(lambda one: one.metric)
+    streamed: int = counter("streamed_tokens", "Tokens of protocol stream.")
+    refusals: Counter[str] = counter("refusals", "Requests refused.", "code")
+    ended: Counter[str] = counter(
+        "sessions_ended", "Sessions that the edge ended by itself.", "reason", known=_ENDINGS
+    )
+    drops: int = counter("dropped_replies", "Replies that their device did not take.")
+    # "done"; "refused": not all of it could be taken over
+    reloads: Counter[str] = counter("reloads", "Configuration and keys read again.", "result")
+    sound: bool = gauge(
+        "config_last_reload_successful",
+        "Whether all of configuration and keys could be taken over when they were read last.",
+        first=lambda: True,
+    )
+    sound_s: float = gauge(
+        "config_last_reload_success_timestamp_seconds",
+        "When they last could, in seconds since 1970.",
+        first=time.time,
+    )
+    broken_keys: int = gauge("broken_key_files", "Files on the allow-list without a key.")
+    work: Counter[str] = counter(
+        "device_jobs", "Windows, prompts and streamed tokens done for each device.", "device"
+    )
+    nodes: Counter[tuple[str, str]] = counter(
+        "node_events", "What befell a node of the target.", "node", "event"
+    )
+    node_bytes: Counter[tuple[str, str]] = counter(
+        "node_bytes", "Bytes to and from a node.", "node", "direction"
+    )
+    node_compute_s: dict[str, float] = counter(
+        "node_compute_seconds", "Time that a node says it computed.", "node"
+    )
 
     @property
     def passes(self) -> int:
@@ -82,12 +85,12 @@ class Tally:
         queue_s: float,
         verify_s: float,
     ) -> None:
-        """A window has been decided on."""
+        """Count a window that has been decided on."""
         protocol = exchange.name
         self.windows[protocol] += 1
         self.drafted[protocol] += drafted
         self.accepted[protocol] += accepted
-        for counter, value in zip(exchange.counters, notes, strict=True):
-            self.notes[counter.name, protocol] += value
+        for note, value in zip(exchange.counters, notes, strict=True):
+            self.notes[note.name, protocol] += value
         self.queue_s.add(queue_s)
         self.verify_s.add(verify_s)

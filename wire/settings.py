@@ -37,7 +37,12 @@ def setting(
     live: True for what a running daemon can change; all else needs a restart.
     repeat: True for a tuple whose flag is given once for each item; else commas separate them.
     choices: the values to choose from, where the type is no ``Literal``.
-    form: how a value is written, where the type does not tell (`pilotfish.cli.flags.FORMS`).
+    positional: True for what is named by its place, not by a flag.
+    exclusive: a name that settings share of which a caller may give one only.
+    form: how a value is written, where the type does not tell: a name in `pilotfish.cli.flags`
+        (FORMS), or a function of the text; ValueError says what is wrong with it.
+
+    A bool that is True otherwise has the flag that turns it off: flag="no-link".
     """
     bounds: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
     return Meta(**bounds, title=title, description=description, extra=extra)

@@ -10,32 +10,52 @@ and never zero. The number of series is bounded, whatever clients ask for.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from prometheus_client import disable_created_metrics as _without_created
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import Collector
 
 from pilotfish import wire
 from pilotfish.device_runtime.energy import Rail, Watch, rails
 from pilotfish.device_runtime.record import STAGES, Generation, Round
 from pilotfish.engines.inspection import Inspection
-from pilotfish.wire.link.state import LinkState, Reading
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, counters, names
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.metrics import (
+    Histogram,
+    Histograms,
+    counter,
+    families,
+    gauge,
+    histogram,
+    metric,
+    notes,
+)
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, names
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "pilotfish_"
 _POSITIONS = 32  # of a window; what is deeper is counted together
 _KINDS = 40  # of routes, and of reasons to refuse
 _OTHER = "other"
 
-_STAGE_BUCKETS_S = [step * 10.0**power for power in range(-5, 1) for step in (1, 2.5, 5)] + [10.0]
-_TOKEN_BUCKETS_S = [0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5]
-_FIRST_BUCKETS_S = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120]
-_REQUEST_BUCKETS_S = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300]
-_RECOVERY_BUCKETS_S = [0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 120, 600]
+_STAGE_S = [step * 10.0**power for power in range(-5, 1) for step in (1, 2.5, 5)] + [10.0]
+_TOKEN_S = [0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0]
+_FIRST_S = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0]
+_REQUEST_S = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0]
+_RECOVERY_S = [0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0]
+
+_READINGS = (  # name, help, attribute of `LinkState`, scale
+    ("link_rtt_seconds", "Round trip of a small message.", "rtt", 1.0),
+    ("link_jitter_seconds", "Mean change from one round trip to the next.", "jitter", 1.0),
+    ("link_goodput_up_bytes_per_second", "Payload that goes up.", "up", 1 / 8),
+    ("link_goodput_down_bytes_per_second", "Payload that comes down.", "down", 1 / 8),
+    ("link_retransmitted_ratio", "TCP segments that were sent again.", "retransmitted", 1.0),
+    ("link_signal_dbm", "Radio signal.", "signal", 1.0),
+)
 
 
 def origins(record: Round) -> dict[str, int]:
@@ -48,6 +68,70 @@ def origins(record: Round) -> dict[str, int]:
     return {"drafted": drafted, last: count - drafted}
 
 
+@dataclass
+class _Counts:
+    """Everything that is counted since the start, as `wire.metrics` declares it."""
+
+    drafts: Counter[str] = counter(
+        "spec_decode_num_drafts", "Windows that were verified.", "protocol"
+    )
+    drafted: Counter[str] = counter(
+        "spec_decode_num_draft_tokens", "Tokens drafted; of a tree, all its nodes.", "protocol"
+    )
+    accepted: Counter[str] = counter(
+        "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", "protocol"
+    )
+    notes: dict[tuple[str, str], float] = notes(
+        lambda one: f"spec_decode_{'num_' if one.whole else ''}{one.metric}"
+    )
+    accepted_at: Counter[str] = counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        f"Accepted tokens by position in the window, from 0; {_POSITIONS} and deeper together.",
+        "position",
+    )
+    stages: Histograms = histogram(
+        "stage_seconds", "Seconds of each stage of a round.", _STAGE_S, "protocol", "stage"
+    )
+    bytes: Counter[tuple[str, str]] = counter(
+        "link_bytes", "Bytes of messages as handed to the transport.", "direction", "purpose"
+    )
+    tokens: Counter[str] = counter(
+        "generation_tokens", "Tokens of answers, by where they came from.", "origin"
+    )
+    prompt_tokens: int = counter("prompt_tokens", "Tokens of the prompts answered.")
+    generations: Counter[tuple[str, str, str]] = counter(
+        "generations", "Answers that ended by themselves.", "protocol", "policy", "finish_reason"
+    )
+    chosen: dict[str, bool] = gauge(
+        "protocol_in_use", "1 for the protocol of the newest answer.", "protocol"
+    )
+    first_s: Histogram = histogram(
+        "time_to_first_token_seconds", "Seconds until an answer's first token.", _FIRST_S
+    )
+    each_s: Histogram = histogram(
+        "time_per_output_token_seconds", "Seconds of each token after the first.", _TOKEN_S
+    )
+    recovery_s: Histogram = histogram(
+        "recovery_seconds", "Seconds without the edge, until tokens were verified.", _RECOVERY_S
+    )
+    unverified: int = counter(
+        "recovery_local_tokens", "Tokens that the drafter gave alone while the edge was lost."
+    )
+    requests: Counter[tuple[str, str]] = counter(
+        "http_requests", "HTTP requests answered.", "route", "status"
+    )
+    latency_s: Histograms = histogram(
+        "http_request_duration_seconds", "Seconds of a request.", _REQUEST_S, "route"
+    )
+    refused: Counter[str] = counter("refusals", "Requests refused, by reason.", "reason")
+    verified: bool = gauge(
+        "weights_verified", "1 once the drafter's files were found to be those that were exported."
+    )
+    damaged: bool = gauge("weights_damaged", "1 once one was found to be another.")
+    waiting: int = gauge("num_requests_waiting", "Requests that wait for a lane.")
+    running: int = gauge("num_requests_running", "Requests that are being answered.")
+
+
 class Metrics:
     """Counts what a service does. Thread-safe.
 
@@ -55,268 +139,133 @@ class Metrics:
     """
 
     def __init__(self, power: Sequence[Rail] | None = None) -> None:
-        _without_created()  # type: ignore[no-untyped-call]  # the library does not type it
         self.energy = Watch(rails() if power is None else power).start()
-        self.registry = CollectorRegistry()
-        self._link = _Link()
-        self._routes, self._reasons = _Kinds(), _Kinds()
-        ProcessCollector(registry=self.registry)
-        self.registry.register(self._link)
-        self.registry.register(_Energy(self.energy))
-        Info("pilotfish_build", "The software that runs.", registry=self.registry).info(
-            {"version": wire.SOFTWARE}
-        )
-        self._build_speculation()
-        self._build_answers()
-        self._build_service()
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"pilotfish_{name}", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        return Histogram(
-            f"pilotfish_{name}_seconds", text, labels, buckets=buckets, registry=self.registry
-        )
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"pilotfish_{name}", text, labels, registry=self.registry)
-
-    def _build_speculation(self) -> None:
-        self._drafts = self._counter(
-            "spec_decode_num_drafts", "Windows that were verified.", "protocol"
-        )
-        self._drafted = self._counter(
-            "spec_decode_num_draft_tokens",
-            "Tokens drafted; of a tree, all its distinct nodes.",
-            "protocol",
-        )
-        self._accepted = self._counter(
-            "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", "protocol"
-        )
-        self._notes = {
-            name: self._counter(
-                f"spec_decode_{'num_' if one.whole else ''}{one.metric}", one.help, "protocol"
-            )
-            for name, one in counters().items()
-        }
-        self._accepted_at = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos",
-            f"Accepted tokens by position in the window, from 0; {_POSITIONS} and deeper together.",
-            "position",
-        )
-        self._stages = self._histogram(
-            "stage",
-            "Seconds of each stage of a round.",
-            _STAGE_BUCKETS_S,
-            "protocol",
-            "stage",
-        )
-        self._bytes = self._counter(
-            "link_bytes",
-            "Bytes of messages as handed to the transport; up is from the device to the edge.",
-            "direction",
-            "purpose",
-        )
-
-    def _build_answers(self) -> None:
-        self._tokens = self._counter(
-            "generation_tokens", "Tokens of answers, by where they came from.", "origin"
-        )
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of the prompts answered.")
-        self._generations = self._counter(
-            "generations",
-            "Answers that ended by themselves; policy says who chose the protocol.",
-            "protocol",
-            "policy",
-            "finish_reason",
-        )
-        self._chosen = self._gauge(
-            "protocol_in_use", "1 for the protocol of the newest answer.", "protocol"
-        )
-        self._first = self._histogram(
-            "time_to_first_token", "Seconds until an answer's first token.", _FIRST_BUCKETS_S
-        )
-        self._each = self._histogram(
-            "time_per_output_token", "Seconds of each token after the first.", _TOKEN_BUCKETS_S
-        )
-        self._recovery = self._histogram(
-            "recovery",
-            "Seconds without the edge within an answer, until tokens were verified again.",
-            _RECOVERY_BUCKETS_S,
-        )
-        self._unverified = self._counter(
-            "recovery_local_tokens", "Tokens that the drafter gave alone while the edge was lost."
-        )
-
-    def _build_service(self) -> None:
-        self._requests = self._counter(
-            "http_requests", "HTTP requests answered.", "route", "status"
-        )
-        self._latency = self._histogram(
-            "http_request_duration", "Seconds of a request.", _REQUEST_BUCKETS_S, "route"
-        )
-        self._refused = self._counter("refusals", "Requests refused, by reason.", "reason")
-        verified = "1 once the drafter's files were found to be those that were exported."
-        self._verified = self._gauge("weights_verified", verified)
-        self._damaged = self._gauge("weights_damaged", "1 once one was found to be another.")
-        self._waiting = self._gauge("num_requests_waiting", "Requests that wait for a lane.")
-        self._running = self._gauge("num_requests_running", "Requests that are being answered.")
+        self._counts = _Counts()
+        self._link: tuple[bool, LinkState | None, float] | None = None  # and when it was told
+        self._losses = 0
+        self._lock = threading.Lock()
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(self)
 
     def round(self, record: Round) -> None:
-        """A round is over."""
+        """Count a round that is over."""
         protocol = record.protocol if record.protocol in names() else _OTHER
-        if record.window:
-            self._drafts.labels(protocol).inc()
-            self._drafted.labels(protocol).inc(record.nodes)
-            self._accepted.labels(protocol).inc(record.accepted)
-            for name, value in record.notes.items():
-                self._notes[name].labels(protocol).inc(value)
-            for position in range(min(record.accepted, _POSITIONS)):
-                self._accepted_at.labels(str(position)).inc()
-            if record.accepted > _POSITIONS:
-                self._accepted_at.labels(f"{_POSITIONS}+").inc(record.accepted - _POSITIONS)
-        for stage in STAGES:
-            seconds = getattr(record.timings, stage)
-            if seconds or record.window:  # the baselines lack most stages
-                self._stages.labels(protocol, stage).observe(seconds)
-        self._bytes.labels("up", "rounds").inc(record.uplink_bytes)
-        self._bytes.labels("down", "rounds").inc(record.downlink_bytes)
-        for origin, count in origins(record).items():
-            self._tokens.labels(origin).inc(count)
+        with self._lock:
+            own = self._counts
+            if record.window:
+                own.drafts[protocol] += 1
+                own.drafted[protocol] += record.nodes
+                own.accepted[protocol] += record.accepted
+                for name, value in record.notes.items():
+                    own.notes[name, protocol] += value
+                for position in range(min(record.accepted, _POSITIONS)):
+                    own.accepted_at[str(position)] += 1
+                if record.accepted > _POSITIONS:
+                    own.accepted_at[f"{_POSITIONS}+"] += record.accepted - _POSITIONS
+            for stage in STAGES:
+                seconds = getattr(record.timings, stage)
+                if seconds or record.window:  # the baselines lack most stages
+                    own.stages[protocol, stage].add(seconds)
+            own.bytes["up", "rounds"] += record.uplink_bytes
+            own.bytes["down", "rounds"] += record.downlink_bytes
+            for origin, count in origins(record).items():
+                own.tokens[origin] += count
 
     def generation(self, generation: Generation) -> None:
-        """An answer has come to its end."""
+        """Count an answer that has come to its end."""
         protocol = generation.protocol if generation.protocol in names() else _OTHER
         policy = generation.choice.policy if generation.choice is not None else "none"
-        self._generations.labels(protocol, policy, generation.finish_reason).inc()
-        for name in names():
-            self._chosen.labels(name).set(name == protocol)
-        self._prompt_tokens.inc(generation.prompt_tokens)
-        self._first.observe(generation.first_token_s)
-        first = generation.rounds[0].tokens if generation.rounds else []
-        later = len(generation.tokens) - len(first)
-        if later > 0:
-            self._each.observe((generation.total_s - generation.first_token_s) / later)
-        self._bytes.labels("up", "probing").inc(generation.probing.uplink_bytes)
-        self._bytes.labels("down", "probing").inc(generation.probing.downlink_bytes)
-        for recovery in generation.recoveries:
-            self._recovery.observe(recovery.lost_s)
-            self._unverified.inc(recovery.local_tokens)
+        later = len(generation.tokens)
+        if generation.rounds:
+            later -= len(generation.rounds[0].tokens)
+        with self._lock:
+            own = self._counts
+            own.generations[protocol, policy, generation.finish_reason] += 1
+            own.chosen = {name: name == protocol for name in names()}
+            own.prompt_tokens += generation.prompt_tokens
+            own.first_s.add(generation.first_token_s)
+            if later > 0:
+                own.each_s.add((generation.total_s - generation.first_token_s) / later)
+            own.bytes["up", "probing"] += generation.probing.uplink_bytes
+            own.bytes["down", "probing"] += generation.probing.downlink_bytes
+            for recovery in generation.recoveries:
+                own.recovery_s.add(recovery.lost_s)
+                own.unverified += recovery.local_tokens
 
     def request(self, route: str, status: int, seconds: float) -> None:
-        """An HTTP request has been answered. route: the template, not the path."""
-        route = self._routes.name(route)
-        self._requests.labels(route, str(status)).inc()
-        self._latency.labels(route).observe(seconds)
+        """Count an HTTP request that has been answered. route: the template, not the path."""
+        with self._lock:
+            route = _bounded(route, self._counts.latency_s)
+            self._counts.requests[route, str(status)] += 1
+            self._counts.latency_s[route].add(seconds)
 
     def refused(self, reason: str) -> None:
-        """A request was turned away: "key", "busy", "too-long", "malformed", …."""
-        self._refused.labels(self._reasons.name(reason)).inc()
+        """Count a request that was turned away: "key", "busy", "too-long", "malformed", …."""
+        with self._lock:
+            self._counts.refused[_bounded(reason, self._counts.refused)] += 1
 
     def queue(self, waiting: int, running: int) -> None:
-        """So many requests wait for a lane, and so many have one."""
-        self._waiting.set(waiting)
-        self._running.set(running)
+        """Take down how many requests wait for a lane, and how many have one."""
+        with self._lock:
+            self._counts.waiting, self._counts.running = waiting, running
 
     def link(self, up: bool, state: LinkState | None) -> None:
-        """What is known of the link now; call it every second or so, and before `exposition`."""
-        self._link.tell(up, state)
+        """Take down how the link is; call it each second or so, and before `exposition`."""
+        with self._lock:
+            self._losses += self._link is not None and self._link[0] and not up
+            self._link = up, state, time.monotonic()
 
     def weights(self, inspection: Inspection) -> None:
-        """What is known of the drafter's files."""
-        self._verified.set(inspection.passed)
-        self._damaged.set(bool(inspection.damage))
+        """Take down what is known of the drafter's files."""
+        with self._lock:
+            self._counts.verified = inspection.passed
+            self._counts.damaged = bool(inspection.damage)
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus' text format; its media type is `CONTENT_TYPE`."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
+
+    def collect(self) -> list[Metric]:
+        """All families of metrics, as they stand now; the registry asks for them."""
+        with self._lock:
+            counted = [*families(self._counts, PREFIX)]
+            link = () if self._link is None else _of_link(*self._link, self._losses)
+        build = _gauge("build_info", "The software that runs.", {wire.SOFTWARE: 1}, "version")
+        return [build, *counted, *link, *_of_energy(self.energy)]
 
     def close(self) -> None:
         """Stop to sample the power."""
         self.energy.close()
 
 
-class _Kinds:
-    """Lets so many different names pass; all later ones are "other"."""
-
-    def __init__(self) -> None:
-        self._known: set[str] = set()
-        self._lock = threading.Lock()
-
-    def name(self, name: str) -> str:
-        with self._lock:
-            if len(self._known) < _KINDS:
-                self._known.add(name)
-            return name if name in self._known else _OTHER
+def _bounded(name: str, known: Counter[str] | Histograms) -> str:
+    """The name, or "other" if so many names are known that no further one is counted by itself."""
+    return name if name in known or len(known) < _KINDS else _OTHER
 
 
-class _Link(Collector):
-    """The link as it was told last. Only what is known is exposed."""
-
-    def __init__(self) -> None:
-        self._told: tuple[bool, LinkState | None, float] | None = None
-        self._losses = 0
-        self._lock = threading.Lock()
-
-    def tell(self, up: bool, state: LinkState | None) -> None:
-        with self._lock:
-            self._losses += self._told is not None and self._told[0] and not up
-            self._told = up, state, time.monotonic()
-
-    def collect(self) -> Iterator[Metric]:
-        with self._lock:
-            told, losses = self._told, self._losses
-        if told is None:
-            return
-        up, state, at_s = told
-        yield _gauge("link_up", "1 while the edge answers.", float(up))
-        yield CounterMetricFamily(
-            "pilotfish_link_losses", "How often the edge ceased to answer.", value=losses
-        )
-        if state is not None:
-            yield from _readings(state, time.monotonic() - at_s)
-
-
-def _readings(state: LinkState, since_s: float) -> Iterator[Metric]:
-    """A gauge of each reading; since_s: what has passed since they were taken."""
-    known: dict[str, Reading] = {}
-    for name, text, attribute, scale in (
-        ("link_rtt_seconds", "Round trip of a small message.", "rtt", 1.0),
-        ("link_jitter_seconds", "Mean change from one round trip to the next.", "jitter", 1.0),
-        ("link_goodput_up_bytes_per_second", "Payload that goes up.", "up", 1 / 8),
-        ("link_goodput_down_bytes_per_second", "Payload that comes down.", "down", 1 / 8),
-        ("link_retransmitted_ratio", "TCP segments that were sent again.", "retransmitted", 1.0),
-        ("link_signal_dbm", "Radio signal.", "signal", 1.0),
-    ):
-        reading = getattr(state, attribute)
-        if reading is not None:
-            known[attribute] = reading
+def _of_link(up: bool, state: LinkState | None, told_s: float, losses: int) -> Iterator[Metric]:
+    """The link as it was told last, at ``told_s`` (monotonic). Only what is known is exposed."""
+    yield _gauge("link_up", "1 while the edge answers.", up)
+    yield _counter("link_losses", "How often the edge ceased to answer.", losses)
+    if state is None:
+        return
+    ages = {}
+    for name, text, attribute, scale in _READINGS:
+        if (reading := getattr(state, attribute)) is not None:
+            ages[attribute] = reading.age_s + time.monotonic() - told_s
             yield _gauge(name, text, reading.value * scale)
-    ages = GaugeMetricFamily(
-        "pilotfish_link_reading_age_seconds", "How old each reading is.", labels=["reading"]
-    )
-    for attribute, reading in known.items():
-        ages.add_metric([attribute], reading.age_s + since_s)
-    yield ages
+    yield _gauge("link_reading_age_seconds", "How old each reading is.", ages, "reading")
 
 
-class _Energy(Collector):
+def _of_energy(watch: Watch) -> Iterator[Metric]:
     """Power and energy of this board; nothing at all without a sensor."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
-    def collect(self) -> Iterator[Metric]:
-        joules, watts, source = self._watch.joules, self._watch.watts, self._watch.source
-        if joules is not None:
-            energy = CounterMetricFamily(
-                "pilotfish_energy_joules", "Energy since the service began.", labels=["source"]
-            )
-            energy.add_metric([source or ""], joules)
-            yield energy
-        if watts is not None:
-            yield _gauge("power_watts", "Power now, of the same rails as the energy.", watts)
+    joules, watts, source = watch.joules, watch.watts, watch.source or ""
+    if joules is not None:
+        energy = "Energy since the service began."
+        yield _counter("energy_joules", energy, {source: joules}, "source")
+    if watts is not None:
+        yield _gauge("power_watts", "Power now, of the same rails as the energy.", watts)
 
 
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"pilotfish_{name}", text, value=value)
+_gauge, _counter = partial(metric, "gauge", PREFIX), partial(metric, "counter", PREFIX)

@@ -145,7 +145,7 @@ class Member:
             self._peer.proved()
             self._tally.node_compute_s[self.name] += sum(scored.compute_ns) * 1e-9
             yield scored.number, rows
-        self._tally.node_bytes_in[self.name] = self._peer.received_bytes
+        self._tally.node_bytes[self.name, "from"] = self._peer.received_bytes
 
     def attach_if_ready(self) -> None:
         """Attach it if it is there; notes that its slots are empty then."""
@@ -188,7 +188,7 @@ class Member:
         step = Step(incarnation=self._incarnation, number=number, items=list(items))
         frames = (np.concatenate(tokens).astype("<u4").tobytes(), parents_of(spans))
         self._open_steps[number] = _OpenStep(now_s, sum(span.rows for span in spans))
-        self._tally.node_bytes_out[self.name] += self._peer.send(step, frames)
+        self._tally.node_bytes[self.name, "to"] += self._peer.send(step, frames)
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:
         """Decode an answer; `MalformedError` if no model can have made it."""

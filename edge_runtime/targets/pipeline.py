@@ -112,7 +112,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         for scored, frames in self._stages.receive():
             self._take(scored, frames)
         for name, size in self._stages.received_bytes.items():
-            self._tally.node_bytes_in[name] = size
+            self._tally.node_bytes[name, "from"] = size
         self._reattach_if_overdue()
         if self._stages.incarnation != self._incarnation:
             self._begin_anew()

@@ -107,7 +107,8 @@ class Stages:
         step = Step(
             incarnation=self.incarnation, number=number, items=list(items), compute_ns=[spent_ns]
         )
-        self._tally.node_bytes_out[self._peers[0].place.name] += self._peers[0].send(step, frames)
+        first = self._peers[0]
+        self._tally.node_bytes[first.place.name, "to"] += first.send(step, frames)
 
     def proved(self) -> None:
         """Note a good answer."""

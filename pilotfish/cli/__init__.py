@@ -17,6 +17,7 @@ _COMMANDS = (
     *("demo", "device", "edge", "probe", "field", "judge", "emulate", "export", "bundle", "flash"),
     *("keys", "reload"),
 )
+_PACKAGES = ("field", "judge")  # with a module for each action
 _IO_ERROR = 74
 _INTERRUPTED = 130
 
@@ -48,9 +49,15 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=wire.SOFTWARE)
     top.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in [name for name in _COMMANDS if name in arguments] or _COMMANDS:
-        import_module(f"pilotfish.cli.{name}").add_to(commands)
+    for name in named(_COMMANDS, arguments):
+        told = (arguments,) if name in _PACKAGES else ()
+        import_module(f"pilotfish.cli.{name}").add_to(commands, *told)
     return top
+
+
+def named(names: Sequence[str], arguments: Sequence[str]) -> Sequence[str]:
+    """Those of the names that the arguments hold, which may be meant; all if there is none."""
+    return [name for name in names if name in arguments] or names
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,10 +7,13 @@ Each has as many threads as half of the cores, as though they were two machines.
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Struct
 
 from pilotfish.cli.cores import halves
 from pilotfish.cli.export import default_pair
+from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.screen import Screen
 from pilotfish.device_runtime.device import Device
@@ -19,8 +22,21 @@ from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.field.summary import report, summary
 from pilotfish.wire import keys
 from pilotfish.wire.protocols import LOCAL, STREAM
+from pilotfish.wire.settings import setting
 
 _PROMPT = "Explain in a few sentences why the sky is blue."
+
+
+class DemoSettings(Struct, frozen=True, kw_only=True):
+    """What is asked, and how it is answered."""
+
+    prompt: Annotated[str, setting("the user's message")] = _PROMPT
+    max_tokens: Annotated[int, setting("tokens of an answer at most")] = 96
+    window: Annotated[int, setting("γ, draft tokens a round")] = 4
+    temperature: Annotated[float, setting("of dsd, coupled and the second stream", metavar="T")] = (
+        1.0
+    )
+    seed: Annotated[int, setting("of their draws")] = 7
 
 
 def add_to(commands: Commands) -> None:
@@ -32,22 +48,13 @@ def add_to(commands: Commands) -> None:
         "target), starts an edge process, and answers one prompt under several protocols. Each end "
         "has threads for one half of the cores.",
     )
-    parser.add_argument("--prompt", default=_PROMPT, help="the user's message")
-    parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="(%(default)s)")
-    parser.add_argument("--window", type=int, default=4, metavar="N", help="γ (%(default)s)")
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="T",
-        help="of dsd, coupled and the second stream (%(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=7, metavar="N", help="likewise (%(default)s)")
+    add_flags(parser, DemoSettings)
     json_option(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    told = from_args(args, DemoSettings)
     drafter, target = default_pair()
     screen = Screen(quiet=args.json == "-")
     with tempfile.TemporaryDirectory(prefix="pilotfish-demo-") as folder:
@@ -63,10 +70,10 @@ def _run(args: argparse.Namespace) -> int:
             screen.notes.print(f"edge process {edge.pid} on {edge.endpoint}, encrypted; ", end="")
             screen.legend()
             # the target alone at both temperatures, for what is lossless is compared with it
-            plain = dict.fromkeys([(STREAM, 0.0), (STREAM, args.temperature)])
-            sampled = [(name, args.temperature) for name in ("dsd", "coupled")]
+            plain = dict.fromkeys([(STREAM, 0.0), (STREAM, told.temperature)])
+            sampled = [(name, told.temperature) for name in ("dsd", "coupled")]
             generations = {
-                run: _generate(device, screen, args, *run)
+                run: _generate(device, screen, told, *run)
                 for run in (("greedy", 0.0), *sampled, *plain, (LOCAL, 0.0))
             }
     figures = _figures(generations)
@@ -79,16 +86,16 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _generate(
-    device: Device, screen: Screen, args: argparse.Namespace, protocol: str, temperature: float
+    device: Device, screen: Screen, told: DemoSettings, protocol: str, temperature: float
 ) -> Generation:
     screen.notes.rule(f"{protocol}, temperature {temperature:g}")
     for piece in device.stream(
-        args.prompt,
+        told.prompt,
         protocol=protocol,
-        window=args.window,
-        max_tokens=args.max_tokens,
+        window=told.window,
+        max_tokens=told.max_tokens,
         temperature=temperature,
-        seed=args.seed,
+        seed=told.seed,
     ):
         screen.show(piece)
     screen.end()

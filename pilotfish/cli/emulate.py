@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from time import monotonic
+from typing import Annotated
 
+from msgspec import Struct, structs
+
+from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, write_json
-from pilotfish.cli.quantities import duration, rate, share
 from pilotfish.wire.emulation.emulator import Conditions, Traffic
 from pilotfish.wire.emulation.proxy import Proxy, take_precedence
+from pilotfish.wire.settings import setting
 
 _DESCRIPTION = """\
 Passes TCP connections on to an edge, over a link that is like the options say. Up is from the
@@ -27,6 +31,27 @@ example:
 """
 
 
+class EmulateSettings(Struct, frozen=True, kw_only=True):
+    """Between which addresses the link is, and how."""
+
+    listen: Annotated[str, setting("where devices connect to", metavar="ADDRESS")] = (
+        "tcp://127.0.0.1:7177"
+    )
+    connect: Annotated[str, setting("the edge; it may come later", metavar="ADDRESS")] = (
+        "tcp://127.0.0.1:7077"
+    )
+    conditions: Conditions = Conditions()
+    json: (
+        Annotated[
+            str,
+            setting(
+                "at the end, write what passed as JSON to PATH ('-' for stdout)", metavar="PATH"
+            ),
+        ]
+        | None
+    ) = None
+
+
 def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
@@ -36,71 +61,24 @@ def add_to(commands: Commands) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("--listen", default="tcp://127.0.0.1:7177", metavar="ADDRESS", help="(%(default)s)")
-    add(
-        "--connect",
-        default="tcp://127.0.0.1:7077",
-        metavar="ADDRESS",
-        help="the edge (%(default)s); it may come later",
-    )
-    add("--rtt", type=duration, default=0.0, metavar="TIME", help="round trip, as 50ms (0)")
-    add(
-        "--jitter",
-        type=duration,
-        default=0.0,
-        metavar="TIME",
-        help="a round trip takes up to so much more, half of it each way (0)",
-    )
-    for way in ("up", "down"):
-        rates = parser.add_mutually_exclusive_group()
-        rates.add_argument(
-            f"--{way}", type=rate, metavar="RATE", help=f"payload {way} per second, as 20mbit"
-        )
-        rates.add_argument(
-            f"--trace-{way}",
-            metavar="FILE",
-            help="or a Mahimahi trace: a line is the millisecond at which 1500 bytes can go",
-        )
-    add(
-        "--loss",
-        type=share,
-        default=0.0,
-        metavar="SHARE",
-        help="of the segments each way, as 1%% or 0.01; shows as stalls (0)",
-    )
-    add("--seed", type=int, default=0, metavar="N", help="of jitter and loss (%(default)s)")
-    add(
-        "--json",
-        metavar="PATH",
-        help="at the end, write what passed as JSON to PATH ('-' for stdout)",
-    )
+    add_flags(parser, EmulateSettings)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    conditions = Conditions(
-        rtt_s=args.rtt,
-        jitter_s=args.jitter,
-        up_bps=args.up,
-        down_bps=args.down,
-        loss=args.loss,
-        trace_up=args.trace_up,
-        trace_down=args.trace_down,
-        seed=args.seed,
-    )
-    proxy = Proxy(args.listen, args.connect, conditions)
+    told = from_args(args, EmulateSettings)
+    proxy = Proxy(told.listen, told.connect, told.conditions)
     started_s = monotonic()
     with _signals(proxy) as received:
         print(
-            f"pilotfish: the link to {args.connect} begins at {proxy.endpoint}",
+            f"pilotfish: the link to {told.connect} begins at {proxy.endpoint}",
             file=sys.stderr,
             flush=True,
         )
         take_precedence()
         proxy.run()
     proxy.close()
-    _tell(proxy.traffic(), conditions, monotonic() - started_s, args.json)
+    _tell(proxy.traffic(), told, monotonic() - started_s)
     if signal.SIGINT in received:
         raise KeyboardInterrupt
     return 0
@@ -127,12 +105,13 @@ def _signals(proxy: Proxy) -> Iterator[list[int]]:
                 signal.signal(number, handler)
 
 
-def _tell(traffic: Traffic, conditions: Conditions, seconds: float, path: str | None) -> None:
+def _tell(traffic: Traffic, told: EmulateSettings, seconds: float) -> None:
     print(
         f"pilotfish: passed {traffic.up_bytes:,} bytes up and {traffic.down_bytes:,} down in "
         f"{seconds:.1f} s over {traffic.connections} connections; lost and sent again: "
         f"{traffic.up_lost} segments up, {traffic.down_lost} down",
         file=sys.stderr,
     )
-    if path:
-        write_json(path, {"seconds": seconds, **asdict(traffic), "link": asdict(conditions)})
+    if told.json:
+        link = structs.asdict(told.conditions)
+        write_json(told.json, {"seconds": seconds, **asdict(traffic), "link": link})

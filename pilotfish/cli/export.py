@@ -4,18 +4,22 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
 from pilotfish.cli import export_auto, export_bridge, export_split
 from pilotfish.cli.extras import export_tools
-from pilotfish.cli.options import Commands, between, json_option, write_json
+from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import HEADS, Artifact, Precision
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.errors import ArtifactError
+from pilotfish.wire.settings import setting
 
 _ENGINE = """\
 Builds a TensorRT engine of each artifact on the GPU of this machine, which takes minutes, and keeps
@@ -34,6 +38,94 @@ no GPU; 78 a broken configuration.
 """
 
 
+class ModelSettings(Struct, frozen=True, kw_only=True):
+    """What ``pilotfish export model`` is told."""
+
+    source: Annotated[
+        str,
+        setting("'default', a GGUF file, a Hugging Face directory, or a hub id", positional=True),
+    ]
+    out: Annotated[Path, setting("folder to write", metavar="DIR")]
+    precision: Annotated[
+        Precision | Literal["auto"],
+        setting(
+            "of the weights. A target: fp32, or fp16 on a GPU. A drafter on a CPU: int8, or int4 "
+            "where the source has blocks of 4 bits (Q4_0, Q4_1, Q4_K), which are kept; auto: by "
+            "trial, see below (default: fp32)",
+            choices=("fp32", "fp16", "int8", "int4", export_auto.AUTO),
+        ),
+    ] = "fp32"
+    dialect: Annotated[
+        Literal["auto", "opset24", "opset17", "contrib"],
+        setting("which operators the graph uses; auto takes what runs best here (default)"),
+    ] = "auto"
+    first_layers: (
+        Annotated[
+            int,
+            setting(
+                "keep only the first N layers, with the model's own last norm and head: a smaller "
+                "and worse model of the same vocabulary (default: all layers)",
+                ge=1,
+            ),
+        ]
+        | None
+    ) = None
+    ignore_keys: Annotated[
+        tuple[str, ...],
+        setting(
+            "let a key of the model's configuration pass that is not known here, because it has no "
+            "effect on the text; may be given several times, and the manifest says so",
+            flag="ignore-key",
+            metavar="NAME",
+            repeat=True,
+        ),
+    ] = ()
+    trial: Annotated[export_auto.TrialSettings, export_auto.GROUP] = export_auto.TrialSettings()
+
+
+class EngineBuildSettings(Struct, frozen=True, kw_only=True):
+    """What ``pilotfish export engine`` is told."""
+
+    artifacts: Annotated[
+        tuple[Path, ...],
+        setting("an artifact, opset17 or opset24", metavar="DIR", positional=True),
+    ] = ()
+    config: (
+        Annotated[
+            Path,
+            setting(
+                "build for the drafter, lanes and context of this configuration of `device serve`",
+                metavar="FILE",
+            ),
+        ]
+        | None
+    ) = None
+    slots: (
+        Annotated[
+            int,
+            setting("sequences at once: a device's lanes, an edge's sessions (default: 1)", ge=1),
+        ]
+        | None
+    ) = None
+    context: (
+        Annotated[
+            int,
+            setting("positions of each slot (default: all that the model has)", ge=2, metavar="C"),
+        ]
+        | None
+    ) = None
+
+
+class ListSettings(Struct, frozen=True, kw_only=True):
+    """What ``pilotfish export list`` is told."""
+
+    folder: (
+        Annotated[Path, setting("default: where `pilotfish demo` keeps its own", positional=True)]
+        | None
+    ) = None
+    json: Annotated[bool, setting("print JSON")] = False
+
+
 def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
@@ -48,40 +140,7 @@ def add_to(commands: Commands) -> None:
         description="Writes a graph, its weights, the tokenizer and a manifest into a folder. "
         "Needs the extra 'export' (pip install 'pilotfish[export]').",
     )
-    model.add_argument(
-        "source", help="'default', a GGUF file, a Hugging Face directory, or a hub id"
-    )
-    model.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
-    model.add_argument(
-        "--precision",
-        choices=("fp32", "fp16", "int8", "int4", export_auto.AUTO),
-        default="fp32",
-        help="of the weights. A target: fp32, or fp16 on a GPU. A drafter on a CPU: int8, or int4 "
-        "where the source has blocks of 4 bits (Q4_0, Q4_1, Q4_K), which are kept; auto: by trial, "
-        "see below (default: %(default)s)",
-    )
-    model.add_argument(
-        "--dialect",
-        choices=("auto", "opset24", "opset17", "contrib"),
-        default="auto",
-        help="which operators the graph uses; auto takes what runs best here (default)",
-    )
-    model.add_argument(
-        "--first-layers",
-        type=between(1),
-        metavar="N",
-        help="keep only the first N layers, with the model's own last norm and head: a smaller and "
-        "worse model of the same vocabulary (default: all layers)",
-    )
-    model.add_argument(
-        "--ignore-key",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="let a key of the model's configuration pass that is not known here, because it has "
-        "no effect on the text; may be given several times, and the manifest says so",
-    )
-    export_auto.add_options(model)
+    add_flags(model, ModelSettings)
     model.set_defaults(run=_model, usage=model.error)
     engine = actions.add_parser(
         "engine",
@@ -90,36 +149,13 @@ def add_to(commands: Commands) -> None:
         description=_ENGINE,
         epilog=_ENGINE_EXAMPLE,
     )
-    engine.add_argument(
-        "artifacts", type=Path, nargs="*", metavar="DIR", help="an artifact, opset17 or opset24"
-    )
-    engine.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="build for the drafter, lanes and context of this configuration of `device serve`",
-    )
-    engine.add_argument(
-        "--slots",
-        type=between(1),
-        metavar="N",
-        help="sequences at once: a device's lanes, an edge's sessions (default: 1)",
-    )
-    engine.add_argument(
-        "--context",
-        type=between(2),
-        metavar="C",
-        help="positions of each slot (default: all that the model has)",
-    )
+    add_flags(engine, EngineBuildSettings)
     json_option(engine)
     engine.set_defaults(run=_engine, usage=engine.error)
     export_split.add_to(actions)
     export_bridge.add_to(actions)
     listing = actions.add_parser("list", help="list the artifacts below a folder")
-    listing.add_argument(
-        "folder", type=Path, nargs="?", help="default: where `pilotfish demo` keeps its own"
-    )
-    listing.add_argument("--json", action="store_true", help="print JSON")
+    add_flags(listing, ListSettings)
     listing.set_defaults(run=_list)
 
 
@@ -173,18 +209,20 @@ def export_model(
 
 
 def _model(args: argparse.Namespace) -> int:
-    pair, precision = export_auto.against(args), args.precision
+    told = from_args(args, ModelSettings)
+    if wrong := told.trial.wrong(told.precision):
+        args.usage(wrong)
 
     def export(precision: Precision, out: Path) -> None:
-        export_model(args.source, out, precision, args.dialect, args.first_layers, args.ignore_key)
+        export_model(told.source, out, precision, told.dialect, told.first_layers, told.ignore_keys)
 
-    if pair is not None:
-        export_auto.export_fastest(args.out, args.dialect, pair, export)
+    if told.precision != export_auto.AUTO:
+        export(told.precision, told.out)
+    elif told.trial.given:
+        export_auto.export_fastest(told.out, told.dialect, told.trial, export)
     else:
-        if precision == export_auto.AUTO:
-            precision = export_auto.untried()
-        export(precision, args.out)
-    print(args.out)
+        export(export_auto.untried(), told.out)
+    print(told.out)
     return 0
 
 
@@ -193,13 +231,14 @@ def _engine(args: argparse.Namespace) -> int:
     from pilotfish.engines.tensorrt.build import Order, ensure_engine
     from pilotfish.engines.tensorrt.gates import tensorrt_version
 
-    paths, slots, context = args.artifacts, args.slots or 1, args.context
-    if args.config:
+    told = from_args(args, EngineBuildSettings)
+    paths, slots, context = told.artifacts, told.slots or 1, told.context
+    if told.config:
         from pilotfish.cli import parser
 
-        served = parser().parse_args(["device", "serve", "--config", str(args.config)])
-        paths = [*paths, served.draft]
-        slots, context = args.slots or served.lanes, args.context or served.context
+        served = parser().parse_args(["device", "serve", "--config", str(told.config)])
+        paths = (*paths, served.draft)
+        slots, context = told.slots or served.lanes, told.context or served.context
     if not paths:
         args.usage("name an artifact, or a --config that does")
     artifacts = [Artifact.open(path) for path in paths]
@@ -224,9 +263,10 @@ def _engine(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     from pilotfish.export.catalog import list_artifacts
 
-    folder = args.folder or artifacts_directory()
+    told = from_args(args, ListSettings)
+    folder = told.folder or artifacts_directory()
     entries = list_artifacts(folder)
-    if args.json:
+    if told.json:
         print(json.dumps(msgspec.to_builtins(entries), indent=2))
         return 0
     table = Table("path", "model", "precision", "dialect", "MiB", title=f"Artifacts in {folder}")

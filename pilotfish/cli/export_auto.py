@@ -1,27 +1,25 @@
 """``pilotfish export model … --precision auto``: the precision that drafts fastest, by trial."""
 
-import argparse
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final
 
+from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
 from pilotfish.cli.extras import export_tools
-from pilotfish.cli.options import positive
 from pilotfish.cli.progress import Bars
-from pilotfish.cli.quantities import duration
 from pilotfish.engines.artifact import Artifact, Precision
 from pilotfish.engines.errors import EngineError
+from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:
     from pilotfish.device_runtime.trial import DrafterTrial
 
-AUTO = "auto"
+AUTO: Final = "auto"
 _UNTRIED: Precision = "int8"
 _REFERENCE: Precision = "fp32"
 _CANDIDATES: tuple[Precision, ...] = ("int4", "int8", "fp16", _REFERENCE)  # the smallest first
@@ -31,55 +29,59 @@ _RTT_S = 0.02
 _Export = Callable[[Precision, Path], None]
 
 
-@dataclass(frozen=True)
-class Against:
-    """What drafters are tried against. target: None for the model's own fp32."""
-
-    target: Path | None
-    target_s: float | None
-    rtt_s: float
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What ``--precision auto`` is told of the pair."""
-    group = parser.add_argument_group(
-        "--precision auto",
-        "tries int4, int8 and fp32 as drafters and keeps the one with the most tokens/s, predicted "
-        "from acceptance and times that are measured here, in a minute or two; all of them and the "
-        "target are in memory at once. Without --target and --target-ms it takes int8.",
-    )
-    group.add_argument(
-        "--target", type=Path, metavar="DIR", help="the target's artifact, which is run here"
-    )
-    group.add_argument(
-        "--target-ms",
-        type=positive,
-        metavar="T",
-        help="what a pass of the target takes where it will run; without --target, acceptance is "
-        "measured against the model's own fp32",
-    )
-    group.add_argument(
-        "--rtt", type=duration, metavar="TIME", help="of the link, as 50ms (default: 20ms)"
-    )
+GROUP = setting(
+    "tries int4, int8 and fp32 as drafters and keeps the one with the most tokens/s, predicted "
+    "from acceptance and times that are measured here, in a minute or two; all of them and the "
+    "target are in memory at once. Without --target and --target-ms it takes int8.",
+    title="--precision auto",
+)
 
 
-def against(args: argparse.Namespace) -> Against | None:
-    """What the options say; None where nothing is to be tried. A wrong usage ends the command."""
-    told = {"--target": args.target, "--target-ms": args.target_ms, "--rtt": args.rtt}
-    given = [name for name, value in told.items() if value is not None]
-    if args.precision != AUTO:
-        if given:
-            args.usage(f"{given[0]} goes with --precision auto")
-        return None
-    if given == ["--rtt"]:
-        args.usage("--rtt needs a target to try drafters against: --target DIR or --target-ms T")
-    if not given:
-        return None
-    return Against(
-        target=args.target,
-        target_s=None if args.target_ms is None else args.target_ms * 1e-3,
-        rtt_s=_RTT_S if args.rtt is None else args.rtt,
-    )
+class TrialSettings(Struct, frozen=True, kw_only=True):
+    """What drafters are tried against."""
+
+    target: (
+        Annotated[Path, setting("the target's artifact, which is run here", metavar="DIR")] | None
+    ) = None
+    target_ms: (
+        Annotated[
+            float,
+            setting(
+                "what a pass of the target takes where it will run; without --target, acceptance "
+                "is measured against the model's own fp32",
+                gt=0,
+                metavar="T",
+            ),
+        ]
+        | None
+    ) = None
+    rtt_s: (
+        Annotated[
+            float,
+            setting("of the link, as 50ms (default: 20ms)", form="duration", metavar="TIME"),
+        ]
+        | None
+    ) = None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is anything to try drafters against."""
+        return self.target is not None or self.target_ms is not None
+
+    @property
+    def link_s(self) -> float:
+        """The round trip of the link."""
+        return _RTT_S if self.rtt_s is None else self.rtt_s
+
+    def wrong(self, precision: str) -> str:
+        """Say what makes no sense with this precision; "" if all does."""
+        told = {"--target": self.target, "--target-ms": self.target_ms, "--rtt": self.rtt_s}
+        named = [name for name, value in told.items() if value is not None]
+        if named and precision != AUTO:
+            return f"{named[0]} goes with --precision auto"
+        if named == ["--rtt"]:
+            return "--rtt needs a target to try drafters against: --target DIR or --target-ms T"
+        return ""
 
 
 def untried() -> Precision:
@@ -92,7 +94,7 @@ def untried() -> Precision:
     return _UNTRIED
 
 
-def export_fastest(out: Path, dialect: str, pair: Against, export: _Export) -> None:
+def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export) -> None:
     """Export the candidates, try them, say what was found, and leave the fastest one at `out`."""
     with export_tools():
         from pilotfish.export.atomic import replacing
@@ -108,8 +110,8 @@ def export_fastest(out: Path, dialect: str, pair: Against, export: _Export) -> N
                 made,
                 target or made[_REFERENCE],
                 BUILT_IN,
-                rtt_s=pair.rtt_s,
-                target_s=pair.target_s,
+                rtt_s=pair.link_s,
+                target_s=None if pair.target_ms is None else pair.target_ms * 1e-3,
                 progress=bars.show,
             )
         best = _best(trials)
@@ -152,11 +154,11 @@ def _tell(
     trials: "dict[str, DrafterTrial]",
     made: dict[str, Artifact],
     best: str,
-    pair: Against,
+    pair: TrialSettings,
     target: Artifact | None,
 ) -> None:
     console = Console(stderr=True, highlight=False)
-    table = Table(title=f"drafters at RTT {pair.rtt_s * 1e3:g} ms, predicted")
+    table = Table(title=f"drafters at RTT {pair.link_s * 1e3:g} ms, predicted")
     for heading in _COLUMNS:
         table.add_column(heading, justify="right")
     for name, trial in trials.items():
@@ -181,7 +183,7 @@ def _why(trials: "dict[str, DrafterTrial]", best: str) -> str:
 
 
 def _reasons(
-    trials: "dict[str, DrafterTrial]", best: str, pair: Against, target: Artifact | None
+    trials: "dict[str, DrafterTrial]", best: str, pair: TrialSettings, target: Artifact | None
 ) -> list[str]:
     """What α was measured against, and why this one was taken."""
     won = trials[best]

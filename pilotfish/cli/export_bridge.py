@@ -3,17 +3,21 @@
 import argparse
 import codecs
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pilotfish.cli.options import Commands, engine_options, json_option, write_json
+from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.settings import EngineSettings
+from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:
     from pilotfish.device_runtime.bridge.report import Report
@@ -47,6 +51,24 @@ _MOST_NAMED = 6  # special tokens
 _HOPELESS = 1
 
 
+class BridgeSettings(EngineSettings, frozen=True, kw_only=True):
+    """What ``pilotfish export bridge`` is told."""
+
+    draft: Annotated[Path, setting("the drafter's artifact", metavar="DRAFT", positional=True)]
+    target: Annotated[Path, setting("the target's", metavar="TARGET", positional=True)]
+    text: (
+        Annotated[
+            str,
+            setting(
+                "UTF-8 such as will be generated, '-' for stdin; of more than 1 MiB the beginning "
+                "(default: 300 words of prose, chat, code, sums and German)",
+                metavar="FILE",
+            ),
+        ]
+        | None
+    ) = None
+
+
 def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
@@ -56,21 +78,14 @@ def add_to(actions: Commands) -> None:
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
     )
-    parser.add_argument("draft", type=Path, metavar="DRAFT", help="the drafter's artifact")
-    parser.add_argument("target", type=Path, metavar="TARGET", help="the target's")
-    parser.add_argument(
-        "--text",
-        metavar="FILE",
-        help="UTF-8 such as will be generated, '-' for stdin; of more than 1 MiB the beginning "
-        "(default: 300 words of prose, chat, code, sums and German)",
-    )
-    engine_options(parser)
+    add_flags(parser, BridgeSettings)
     json_option(parser)
     parser.set_defaults(run=_run, usage=parser.error)
 
 
 def _run(args: argparse.Namespace) -> int:
-    drafter, target = Artifact.open(args.draft), Artifact.open(args.target)
+    told = from_args(args, BridgeSettings)
+    drafter, target = Artifact.open(told.draft), Artifact.open(told.target)
     own, other = drafter.manifest, target.manifest
     if (own.tokenizer_fingerprint, own.vocab_size) == (
         other.tokenizer_fingerprint,
@@ -85,14 +100,14 @@ def _run(args: argparse.Namespace) -> int:
         report,
     )
 
-    text = SAMPLE if args.text is None else _read(args)
+    text = SAMPLE if told.text is None else _read(told.text, args.usage)
     with Bars() as bars:
         found = report(
             drafter,
             target,
             text,
-            provider=args.provider,
-            threads=args.threads,
+            provider=told.provider,
+            threads=told.threads,
             progress=bars.show,
         )
     _show(args, {"trivial": False, "hopeless": found.hopeless} | asdict(found), _table(found))
@@ -101,17 +116,17 @@ def _run(args: argparse.Namespace) -> int:
     return _HOPELESS if found.hopeless else 0
 
 
-def _read(args: argparse.Namespace) -> str:
+def _read(path: str, usage: Callable[[str], object]) -> str:
     """The text that was named; a character that is cut at its end is left out."""
-    if args.text == "-":
+    if path == "-":
         data = sys.stdin.buffer.read(_MOST_BYTES)
     else:
-        with Path(args.text).open("rb") as file:
+        with Path(path).open("rb") as file:
             data = file.read(_MOST_BYTES)
     try:
         return codecs.getincrementaldecoder("utf-8")().decode(data, len(data) < _MOST_BYTES)
     except UnicodeDecodeError as error:
-        args.usage(f"--text {args.text} is not UTF-8: {error}")
+        usage(f"--text {path} is not UTF-8: {error}")
         raise  # not reached: a wrong usage ends the command
 
 

@@ -2,14 +2,18 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Struct
 
 from pilotfish.cli.extras import export_tools
-from pilotfish.cli.options import Commands, between, json_option, write_json
+from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact, open_stages
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.errors import ArtifactError
+from pilotfish.wire.settings import setting
 
 _DESCRIPTION = """\
 Cuts an artifact at the borders of its layers into stages, each a folder of its own: stage-1 with
@@ -28,6 +32,46 @@ that holds something else; 66 no artifact, or a damaged one; 74 a file that cann
 """
 
 
+def _layers(text: str) -> tuple[int, ...]:
+    """Read whole numbers above 0, with commas between."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise ValueError(f"{text} is not like 8,8,7,7")
+    return tuple(map(int, parts))
+
+
+class SplitSettings(Struct, frozen=True, kw_only=True):
+    """What ``pilotfish export split`` is told."""
+
+    artifact: Annotated[Path, setting("the artifact, which stays", metavar="DIR", positional=True)]
+    stages: (
+        Annotated[
+            int,
+            setting("how many, of about as many layers each; the first ones have one more", ge=1),
+        ]
+        | None
+    ) = None
+    layers: Annotated[
+        tuple[int, ...],
+        setting(
+            "how many layers each stage has: give fewer to a slower machine",
+            form=_layers,
+            metavar="N,N,…",
+        ),
+    ] = ()
+    out: (
+        Annotated[
+            Path,
+            setting(
+                "folder for stage-1, stage-2, …; stages that it holds are replaced (default: "
+                "DIR-N-stages beside the artifact)",
+                metavar="DIR",
+            ),
+        ]
+        | None
+    ) = None
+
+
 def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
@@ -37,26 +81,7 @@ def add_to(actions: Commands) -> None:
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
     )
-    parser.add_argument("artifact", type=Path, metavar="DIR", help="the artifact, which stays")
-    parser.add_argument(
-        "--stages",
-        type=between(1),
-        metavar="N",
-        help="how many, of about as many layers each; the first ones have one more",
-    )
-    parser.add_argument(
-        "--layers",
-        type=_layers,
-        metavar="N,N,…",
-        help="how many layers each stage has: give fewer to a slower machine",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder for stage-1, stage-2, …; stages that it holds are replaced (default: "
-        "DIR-N-stages beside the artifact)",
-    )
+    add_flags(parser, SplitSettings)
     json_option(parser)
     parser.set_defaults(run=_run, usage=parser.error)
 
@@ -74,25 +99,18 @@ def stages_of(artifact: Artifact, count: int) -> Path:
     return folder
 
 
-def _layers(text: str) -> list[int]:
-    """An argparse type: whole numbers above 0, with commas between."""
-    try:
-        return [between(1)(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not like 8,8,7,7") from None
-
-
 def _run(args: argparse.Namespace) -> int:
-    if args.stages is None and args.layers is None:
+    told = from_args(args, SplitSettings)
+    if told.stages is None and not told.layers:
         args.usage("say how many --stages, or which --layers")
     with export_tools():
         from pilotfish.export.split import split_artifact
-    whole = args.artifact.resolve()
-    count = args.stages or len(args.layers)
-    out = args.out or whole.with_name(f"{whole.name}-{count}-stages")
+    whole = told.artifact.resolve()
+    count = told.stages or len(told.layers)
+    out = told.out or whole.with_name(f"{whole.name}-{count}-stages")
     with Bars() as bars:
         stages = split_artifact(
-            args.artifact, out, stages=args.stages, layers=args.layers, progress=bars.show
+            told.artifact, out, stages=told.stages, layers=told.layers or None, progress=bars.show
         )
     if args.json:
         write_json(args.json, [_figures(stage) for stage in stages])

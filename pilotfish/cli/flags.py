@@ -6,6 +6,7 @@ description does not speak of the default itself, the help shows it behind.
 
 import argparse
 import math
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,13 +30,18 @@ def add_flags(
     parser: "argparse._ActionsContainer", struct: type[Struct], **defaults: object
 ) -> None:
     """A flag for each setting, required ones first. defaults: of this command, by field."""
+    exclusive: dict[str, argparse._ActionsContainer] = {}
     for setting in sorted(settings(struct), key=lambda one: one.default is not REQUIRED):
         if setting.group:
             title = setting.meta.title
             below = parser.add_argument_group(title, setting.meta.description) if title else parser
             add_flags(below, setting.type)
         elif setting.meta.description:
-            add_flag(parser, setting._replace(default=defaults.get(setting.name, setting.default)))
+            below = parser
+            if (name := setting.extra.get("exclusive")) is not None:
+                below = exclusive.get(name) or parser.add_mutually_exclusive_group()
+                exclusive[name] = below
+            add_flag(below, setting._replace(default=defaults.get(setting.name, setting.default)))
 
 
 def add_flag(parser: "argparse._ActionsContainer", setting: Setting) -> None:
@@ -44,9 +50,14 @@ def add_flag(parser: "argparse._ActionsContainer", setting: Setting) -> None:
     if "type" in keywords:
         keywords["metavar"] = setting.metavar
     default = setting.default
+    if not setting.extra.get("positional"):
+        name, keywords["required"] = f"--{setting.flag}", default is REQUIRED
+    else:
+        name = setting.flag.replace("-", "_")
+        if default is not REQUIRED:
+            keywords["nargs"] = "*" if isinstance(default, tuple) else "?"
     parser.add_argument(
-        f"--{setting.flag}",
-        required=default is REQUIRED,
+        name,
         default=None if default is REQUIRED or isinstance(default, tuple) else default,
         help=_help(setting, keywords.get("const")).replace("%", "%%"),
         **keywords,
@@ -105,6 +116,7 @@ FORMS: dict[str, _Read] = {
     "rate": rate,
     "share": share,
     "host:port": host_and_port,
+    "command": shlex.split,
 }
 
 
@@ -114,16 +126,16 @@ def _reading(setting: Setting) -> dict[str, Any]:
     if form == "keys":  # absent: none; bare: the default folder
         return {"type": Path, "nargs": "?", "const": default_directory()}
     if kind is bool:
-        return {"action": "store_true"}
+        return {"action": "store_false" if setting.default is True else "store_true"}
     choices = get_args(kind) if get_origin(kind) is Literal else extra.get("choices")
     if choices is not None:
         return {"choices": tuple(choices)}
     if form is not None or get_origin(kind) is not tuple:
-        return {"type": FORMS[form] if form is not None else _scalar(kind, setting.meta)}
+        return {"type": _scalar(kind, setting.meta) if form is None else _written(form)}
     item = _scalar(*plain(get_args(kind)[0]))
-    if extra.get("repeat"):
-        return {"type": item, "action": "append"}
-    return {"type": partial(_items, item)}
+    if extra.get("repeat") or extra.get("positional"):
+        return {"type": item} | ({"action": "append"} if extra.get("repeat") else {})
+    return {"type": partial(_items, item, setting.metavar)}
 
 
 def _scalar(kind: Any, meta: Meta) -> _Read:
@@ -135,16 +147,35 @@ def _scalar(kind: Any, meta: Meta) -> _Read:
     return lambda text: text if text in get_args(words) else read(text)
 
 
-def _items(item: _Read, text: str) -> tuple[Any, ...]:
-    return tuple(item(part) for part in text.split(","))
+def _written(form: str | _Read) -> _Read:
+    """What reads a value of this form; a function's ValueError tells what is wrong."""
+    if isinstance(form, str):
+        return FORMS[form]
+
+    def read(text: str) -> Any:
+        try:
+            return form(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+def _items(item: _Read, like: str | None, text: str) -> tuple[Any, ...]:
+    try:
+        return tuple(item(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid list {text!r}: write it as {like}") from None
 
 
 def _help(setting: Setting, bare: object) -> str:
     said, default = setting.meta.description or "", setting.default
     if bare is not None:
         said += f"; without {setting.extra['metavar']}: $PILOTFISH_KEYS or {bare}"
-    silent = default is REQUIRED or default is None or default is False or default in ("", ())
-    if silent or "default" in said:
+    silent = default is REQUIRED or default is None or isinstance(default, bool)
+    if silent or default in ("", ()) or "default" in said:
         return said
     shown = f"{default:g}" if isinstance(default, float) else default
+    if isinstance(default, tuple):
+        shown = ",".join(map(str, default))
     return f"{said} ({shown})"

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Meta
 
-from pilotfish.cli.flags import add_flag, add_flags, bounded
-from pilotfish.engines.settings import EngineSettings
+from pilotfish.cli.flags import add_flag, bounded
 from pilotfish.wire.settings import Setting, setting
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -21,8 +20,7 @@ def between(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
     return bounded(int, Meta(ge=low, le=high))
 
 
-positive = bounded(float, Meta(gt=0))  # argparse types: a number above 0,
-share = bounded(float, Meta(ge=0, le=1))  # and one from 0 to 1
+positive = bounded(float, Meta(gt=0))  # an argparse type: a number above 0
 
 
 def keys_option(parser: argparse.ArgumentParser, what: str) -> None:
@@ -35,11 +33,6 @@ def json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="PATH", help="write the figures as JSON to PATH ('-' for stdout)"
     )
-
-
-def engine_options(parser: argparse.ArgumentParser) -> None:
-    """How a model is run."""
-    add_flags(parser, EngineSettings)
 
 
 def write_json(path: str, value: Any) -> None:

@@ -11,13 +11,17 @@ written.
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from msgspec import Struct
 
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.energy import Meter, Rail
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Round
+from pilotfish.field.prompts import BUILT_IN
 from pilotfish.field.recording import Recorder
 from pilotfish.field.run import Answer, Cell, Settings
 from pilotfish.wire.errors import (
@@ -27,10 +31,53 @@ from pilotfish.wire.errors import (
     TooManySessionsError,
 )
 from pilotfish.wire.protocols import LOCAL, STREAM
+from pilotfish.wire.settings import setting
 
-PATIENCE_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 8.0
 _PASSING = (EdgeLostError, EdgeUnreachableError, RateLimitedError, TooManySessionsError)
+
+
+class MeasureSettings(Struct, frozen=True, kw_only=True):
+    """What ``pilotfish field measure`` is told beside the matrix (`field.run.Settings`)."""
+
+    out: Annotated[Path, setting("the run file", metavar="RUN.pilotfish")]
+    resume: Annotated[bool, setting("go on with the run file, if it has been begun")] = False
+    draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")] | None = None
+    edge: (
+        Annotated[
+            str, setting("tcp://HOST:PORT; protocol local alone needs none", metavar="ADDRESS")
+        ]
+        | None
+    ) = None
+    keys: (
+        Annotated[
+            Path,
+            setting(
+                "the folder with device.key and edge.pub; needed beyond loopback",
+                form="keys",
+                metavar="DIR",
+            ),
+        ]
+        | None
+    ) = None
+    prompts: (
+        Annotated[
+            Path,
+            setting(
+                "a prompt a line, or JSON lines with 'prompt' or 'question' "
+                f"(default: {len(BUILT_IN)} that come with Pilotfish)",
+                metavar="FILE",
+            ),
+        ]
+        | None
+    ) = None
+    note: (
+        Annotated[str, setting("kept in the file, shown in the report", metavar="TEXT")] | None
+    ) = None
+    patience_s: Annotated[
+        float,
+        setting("how long an edge that went away is waited for", gt=0, metavar="SECONDS"),
+    ] = 60.0
 
 
 class RoundLog:
@@ -88,7 +135,7 @@ class Measurement:
         settings: Settings,
         *,
         rails: Sequence[Rail] = (),
-        patience_s: float = PATIENCE_S,
+        patience_s: float = 60.0,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._device = device

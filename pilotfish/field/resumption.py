@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from pilotfish.field.run import Facts
 from pilotfish.wire.errors import RunFileError
 
@@ -15,7 +17,7 @@ from pilotfish.wire.errors import RunFileError
 def expect_same_settings(path: Path, facts: Facts, asked: Mapping[str, Any]) -> None:
     """asked: what was asked for, by name: settings, protocols' options, ``edge`` and ``note``."""
     settings = facts.settings
-    began = {**vars(settings), **settings.options, "edge": facts.edge, "note": facts.note}
+    began = {**structs.asdict(settings), **settings.options, "edge": facts.edge, "note": facts.note}
     for name, value in asked.items():
         if value == began.get(name):
             continue

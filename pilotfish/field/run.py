@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from pilotfish.device_runtime.record import STAGES, Choice, Round, acceptance
+from pilotfish.engines.settings import EngineSettings
 from pilotfish.field.run_file import (
     INQUIRED,
     NOTES,
@@ -27,8 +28,11 @@ from pilotfish.field.run_file import (
 )
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import counters_of, option_types
+from pilotfish.wire.settings import setting
 
 WindowSetting: TypeAlias = int | Literal["auto"]
+
+_MOST_REPEATS = 10_000
 
 
 class Configuration(NamedTuple):
@@ -49,27 +53,33 @@ class Cell(NamedTuple):
     repeat: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(EngineSettings, frozen=True, kw_only=True):
     """What is measured, and how often: the matrix protocols × windows × prompts × repeats.
 
-    warm_up: answers of every configuration before the first that counts. seed: repeat r of every
-    configuration draws with seed + r, and the order of the configurations comes from it too.
-    options: the protocols' own, as far as they are not the default.
-    provider and threads: how the drafter is run.
+    seed: the order of the configurations comes from it too. options: the protocols' own, as far as
+    they are not the default. provider and threads: how the drafter is run.
     """
 
     prompts: tuple[str, ...]
-    protocols: tuple[str, ...] = ("greedy", "coupled", "stream")
-    windows: tuple[WindowSetting, ...] = (2, 4, 8)
-    repeat: int = 3
-    warm_up: int = 1
-    max_tokens: int = 64
-    temperature: float = 0.0
-    seed: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
-    provider: str = "auto"
-    threads: int | None = None
+    protocols: Annotated[
+        tuple[str, ...], setting("auto lets each answer choose", metavar="P,P,…")
+    ] = ("greedy", "coupled", "stream")
+    windows: Annotated[
+        tuple[WindowSetting, ...], setting("draft tokens a round, or auto", metavar="N,N,…")
+    ] = (2, 4, 8)
+    repeat: Annotated[int, setting("answers of a cell", ge=1, le=_MOST_REPEATS)] = 3
+    warm_up: Annotated[
+        int,
+        setting(
+            "answers of each configuration that do not count, at every start",
+            ge=0,
+            le=_MOST_REPEATS,
+        ),
+    ] = 1
+    max_tokens: Annotated[int, setting("of an answer", ge=1)] = 64
+    temperature: Annotated[float, setting("0 is greedy (default)", metavar="T")] = 0.0
+    seed: Annotated[int, setting("repeat r draws by N + r", ge=0)] = 0
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

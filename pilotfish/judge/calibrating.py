@@ -15,10 +15,11 @@ prompts are kept out: what the choice does there is what it may be trusted with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,18 +27,59 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.edge_runtime.relaxation_file import Outcome
 from pilotfish.judge.reading import Procedure, Readers
-from pilotfish.judge.speakers import Speaker
-from pilotfish.judge.tasks import Question
+from pilotfish.judge.speakers import PairSettings, Speaker
+from pilotfish.judge.tasks import TASKS, Question
 from pilotfish.speculation.adaptive import HIGHEST_RATIO, Comparison, Relaxation
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample
 from pilotfish.speculation.truncation import truncate
 from pilotfish.wire.codecs.sparse import ROW_TOKENS
 from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.messages import MAX_WINDOW
+from pilotfish.wire.protocols.adaptive import Adaptive
+from pilotfish.wire.settings import setting
 
 QUANTILES, TENTHS = 20, 10
 
 Values = NDArray[np.float64]
+
+
+class CalibrateSettings(PairSettings, frozen=True, kw_only=True):
+    """What ``pilotfish judge calibrate`` is told."""
+
+    prompts: Annotated[
+        Path,
+        setting(
+            "a prompt a line, or JSON lines with 'prompt' or 'question'; two at least",
+            metavar="FILE",
+        ),
+    ]
+    out: Annotated[Path, setting("for edge serve --relaxation", metavar="NAME.json")]
+    task: (
+        Annotated[
+            str,
+            setting(
+                "ask as this task does, see judge mine; FILE is then its questions",
+                choices=tuple(name for name, task in TASKS.items() if task.instruction),
+            ),
+        ]
+        | None
+    ) = None
+    tau: Annotated[float, setting("how far to soften", ge=0, le=1, metavar="τ")] = 0.2
+    deviation: Annotated[
+        float,
+        setting("the budget: mean total variation a position", ge=0, le=1, metavar="D"),
+    ] = 0.02
+    temperature: Annotated[float, setting("of both", gt=0, metavar="T")] = 1.0
+    draft_top_k: Annotated[
+        int, setting("as the drafter will be truncated; 0: not at all", ge=0, metavar="K")
+    ] = Adaptive.truncates
+    window: Annotated[
+        int, setting("draft tokens of the rounds that are to become long", ge=1, le=MAX_WINDOW)
+    ] = 4
+    max_tokens: Annotated[int, setting("an answer's", ge=1)] = 64
+    seed: Annotated[int, setting("of all draws", ge=0)] = 0
+    count: Annotated[int, setting("the first N prompts (default: all)", ge=2)] | None = None
 
 
 class Position(NamedTuple):
@@ -56,7 +98,7 @@ class Position(NamedTuple):
 
     @classmethod
     def of(cls, seen: Comparison, tau: float) -> Position:
-        """The same of a comparison."""
+        """Keep of a comparison what the rule goes by."""
         strict = seen.strict()
         return cls(
             seen.entropy_ratio,
@@ -87,40 +129,41 @@ class Observed:
 
     @classmethod
     def of(cls, answers: Sequence[Sequence[Position]]) -> Observed:
-        """Of answers of at least one position together."""
+        """Join the positions of answers, of at least one position together."""
         every = [position for answer in answers for position in answer]
+        ratios, matches, strict, drawn, gaps, gains = zip(*every, strict=True)
         return cls(
             answer=np.repeat(np.arange(len(answers)), [len(answer) for answer in answers]),
-            entropy_ratio=np.array([one.entropy_ratio for one in every]),
-            norm_match=np.array([one.norm_match for one in every]),
-            strict=np.array([one.strict for one in every]),
-            at=np.repeat(np.arange(len(every)), [len(one.gap) for one in every]),
-            drawn=np.concatenate([one.drawn for one in every]),
-            gap=np.concatenate([one.gap for one in every]),
-            gain=np.concatenate([one.gain for one in every]),
+            entropy_ratio=np.array(ratios),
+            norm_match=np.array(matches),
+            strict=np.array(strict),
+            at=np.repeat(np.arange(len(every)), [len(one) for one in gaps]),
+            drawn=np.concatenate(drawn),
+            gap=np.concatenate(gaps),
+            gain=np.concatenate(gains),
         )
 
     def __len__(self) -> int:
         return len(self.answer)
 
     def key(self, relaxation: Relaxation) -> NDArray[np.bool_]:
-        """Which of the tokens are key, bool [m]."""
+        """Say which of the tokens are key, bool [m]."""
         everywhere = ~self.loose(relaxation.lambda1, relaxation.lambda3)
         found: NDArray[np.bool_] = everywhere[self.at] | (self.gap > relaxation.lambda2)
         return found
 
     def loose(self, lambda1: float, lambda3: float) -> NDArray[np.bool_]:
-        """The positions at which λ₁ and λ₃ leave a token that is not key, bool [n]."""
+        """Say at which positions λ₁ and λ₃ leave a token that is not key, bool [n]."""
         found: NDArray[np.bool_] = (self.entropy_ratio <= lambda1) & (self.norm_match >= lambda3)
         return found
 
     def deviation(self, relaxation: Relaxation) -> Values:
-        """Of each position, f64 [n]."""
+        """Compute the deviation of each position, f64 [n]."""
         spared = np.where(self.key(relaxation), 0.0, self.gain)
         return np.bincount(self.at, spared, len(self)).astype(np.float64)
 
     def tokens(self, alpha: Values, window: int) -> float:
-        """Expected tokens of a round of γ = ``window`` drafts that begins at any of the positions.
+        """Compute the expected tokens of a round of γ = ``window`` drafts, over where it begins.
 
         alpha: the acceptance of each, f64 [n]. A round ends with its answer.
         """
@@ -134,7 +177,7 @@ class Observed:
         return float(total.mean())
 
     def outcome(self, relaxation: Relaxation, window: int) -> Outcome:
-        """What a relaxation does at these positions; of the τ that they were observed with."""
+        """Say what a relaxation does at these positions; its τ is the one observed with."""
         deviation = self.deviation(relaxation)
         relaxed = np.minimum(1.0, self.strict + deviation)
         key = np.bincount(self.at, self.drawn * self.key(relaxation), len(self))
@@ -151,7 +194,7 @@ class Observed:
 
 
 def chosen(observed: Observed, tau: float, budget: float, window: int) -> Relaxation:
-    """The relaxation with the most expected tokens of a round, of those within the budget.
+    """Choose the relaxation with the most expected tokens of a round, of those within the budget.
 
     Where nothing fits it, not even a single token, every one is key.
     """
@@ -172,7 +215,7 @@ def chosen(observed: Observed, tau: float, budget: float, window: int) -> Relaxa
 
 
 def _widest(gaps: Values, gains: Values, most: float) -> float:
-    """The largest gap up to which the gains, in ascending order of the gaps, sum to ``most``."""
+    """Find the largest gap up to which the gains, in ascending order of gaps, sum to ``most``."""
     ends = np.flatnonzero(np.diff(gaps, append=np.inf) > 0.0)  # the last of equal gaps
     fitting = ends[np.cumsum(gains)[ends] <= most]
     return float(gaps[fitting[-1]]) if len(fitting) else 0.0
@@ -182,44 +225,36 @@ def observe(
     readers: Readers,
     pair: Pair,
     asked: Sequence[Question],
-    *,
-    ends: Collection[int],
-    most: int,
-    tau: float,
-    temperature: float,
-    draft_top_k: int,
-    window: int,
-    seed: int,
+    told: CalibrateSettings,
     on_position: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[str, list[Position]]]:
-    """Of each question, by its key, the positions of an answer of at most ``most`` tokens.
+    """Yield the positions of each question's answer by its key, in the order in which they end.
 
-    They come in the order in which they are done; on_position is called after each position. ends:
-    the target's end tokens. draft_top_k: as the drafter will be truncated, 0 for not at all.
+    on_position is called after each position.
     """
     try:
-        target = Sampling(temperature=temperature)
-        drafter = Sampling(temperature=temperature, top_k=draft_top_k)
+        target = Sampling(temperature=told.temperature)
+        drafter = Sampling(temperature=told.temperature, top_k=told.draft_top_k)
     except ValueError as error:
         raise UnsupportedError(f"{error}.") from error
     if target.greedy:
         raise UnsupportedError("Nothing can be relaxed at temperature 0: calibrate above it.")
 
     def begin(number: int, question: Question) -> Procedure[list[Position]]:
-        """The target's own answer, and at each of its tokens both ends' distributions."""
-        speaker = Speaker(question, pair, ends, most)
+        """Sample the target's answer, and compare both ends at each of its tokens."""
+        speaker = Speaker(question, pair, told.max_tokens)
         answer: list[int] = []
         found: list[Position] = []
         drafts, start = speaker.window(answer), 0
-        while len(answer) < most and not speaker.ended(answer):
+        while len(answer) < told.max_tokens and not speaker.ended(answer):
             seen = yield drafts.look(answer[start:])
             row = truncate(drafts.logits(seen)[0], drafter, ROW_TOKENS).row(0)
             logits = yield from speaker.logits(answer)
             p = probabilities(logits[None], target)[0]
-            found.append(Position.of(Comparison(p, row), tau))
-            words = noise(len(p), seed + number, Purpose.TARGET, len(answer))
+            found.append(Position.of(Comparison(p, row), told.tau))
+            words = noise(len(p), told.seed + number, Purpose.TARGET, len(answer))
             answer.append(sample(p, words))
-            if len(answer) - start == window or not speaker.can_draft(answer[-1]):
+            if len(answer) - start == told.window or not speaker.can_draft(answer[-1]):
                 drafts, start = speaker.window(answer), len(answer)
             on_position()
         return found

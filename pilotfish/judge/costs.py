@@ -11,6 +11,7 @@ prompt is in it nor the head, which costs a hundredth of a pass.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ import numpy as np
 
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.pace import pass_times
-from pilotfish.judge.sweeping import QuestionTally
+from pilotfish.engines.settings import EngineSettings
+from pilotfish.judge.sweep_file import QuestionTally
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.codecs.hidden import hidden_bytes
@@ -41,26 +43,19 @@ class Pace:
     verify_s: dict[int, float]
 
     def verified_s(self, width: int) -> float:
-        """Of a pass over so many tokens: between the widths that were measured."""
+        """Interpolate a pass over so many tokens between the widths that were measured."""
         widths = sorted(self.verify_s)
         return float(np.interp(width, widths, [self.verify_s[one] for one in widths]))
 
 
-def measured(
-    drafter: Path, target: Path, windows: Iterable[int], *, threads: int | None, provider: str
-) -> Pace:
-    """How fast the two are on this machine, with an empty context."""
+def measured(draft: Path, target: Path, windows: Iterable[int], engine: EngineSettings) -> Pace:
+    """Measure how fast the two are on this machine, with an empty context."""
     widths = sorted({1, *(width for one in windows for width in (one // 2 + 1, one + 1))})
-    return Pace(
-        _pass_times(drafter, [1], threads, provider)[1],
-        _pass_times(target, widths, threads, provider),
-    )
+    return Pace(_pass_times(draft, [1], engine)[1], _pass_times(target, widths, engine))
 
 
-def _pass_times(
-    path: Path, widths: Sequence[int], threads: int | None, provider: str
-) -> dict[int, float]:
-    decoder = Decoder(path, context=max(widths), threads=threads, provider=provider)
+def _pass_times(path: Path, widths: Sequence[int], engine: EngineSettings) -> dict[int, float]:
+    decoder = Decoder(path, context=max(widths), threads=engine.threads, provider=engine.provider)
     sweeps = [pass_times(decoder, widths) for _ in range(_SWEEPS)]
     return {width: min(one[width] for one in sweeps) for width in widths}
 
@@ -75,7 +70,7 @@ class Cost(NamedTuple):
 
 
 def missed_share(tallies: Iterable[QuestionTally]) -> float:
-    """Of drafted tokens behind a rejection, those that mismatch too.
+    """Compute the share of drafted tokens behind a rejection that mismatch too.
 
     As far as windows were read to their ends; where none was, as often as before the rejections.
     """
@@ -84,7 +79,7 @@ def missed_share(tallies: Iterable[QuestionTally]) -> float:
         looked += one.looked
         missed += one.missed
         decided += one.decided
-        verified += one.accepted + (one.decided - one.forgiven)
+        verified += one.accepted + one.decided - one.forgiven
     return missed / looked if looked else decided / max(verified, 1)
 
 
@@ -98,7 +93,7 @@ def cost(
     form: str,
     missed: float,
 ) -> Cost:
-    """What these answers take in all.
+    """Compute what these answers take in all.
 
     form: of hidden states. missed: `missed_share`, which tells how many states are asked for.
     """
@@ -124,8 +119,7 @@ def cost(
 
 
 def _windows(tallies: Iterable[QuestionTally]) -> Mapping[int, int]:
-    found: dict[int, int] = {}
+    found = Counter[int]()
     for one in tallies:
-        for drafted, count in one.drafted.items():
-            found[drafted] = found.get(drafted, 0) + count
+        found.update(one.drafted)
     return found

@@ -67,7 +67,7 @@ class Episode:
         outcome: str,
         right: bool,
     ) -> Episode:
-        """From single mismatches."""
+        """Stack single mismatches."""
         mismatches = [one.mismatch for one in labelled]
         return cls(
             key=key,
@@ -83,26 +83,17 @@ class Episode:
         )
 
     def write(self, folder: Path) -> None:
-        """The file is there whole when this returns."""
+        """Write its file, which is there whole when this returns."""
         from safetensors.numpy import save
 
-        told = {"key": self.key, "answer": self.answer, "outcome": self.outcome}
-        data = save(
-            {
-                "at": self.at,
-                "tokens": self.tokens,
-                "drafter": self.drafter,
-                "target": self.target,
-                "critical": self.critical,
-                "stalling": self.stalling,
-            },
-            {_META: json.dumps({**told, "right": self.right})},
-        )
+        arrays = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
+        told = {name: one for name, one in vars(self).items() if name not in arrays}
+        data = save(arrays, {_META: json.dumps(told)})
         replace_file(folder / f"{self.key}{_SUFFIX}", data)
 
     @classmethod
     def read(cls, path: Path) -> Episode:
-        """One file; `UnsupportedError` if it is none."""
+        """Read one file; `UnsupportedError` if it is none."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -133,8 +124,7 @@ class Mined:
         """Write it there; `UnsupportedError` if what is there was made otherwise."""
         path = folder / SETTINGS
         if path.exists():
-            there = Mined.read(folder)
-            if there != self:
+            if Mined.read(folder) != self:
                 raise UnsupportedError(
                     f"{folder} was mined otherwise ({path}): choose another --out, or give the "
                     "same pair, task, --max-tokens, --slack and --right-only."
@@ -144,7 +134,7 @@ class Mined:
 
     @classmethod
     def read(cls, folder: Path) -> Mined:
-        """How this folder was mined; `UnsupportedError` if it was not."""
+        """Read how this folder was mined; `UnsupportedError` if it was not."""
         try:
             return cls(**json.loads((folder / SETTINGS).read_text("utf-8")))
         except (OSError, ValueError, TypeError) as error:
@@ -154,12 +144,12 @@ class Mined:
 
 
 def done(folder: Path) -> set[str]:
-    """The questions whose episodes are there."""
+    """Find the questions whose episodes are there."""
     return {path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")}
 
 
 def episodes(folder: Path) -> Iterator[Episode]:
-    """All of a folder, by the names of their questions."""
+    """Yield all of a folder, by the names of their questions."""
     for path in sorted(folder.glob(f"*{_SUFFIX}")):
         yield Episode.read(path)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, Pace, cost, missed_share
-from pilotfish.judge.sweeping import LinkProfile, QuestionTally, SweepHeader, SweepSetting
+from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, SweepSetting
 from pilotfish.wire.protocols.exchange import Sizes
 
 RESAMPLES = 2000
@@ -55,22 +55,11 @@ class Figure:
         return self.right / self.n
 
 
-class _Held(NamedTuple):
-    """A difference to `greedy` of each setting, [settings] each, and the ends of its interval."""
-
-    differences: Doubles
-    low: Doubles
-    high: Doubles
-
-    def value(self, at: int) -> float:
-        return float(self.differences[at])
-
-    def within(self, at: int) -> Interval:
-        return float(self.low[at]), float(self.high[at])
-
-
 def figures(plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]]) -> list[Figure]:
-    """Of all settings, in their order; ``tallies``: of each question those of all settings."""
+    """Compute them of all settings, in their order.
+
+    tallies: of each question those of all settings.
+    """
     # [questions, settings] each
     right, tokens, rounds, forgiven, decided = (
         np.array([[getattr(one, name) for one in line] for line in tallies], dtype=np.float64)
@@ -81,35 +70,31 @@ def figures(plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]]) -> li
     drawn = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
     base = {one.window: at for at, one in enumerate(plan.settings) if one.head is None}
     against = [base[one.window] for one in plan.settings]
-    everyone = np.ones((1, n))
 
-    def differences(weights: Doubles) -> tuple[Doubles, Doubles, Doubles]:
-        """[resamples, settings] each: accuracy gained, AAL gained, rounds saved."""
+    def differences(weights: Doubles) -> Doubles:
+        """Compute accuracy gained, AAL gained and rounds saved, [3, resamples, settings]."""
         rightly, said, went = weights @ right / n, weights @ tokens, weights @ rounds
         aal = said / went
-        return (
-            rightly - rightly[:, against],
-            aal / aal[:, against] - 1.0,
-            1.0 - went / went[:, against],
-        )
+        gained = rightly - rightly[:, against]
+        return np.stack([gained, aal / aal[:, against] - 1.0, 1.0 - went / went[:, against]])
 
-    gained, aal_gained, saved = (
-        _Held(one[0], *np.percentile(some, [_TAIL, 100.0 - _TAIL], axis=0))
-        for one, some in zip(differences(everyone), differences(drawn), strict=True)
-    )
+    # [3, settings] and [3, settings, 2]
+    found = differences(np.ones((1, n)))[:, 0].tolist()
+    within = np.percentile(differences(drawn), [_TAIL, 100.0 - _TAIL], axis=1)
+    bounds = np.moveaxis(within, 0, -1).tolist()
     return [
         Figure(
             setting=setting,
             n=n,
             right=int(right[:, at].sum()),
-            gained=gained.value(at),
-            gained_within=gained.within(at),
+            gained=found[0][at],
+            gained_within=tuple(bounds[0][at]),
             aal=float(tokens[:, at].sum() / rounds[:, at].sum()),
-            aal_gained=aal_gained.value(at),
-            aal_within=aal_gained.within(at),
+            aal_gained=found[1][at],
+            aal_within=tuple(bounds[1][at]),
             rounds=float(rounds[:, at].mean()),
-            rounds_saved=saved.value(at),
-            saved_within=saved.within(at),
+            rounds_saved=found[2][at],
+            saved_within=tuple(bounds[2][at]),
             tokens=float(tokens[:, at].mean()),
             forgiven=float(forgiven[:, at].sum() / max(decided[:, at].sum(), 1.0)),
         )
@@ -120,7 +105,7 @@ def figures(plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]]) -> li
 def costs(
     plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]], pace: Pace
 ) -> dict[tuple[int, LinkProfile], dict[str, Cost]]:
-    """What an answer takes, by setting (its number) and link, under each protocol that it is.
+    """Compute what an answer takes, by setting (its number), link and protocol.
 
     The rounds of `greedy` are also `dsd`'s, whose acceptance at temperature 0 is the same.
     """
@@ -130,25 +115,19 @@ def costs(
     for at, setting in enumerate(plan.settings):
         own = [line[at] for line in tallies]
         form = plan.heads[setting.head]["form"] if setting.head else "int8"
+        spent = partial(cost, own, pace=pace, sizes=sizes, form=form, missed=missed)
         for profile in [setting.profile] if setting.profile else plan.profiles:
             found[at, profile] = {
-                protocol: _mean(
-                    cost(own, protocol, profile.link, pace, sizes, form=form, missed=missed),
-                    len(own),
-                )
-                for protocol in (JUDGED if setting.head else (GREEDY, DSD))
+                name: Cost(*(total / len(own) for total in spent(protocol=name, link=profile.link)))
+                for name in (JUDGED if setting.head else (GREEDY, DSD))
             }
     return found
-
-
-def _mean(total: Cost, n: int) -> Cost:
-    return Cost(*(value / n for value in total))
 
 
 def curve(
     plan: SweepHeader, found: Sequence[Figure], head: str, window: int
 ) -> Mapping[float, Figure]:
-    """By threshold, what the head does at this window over the worst link of the sweep.
+    """Find by threshold what the head does at this window over the worst link of the sweep.
 
     The worst is that of the least quality, where heads forgive most.
     """

@@ -10,14 +10,17 @@ What is drawn for a question depends on its name and the seed, not on the questi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
-from typing import NamedTuple
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
-from pilotfish.judge.episodes import Episode, Mined
+from pilotfish.judge.episodes import Episode, Mined, episodes
 from pilotfish.judge.reading import Floats, Ids
 from pilotfish.speculation.channel import GOOD_BPS, GOOD_RTT_S, POOR_BPS, POOR_RTT_S, Channel
 from pilotfish.speculation.relabelling import (
@@ -29,6 +32,7 @@ from pilotfish.speculation.relabelling import (
 )
 from pilotfish.wire.codecs.hidden import HiddenFormat, decode_hidden, encode_hidden
 from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.settings import setting
 
 # what is sampled: log-uniform, but for the loss, which is uniform
 BPS = (2e6, 1e9)
@@ -42,26 +46,55 @@ POOR = Channel(rtt_s=POOR_RTT_S, up_bps=POOR_BPS, down_bps=POOR_BPS, loss=0.0)
 _MOST_SEED = 2**63 - 1
 
 
-class Relabelling(NamedTuple):
+class Relabelling(Struct, frozen=True, array_like=True):
     """The parameters of `speculation.relabelling`."""
 
-    kappa: float = KAPPA
-    floor: float = FLOOR
-    temperature: float = TEMPERATURE
+    kappa: Annotated[
+        float,
+        setting(
+            "how far a critical mismatch makes its neighbours important", gt=0, metavar="TOKENS"
+        ),
+    ] = KAPPA
+    floor: Annotated[
+        float,
+        setting("of critical labels kept under the poorest channel", ge=0, le=1, metavar="SHARE"),
+    ] = FLOOR
+    temperature: Annotated[
+        float,
+        setting(
+            "low: the least important ones are relaxed; high: any",
+            gt=0,
+            flag="relax-temperature",
+            metavar="T",
+        ),
+    ] = TEMPERATURE
 
 
-@dataclass(frozen=True)
-class InstanceOptions:
-    """How instances are made.
+class InstanceOptions(Struct, frozen=True):
+    """How instances are made. relabelling: None keeps the labels as mined, whatever the channel."""
 
-    channels: K, of each question. form: how the drafter's states are sent. relabelling: None keeps
-    the labels as they were mined, whatever the channel.
-    """
+    channels: Annotated[int, setting("sampled for each question", ge=1, le=1000, metavar="K")] = 8
+    seed: Annotated[int, setting("of all draws", ge=0)] = 0
+    form: Annotated[
+        HiddenFormat, setting("how the drafter's states will be sent", flag="hidden")
+    ] = "int8"
+    relabelling: Relabelling | None = Relabelling()
 
-    channels: int = 8
-    seed: int = 0
-    form: HiddenFormat = "int8"
-    relabelling: Relabelling | None = field(default_factory=Relabelling)
+
+class MinedSettings(Struct, frozen=True, kw_only=True):
+    """What was mined, and what is made of it: for ``pilotfish judge relabel`` and ``train``."""
+
+    mined: Annotated[Path, setting("folder of judge mine", metavar="MINED", positional=True)]
+    options: InstanceOptions = InstanceOptions()
+    no_relabel: Annotated[bool, setting("ablation: labels as mined under any channel")] = False
+
+    def read(self) -> tuple[Mined, InstanceOptions, Instances]:
+        """Make the instances of what was mined; errors as `instances` raises them."""
+        options = self.options
+        if self.no_relabel:
+            options = structs.replace(options, relabelling=None)
+        mined = Mined.read(self.mined)
+        return mined, options, instances(mined, episodes(self.mined), options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,25 +139,20 @@ class Instances:
         return np.array([[one.quality() for one in some] for some in self.channels])
 
     def of(self, keys: Collection[str]) -> Instances:
-        """Those of these questions alone."""
+        """Take those of these questions alone."""
         chosen = [index for index, key in enumerate(self.keys) if key in keys]
         kept = np.isin(self.question, chosen)
+        rows = {name: one[kept] for name, one in vars(self).items() if isinstance(one, np.ndarray)}
+        rows["question"] = np.searchsorted(np.array(chosen, np.int64), rows["question"])
         return Instances(
             keys=[self.keys[index] for index in chosen],
-            question=np.searchsorted(np.array(chosen, np.int64), self.question[kept]),
-            drafter=self.drafter[kept],
-            target=self.target[kept],
-            tokens=self.tokens[kept],
-            at=self.at[kept],
-            critical=self.critical[kept],
-            stalling=self.stalling[kept],
             channels=[self.channels[index] for index in chosen],
-            rejected=self.rejected[kept],
+            **rows,
         )
 
 
 def instances(mined: Mined, episodes: Iterable[Episode], sampling: InstanceOptions) -> Instances:
-    """The instances of all mismatches of these episodes; those that have none are left out.
+    """Make the instances of all mismatches of these episodes; leave out those that have none.
 
     Raises `UnsupportedError` if there is no mismatch at all, or for states of another width than
     ``mined`` tells.
@@ -139,34 +167,30 @@ def instances(mined: Mined, episodes: Iterable[Episode], sampling: InstanceOptio
                 f"The states of {one.key} are {one.drafter.shape[1]} and {one.target.shape[1]} "
                 f"wide, not {widths[0]} and {widths[1]}: it is of another pair. Remove it."
             )
-    stalling = np.concatenate([one.stalling for one in found])
     channels = [sampled(sampling.channels, sampling.seed, one.key) for one in found]
+    relabelled = map(partial(_relabelled, sampling), found, channels)
+    rows = {
+        name: np.concatenate([getattr(one, name) for one in found])
+        for name in ("drafter", "target", "tokens", "at", "critical", "stalling")
+    }
     return Instances(
         keys=[one.key for one in found],
         question=np.repeat(np.arange(len(found)), [len(one) for one in found]),
-        drafter=as_sent(np.concatenate([one.drafter for one in found]), sampling.form),
-        target=np.concatenate([one.target for one in found]),
-        tokens=np.concatenate([one.tokens for one in found]),
-        at=np.concatenate([one.at for one in found]),
-        critical=np.concatenate([one.critical for one in found]),
-        stalling=stalling,
         channels=channels,
         # no channel makes it worth while to gain nothing
-        rejected=stalling[:, None]
-        | np.concatenate(
-            [_relabelled(one, some, sampling) for one, some in zip(found, channels, strict=True)]
-        ),
+        rejected=rows["stalling"][:, None] | np.concatenate([*relabelled]),
+        **(rows | {"drafter": as_sent(rows["drafter"], sampling.form)}),
     )
 
 
 def as_sent(states: Floats, form: HiddenFormat) -> Floats:
-    """The states [n, d] as the edge decodes them."""
+    """Return states [n, d] as the edge decodes them."""
     count, width = states.shape
     return decode_hidden(encode_hidden(states, form), count, width, form)
 
 
 def sampled(count: int, seed: int, key: str) -> list[Channel]:
-    """The channels of the question ``key``, spread evenly: each feature is once in each K-th.
+    """Draw the channels of the question ``key``, spread evenly: each feature once in each K-th.
 
     So that no question has the better channels, and no head learns by them which question it is.
     """
@@ -185,7 +209,7 @@ def sampled(count: int, seed: int, key: str) -> list[Channel]:
 
 
 def split(keys: Sequence[str], share: float, seed: int) -> tuple[list[str], list[str]]:
-    """The questions to train with, and about this share of them that is kept out.
+    """Divide questions into those to train with, and about this share that is kept out.
 
     Raises `UnsupportedError` for less than two questions; there is one at least on each side.
     """
@@ -212,7 +236,7 @@ class Kept(NamedTuple):
 
 
 def kept_by_quality(given: Instances, parts: int = 5) -> list[Kept]:
-    """What relabelling did, for ``parts`` equal ranges of quality from poor to good."""
+    """Count what relabelling did, for ``parts`` equal ranges of quality from poor to good."""
     # [q, K] and [n, K]
     part = np.minimum((given.qualities * parts).astype(np.int64), parts - 1)
     of_mismatch = part[given.question]
@@ -230,44 +254,38 @@ def kept_by_quality(given: Instances, parts: int = 5) -> list[Kept]:
 
 
 def expected_share(given: Instances, channel: Channel, relabelling: Relabelling | None) -> float:
-    """Σπ / Σy over all questions under this channel: the share of labels of 1 that stay."""
+    """Compute the share of labels of 1 that stay under this channel: Σπ / Σy, all questions."""
     if relabelling is None or not given.critical.any():
         return 1.0
-    total = 0.0
-    for index in range(len(given.keys)):
-        own = given.question == index
-        total += repair_probabilities(
-            given.critical[own], given.at[own], channel.quality(), **relabelling._asdict()
+    parameters = structs.asdict(relabelling)
+    total = sum(
+        repair_probabilities(
+            given.critical[own], given.at[own], channel.quality(), **parameters
         ).sum()
+        for own in (given.question == index for index in range(len(given.keys)))
+    )
     return float(total / given.critical.sum())
 
 
 def _relabelled(
-    episode: Episode, channels: Sequence[Channel], sampling: InstanceOptions
+    sampling: InstanceOptions, episode: Episode, channels: Sequence[Channel]
 ) -> NDArray[np.bool_]:
-    """The labels under each channel, bool [n, K]."""
+    """Relax the labels under each channel, bool [n, K]."""
     if sampling.relabelling is None:
         return np.repeat(episode.critical[:, None], len(channels), axis=1)
+    parameters = structs.asdict(sampling.relabelling)
     # Draws of its own for each channel: with the same ones for all, a label would be relaxed
     # under most of them or none, and the head would learn that by heart.
     draws = _uniforms(len(channels) * len(episode), sampling.seed, "label", episode.key)
-    return np.stack(
-        [
-            relabel(
-                episode.critical,
-                episode.at,
-                channel.quality(),
-                uniforms,
-                **sampling.relabelling._asdict(),
-            )
-            for channel, uniforms in zip(channels, draws.reshape(len(channels), -1), strict=True)
-        ],
-        axis=1,
-    )
+    relaxed = [
+        relabel(episode.critical, episode.at, channel.quality(), uniforms, **parameters)
+        for channel, uniforms in zip(channels, draws.reshape(len(channels), -1), strict=True)
+    ]
+    return np.stack(relaxed, axis=1)
 
 
 def _uniforms(count: int, seed: int, purpose: str, key: str) -> NDArray[np.float64]:
-    """Draws in [0, 1), f64 [count], a function of what they are for."""
+    """Draw from [0, 1), f64 [count]: a function of what the draws are for."""
     if not 0 <= seed <= _MOST_SEED:
         raise UnsupportedError(f"A seed is a number from 0 to {_MOST_SEED}, not {seed}.")
     named = sha256(f"{seed} {purpose} {key}".encode()).digest()

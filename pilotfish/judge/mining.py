@@ -13,16 +13,18 @@ ones teach a head to forgive line breaks for ever.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import NamedTuple
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 from pilotfish.device_runtime.bridge import Pair
-from pilotfish.judge.episodes import Episode, Labelled
+from pilotfish.judge.episodes import Episode, Labelled, Mined
 from pilotfish.judge.reading import Procedure, Readers
-from pilotfish.judge.speakers import Mismatch, Speaker
-from pilotfish.judge.tasks import Question, Task
+from pilotfish.judge.speakers import Mismatch, PairSettings, Speaker
+from pilotfish.judge.tasks import TASKS, Question, Task
+from pilotfish.wire.settings import setting
 
 # Forgiving saves about one round. About a third of all tokens are mismatches, some of which are
 # forgiven, so four more tokens cost that round again.
@@ -42,26 +44,57 @@ class _Found(NamedTuple):
     stalls_plainly: bool
 
 
-def mine(
-    readers: Readers,
-    pair: Pair,
-    task: Task,
-    asked: Sequence[Question],
-    *,
-    ends: Collection[int],
-    most: int,
-    slack: int | None = SLACK,
-    right_only: bool = False,
-) -> Iterator[Episode]:
-    """The episodes of these questions, each as soon as it is done; ``most`` tokens an answer.
+class MineSettings(PairSettings, frozen=True, kw_only=True):
+    """What ``pilotfish judge mine`` is told."""
 
-    slack: tokens by which a harmless mismatch may make the answer longer; None: by any, and none
-    stalls, as in the paper. right_only: take no mismatches from answers that are wrong, or that did
-    not come to their end: they have nothing to lose.
-    """
+    questions: Annotated[Path, setting('JSON lines with "question" and "answer"', metavar="FILE")]
+    out: Annotated[Path, setting("folder for a file a question", metavar="DIR")]
+    task: Annotated[
+        str,
+        setting(
+            "what an answer comes to: its last number, its words, or what --checker prints",
+            choices=tuple(TASKS),
+        ),
+    ] = "gsm8k"
+    checker: Annotated[
+        tuple[str, ...],
+        setting(
+            "task command: reads a line of JSON with question, answer and text; prints what the "
+            "text comes to; ends with 0 if that is right, with 1 if not",
+            form="command",
+            metavar="COMMAND",
+        ),
+    ] = ()
+    max_tokens: Annotated[int, setting("of an answer", ge=1)] = 160
+    slack: Annotated[
+        int,
+        setting(
+            "tokens by which a mismatch may lengthen the answer before it stalls",
+            ge=0,
+            exclusive="slack",
+        ),
+    ] = SLACK
+    outcome_only: Annotated[
+        bool,
+        setting("ablation: label by the outcome alone, as in the paper", exclusive="slack"),
+    ] = False
+    right_only: Annotated[
+        bool,
+        setting(
+            "take no mismatches from answers that are wrong or do not end: they have nothing to "
+            "lose"
+        ),
+    ] = False
+
+
+def mine(
+    readers: Readers, pair: Pair, task: Task, asked: Sequence[Question], mined: Mined
+) -> Iterator[Episode]:
+    """Yield the episodes of these questions, each as soon as it is done."""
 
     def begin(question: Question) -> Procedure[Episode]:
-        return episode(Speaker(question, pair, ends, most), task, slack, right_only=right_only)
+        speaker = Speaker(question, pair, mined.most)
+        return episode(speaker, task, mined.slack, right_only=mined.right_only)
 
     for _, found in readers.run([(one.key, partial(begin, one)) for one in asked]):
         yield found
@@ -70,7 +103,12 @@ def mine(
 def episode(
     speaker: Speaker, task: Task, slack: int | None = SLACK, *, right_only: bool = False
 ) -> Procedure[Episode]:
-    """One question's mismatches, each with its label."""
+    """Find one question's mismatches, and label each.
+
+    slack: tokens by which a harmless mismatch may make the answer longer; None: by any, and none
+    stalls, as in the paper. right_only: take no mismatches from answers that are wrong, or that did
+    not come to their end: they have nothing to lose.
+    """
     question = speaker.question
     answer = yield from speaker.finish([])
     first = list(answer)
@@ -82,22 +120,21 @@ def episode(
     at = 0
     while (found := (yield from _next_mismatch(speaker, answer, at))) is not None:
         at = found.mismatch.at + 1
-        if found.stalls_plainly and slack is not None:
-            labelled.append(Labelled(found.mismatch, critical=False, stalling=True))
-            continue
-        other = yield from speaker.finish(found.prefix)
-        critical = task.outcome(question, speaker.text(other)) != outcome
-        endless = speaker.ended(answer) and not speaker.ended(other)
-        longer = slack is not None and (endless or len(other) > len(answer) + slack)
-        stalling = longer and not critical
+        critical, stalling = False, found.stalls_plainly and slack is not None
+        if not stalling:
+            other = yield from speaker.finish(found.prefix)
+            critical = task.outcome(question, speaker.text(other)) != outcome
+            endless = speaker.ended(answer) and not speaker.ended(other)
+            longer = slack is not None and (endless or len(other) > len(answer) + slack)
+            stalling = longer and not critical
+            if not critical and not stalling:
+                answer = other
         labelled.append(Labelled(found.mismatch, critical, stalling))
-        if not critical and not stalling:
-            answer = other
     return Episode.of(question.key, labelled, answer=first, outcome=outcome, right=right)
 
 
 def _next_mismatch(speaker: Speaker, answer: Sequence[int], start: int) -> Procedure[_Found | None]:
-    """The first mismatch from ``start`` on."""
+    """Find the first mismatch from ``start`` on."""
     window = speaker.window(answer[:start])
     at = start
     while at < len(answer):

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.settings import EngineSettings
 from pilotfish.wire.errors import UnsupportedError
 
 Ids = NDArray[np.int64]
@@ -53,111 +52,77 @@ Procedure = Generator[Look, Sight, R]
 class Reader:
     """One model, a slot for each text that is being read."""
 
-    def __init__(
-        self, artifact: Path, slots: int, context: int, threads: int | None, provider: str
-    ) -> None:
-        opened = Artifact.open(artifact)
-        self.manifest = opened.manifest
+    def __init__(self, artifact: Path, slots: int, context: int, engine: EngineSettings) -> None:
         self._decoder = Decoder(
-            opened, slots=slots, context=context, threads=threads, provider=provider
+            artifact, slots=slots, context=context, threads=engine.threads, provider=engine.provider
         )
-        self.context = self._decoder.context
         self._held: list[Ids] = [np.empty(0, np.int64)] * slots
         self.tokens = 0  # read so far
-        self.passes = 0
 
     def read(self, looks: Mapping[int, Look]) -> dict[int, Sight]:
-        """One pass for these looks, by slot; those that it has not finished are left out."""
-        passes, finished = [], []
-        for slot, look in looks.items():
-            base = min(_agreeing(self._held[slot], look.ids), len(look.ids) - look.rows)
-            end = len(look.ids)
-            if end - base > max(CHUNK, look.rows):
-                end = min(base + CHUNK, end - look.rows)
+        """Make one pass for these looks, by slot; leave out those that it does not finish."""
+        passes = []
+        for slot, (_, ids, rows) in looks.items():
+            end = len(ids)
+            base = min(_agreeing(self._held[slot], ids), end - rows)
+            if end - base > max(CHUNK, rows):
+                end, rows = min(base + CHUNK, end - rows), 0
             self._decoder.rollback(slot, base)
-            rows = look.rows if end == len(look.ids) else 0
-            passes.append(Pass(slot, look.ids[base:end], rows))
-            finished.append(rows > 0)
+            passes.append(Pass(slot, ids[base:end], rows))
+            self._held[slot] = ids[:end]
+            self.tokens += end - base
         outputs = self._decoder.forward(passes)
-        seen = {}
-        for (slot, look), one, output, whole in zip(
-            looks.items(), passes, outputs, finished, strict=True
-        ):
-            self._held[slot] = look.ids[: self._decoder.length(slot)]
-            self.tokens += len(one.tokens)
-            if whole:
-                seen[slot] = Sight(output.logits, output.hidden)
-        self.passes += 1
-        return seen
+        return {
+            one.slot: Sight(output.logits, output.hidden)
+            for one, output in zip(passes, outputs, strict=True)
+            if one.rows
+        }
 
 
-@dataclass(eq=False)
-class _Running(Generic[R]):
-    """A procedure that has a slot, and what it waits for."""
-
-    key: str
-    steps: Procedure[R]
-    look: Look
-
-
-@dataclass(eq=False)
 class Readers:
-    """Drafter and target, with as many slots each."""
+    """Drafter and target, with a slot in each for every text that is read at once.
 
-    drafter: Reader
-    target: Reader
-    slots: int
-    _free: list[int] = field(init=False)
+    context: tokens of the longest text of either. engine: how the models are run.
+    """
 
-    def __post_init__(self) -> None:
-        self._free = list(range(self.slots))
-
-    @classmethod
-    def open(
-        cls,
-        drafter: Path,
-        target: Path,
-        *,
-        slots: int,
-        context: int,
-        threads: int | None = None,
-        provider: str = "auto",
-    ) -> Readers:
-        """Load both; ``context`` is the longest text of either in tokens."""
+    def __init__(
+        self, drafter: Path, target: Path, *, slots: int, context: int, engine: EngineSettings
+    ) -> None:
         if slots < 1:
             raise UnsupportedError(f"There is at least one question at a time, not {slots}.")
-        return cls(
-            Reader(drafter, slots, context, threads, provider),
-            Reader(target, slots, context, threads, provider),
-            slots,
+        self.slots = slots
+        self.drafter, self.target = (
+            Reader(path, slots, context, engine) for path in (drafter, target)
         )
 
     def run(
         self, procedures: Iterable[tuple[str, Callable[[], Procedure[R]]]]
     ) -> Iterator[tuple[str, R]]:
-        """What each procedure returns, in the order in which they end."""
-        waiting = deque(procedures)
-        running: dict[int, _Running[R]] = {}
+        """Yield what each procedure returns, by its key, in the order in which they end."""
+        waiting, free = deque(procedures), [*range(self.slots)]
+        running: dict[int, tuple[str, Procedure[R]]] = {}  # by slot
+        looks: dict[int, Look] = {}  # what each waits for
         while waiting or running:
-            while waiting and self._free:
+            while waiting and free:
                 key, begin = waiting.popleft()
                 steps = begin()
                 try:
-                    running[self._free[0]] = _Running(key, steps, next(steps))
+                    looks[free[0]] = next(steps)
                 except StopIteration as end:  # there was nothing to read
                     yield key, end.value
                     continue
-                self._free.pop(0)
-            # the drafter's looks first: what is behind them goes into one pass of the target
-            drafting = {s: one.look for s, one in running.items() if one.look.model == DRAFTER}
+                running[free.pop(0)] = key, steps
+            # the drafter's looks first: what follows from them goes into one pass of the target
+            drafting = {slot: look for slot, look in looks.items() if look.model == DRAFTER}
             reader = self.drafter if drafting else self.target
-            looks = drafting or {slot: one.look for slot, one in running.items()}
-            for slot, seen in (reader.read(looks) if looks else {}).items():
+            for slot, seen in (reader.read(drafting or looks) if looks else {}).items():
+                key, steps = running[slot]
                 try:
-                    running[slot].look = running[slot].steps.send(seen)
+                    looks[slot] = steps.send(seen)
                 except StopIteration as end:
-                    self._free.append(slot)
-                    yield running.pop(slot).key, end.value
+                    free.append(slot)
+                    del running[slot], looks[slot]
+                    yield key, end.value
 
 
 def _agreeing(held: Ids, wanted: Ids) -> int:

@@ -6,21 +6,68 @@ yield what they want read, and return what a device and an edge would find at th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge import Bridge, Pair, Prompt
-from pilotfish.judge.reading import DRAFTER, TARGET, Floats, Ids, Look, Procedure, Sight
+from pilotfish.edge_runtime.head_file import End
+from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.settings import EngineSettings
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.judge.reading import DRAFTER, TARGET, Floats, Ids, Look, Procedure, Readers, Sight
 from pilotfish.judge.tasks import Question
+from pilotfish.wire.settings import setting
 
 _OWN_TOKENS = 2  # a drafter's for one of the target's, at most, in ordinary text
 
 
+class PairSettings(EngineSettings, frozen=True, kw_only=True):
+    """A pair, and what it reads at a time (`pilotfish.wire.settings`)."""
+
+    draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")]
+    target: Annotated[Path, setting("target's artifact", metavar="DIR")]
+    count: Annotated[int, setting("the first N questions (default: all)", ge=1)] | None = None
+    slots: Annotated[int, setting("questions at a time", ge=1, le=256)] = 8
+    context: Annotated[
+        int, setting("tokens of a question and its answer; longer ones are left out", ge=2)
+    ] = 640
+
+
+class OpenPair:
+    """A drafter and a target, opened. context: the most tokens that both have."""
+
+    def __init__(self, draft: Path, target: Path) -> None:
+        self._paths = draft, target
+        artifacts = [Artifact.open(path) for path in self._paths]
+        self.drafter, self.target = (one.manifest for one in artifacts)
+        self.vocabularies = Pair(*(Vocabulary.of(one) for one in artifacts))
+        self.context = min(one.manifest.dimensions.context for one in artifacts)
+
+    def fitting(self, asked: Sequence[Question], most: int, context: int) -> list[Question]:
+        """Return the questions that fit into the context with an answer of ``most`` tokens."""
+        return [one for one in asked if length(one, self.vocabularies, most) <= context]
+
+    def readers(self, count: int, context: int, engine: EngineSettings) -> Readers:
+        """Load both models; they read ``count`` texts at once."""
+        return Readers(*self._paths, slots=count, context=context, engine=engine)
+
+
+def end_of(manifest: Manifest) -> End:
+    """Return what a card says of a model."""
+    return End(
+        model=manifest.model,
+        origin=manifest.origin,
+        hidden=manifest.dimensions.hidden,
+        precision=manifest.precision,
+    )
+
+
 def length(question: Question, pair: Pair, most: int) -> int:
-    """Tokens of a question and an answer of ``most``, in the vocabulary that takes more."""
+    """Count the tokens of a question and an answer of ``most``, in the larger vocabulary's."""
     prompt = pair.prompt(question.asked)
     own = most if pair.trivial else _OWN_TOKENS * most
     return max(len(prompt.ids) + most, len(prompt.own) + own)
@@ -32,11 +79,11 @@ class Speaker:
     An answer is a list of the target's ids behind the prompt. An end token ends it and is its last.
     """
 
-    def __init__(self, question: Question, pair: Pair, ends: Collection[int], most: int) -> None:
+    def __init__(self, question: Question, pair: Pair, most: int) -> None:
         self.question = question
         self.prompt: Prompt = pair.prompt(question.asked)
         self.most = most
-        self.ends = frozenset(ends)
+        self.ends = frozenset(pair.target.eos_ids)
         self._told: Ids = self.prompt.ids.astype(np.int64)
         self._bridge: Bridge = pair.bridge()
         self._bridge.start(self.prompt)
@@ -44,31 +91,31 @@ class Speaker:
         self._shared = pair.shared
 
     def text(self, answer: Sequence[int]) -> str:
-        """The answer in words, without its end token."""
+        """Decode the answer, without its end token."""
         said = answer[:-1] if self.ended(answer) else answer
         return self._tokenizer.decode(list(said))
 
     def ended(self, answer: Sequence[int]) -> bool:
-        """Whether it ends with an end token."""
+        """Say whether it ends with an end token."""
         return bool(answer) and answer[-1] in self.ends
 
     # The target
 
     def target(self, answer: Sequence[int], rows: int = 1) -> Procedure[tuple[Ids, Floats]]:
-        """Its argmax [rows] after each of the last ``rows`` tokens; its states f32 [rows, d]."""
+        """Find its argmax [rows] after the last ``rows`` tokens, and its states f32 [rows, d]."""
         ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
         seen = yield Look(TARGET, ids, rows)
         return seen.logits.argmax(1), seen.hidden.copy()
 
     def logits(self, answer: Sequence[int]) -> Procedure[Floats]:
-        """The target's after the answer, f32 [V]."""
+        """Compute the target's after the answer, f32 [V]."""
         ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
         seen = yield Look(TARGET, ids)
         found: Floats = seen.logits[0].copy()
         return found
 
     def finish(self, answer: Sequence[int]) -> Procedure[list[int]]:
-        """The answer as the target alone goes on with it."""
+        """Let the target alone go on with the answer to its end."""
         whole = list(answer)
         while len(whole) < self.most and not self.ended(whole):
             choices, _ = yield from self.target(whole)
@@ -78,12 +125,12 @@ class Speaker:
     # The drafter, in a window that starts after ``committed``
 
     def window(self, committed: Sequence[int]) -> DrafterWindow:
-        """A window after these tokens of the answer."""
+        """Begin a window after these tokens of the answer."""
         told = np.array([*self.prompt.ids.tolist(), *committed], dtype=np.uint32)
         return DrafterWindow(self._bridge, self._bridge.context(told).astype(np.int64))
 
     def can_draft(self, token: int) -> bool:
-        """Whether the drafter has this token."""
+        """Say whether the drafter has this token."""
         return self._shared is None or bool(self._shared.to_own[token] >= 0)
 
 
@@ -95,7 +142,7 @@ class DrafterWindow:
         self._context = context
 
     def look(self, drafted: Sequence[int], rows: int = 1) -> Look:
-        """At the last ``rows`` of context and drafted tokens."""
+        """Look at the last ``rows`` of context and drafted tokens."""
         ids = self._context
         if drafted:
             own = self._bridge.own(np.array(drafted, dtype=np.uint32))
@@ -103,12 +150,12 @@ class DrafterWindow:
         return Look(DRAFTER, ids, rows)
 
     def choices(self, seen: Sight) -> Ids:
-        """The drafter's argmax, in the target's ids, after each token that was looked at."""
+        """Find the drafter's argmax, in the target's ids, after each token that was looked at."""
         found: Ids = self.logits(seen).argmax(1)
         return found
 
     def logits(self, seen: Sight) -> NDArray[np.floating]:
-        """The drafter's, over the target's ids; f32 [rows, V], until the next call."""
+        """Project the drafter's onto the target's ids; f32 [rows, V], until the next call."""
         return self._bridge.project(seen.logits)
 
 

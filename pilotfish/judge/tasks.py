@@ -36,15 +36,15 @@ class Task(ABC):
     instruction: ClassVar[str] = ""
 
     def ask(self, question: str) -> str:
-        """The message that the models are given."""
+        """Word the message that the models are given."""
         return f"{question}\n\n{self.instruction}" if self.instruction else question
 
     @abstractmethod
     def outcome(self, question: Question, text: str) -> str:
-        """What an answer comes to; "" where it comes to nothing."""
+        """Find what an answer comes to; "" where it comes to nothing."""
 
     def right(self, question: Question, outcome: str) -> bool:
-        """Whether that is the reference's."""
+        """Say whether that is the reference's."""
         return outcome != "" and outcome == self.outcome(question, question.answer)
 
 
@@ -58,7 +58,7 @@ class Gsm8k(Task):
     )
 
     def outcome(self, question: Question, text: str) -> str:
-        """The number after the last "####" or in the last box, or else the last one."""
+        """Find the number after the last "####" or in the last box, or else the last one."""
         marked = re.findall(rf"(?:####|boxed{{)\D{{0,3}}?({_NUMBER})", text)
         found = marked or re.findall(_NUMBER, text)
         return _number(found[-1]) if found else ""
@@ -70,7 +70,7 @@ class Exact(Task):
     name = "exact"
 
     def outcome(self, question: Question, text: str) -> str:
-        """The words."""
+        """Find the words."""
         return " ".join(text.split())
 
 
@@ -90,7 +90,7 @@ class Command(Task):
         self._right: dict[tuple[str, str], bool] = {}
 
     def outcome(self, question: Question, text: str) -> str:
-        """What the program prints."""
+        """Have the program print it."""
         asked = {"question": question.asked, "answer": question.answer, "text": text}
         try:
             done = subprocess.run(
@@ -113,7 +113,7 @@ class Command(Task):
         return outcome
 
     def right(self, question: Question, outcome: str) -> bool:
-        """What the program said when it printed this outcome."""
+        """Recall what the program said when it printed this outcome."""
         return self._right[question.key, outcome]
 
 
@@ -121,14 +121,14 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (Gsm8k, Exact, Comma
 
 
 def task_named(name: str, checker: Sequence[str] = ()) -> Task:
-    """The task of that name; ``checker`` is `Command`'s."""
+    """Make the task of that name; ``checker`` is `Command`'s."""
     if name not in TASKS:
         raise UnsupportedError(f"There is no task {name!r}: {', '.join(TASKS)}.")
     return Command(checker) if name == Command.name else TASKS[name]()
 
 
 def questions(path: Path, task: Task) -> list[Question]:
-    """The lines of a file: JSON objects with "question" and "answer"; empty ones are skipped."""
+    """Read a file of JSON objects, one a line, with "question" and "answer"; skip empty lines."""
     found = []
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -151,7 +151,7 @@ def questions(path: Path, task: Task) -> list[Question]:
 
 
 def _number(text: str) -> str:
-    """1,234.50 as 1234.5."""
+    """Write 1,234.50 as 1234.5."""
     bare = re.sub(r"[\s$,]", "", text).replace("−", "-")
     try:
         return format(Decimal(bare).normalize(), "f")

@@ -13,7 +13,7 @@ POINTS = 26  # thresholds of the curve, as many as AutoJudge has
 
 
 def auc(scores: NDArray[np.floating], labels: NDArray[np.bool_]) -> float | None:
-    """The area under the ROC curve: how often a label of 1 scores above a 0; ties count half.
+    """Compute the area under the ROC curve: how often a 1 scores above a 0; ties count half.
 
     scores [n], labels [n]. None if the labels are all alike.
     """
@@ -27,7 +27,7 @@ def auc(scores: NDArray[np.floating], labels: NDArray[np.bool_]) -> float | None
 
 
 def curve(logits: NDArray[np.floating]) -> list[CurvePoint]:
-    """`POINTS` quantiles of the head's probabilities, as AutoJudge's thresholds; least first."""
+    """Find `POINTS` quantiles of the head's probabilities, as AutoJudge does; least first."""
     bounds = np.quantile(logits.astype(np.float64), np.linspace(0.0, 1.0, POINTS))
     # a threshold of 1 would forgive all there is, and 0 nothing
     bounds = np.clip(bounds, -30.0, 30.0)
@@ -44,7 +44,7 @@ def curve(logits: NDArray[np.floating]) -> list[CurvePoint]:
 def recommended(
     points: list[CurvePoint], harmful: NDArray[np.floating], risk: float
 ) -> CurvePoint | None:
-    """The largest threshold that forgives at most the share ``risk`` of harmful mismatches.
+    """Find the largest threshold that forgives at most the share ``risk`` of harmful mismatches.
 
     harmful: their logits under a good channel, [m]. None: reject all, for each forgives more.
     """
@@ -53,5 +53,5 @@ def recommended(
 
 
 def share(which: NDArray[np.bool_]) -> float:
-    """How much of it is true; 0 of nothing."""
+    """Compute how much of it is true; 0 of nothing."""
     return float(which.mean()) if which.size else 0.0

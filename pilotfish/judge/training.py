@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -23,11 +24,12 @@ from pilotfish.edge_runtime.head import DecisionHead, token_buckets
 from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Tensors, Training, Value
 from pilotfish.engines.errors import EngineError
 from pilotfish.judge.episodes import Mined
-from pilotfish.judge.instances import GOOD, POOR, InstanceOptions, Instances, split
+from pilotfish.judge.instances import GOOD, POOR, InstanceOptions, Instances, MinedSettings, split
 from pilotfish.judge.reading import Floats
 from pilotfish.judge.thresholds import auc, curve, recommended, share
 from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -40,30 +42,38 @@ _LEAST_SPREAD = 0.01  # of one state's deviation, as a share of the mean one
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class TrainingOptions:
-    """How a head is trained.
+class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a head is trained. seed: that of all draws."""
 
-    width: h, of the hidden layer. batch: mismatches a step, each under all its channels. epochs: at
-    most; after patience ones without a better validation loss there are no more. validation: the
-    share of questions kept out. risk: the share of harmful mismatches that the recommended
-    threshold may forgive under a good channel. link: read the channel. tokens: read token ids,
-    hashed to ``buckets``, instead of states.
-    """
-
-    width: int = 32
-    dropout: float = 0.1
-    weight_decay: float = 30.0
-    learning_rate: float = 1e-4
-    batch: int = 64
-    epochs: int = 200
-    patience: int = 12
-    validation: float = 0.2
-    risk: float = 0.05
+    width: Annotated[int, setting("h, of the hidden layer", ge=1, le=1024, metavar="H")] = 32
+    dropout: Annotated[float, setting("behind it", ge=0, le=1, metavar="P")] = 0.1
+    weight_decay: Annotated[float, setting("AdamW's", gt=0, metavar="W")] = 30.0
+    learning_rate: Annotated[float, setting("AdamW's", gt=0, metavar="R")] = 1e-4
+    batch: Annotated[int, setting("mismatches a step, each under its K channels", ge=1)] = 64
+    epochs: Annotated[int, setting("at most", ge=1)] = 200
+    patience: Annotated[int, setting("epochs without a better validation loss end it", ge=1)] = 12
+    validation: Annotated[float, setting("of questions kept out", ge=0, le=1, metavar="SHARE")] = (
+        0.2
+    )
+    risk: Annotated[
+        float,
+        setting(
+            "of harmful mismatches that may be forgiven, see below", ge=0, le=1, metavar="SHARE"
+        ),
+    ] = 0.05
     seed: int = 0
-    link: bool = True
-    tokens: bool = False
-    buckets: int = 512
+    link: Annotated[
+        bool, setting("ablation: a head that does not read the channel", flag="no-link")
+    ] = True
+    tokens: Annotated[bool, setting("ablation: reads token ids instead of states")] = False
+    buckets: Annotated[int, setting("of a token's hash, with --tokens", ge=1, le=65536)] = 512
+
+
+class TrainSettings(MinedSettings, frozen=True, kw_only=True):
+    """What ``pilotfish judge train`` is told."""
+
+    out: Annotated[Path, setting("where to, without a suffix", metavar="NAME")]
+    training: TrainingOptions = TrainingOptions()
 
 
 def train(
@@ -74,7 +84,7 @@ def train(
     options: TrainingOptions,
     progress: Progress = lambda done, most: None,
 ) -> DecisionHead:
-    """A head called ``name``; ``progress`` is told of the epochs done, and how many at most.
+    """Train a head called ``name``; ``progress`` gets the epochs done, and how many at most.
 
     sampling: how the instances were made, for the record. Raises `UnsupportedError` if there is too
     little to learn from, and `EngineError` where torch is not installed.
@@ -113,7 +123,7 @@ def _described(
     options: TrainingOptions,
     known: dict[str, Value],
 ) -> DecisionHead:
-    """The head with its curve, its threshold and its record, of which some is known already."""
+    """Give the head its curve, its threshold and its record, of which some is known already."""
     # [n, K] and [n]
     logits = np.stack([_logits(head, held, k) for k in range(held.rejected.shape[1])], axis=1)
     good = head.logits(held.drafter, held.target, held.tokens, GOOD)
@@ -122,11 +132,11 @@ def _described(
     chosen = recommended(points, good[held.harmful], options.risk)
     bound = -math.inf if chosen is None else chosen.logit or 0.0
     told: dict[str, Value] = {
-        **asdict(options),
+        **msgspec.structs.asdict(options),
         "channels": sampling.channels,
         "sampling_seed": sampling.seed,
         "relabelled": sampling.relabelling is not None,
-        **(sampling.relabelling._asdict() if sampling.relabelling else {}),
+        **(msgspec.structs.asdict(sampling.relabelling) if sampling.relabelling else {}),
         **known,
         "forgiven_good": share(good <= bound),
         "forgiven_poor": share(poor <= bound),
@@ -144,7 +154,7 @@ def _described(
 
 
 def _logits(head: DecisionHead, given: Instances, k: int) -> NDArray[np.float32]:
-    """z [n] under the k-th channel of each question."""
+    """Compute z [n] under the k-th channel of each question."""
     found = np.empty(len(given), np.float32)
     for index, channels in enumerate(given.channels):
         own = given.question == index
@@ -190,7 +200,7 @@ class _Layers:
 
     @classmethod
     def drawn(cls, inputs: int, links: int, width: int) -> _Layers:
-        """Uniform within ±1/√(what a unit reads), as torch draws its own layers."""
+        """Draw uniformly within ±1/√(what a unit reads), as torch draws its own layers."""
         import torch
 
         def uniform(*shape: int, reads: int) -> torch.Tensor:
@@ -206,7 +216,7 @@ class _Layers:
         )
 
     def logits(self, data: _Data, rows: torch.Tensor, dropout: float) -> torch.Tensor:
-        """z of these mismatches under each channel, [b, K]; [b, 1] if the link is not read."""
+        """Compute z of these mismatches by channel, [b, K]; [b, 1] if the link is not read."""
         from torch.nn import functional
 
         picked = data.inputs[rows]
@@ -221,10 +231,10 @@ class _Layers:
         return found
 
     def groups(self, options: TrainingOptions) -> list[dict[str, Any]]:
-        """What AdamW is told of each: the link is not decayed, and learns faster than the states.
+        """Group the weights for AdamW: the link is not decayed, and learns faster than the states.
 
-        AdamW moves all weights alike fast, so that thousands of a state's would be known by heart
-        before the link's few were learnt.
+        AdamW moves all weights equally fast: thousands of a state's would be learnt by heart before
+        the link's few were learnt at all.
         """
         reads, links = (2 if options.tokens else len(self.w1)), max(len(self.link), 1)
         rate = options.learning_rate * (_TOKENS_PACE if options.tokens else 1.0)
@@ -236,14 +246,14 @@ class _Layers:
         ]
 
     def copy(self) -> _Layers:
-        """As they are now."""
+        """Copy them as they are now."""
         return _Layers(*(one.detach().clone() for one in vars(self).values()))
 
 
 def _fit(
     card: HeadCard, learnt: Instances, held: Instances, options: TrainingOptions, progress: Progress
 ) -> tuple[Tensors, int]:
-    """The tensors of the head with the least validation loss, and after how many epochs."""
+    """Return the tensors with the least validation loss, and after how many epochs they were."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -281,7 +291,7 @@ def _fit(
 def _loss(
     layers: _Layers, data: _Data, rows: torch.Tensor, positive: torch.Tensor, dropout: float
 ) -> torch.Tensor:
-    """(26), with labels of 1 weighted so that both classes count alike."""
+    """Compute (26), with labels of 1 weighted so that both classes count alike."""
     from torch.nn import functional
 
     wanted = data.rejected[rows]
@@ -293,7 +303,7 @@ def _loss(
 
 
 def _balance(data: _Data) -> torch.Tensor:
-    """Labels of 0 for each 1."""
+    """Count the labels of 0 for each 1."""
     ones = data.rejected.mean()
     if not 0.0 < float(ones) < 1.0:
         raise UnsupportedError(
@@ -329,7 +339,7 @@ def _data(
 
 
 def _state_scale(learnt: Instances) -> tuple[Floats, Floats]:
-    """Mean and deviation of the states, f32 [d_D + d_T] each."""
+    """Compute mean and deviation of the states, f32 [d_D + d_T] each."""
     pair = (learnt.drafter, learnt.target)
     mean = np.concatenate([states.mean(0, dtype=np.float64) for states in pair])
     std = np.concatenate([states.std(0, dtype=np.float64) for states in pair])
@@ -340,7 +350,7 @@ def _state_scale(learnt: Instances) -> tuple[Floats, Floats]:
 
 @contextmanager
 def _repeatably(seed: int) -> Iterator[None]:
-    """torch draws by this seed and adds in one order; afterwards it is as it was."""
+    """Have torch draw by this seed and add in one order; afterwards it is as it was."""
     import torch
 
     threads = torch.get_num_threads()

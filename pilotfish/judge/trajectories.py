@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from pilotfish.edge_runtime.head import HeadJudge
+from pilotfish.edge_runtime.head import HeadJudge, Score
+from pilotfish.judge.instances import as_sent
 from pilotfish.judge.reading import Floats, Procedure
 from pilotfish.judge.speakers import DrafterWindow, Speaker
-from pilotfish.wire.codecs.hidden import decode_hidden, encode_hidden
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +48,11 @@ class CourseRound(NamedTuple):
     None where that was not looked at.
     """
 
-    drafted: int
-    accepted: int
-    forgiven: int
-    decided: int
-    mismatched: int | None
+    drafted: int = 0
+    accepted: int = 0
+    forgiven: int = 0
+    decided: int = 0
+    mismatched: int | None = None
 
     @property
     def behind(self) -> int:
@@ -71,7 +71,7 @@ class Trajectory:
 def walks(
     speaker: Speaker, courses: Sequence[Course], *, whole: int = 0
 ) -> Procedure[list[Trajectory]]:
-    """What each of the courses comes to, in their order.
+    """Walk each of the courses to its end; return what they come to, in their order.
 
     whole: so many windows are also read to their ends, for `CourseRound.mismatched`; each costs γ
     tokens.
@@ -89,41 +89,41 @@ class _Walker:
     tokens: list[int] = field(default_factory=list)
     window: DrafterWindow | None = None
     start: int = 0  # where the window begins in the answer
-    drafted: int = 0
-    accepted: int = 0
-    forgiven: int = 0
-    decided: int = 0
-    mismatched: int | None = None
+    round: CourseRound = field(default_factory=CourseRound)
 
     @property
     def full(self) -> bool:
-        return self.accepted == self.drafted
+        return self.round.accepted == self.round.drafted
 
     def begin(
         self, window: DrafterWindow, start: int, drafted: int, mismatched: int | None
     ) -> None:
         self.window, self.start = window, start
-        self.drafted, self.mismatched = drafted, mismatched
-        self.accepted = self.forgiven = self.decided = 0
+        self.round = CourseRound(drafted, 0, 0, 0, mismatched)
 
-    def accept(self, *, mismatch: bool) -> None:
-        self.accepted += 1
-        self.forgiven += mismatch
-        self.decided += mismatch
+    def decide(self, *, accepted: bool, mismatch: bool) -> None:
+        """Count the next draft token; a rejected one ends the round."""
+        drafted, before, forgiven, decided, mismatched = self.round
+        forgiven += accepted and mismatch
+        self.round = CourseRound(
+            drafted, before + accepted, forgiven, decided + mismatch, mismatched
+        )
+        if not accepted:
+            self.close()
 
     def close(self) -> None:
-        """The round is over."""
-        mismatched = None if self.mismatched is None else max(self.mismatched, self.decided)
-        self.rounds.append(
-            CourseRound(self.drafted, self.accepted, self.forgiven, self.decided, mismatched)
-        )
+        """End the round."""
+        if self.round.mismatched is not None:
+            mismatched = max(self.round.mismatched, self.round.decided)
+            self.round = self.round._replace(mismatched=mismatched)
+        self.rounds.append(self.round)
         self.window = None
 
     def end(self, answer: list[int]) -> None:
-        """The answer is over; with a round open it ended with a token of the drafter's."""
+        """End the answer; with a round open it ended with a token of the drafter's."""
         self.tokens = answer
         if self.window is not None:
-            self.drafted = self.accepted  # an end token is a window's last
+            self.round = self.round._replace(drafted=self.round.accepted)  # an end token is last
             self.close()
 
 
@@ -133,16 +133,17 @@ class _Mismatch:
     def __init__(self, draft: int, wanted: int, drafter: Floats, target: Floats) -> None:
         self._tokens = np.array([(draft, wanted)], dtype=np.int64)
         self._drafter, self._target = drafter[None], target[None]
-        self._sent: dict[str, Floats] = {}  # as an edge has the drafter's state, by format
+        self._scored: dict[Score, Floats] = {}  # logits, which judges of many thresholds share
 
     def rejected(self, course: Course) -> bool:
-        if course.judge is None or course.strict:
+        judge = course.judge
+        if judge is None or course.strict:
             return True
-        form = course.judge.form
-        if form not in self._sent:
-            frame = encode_hidden(self._drafter, form)
-            self._sent[form] = decode_hidden(frame, 1, self._drafter.shape[1], form)
-        return bool(course.judge(self._sent[form], self._target, self._tokens)[0])
+        if judge.score not in self._scored:  # by the state that the edge has
+            seen = as_sent(self._drafter, judge.form), self._target, self._tokens
+            self._scored[judge.score] = judge.score(*seen)
+        known = replace(judge, score=lambda *_: self._scored[judge.score])
+        return bool(known(self._drafter, self._target, self._tokens)[0])
 
 
 class _Said(NamedTuple):
@@ -181,7 +182,7 @@ class _Tree:
         return [Trajectory(walker.tokens, walker.rounds) for walker in walkers]
 
     def _step(self, branch: _Branch) -> Procedure[list[_Branch]]:
-        """The branches with one token more."""
+        """Return the branches with one token more."""
         answer, walkers, said = branch
         wanted = (said or (yield from self._target(answer))).choice
         yield from self._open(answer, [one for one in walkers if one.window is None])
@@ -224,13 +225,8 @@ class _Tree:
                 read[draft] = yield from self._target([*answer, draft])
             mismatch = _Mismatch(draft, wanted, own, read[draft].state)
         for one in walkers:
-            if draft == wanted:
-                one.accept(mismatch=False)
-            elif judged and not mismatch.rejected(one.course):
-                one.accept(mismatch=True)
-            else:
-                one.decided += 1
-                one.close()
+            forgiven = judged and not mismatch.rejected(one.course)
+            one.decide(accepted=draft == wanted or forgiven, mismatch=draft != wanted)
             token = wanted if one.window is None else draft
             following.setdefault(token, []).append(one)
 
@@ -254,7 +250,7 @@ class _Tree:
     def _read_whole(
         self, window: DrafterWindow, answer: list[int], room: int
     ) -> Procedure[list[bool]]:
-        """Which tokens of the window the target would say otherwise, given the draft's prefix."""
+        """Find which tokens of the window the target would replace, given the draft's prefix."""
         drafted: list[int] = []
         while len(drafted) < room and not self._speaker.ended(drafted):
             drafted.append((yield from self._draft(window, drafted)).choice)
@@ -266,7 +262,7 @@ class _Tree:
         return _Said(int(choices[0]), states[0])
 
     def _draft(self, window: DrafterWindow, drafted: Sequence[int]) -> Procedure[_Said]:
-        """What the drafter says there; windows that began elsewhere often read the same ids."""
+        """Ask the drafter what it says there; other windows often read the same ids."""
         look = window.look(drafted)
         key = look.ids.tobytes()
         if key not in self._drafts:

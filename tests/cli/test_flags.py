@@ -10,7 +10,7 @@ import pytest
 from msgspec import Meta, Struct, field
 
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.wire.settings import fixed_changes
+from pilotfish.wire.settings import fixed_changes, setting
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -94,6 +94,53 @@ def test_a_bare_flag_for_keys_is_the_default_folder(monkeypatch: pytest.MonkeyPa
 def test_what_is_out_of_bounds_is_refused(words: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(argparse.ArgumentError, match=complaint):
         parsed(*words)
+
+
+def pair(text: str) -> tuple[tuple[str, str], ...]:
+    at = text.index(":")
+    return ((text[:at], text[at + 1 :]),)
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    source: Annotated[str, setting("what", positional=True)]
+    parts: Annotated[tuple[Path, ...], setting("some", positional=True)] = ()
+    rate: Annotated[float, setting("up", exclusive="up")] = 1.0
+    trace: Annotated[str, setting("or this", form=str, exclusive="up")] | None = None
+    link: Annotated[bool, setting("not to look", flag="no-link")] = True
+    command: Annotated[tuple[str, ...], setting("run", form="command")] = ()
+    pairs: Annotated[
+        tuple[tuple[str, ...], ...],
+        setting("a:b", form=pair),
+    ] = (("x", "y"),)
+
+
+def tool(*words: str) -> Tool:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_flags(parser, Tool)
+    return from_args(parser.parse_args(list(words)), Tool)
+
+
+def test_a_commands_settings_may_be_places_choices_and_forms_of_their_own() -> None:
+    assert tool("s") == Tool(source="s")
+    assert tool("s", "a", "b").parts == (Path("a"), Path("b"))
+    found = tool("s", "--no-link", "--trace", "t", "--command", "a 'b c'", "--pairs", "p:q")
+    assert found == Tool(
+        source="s", link=False, trace="t", command=("a", "b c"), pairs=(("p", "q"),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--rate", "2", "--trace", "t"), "not allowed with argument --rate"),
+        (("--pairs", "none"), "substring not found"),
+    ],
+)
+def test_what_excludes_another_and_what_a_form_refuses(
+    words: tuple[str, ...], complaint: str
+) -> None:
+    with pytest.raises(argparse.ArgumentError, match=complaint):
+        tool("s", *words)
 
 
 def test_help_shows_defaults_once_and_groups_under_their_title() -> None:

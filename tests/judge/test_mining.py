@@ -60,7 +60,7 @@ class Script:
         self, slack: int | None = SLACK, *, reference: str = "d", right_only: bool = False
     ) -> Episode:
         question = Question("q", "a", reference)
-        speaker = Speaker(question, self.pair, self.pair.target.eos_ids, MOST)
+        speaker = Speaker(question, self.pair, MOST)
         steps = episode(speaker, LastLetter(), slack, right_only=right_only)
         try:
             look = next(steps)

@@ -19,15 +19,14 @@ from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.engines.artifact import Artifact
 from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, Pace, cost, missed_share
 from pilotfish.judge.figures import curve, figures
-from pilotfish.judge.sweeping import (
+from pilotfish.judge.sweep_file import (
     LinkProfile,
     QuestionTally,
     SweepFile,
     SweepHeader,
     SweepSetting,
-    settings_of,
-    sweep,
 )
+from pilotfish.judge.sweeping import settings_of, sweep
 from pilotfish.judge.tasks import Exact
 from pilotfish.judge.trajectories import Course, CourseRound, Trajectory
 from pilotfish.speculation.latency import Link
@@ -76,7 +75,7 @@ def test_a_tally_adds_up_rounds() -> None:
         missed=1,
         drafted={4: 2, 3: 1},
     )
-    assert QuestionTally.read(json.loads(json.dumps(found))) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=QuestionTally) == found
 
 
 def test_mismatches_behind_rejections_are_told_from_windows_that_were_looked_at() -> None:
@@ -96,11 +95,7 @@ def test_sweeping_counts_what_is_walked(models: JudgedPair) -> None:
     }
     wanted = settings_of([2, 5], {form: [0.2, 0.4, 0.6, 0.8] for form in heads}, [FAST, SLOW])
     told = plan(*wanted, most=MOST)
-    found = sweep(
-        *(models.readers, models.pair, Exact(), QUESTIONS, told, heads),
-        ends=models.pair.target.eos_ids,
-    )
-    tallies = {question.key: line for question, line in found}
+    tallies = dict(sweep(models.readers, models.pair, Exact(), QUESTIONS, told, heads))
     assert len({str(one) for line in tallies.values() for one in line}) > 15
     courses = [
         Course(one.window, one.head and heads[one.head].judge(one.profile.channel, one.threshold))

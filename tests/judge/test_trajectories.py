@@ -13,6 +13,7 @@ from pilotfish.device_runtime.bridge import Pair
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Training
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.judge.reading import Procedure, Readers
 from pilotfish.judge.speakers import Speaker
@@ -36,11 +37,13 @@ class JudgedPair:
         ends = [Artifact.open(path) for path in (drafter, target)]
         self.paths = drafter, target
         self.pair = Pair(*(Vocabulary.of(end) for end in ends))
-        self.readers = Readers.open(drafter, target, slots=2, context=160, threads=1)
+        self.readers = Readers(
+            drafter, target, slots=2, context=160, engine=EngineSettings(threads=1)
+        )
         self.head = random_head(*ends)
 
     def speaker(self, question: Question = QUESTIONS[0], most: int = MOST) -> Speaker:
-        return Speaker(question, self.pair, self.pair.target.eos_ids, most)
+        return Speaker(question, self.pair, most)
 
     def walks(self, courses: Sequence[Course], *, most: int = MOST, whole: int = 0) -> Walks:
         """Of all questions, a list for each."""

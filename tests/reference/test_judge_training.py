@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from pilotfish.cli import main
 from pilotfish.cli.export import default_artifact
@@ -37,7 +38,7 @@ OPTIONS = TrainingOptions(width=32, learning_rate=3e-4)
 
 def trained(sampling: InstanceOptions, **change: object) -> tuple[DecisionHead, Instances]:
     whole = instances(MINED, episodes(80, stalling=0.25), sampling)
-    options = TrainingOptions(**(vars(OPTIONS) | change))
+    options = structs.replace(OPTIONS, **change)
     head = train("made", MINED, whole, sampling, options)
     return head, whole.of(split(whole.keys, options.validation, options.seed)[1])
 

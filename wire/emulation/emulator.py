@@ -12,18 +12,37 @@ import math
 import os
 import sys
 import threading
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Struct, structs
 
 from pilotfish.wire.errors import ListenError, UnsupportedError
+from pilotfish.wire.settings import setting
 from pilotfish.wire.tie import TiedProcess
 
 _ANSWER_S = 30.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
+_UP, _DOWN = (
+    setting(
+        f"payload {way} per second, as 20mbit", form="rate", flag=way, metavar="RATE", exclusive=way
+    )
+    for way in ("up", "down")
+)
+_TRACE_UP, _TRACE_DOWN = (
+    setting(
+        "or a Mahimahi trace: a line is the millisecond at which 1500 bytes can go",
+        form=str,
+        metavar="FILE",
+        exclusive=way,
+    )
+    for way in ("up", "down")
+)
+
+
+class Conditions(Struct, frozen=True, kw_only=True):
     """The properties of a link; the default is an ideal one.
 
     "up" is from the side that connects to the emulator towards the edge. Raises UnsupportedError
@@ -36,14 +55,28 @@ class Conditions:
     the way; TCP sends them again, so loss shows as stalls. seed: of jitter and loss.
     """
 
-    rtt_s: float = 0.0
-    jitter_s: float = 0.0
-    up_bps: float | None = None
-    down_bps: float | None = None
-    loss: float = 0.0
-    trace_up: str | os.PathLike[str] | None = None
-    trace_down: str | os.PathLike[str] | None = None
-    seed: int = 0
+    rtt_s: Annotated[float, setting("round trip, as 50ms", form="duration", metavar="TIME")] = 0.0
+    jitter_s: Annotated[
+        float,
+        setting(
+            "a round trip takes up to so much more, half of it each way",
+            form="duration",
+            metavar="TIME",
+        ),
+    ] = 0.0
+    up_bps: Annotated[float, _UP] | None = None
+    trace_up: Annotated[str | os.PathLike[str], _TRACE_UP] | None = None
+    down_bps: Annotated[float, _DOWN] | None = None
+    trace_down: Annotated[str | os.PathLike[str], _TRACE_DOWN] | None = None
+    loss: Annotated[
+        float,
+        setting(
+            "of the segments each way, as 1% or 0.01; shows as stalls",
+            form="share",
+            metavar="SHARE",
+        ),
+    ] = 0.0
+    seed: Annotated[int, setting("of jitter and loss")] = 0
 
     def __post_init__(self) -> None:
         for name, value in (("rtt_s", self.rtt_s), ("jitter_s", self.jitter_s)):
@@ -118,7 +151,9 @@ class Emulator:
         self._child = TiedProcess(command, _ANSWER_S)
         try:
             told = self._ask(
-                listen=self._listen, connect=self._connect, conditions=asdict(self.conditions)
+                listen=self._listen,
+                connect=self._connect,
+                conditions=structs.asdict(self.conditions),
             )
         except BaseException:
             self.stop()
@@ -132,8 +167,8 @@ class Emulator:
         changes: fields of `Conditions` that differ, as ``set(rtt_s=0.1)``. Segments that have left
         keep their delay, those that wait take the new rate. Traces begin anew.
         """
-        wanted = replace(conditions or self.conditions, **changes)
-        self.since_s = self._ask(set=asdict(wanted))["since_s"]
+        wanted = structs.replace(conditions or self.conditions, **changes)
+        self.since_s = self._ask(set=structs.asdict(wanted))["since_s"]
         self.conditions = wanted
 
     def cut(self, for_s: float = 0.0, *, silent: bool = False) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SHARED_OPTIONS = frozenset(
     (
         *("protocol", "among", "lossy", "policy", "rtt_threshold_s", "window", "expansion"),
-        *("max_tokens", "temperature", "top_k", "top_p", "seed", "stop"),
+        *("max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "options"),
         *("draft_temperature", "draft_top_k", "draft_top_p"),
     )
 )

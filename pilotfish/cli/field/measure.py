@@ -4,7 +4,7 @@ import argparse
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,14 +15,11 @@ from rich.table import Table
 
 from pilotfish import wire
 from pilotfish.cli.field.progress import Answers
-from pilotfish.cli.generation import protocol_options, protocol_options_of, window
+from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.generation import protocol_options, protocol_options_of
 from pilotfish.cli.options import (
     Commands,
-    between,
-    engine_options,
     json_option,
-    keys_option,
-    positive,
     write_json,
 )
 from pilotfish.cli.progress import FETCHING, Bars
@@ -30,7 +27,7 @@ from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
 from pilotfish.engines.artifact import Artifact
 from pilotfish.field import host, matrix
-from pilotfish.field.measure import PATIENCE_S, Measurement, RoundLog
+from pilotfish.field.measure import Measurement, MeasureSettings, RoundLog
 from pilotfish.field.prompts import BUILT_IN, read_prompts
 from pilotfish.field.recording import Recorder, begun, expect_nothing
 from pilotfish.field.report.figures import Figures, figures, flat, noted
@@ -39,12 +36,12 @@ from pilotfish.field.resumption import (
     expect_same_pair,
     expect_same_settings,
 )
-from pilotfish.field.run import Cell, Facts, Model, Run, Settings, Start, WindowSetting
+from pilotfish.field.run import Cell, Facts, Model, Run, Settings, Start
 from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.settings import settings as settings_of
 
-_MOST_REPEATS = 10_000
 _COMMAND = ("pilotfish", "field", "measure")
-_SETTINGS = tuple(field.name for field in fields(Settings))
+_SETTINGS = tuple(one.name for one in settings_of(Settings) if one.meta.description)
 _HEADINGS = ("n", "ms a token", "p95", "tokens/s", "α", "tokens a round")
 _EXAMPLE = """\
 example:
@@ -66,78 +63,24 @@ def add_to(actions: Commands) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    usual = Settings(prompts=BUILT_IN)
-    add("--out", required=True, type=Path, metavar="RUN.pilotfish", help="the run file")
-    add("--resume", action="store_true", help="go on with the run file, if it has been begun")
-    add("--draft", type=Path, metavar="DIR", help="drafter's artifact")
-    add("--edge", metavar="ADDRESS", help="tcp://HOST:PORT; protocol local alone needs none")
-    keys_option(parser, "the folder with device.key and edge.pub; needed beyond loopback")
-    engine_options(parser)
-    add(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="a prompt a line, or JSON lines with 'prompt' or 'question' "
-        f"(default: {len(BUILT_IN)} that come with Pilotfish)",
-    )
-    add(
-        "--protocols",
-        type=_protocols,
-        metavar="P,P,…",
-        help=f"({','.join(usual.protocols)}); auto lets each answer choose",
-    )
-    add(
-        "--windows",
-        type=_windows,
-        metavar="N,N,…",
-        help=f"draft tokens a round, or auto ({','.join(map(str, usual.windows))})",
-    )
-    add(
-        "--repeat",
-        type=between(1, _MOST_REPEATS),
-        metavar="N",
-        help=f"answers of a cell ({usual.repeat})",
-    )
-    add(
-        "--warm-up",
-        type=between(0, _MOST_REPEATS),
-        metavar="N",
-        help=f"answers of each configuration that do not count, at every start ({usual.warm_up})",
-    )
-    add("--max-tokens", type=between(1), metavar="N", help=f"of an answer ({usual.max_tokens})")
-    add("--temperature", type=float, metavar="T", help="0 is greedy (default)")
+    add_flags(parser, MeasureSettings)
+    add_flags(parser, Settings)
     protocol_options(parser)
-    add("--seed", type=between(0), metavar="N", help=f"repeat r draws by N + r ({usual.seed})")
-    add("--note", metavar="TEXT", help="kept in the file, shown in the report")
-    add(
-        "--patience",
-        type=positive,
-        default=PATIENCE_S,
-        metavar="SECONDS",
-        help="how long an edge that went away is waited for (%(default)g)",
-    )
     json_option(parser)
-    parser.set_defaults(run=_run, provider=None)
-
-
-def _protocols(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def _windows(text: str) -> tuple[WindowSetting, ...]:
-    return tuple(window(part) for part in text.split(","))
+    # what is not given is as in the file that is resumed
+    parser.set_defaults(run=_run, **dict.fromkeys(_SETTINGS))
 
 
 def _run(args: argparse.Namespace) -> int:
-    resumed = _facts_of(args.out) if args.resume and begun(args.out) else None
+    told = from_args(args, MeasureSettings)
+    resumed = _facts_of(told.out) if told.resume and begun(told.out) else None
     if resumed is None:
-        expect_nothing(args.out)
-    settings = _settings(args, resumed)
+        expect_nothing(told.out)
+    settings = _settings(args, told, resumed)
     matrix.check(settings)
-    if resumed is None or matrix.remaining(settings, _done(args.out)):
-        _measure(args, settings, resumed)
-    with Run.open(args.out) as run:
+    if resumed is None or matrix.remaining(settings, _done(told.out)):
+        _measure(told, settings, resumed)
+    with Run.open(told.out) as run:
         found = figures(list(run.answers()))
     Console(stderr=True, highlight=False).print(_table(found))
     if args.json:
@@ -145,9 +88,9 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(args: argparse.Namespace, settings: Settings, resumed: Facts | None) -> None:
+def _measure(told: MeasureSettings, settings: Settings, resumed: Facts | None) -> None:
     """Reach the edge, open the file, and go through what is left of the matrix."""
-    draft, edge, keys = _ends(args, settings, resumed)
+    draft, edge, keys = _ends(told, settings, resumed)
     log = RoundLog()
     with Bars() as bars:
         opened = Device(
@@ -160,12 +103,12 @@ def _measure(args: argparse.Namespace, settings: Settings, resumed: Facts | None
             on_fetch=partial(bars.show, FETCHING),
         )
     with opened as device:
-        facts = _facts(args, settings, device, draft, edge, keys)
+        facts = _facts(told.note or "", settings, device, draft, edge, keys)
         if resumed is None:
-            recorder = Recorder.create(args.out, facts)
+            recorder = Recorder.create(told.out, facts)
         else:
-            expect_same_pair(args.out, resumed, facts)
-            recorder = Recorder.resume(args.out)
+            expect_same_pair(told.out, resumed, facts)
+            recorder = Recorder.resume(told.out)
         with recorder:
             if resumed is not None:
                 recorder.started([*resumed.starts, *facts.starts])
@@ -180,7 +123,7 @@ def _measure(args: argparse.Namespace, settings: Settings, resumed: Facts | None
                     recorder,
                     settings,
                     rails=energy.rails(),
-                    patience_s=args.patience,
+                    patience_s=told.patience_s,
                     tell=countdown.tell,
                 )
                 try:
@@ -189,8 +132,8 @@ def _measure(args: argparse.Namespace, settings: Settings, resumed: Facts | None
                     ):
                         countdown.done(answer.configuration)
                 except BaseException:
-                    again = shlex.join([*_COMMAND, "--resume", "--out", str(args.out)])
-                    countdown.tell(f"What was measured is in {args.out}. To go on: {again}")
+                    again = shlex.join([*_COMMAND, "--resume", "--out", str(told.out)])
+                    countdown.tell(f"What was measured is in {told.out}. To go on: {again}")
                     raise
 
 
@@ -204,25 +147,25 @@ def _done(path: Path) -> set[Cell]:
         return {answer.cell for answer in run.answers()}
 
 
-def _settings(args: argparse.Namespace, resumed: Facts | None) -> Settings:
+def _settings(args: argparse.Namespace, told: MeasureSettings, resumed: Facts | None) -> Settings:
     """What was asked for, and what was not as in the file, or as is usual."""
-    named = [name for name in (*_SETTINGS, "edge", "note") if name != "options"]
-    given = {name: getattr(args, name) for name in named}
-    given = {name: value for name, value in given.items() if value is not None}
-    if "prompts" in given:
-        given["prompts"] = read_prompts(given["prompts"])
-    if resumed is not None:
-        expect_same_settings(args.out, resumed, {**given, **protocol_options_of(args)})
-        return resumed.settings
-    chosen = {name: value for name, value in given.items() if name in _SETTINGS}
-    return Settings(**{"prompts": BUILT_IN, "options": protocol_options_of(args), **chosen})
+    own = protocol_options_of(args)
+    given = {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
+    if told.prompts is not None:
+        given["prompts"] = read_prompts(told.prompts)
+    if resumed is None:
+        return Settings(**{"prompts": BUILT_IN, "options": own, **given})
+    others = {"edge": told.edge, "note": told.note}
+    given |= {name: value for name, value in others.items() if value is not None}
+    expect_same_settings(told.out, resumed, {**given, **own})
+    return resumed.settings
 
 
 def _ends(
-    args: argparse.Namespace, settings: Settings, resumed: Facts | None
+    told: MeasureSettings, settings: Settings, resumed: Facts | None
 ) -> tuple[Path, str | None, Path | None]:
     """Where drafter, edge and keys are."""
-    draft, edge, keys = args.draft, args.edge, args.keys
+    draft, edge, keys = told.draft, told.edge, told.keys
     if resumed is not None:
         draft = draft or Path(resumed.draft_path)
         edge = resumed.edge
@@ -235,7 +178,7 @@ def _ends(
 
 
 def _facts(
-    args: argparse.Namespace,
+    note: str,
     settings: Settings,
     device: Device,
     draft: Path,
@@ -258,7 +201,7 @@ def _facts(
         edge_software=None if welcome is None else welcome.software,
         draft_path=str(draft.resolve()),
         keys_path=None if keys is None else str(keys.resolve()),
-        note=(args.note or "").encode(errors="replace").decode(),
+        note=note.encode(errors="replace").decode(),
         energy=energy.source(energy.rails()),
     )
 

@@ -1,12 +1,15 @@
 """``pilotfish judge``: make decision heads for ``wisv``, and relaxations for ``adaptive``."""
 
-from pilotfish.cli.judge import calibrate, mine, relabel, sweep, train
+from collections.abc import Sequence
+from importlib import import_module
+
+from pilotfish.cli import named
 from pilotfish.cli.options import Commands
 
-_ACTIONS = (mine, relabel, train, sweep, calibrate)
+_ACTIONS = ("mine", "relabel", "train", "sweep", "calibrate")
 
 
-def add_to(commands: Commands) -> None:
+def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "judge",
@@ -16,5 +19,5 @@ def add_to(commands: Commands) -> None:
         "adaptive goes by: calibrate.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    for action in _ACTIONS:
-        action.add_to(actions)
+    for name in named(_ACTIONS, arguments):
+        import_module(f"{__name__}.{name}").add_to(actions)

@@ -4,41 +4,26 @@ import argparse
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from pilotfish.cli.countdown import Countdown
-from pilotfish.cli.options import (
-    Commands,
-    between,
-    engine_options,
-    json_option,
-    positive,
-    share,
-    write_json,
-)
-from pilotfish.device_runtime.bridge import Pair
-from pilotfish.edge_runtime.head_file import End
+from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.edge_runtime.relaxation_file import (
     Outcome,
     RelaxationCard,
     expect_writable,
     write_relaxation,
 )
-from pilotfish.engines.artifact import Artifact, Manifest
-from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.field.prompts import read_prompts
-from pilotfish.judge.calibrating import Observed, Position, chosen, observe
+from pilotfish.judge.calibrating import CalibrateSettings, Observed, Position, chosen, observe
 from pilotfish.judge.instances import split
-from pilotfish.judge.reading import Readers
-from pilotfish.judge.speakers import length
-from pilotfish.judge.tasks import TASKS, Question, questions, task_named
+from pilotfish.judge.speakers import OpenPair, end_of
+from pilotfish.judge.tasks import Question, questions, task_named
 from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.protocols.adaptive import Adaptive
 
 _EXAMPLE = """\
 Protocol adaptive accepts tokens that are not key against a target that is softened by τ. A token is
@@ -68,7 +53,6 @@ _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("relaxed", lambda o: f"{o.relaxed_tokens:.2f}"),
 )
 _KEPT_OUT = 0.2
-_WINDOW = 4
 
 
 def add_to(actions: Commands) -> None:
@@ -80,69 +64,19 @@ def add_to(actions: Commands) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("--draft", required=True, type=Path, metavar="DIR", help="drafter's artifact")
-    add("--target", required=True, type=Path, metavar="DIR", help="target's artifact")
-    add(
-        "--prompts",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="a prompt a line, or JSON lines with 'prompt' or 'question'; two at least",
-    )
-    add(
-        "--task",
-        choices=[name for name, task in TASKS.items() if task.instruction],
-        help="ask as this task does, see judge mine; FILE is then its questions",
-    )
-    add("--count", type=between(2), metavar="N", help="the first N prompts (default: all)")
-    add("--tau", type=share, default=0.2, metavar="τ", help="how far to soften (%(default)s)")
-    add(
-        "--deviation",
-        type=share,
-        default=0.02,
-        metavar="D",
-        help="the budget: mean total variation a position (%(default)s)",
-    )
-    add("--out", required=True, type=Path, metavar="NAME.json", help="for edge serve --relaxation")
-    add("--temperature", type=positive, default=1.0, metavar="T", help="of both (%(default)s)")
-    add(
-        "--draft-top-k",
-        type=between(0),
-        default=Adaptive.truncates,
-        metavar="K",
-        help="as the drafter will be truncated; 0: not at all (%(default)s)",
-    )
-    add(
-        "--window",
-        type=between(1, MAX_WINDOW),
-        default=_WINDOW,
-        metavar="N",
-        help="draft tokens of the rounds that are to become long (%(default)s)",
-    )
-    add("--max-tokens", type=between(1), default=64, metavar="N", help="an answer's (%(default)s)")
-    add("--seed", type=between(0), default=0, metavar="N", help="of all draws (%(default)s)")
-    add("--slots", type=between(1, 256), default=8, metavar="N", help="prompts at a time (8)")
-    add(
-        "--context",
-        type=between(2),
-        default=640,
-        metavar="N",
-        help="tokens of a prompt and its answer; longer ones are left out (%(default)s)",
-    )
-    engine_options(parser)
+    add_flags(parser, CalibrateSettings)
     json_option(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    expect_writable(args.out)
-    asked = _asked(args)
-    drafter, target = (Artifact.open(path) for path in (args.draft, args.target))
-    pair = Pair(Vocabulary.of(drafter), Vocabulary.of(target))
+    told = from_args(args, CalibrateSettings)
+    expect_writable(told.out)
+    asked = _asked(told)
+    opened = OpenPair(told.draft, told.target)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
-    context = min(args.context, *(one.manifest.dimensions.context for one in (drafter, target)))
-    fitting = [one for one in asked if length(one, pair, args.max_tokens) <= context]
+    context = min(told.context, opened.context)
+    fitting = opened.fitting(asked, told.max_tokens, context)
     if len(fitting) < len(asked):
         screen.print(
             f"{len(asked) - len(fitting)} of {len(asked)} prompts are left out, for they and their "
@@ -153,68 +87,49 @@ def _run(args: argparse.Namespace) -> int:
             f"It takes two prompts at least that have {context} tokens with their answers: one is "
             "kept out. Give more or shorter ones, or a larger --context."
         )
-    learning, held = split([one.key for one in fitting], _KEPT_OUT, args.seed)
-    found = _observed(args, pair, fitting)
-    observed = Observed.of([found[key] for key in learning])
-    relaxation = chosen(observed, args.tau, args.deviation, args.window)
+    found = _observed(told, opened, fitting)
+    learnt, held = (
+        Observed.of([found[key] for key in keys]) for keys in split([*found], _KEPT_OUT, told.seed)
+    )
+    relaxation = chosen(learnt, told.tau, told.deviation, told.window)
     card = RelaxationCard(
         **vars(relaxation),
-        budget=args.deviation,
-        temperature=args.temperature,
-        draft_top_k=args.draft_top_k,
-        window=args.window,
-        max_tokens=args.max_tokens,
-        seed=args.seed,
-        drafter=_end(drafter.manifest),
-        target=_end(target.manifest),
+        budget=told.deviation,
+        temperature=told.temperature,
+        draft_top_k=told.draft_top_k,
+        window=told.window,
+        max_tokens=told.max_tokens,
+        seed=told.seed,
+        drafter=end_of(opened.drafter),
+        target=end_of(opened.target),
         prompts_sha256=_hash(fitting),
-        chosen=observed.outcome(relaxation, args.window),
-        kept_out=Observed.of([found[key] for key in held]).outcome(relaxation, args.window),
+        chosen=learnt.outcome(relaxation, told.window),
+        kept_out=held.outcome(relaxation, told.window),
     )
-    write_relaxation(args.out, card)
+    write_relaxation(told.out, card)
     screen.print(_table(card))
     screen.print(_told(card), markup=False)
     if args.json:
         write_json(args.json, msgspec.to_builtins(card))
     if args.json != "-":
-        print(args.out)
+        print(told.out)
     return 0
 
 
-def _asked(args: argparse.Namespace) -> list[Question]:
-    if args.task is not None:
-        return questions(args.prompts, task_named(args.task))[: args.count]
-    prompts = read_prompts(args.prompts)[: args.count]
-    return [Question(f"{args.prompts.stem}-{n}", one, "") for n, one in enumerate(prompts, 1)]
+def _asked(told: CalibrateSettings) -> list[Question]:
+    if told.task is not None:
+        return questions(told.prompts, task_named(told.task))[: told.count]
+    prompts = read_prompts(told.prompts)[: told.count]
+    return [Question(f"{told.prompts.stem}-{n}", one, "") for n, one in enumerate(prompts, 1)]
 
 
 def _observed(
-    args: argparse.Namespace, pair: Pair, asked: Sequence[Question]
+    told: CalibrateSettings, opened: OpenPair, asked: Sequence[Question]
 ) -> dict[str, list[Position]]:
-    readers = Readers.open(
-        args.draft,
-        args.target,
-        slots=min(args.slots, len(asked)),
-        context=args.context,
-        threads=args.threads,
-        provider=args.provider,
-    )
-    with Countdown("calibrating, tokens at most", len(asked) * args.max_tokens) as countdown:
-        return dict(
-            observe(
-                readers,
-                pair,
-                asked,
-                ends=pair.target.eos_ids,
-                most=args.max_tokens,
-                tau=args.tau,
-                temperature=args.temperature,
-                draft_top_k=args.draft_top_k,
-                window=args.window,
-                seed=args.seed,
-                on_position=_Progress(countdown, readers.slots).tick,
-            )
-        )
+    readers = opened.readers(min(told.slots, len(asked)), told.context, told)
+    with Countdown("calibrating, tokens at most", len(asked) * told.max_tokens) as countdown:
+        tick = _Progress(countdown, readers.slots).tick
+        return dict(observe(readers, opened.vocabularies, asked, told, tick))
 
 
 class _Progress:
@@ -227,7 +142,7 @@ class _Progress:
         self._begun_s = 0.0
 
     def tick(self) -> None:
-        """Another token is done."""
+        """Count a token that is done."""
         self._done += 1
         since = self._done - self._slots
         if since == 0:
@@ -235,15 +150,6 @@ class _Progress:
         elif since > 0 and since % self._slots == 0:
             each_s = (time.monotonic() - self._begun_s) / since
             self._countdown.at(self._done, each_s * (self._countdown.total - self._done))
-
-
-def _end(manifest: Manifest) -> End:
-    return End(
-        model=manifest.model,
-        origin=manifest.origin,
-        hidden=manifest.dimensions.hidden,
-        precision=manifest.precision,
-    )
 
 
 def _hash(asked: Sequence[Question]) -> str:

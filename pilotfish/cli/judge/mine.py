@@ -1,23 +1,18 @@
 """``pilotfish judge mine``: which mismatches of a pair change what answers come to."""
 
 import argparse
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from pilotfish.cli.countdown import Countdown
-from pilotfish.cli.options import Commands, between, engine_options, json_option, write_json
-from pilotfish.device_runtime.bridge import Pair
-from pilotfish.engines.artifact import Artifact, Manifest
-from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.judge.episodes import Episode, Mined, done, episodes
-from pilotfish.judge.mining import SLACK, mine
-from pilotfish.judge.reading import Readers
-from pilotfish.judge.speakers import length
-from pilotfish.judge.tasks import TASKS, Question, Task, questions, task_named
+from pilotfish.judge.mining import MineSettings, mine
+from pilotfish.judge.speakers import OpenPair, end_of
+from pilotfish.judge.tasks import questions, task_named
 from pilotfish.wire.errors import UnsupportedError
 
 _EXAMPLE = """\
@@ -46,98 +41,28 @@ def add_to(actions: Commands) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("--draft", required=True, type=Path, metavar="DIR", help="drafter's artifact")
-    add("--target", required=True, type=Path, metavar="DIR", help="target's artifact")
-    add(
-        "--questions",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help='JSON lines with "question" and "answer"',
-    )
-    add("--out", required=True, type=Path, metavar="DIR", help="folder for a file a question")
-    add(
-        "--task",
-        choices=tuple(TASKS),
-        default="gsm8k",
-        help="what an answer comes to: its last number, its words, or what --checker prints "
-        "(%(default)s)",
-    )
-    add(
-        "--checker",
-        type=shlex.split,
-        default=[],
-        metavar="COMMAND",
-        help="task command: reads a line of JSON with question, answer and text; prints what the "
-        "text comes to; ends with 0 if that is right, with 1 if not",
-    )
-    add("--count", type=between(1), metavar="N", help="the first N questions (default: all)")
-    add(
-        "--max-tokens",
-        type=between(1),
-        default=160,
-        metavar="N",
-        help="of an answer (%(default)s)",
-    )
-    slack = parser.add_mutually_exclusive_group()
-    slack.add_argument(
-        "--slack",
-        type=between(0),
-        default=SLACK,
-        metavar="N",
-        help="tokens by which a mismatch may lengthen the answer before it stalls (%(default)s)",
-    )
-    slack.add_argument(
-        "--outcome-only",
-        dest="slack",
-        action="store_const",
-        const=None,
-        help="ablation: label by the outcome alone, as in the paper",
-    )
-    add(
-        "--right-only",
-        action="store_true",
-        help="take no mismatches from answers that are wrong or do not end: they have nothing to "
-        "lose",
-    )
-    add(
-        "--slots",
-        type=between(1, 256),
-        default=8,
-        metavar="N",
-        help="questions at a time (%(default)s)",
-    )
-    add(
-        "--context",
-        type=between(2),
-        default=640,
-        metavar="N",
-        help="tokens of a question and its answer; longer ones are left out (%(default)s)",
-    )
-    engine_options(parser)
+    add_flags(parser, MineSettings)
     json_option(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    task = task_named(args.task, args.checker)
-    asked = questions(args.questions, task)[: args.count]
-    drafter, target = (Artifact.open(path) for path in (args.draft, args.target))
-    pair = Pair(Vocabulary.of(drafter), Vocabulary.of(target))
-    Mined(
+    told = from_args(args, MineSettings)
+    task = task_named(told.task, told.checker)
+    asked = questions(told.questions, task)[: told.count]
+    opened = OpenPair(told.draft, told.target)
+    mined = Mined(
         task=task.name,
         instruction=task.instruction,
-        most=args.max_tokens,
-        slack=args.slack,
-        right_only=args.right_only,
-        drafter=_end(drafter.manifest),
-        target=_end(target.manifest),
-    ).begin(args.out)
-    context = min(args.context, *(one.manifest.dimensions.context for one in (drafter, target)))
-    fitting = [one for one in asked if length(one, pair, args.max_tokens) <= context]
-    there = done(args.out)
-    left = [one for one in fitting if one.key not in there]
+        most=told.max_tokens,
+        slack=None if told.outcome_only else told.slack,
+        right_only=told.right_only,
+        drafter=msgspec.to_builtins(end_of(opened.drafter)),
+        target=msgspec.to_builtins(end_of(opened.target)),
+    )
+    mined.begin(told.out)
+    context = min(told.context, opened.context)
+    fitting = opened.fitting(asked, told.max_tokens, context)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     if len(fitting) < len(asked):
         screen.print(
@@ -149,10 +74,16 @@ def _run(args: argparse.Namespace) -> int:
             f"All questions are too long for {context} tokens: give a larger --context, or models "
             "that have it."
         )
-    if left:
-        _mine(args, pair, task, left)
-    found = [one for one in episodes(args.out) if one.key in {q.key for q in fitting}]
-    figures = _figures(found)
+    there = done(told.out)
+    if left := [one for one in fitting if one.key not in there]:
+        readers = opened.readers(min(told.slots, len(left)), told.context, told)
+        with Countdown("mining, questions", len(left)) as countdown:
+            found = mine(readers, opened.vocabularies, task, left, mined)
+            for number, episode in enumerate(found, 1):
+                episode.write(told.out)
+                countdown.at(number)
+    keys = {one.key for one in fitting}
+    figures = _figures([one for one in episodes(told.out) if one.key in keys])
     screen.print(
         "{questions} questions, {right} answered rightly; {mismatches} mismatches: {critical} "
         "critical, {stalling} stall".format(**figures)
@@ -160,42 +91,6 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, figures)
     return 0
-
-
-def _mine(args: argparse.Namespace, pair: Pair, task: Task, left: Sequence[Question]) -> None:
-    """The episodes of these questions, each written as soon as it is there."""
-    readers = Readers.open(
-        args.draft,
-        args.target,
-        slots=min(args.slots, len(left)),
-        context=args.context,
-        threads=args.threads,
-        provider=args.provider,
-    )
-    with Countdown("mining, questions", len(left)) as countdown:
-        found = mine(
-            readers,
-            pair,
-            task,
-            left,
-            ends=pair.target.eos_ids,
-            most=args.max_tokens,
-            slack=args.slack,
-            right_only=args.right_only,
-        )
-        for number, episode in enumerate(found, 1):
-            episode.write(args.out)
-            countdown.at(number)
-
-
-def _end(manifest: Manifest) -> dict[str, Any]:
-    """What a head's card says of a model (`edge_runtime.head_file.End`)."""
-    return {
-        "model": manifest.model,
-        "origin": manifest.origin,
-        "precision": manifest.precision,
-        "hidden": manifest.dimensions.hidden,
-    }
 
 
 def _figures(found: Sequence[Episode]) -> dict[str, int]:

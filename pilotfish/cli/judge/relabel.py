@@ -4,16 +4,18 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
+from msgspec import to_builtins
 from rich.console import Console
 from rich.table import Table
 
-from pilotfish.cli.judge.sampling import instances_of, sampling_options
+from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.judge.instances import (
     GOOD,
     POOR,
     InstanceOptions,
     Instances,
+    MinedSettings,
     expected_share,
     kept_by_quality,
 )
@@ -35,13 +37,13 @@ def add_to(actions: Commands) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    sampling_options(parser)
+    add_flags(parser, MinedSettings)
     json_option(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    _, sampling, found = instances_of(args)
+    _, sampling, found = from_args(args, MinedSettings).read()
     Console(stderr=True, highlight=False).print(_table(found, sampling))
     if args.json:
         write_json(args.json, _figures(found, sampling))
@@ -69,9 +71,9 @@ def _table(found: Instances, sampling: InstanceOptions) -> Table:
 
 
 def _figures(found: Instances, sampling: InstanceOptions) -> dict[str, Any]:
-    """The table, and every label under every channel, 1: reject."""
+    """Collect the table, and every label under every channel, 1: reject."""
     return {
-        "sampling": asdict(sampling),
+        "sampling": to_builtins(sampling),
         "questions": len(found.keys),
         "mismatches": len(found),
         "critical": int(found.critical.sum()),

@@ -12,7 +12,7 @@ from pilotfish.cli.options import write_json
 from pilotfish.field.report.statistics import share_interval
 from pilotfish.judge.costs import FULL, GREEDY, JUDGED, Cost, Pace
 from pilotfish.judge.figures import Figure, costs, figures
-from pilotfish.judge.sweeping import LinkProfile, SweepFile, SweepHeader
+from pilotfish.judge.sweep_file import LinkProfile, SweepFile, SweepHeader
 
 _HEADINGS = (
     *("ρ", "right, %", "less greedy's", "forg.", "AAL", "rounds"),
@@ -27,7 +27,7 @@ _MODELLED = (
 
 
 def show(kept: SweepFile, pace: Pace, json_path: str | None) -> None:
-    """A table for each link and window, and the figures as JSON if asked."""
+    """Print a table for each link and window; write the figures as JSON if asked."""
     assert kept.plan is not None
     plan, tallies = kept.plan, list(kept.tallies.values())
     found, spent = figures(plan, tallies), costs(plan, tallies, pace)
@@ -50,7 +50,7 @@ def as_json(
     spent: dict[tuple[int, LinkProfile], dict[str, Cost]],
     pace: Pace,
 ) -> dict[str, Any]:
-    """All figures: of `greedy` for each link."""
+    """Collect all figures: those of `greedy` for each link."""
     lines = []
     for (at, profile), each in spent.items():
         one = found[at]
@@ -79,7 +79,7 @@ def _table(
     profile: LinkProfile,
     window: int,
 ) -> Table:
-    """What the thresholds do under one link and window."""
+    """Tabulate what the thresholds do under one link and window."""
     own = [
         (one, spent[at, profile])
         for at, one in enumerate(found)
@@ -128,7 +128,7 @@ def _accuracy(one: Figure) -> str:
 
 
 def draw(path: Path, kept: SweepFile) -> None:
-    """Accuracy over threshold, a line for each link, at the first window (wisv figure 3)."""
+    """Draw accuracy over threshold, a line for each link, at the first window (wisv figure 3)."""
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     assert kept.plan is not None

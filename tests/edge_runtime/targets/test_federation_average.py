@@ -259,8 +259,8 @@ def test_sent_and_received_bytes_are_counted(cast: Cast, tmp_path: Path) -> None
         path = write_list(tmp_path / "w.toml", [("a", one.endpoint), ("b", two.endpoint)], kept=8)
         with opened(path, cast.a) as held:
             held.target.run(1, [Span(0, tokens_of(1, 20), 0, 5)])
-            assert held.tally.node_bytes_in["a"] > 4 + 5 * (4 + 2 * 8)
-            assert held.tally.node_bytes_out["a"] > 4 * 20
+            assert held.tally.node_bytes["a", "from"] > 4 + 5 * (4 + 2 * 8)
+            assert held.tally.node_bytes["a", "to"] > 4 * 20
             assert held.tally.node_compute_s["a"] > 0.0
             assert held.tally.nodes.total() == 0
             assert held.target.nodes == {"a": True, "b": True}

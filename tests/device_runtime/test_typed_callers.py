@@ -1,0 +1,66 @@
+"""A caller whose code is checked by mypy --strict can give every protocol its own options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pilotfish import Auto, Device
+from pilotfish.wire.protocols.adaptive import RelaxationOptions
+
+CALLER = """\
+from pilotfish import Device
+from pilotfish.wire.protocols.adaptive import RelaxationOptions
+from pilotfish.wire.protocols.judged import JudgingOptions
+
+with Device("drafter", "tcp://127.0.0.1:7077") as device:
+    answer = device.generate(
+        "Hello", protocol="adaptive", temperature=1.0, options=RelaxationOptions(tau=0.3)
+    )
+    text: str = answer.text
+    judging = JudgingOptions(hidden="int4")
+    for piece in device.stream("Hello", protocol="wisv-full", options=judging):
+        text += piece.text
+"""
+
+
+def test_a_struct_says_what_keywords_say(device: Device) -> None:
+    asked = {"protocol": "adaptive", "temperature": 1.0, "seed": 3, "max_tokens": 24}
+    struct, keywords, strict = (
+        device.generate([3, 1, 4], **asked, **own)
+        for own in ({"options": RelaxationOptions(tau=0.9)}, {"tau": 0.9}, {"tau": 0.0})
+    )
+    assert struct.tokens == keywords.tokens
+    assert struct.notes == keywords.notes != strict.notes
+    nearer = device.generate([3, 1, 4], **asked, options=RelaxationOptions(tau=0.9), tau=0.0)
+    assert nearer.tokens == strict.tokens  # a keyword wins
+
+
+def test_auto_takes_it_too(device: Device) -> None:
+    among = Auto(among=["adaptive"], lossy=True)
+    asked = {"protocol": among, "window": 4, "temperature": 1.0, "seed": 3, "max_tokens": 24}
+    found = [
+        device.generate([3, 1, 4], **asked, options=RelaxationOptions(tau=tau)) for tau in (0.9, 0)
+    ]
+    assert found[0].notes["deviation"] > found[1].notes["deviation"] == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("", ""), ""),
+        (("RelaxationOptions(tau=0.3)", "RelaxationOptions(tua=0.3)"), 'keyword argument "tua"'),
+        (("RelaxationOptions(tau=0.3)", 'RelaxationOptions(tau="a")'), "incompatible type"),
+        (("JudgingOptions(hidden", "dict(hidden"), "incompatible type"),
+    ],
+)
+def test_mypy_knows_them(tmp_path: Path, change: tuple[str, str], complaint: str) -> None:
+    from mypy import api
+
+    caller = tmp_path / "caller.py"
+    caller.write_text(CALLER.replace(*change))
+    told, trouble, code = api.run(["--strict", "--config-file=pyproject.toml", str(caller)])
+    assert (code, trouble) == (int(bool(complaint)), ""), told
+    assert complaint in told

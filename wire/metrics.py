@@ -1,0 +1,121 @@
+"""Metrics of both ends: plain numbers that are declared once, and cost a round next to nothing.
+
+A dataclass declares them, a field each: `counter`, `gauge`, `histogram`, `notes`. Its owner counts
+by plain arithmetic: ``own.pings += 1``, ``own.windows["greedy"] += 1``, ``own.queue_s.add(0.01)``;
+a field with labels is a dict by the label's value, or by a tuple of them if there are several.
+`families` and `metric` make of that what Prometheus' library writes out (extra `serve`); nothing
+else needs it.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import field, fields
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal
+
+from pilotfish.wire.protocols import RoundCounter, counters
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+
+class Histogram:
+    """How many values were at most each of some bounds (ascending), and beyond the last."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class Histograms(dict[Any, Histogram]):
+    """Histograms with the same bounds by their labels; they begin when they are first asked for."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        super().__init__()
+        self._bounds = bounds
+
+    def __missing__(self, labels: Any) -> Histogram:
+        self[labels] = Histogram(self._bounds)
+        return self[labels]
+
+
+def counter(name: str, text: str, *labels: str, known: Sequence[str] = ()) -> Any:
+    """Declare what only grows: an int, or a `Counter` by its labels. text: its help.
+
+    known: labels that are told before they are counted.
+    """
+    first = Counter[str](dict.fromkeys(known, 0)).copy if labels else int
+    return _declared(first, "counter", name, text, *labels)
+
+
+def gauge(name: str, text: str, *labels: str, first: Callable[[], float] = int) -> Any:
+    """Declare what rises and falls: ``first()`` to begin with, or a dict by its labels."""
+    return _declared(dict if labels else first, "gauge", name, text, *labels)
+
+
+def histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> Any:
+    """Declare a `Histogram`, or `Histograms` by their labels; bounds are written as they are."""
+    made = Histograms if labels else Histogram
+    return _declared(lambda: made(bounds), "histogram", name, text, *labels)
+
+
+def notes(name: Callable[[RoundCounter], str]) -> Any:
+    """Declare the protocols' own counters, called as ``name`` says: a dict by counter, protocol."""
+
+    def made(prefix: str, sums: dict[tuple[str, str], float]) -> Iterator["Metric"]:
+        for one in counters().values():
+            own = {protocol: sums[what, protocol] for what, protocol in [*sums] if what == one.name}
+            yield metric("counter", prefix, name(one), one.help, own, "protocol")
+
+    return field(default_factory=lambda: defaultdict(float), metadata={"metrics": made})
+
+
+def families(own: Any, prefix: str) -> Iterator["Metric"]:
+    """Yield everything that the dataclass of ``own`` declares, as it stands now."""
+    for one in fields(own):
+        yield from one.metadata["metrics"](prefix, getattr(own, one.name)) if one.metadata else ()
+
+
+def metric(
+    kind: Literal["counter", "gauge", "histogram"],
+    prefix: str,
+    name: str,
+    text: str,
+    value: Any,
+    *labels: str,
+) -> "Metric":
+    """Make a family of samples. value: as a field of this kind with these labels holds it."""
+    from prometheus_client import core
+
+    kinds = {
+        "counter": core.CounterMetricFamily,
+        "gauge": core.GaugeMetricFamily,
+        "histogram": core.HistogramMetricFamily,
+    }
+    family: Any = kinds[kind](prefix + name, text, labels=labels)
+    samples = sorted(dict(value).items()) if labels else [((), value)]  # a copy: counting goes on
+    for key, one in samples:
+        at = (key,) if isinstance(key, str) else key
+        if isinstance(one, Histogram):
+            bounds = [*map(str, one.bounds), "+Inf"]
+            buckets = [*zip(bounds, accumulate([*one.counts]), strict=True)]
+            family.add_metric(at, buckets, one.total)
+        else:
+            family.add_metric(at, one)
+    made: Metric = family
+    return made
+
+
+def _declared(first: Callable[[], object], kind: Any, name: str, *told: str) -> Any:
+    def made(prefix: str, value: Any) -> Iterable["Metric"]:
+        text, *labels = told
+        return [metric(kind, prefix, name, text, value, *labels)]
+
+    return field(default_factory=first, metadata={"metrics": made})
