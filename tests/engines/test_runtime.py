@@ -5,15 +5,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from pilotfish.engines.backends import AUTO, PROVIDERS
 from pilotfish.engines.backends.cpu import CpuBackend
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import ProviderError
-from pilotfish.engines.runtime import WHEELS, runtime_version
+from pilotfish.engines.runtime import CUDA, WHEELS, _load_cuda, open_session, runtime_version
 from tests.support.tiny import tiny_artifact
 
 ROOT = Path(__file__).parents[2]
@@ -101,3 +103,36 @@ def test_workers_stop_spinning_soon_after_a_pass(tmp_path):
         time.sleep(0.1)
         burnt.append(time.process_time() - begin)
     assert np.median(burnt) < 0.015
+
+
+def test_a_gpus_products_of_float32_are_of_float32(tmp_path, monkeypatch):
+    """CUDA's provider would take TF32: logits of one token would change with the pass's width."""
+    opened = []
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, "Tensor"])
+    monkeypatch.setattr(
+        onnxruntime,
+        "InferenceSession",
+        lambda *_, providers, **__: opened.append(providers) or 1 / 0,
+    )
+    for provider, others in ((CUDA, ()), ("Tensor", (CUDA,))):
+        with pytest.raises(ZeroDivisionError):
+            open_session(tmp_path, 1, provider, {"own": "1"}, others)
+    assert opened == [
+        [(CUDA, {"use_tf32": "0", "own": "1"})],
+        [("Tensor", {"own": "1"}), (CUDA, {"use_tf32": "0"})],
+    ]
+
+
+def test_what_cuda_lacks_is_named(tmp_path, monkeypatch, capsys):
+    """ONNX Runtime prints it, and silently takes the CPU."""
+    _load_cuda.cache_clear()
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA])
+    monkeypatch.setattr(
+        onnxruntime, "preload_dlls", lambda: print("Failed to load libcublas.so"), raising=False
+    )
+    session = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: session)
+    with pytest.raises(ProviderError, match=r"libcublas\.so"):
+        open_session(tmp_path, 1, CUDA)
+    assert not capsys.readouterr().out
+    _load_cuda.cache_clear()
