@@ -34,7 +34,7 @@ def duties(listener: Listener) -> dict["zmq.Socket[bytes]", Duty]:
     found: dict[zmq.Socket[bytes], Duty] = {}
     if listener.gate is not None:
         found[listener.gate.socket] = listener.gate.answer
-    found[listener.connections.monitor] = listener.connections.hear
+    found[listener.connections.monitor] = listener.connections.read_events
     return found
 
 

@@ -1,7 +1,7 @@
 """ZeroMQ sockets with what both ends need: CURVE, limits, heartbeats.
 
-`Listener` is the edge's ROUTER, `wire.channel.Channel` the device's DEALER. Both count bytes as the
-lengths of the frames that they hand to ZeroMQ, and return frames as views of ZeroMQ's memory.
+`Listener` is the edge's ROUTER, `wire.channel.EdgeChannel` the device's DEALER. Both count bytes as
+the lengths of the frames that they hand to ZeroMQ, and return frames as views of ZeroMQ's memory.
 Neither is thread-safe: each has one owner.
 """
 
@@ -27,7 +27,9 @@ HANDSHAKE_MS = 5000  # time for a handshake, else the connection is closed
 # Messages per peer; a client that does not read loses its own replies only. ZeroMQ learns in
 # batches of half a queue what it has sent, so only half of the queue is sure to be free.
 _SEND_QUEUE = 128
-_RECEIVE_QUEUE = 16  # more wait in the kernel and at the sender
+# No bound, or else libzmq 4.3.5 can end the process: it stops reading where a queue is full, and
+# if the peer then hangs up, the next heartbeat fails an assertion. `wire.memory_watch` sets bounds.
+_RECEIVE_QUEUE = 0
 _BACKLOG = 256  # connections that the kernel holds until they are accepted
 _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
 _PARTS_PER_TURN = 1000  # excess parts that are dropped in one call
@@ -152,7 +154,7 @@ class Listener:
         header: Buffer = parts[0].buffer if parts else b""
         owner = str(first.get("User-Id")).encode() if self.gate else client
         size = sum(map(len, parts))
-        self.connections.heard(client, owner, first, size, len(parts))
+        self.connections.note_message(client, owner, first, size, len(parts))
         frames = [part.buffer for part in parts[1:]]
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
             self._shredding, self._dropped = (client, owner), 0
