@@ -4,9 +4,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from pilotfish.engines.backends import PROVIDERS
+from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import CudaError
+from pilotfish.export.split import split_artifact
 from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
     SLOTS,
     TOKENS,
@@ -30,6 +33,7 @@ from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
     test_what_was_kept_grows_the_next_tree,
     test_what_was_kept_is_a_chain_of_which_less_can_be_kept,
 )
+from tests.support.staged import Staged
 from tests.support.tiny import FAMILIES, tiny_artifact
 
 
@@ -44,12 +48,22 @@ def _gpu() -> None:
         pytest.skip(f"no GPU: {error}")
 
 
-@pytest.fixture(scope="module", params=["opset24", "opset17"])
+class Apart(CudaBackend):
+    """Writes to `present` and takes few tokens at once, as engines of TensorRT do."""
+
+    apart = True
+    narrow, widest = 4, 7
+
+
+@pytest.fixture(scope="module", params=["opset24-cuda", "opset17-cuda", "opset17-apart"])
 def opened(
     request: pytest.FixtureRequest, _gpu: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Decoder:
-    artifact = tiny_artifact(tmp_path_factory.mktemp("gpu") / "a", dialect=request.param)
-    return Decoder(artifact, slots=SLOTS, provider="cuda")
+    dialect, _, provider = request.param.partition("-")
+    artifact = tiny_artifact(tmp_path_factory.mktemp("gpu") / "a", dialect=dialect)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PROVIDERS, "apart", f"{__name__}:{Apart.__name__}")
+        return Decoder(artifact, slots=SLOTS, provider=provider)
 
 
 @pytest.fixture
@@ -85,3 +99,24 @@ def test_a_longer_text_grows_the_cache_and_keeps_what_it_holds(tmp_path):
         same(got, wanted)
         capacities.add(decoder._cache.capacity)
     assert len(capacities) == 3
+
+
+def test_stages_and_head_say_what_the_whole_model_says(tmp_path):
+    whole = tiny_artifact(tmp_path / "whole", layers=3)
+    split_artifact(whole.path, tmp_path / "cut", stages=3)
+    staged = Staged(tmp_path / "cut", whole, slots=2, provider="cuda")
+    exact = Decoder(whole, slots=2, provider="cpu")
+    for passes in (
+        [Pass(0, TOKENS[:30], 2), Pass(1, TOKENS[:7])],
+        [Pass(1, TOKENS[7:12], parents=np.array([-1, -1, 0, 1, 1]))],
+    ):
+        for got, wanted in zip(staged.forward(passes), exact.forward(passes), strict=True):
+            same(got.logits, wanted.logits)
+
+
+def test_a_gpu_says_its_name_and_capability():
+    gpu = Cuda().describe()
+    assert gpu.name
+    major, minor = gpu.compute.split(".")
+    assert int(major) >= 5
+    assert int(minor) >= 0
