@@ -100,6 +100,8 @@ class Cuda:
         stream = c_void_p()
         self.call("cudaStreamCreate", byref(stream))
         self.stream = stream.value or 0
+        # Memory holds on to `free`, and so to this: the stream goes last.
+        weakref.finalize(self, self._library.cudaStreamDestroy, self.stream)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function of the library; raise the error that it reports."""
@@ -243,6 +245,7 @@ def _declared(library: Any) -> Any:
         "cudaMemcpy2DAsync": (pointer, size, pointer, size, size, size, c_int, pointer),
         "cudaMemcpy3DAsync": (POINTER(Copy3D), pointer),
         "cudaStreamCreate": (POINTER(c_void_p),),
+        "cudaStreamDestroy": (pointer,),
         "cudaStreamSynchronize": (pointer,),
     }
     for name, types in signatures.items():

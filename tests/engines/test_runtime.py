@@ -16,6 +16,7 @@ from pilotfish.engines.backends.cpu import CpuBackend
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.runtime import CUDA, WHEELS, _load_cuda, open_session, runtime_version
+from tests.support.runnable import hide_gpus
 from tests.support.tiny import tiny_artifact
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,8 @@ def installed_beside(folder, wheel):
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {wheel}\nVersion: 1.31.0\n")
 
 
-def test_the_choice_and_the_reason_are_logged(tmp_path, caplog):
+def test_the_choice_and_the_reason_are_logged(tmp_path, caplog, monkeypatch):
+    hide_gpus(monkeypatch)
     artifact = tiny_artifact(tmp_path / "a")
     with caplog.at_level(logging.INFO, logger="pilotfish.engines"):
         assert Decoder(artifact).provider == "cpu"
@@ -38,8 +40,9 @@ def test_the_choice_and_the_reason_are_logged(tmp_path, caplog):
     assert "built without" in chosen
 
 
-def test_providers_are_tried_from_the_best_to_the_last(tmp_path, caplog):
+def test_providers_are_tried_from_the_best_to_the_last(tmp_path, caplog, monkeypatch):
     """On a machine without a GPU; each says in one line why not, and what to do."""
+    hide_gpus(monkeypatch)
     artifact = tiny_artifact(tmp_path / "a")
     with caplog.at_level(logging.INFO, logger="pilotfish.engines"):
         Decoder(artifact)
