@@ -2,7 +2,7 @@
 
 In: host arrays and addresses. Out: memory of the GPU, pinned arrays of the host, copies on one
 stream. The structures are those of CUDA's driver_types.h, the same from CUDA 11 to 13. Memory is
-freed with the object that stands for it. Not run on a GPU yet: see docs/engines.md.
+freed with the object that stands for it.
 """
 
 from __future__ import annotations

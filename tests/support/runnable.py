@@ -1,4 +1,4 @@
-"""Which dialects and providers the installed onnxruntime can run."""
+"""Find the dialects and providers that the installed onnxruntime can run."""
 
 import onnxruntime
 import pytest
@@ -8,7 +8,7 @@ from pilotfish.export.dialects import DIALECTS, OPSET24_SINCE
 
 
 def runnable():
-    """Names of the dialects that this onnxruntime runs."""
+    """List the dialects that this onnxruntime runs."""
     return [name for name in DIALECTS if name != "opset24" or runtime_version() >= OPSET24_SINCE]
 
 

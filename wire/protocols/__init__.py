@@ -9,11 +9,11 @@ import os
 from importlib import import_module
 from typing import Any, Final
 
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols.adaptive import Adaptive
 from pilotfish.wire.protocols.baselines import LOCAL, STREAM, choose
 from pilotfish.wire.protocols.coupled import Coupled
-from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
+from pilotfish.wire.protocols.declared import SHARED_OPTIONS, ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.dsd import Dsd
 from pilotfish.wire.protocols.dssd import Dssd
 from pilotfish.wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, Wanted
@@ -53,7 +53,10 @@ __all__ = [
 
 
 def register(exchange: Exchange[Any]) -> None:
-    """Add a protocol; ValueError if a name of it, an option or a counter is another's already."""
+    """Add a protocol; ValueError if a name of it, an option or a counter is taken."""
+    shared = SHARED_OPTIONS & {*exchange.Options.__struct_fields__}
+    if shared:
+        raise ValueError(f"Every request has an option {min(shared)} already.")
     if exchange.name in (*EXCHANGES, STREAM, LOCAL):
         raise ValueError(f"There is a protocol {exchange.name} already.")
     for kind in option_types():
@@ -103,4 +106,7 @@ for _each in (
 ):
     register(_each)
 for _module in filter(None, os.environ.get("PILOTFISH_PROTOCOLS", "").split(",")):
-    import_module(_module.strip())
+    try:
+        import_module(_module.strip())
+    except (ImportError, ValueError) as _error:
+        raise ConfigError(f"PILOTFISH_PROTOCOLS names {_module.strip()}: {_error}") from _error

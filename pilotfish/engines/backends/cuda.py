@@ -1,7 +1,7 @@
 """ONNX Runtime on a GPU: keys and values stay in its memory, bound to past and present alike.
 
 The small inputs are bound anew for each run, for ONNX Runtime copies what is bound from the host
-when it is bound, not when it runs. Not run on a GPU yet: see docs/engines.md.
+when it is bound, not when it runs. What was measured on a GPU is in docs/engines.md.
 """
 
 from __future__ import annotations
