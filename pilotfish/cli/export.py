@@ -26,7 +26,7 @@ Builds a TensorRT engine of each artifact on the GPU of this machine, which take
 it below the cache folder ($PILOTFISH_CACHE/engines); one that is there already and that TensorRT
 accepts is left alone. Decoders with --provider tensorrt or auto then run it. An engine has the
 artifact's precision. Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer).
-Not run on a GPU yet: tested against doubles of NVIDIA's libraries."""
+Not run over TensorRT itself yet: tested against doubles of NVIDIA's libraries."""
 _ENGINE_EXAMPLE = """\
 example:
   pilotfish export model default --out drafter --dialect opset17 --precision fp16

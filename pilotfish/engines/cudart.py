@@ -2,7 +2,7 @@
 
 In: host arrays and addresses. Out: memory of the GPU, pinned arrays of the host, copies on one
 stream. The structures are those of CUDA's driver_types.h, the same from CUDA 11 to 13. Memory is
-freed with the object that stands for it. Not run on a GPU yet: see docs/engines.md.
+freed with the object that stands for it.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class Cuda:
         stream = c_void_p()
         self.call("cudaStreamCreate", byref(stream))
         self.stream = stream.value or 0
+        # Memory holds on to `free`, and so to this: the stream goes last.
+        weakref.finalize(self, self._library.cudaStreamDestroy, self.stream)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function of the library; raise the error that it reports."""
@@ -243,6 +245,7 @@ def _declared(library: Any) -> Any:
         "cudaMemcpy2DAsync": (pointer, size, pointer, size, size, size, c_int, pointer),
         "cudaMemcpy3DAsync": (POINTER(Copy3D), pointer),
         "cudaStreamCreate": (POINTER(c_void_p),),
+        "cudaStreamDestroy": (pointer,),
         "cudaStreamSynchronize": (pointer,),
     }
     for name, types in signatures.items():

@@ -5,8 +5,11 @@ Its own list of providers is what it was compiled with; only a run shows whether
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,11 @@ SESSION_CONFIG = {
 SPIN_DURATION = ("session.intra_op.spin_duration_us", "200")
 SPIN_DURATION_SINCE = (1, 31)
 SPIN_STOP = ("session.force_spinning_stop", "1")
+CUDA = "CUDAExecutionProvider"
+# Products of float32 in TF32, which CUDA's provider takes by default, keep 10 bits of 23: passes of
+# different shape would then differ by far more than a tie.
+PROVIDER_OPTIONS: Mapping[str, Mapping[str, str]] = {CUDA: {"use_tf32": "0"}}
+FATAL = 4  # a severity
 
 
 def runtime_version() -> tuple[int, ...]:
@@ -63,7 +71,7 @@ def open_session(
 
     Args:
         threads: of one pass; None is one for each core that this process may use.
-        options: the provider's own.
+        options: the provider's own, beside PROVIDER_OPTIONS.
         others: providers for operators that it does not know; the CPU always is one.
 
     Raises:
@@ -77,17 +85,39 @@ def open_session(
 
     if provider not in onnxruntime.get_available_providers():
         raise ProviderError(f"onnxruntime {onnxruntime.__version__} was built without it")
+    missing = _load_cuda() if CUDA in (provider, *others) else ""
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
-    session_options.log_severity_level = 4
+    session_options.log_severity_level = FATAL
+    onnxruntime.set_default_logger_severity(FATAL)  # kernels warn past the session's log
     for key, value in (*SESSION_CONFIG.items(), spinning):
         session_options.add_session_config_entry(key, value)
     session = onnxruntime.InferenceSession(
         str(graph),
         session_options,
-        providers=[(provider, dict(options or {})), *others],
+        providers=[
+            (name, {**PROVIDER_OPTIONS.get(name, {}), **given})
+            for name, given in ((provider, options or {}), *((other, {}) for other in others))
+        ],
         enable_fallback=False,
     )
     if session.get_providers()[0] != provider:
-        raise ProviderError("onnxruntime could not load it and took another in its place")
+        raise ProviderError(
+            missing or "onnxruntime could not load it and took another in its place"
+        )
     return session
+
+
+@cache
+def _load_cuda() -> str:
+    """Load CUDA's libraries from pip's wheels, where the linker does not look; once a process.
+
+    Returns what ONNX Runtime says of those that are missing, or nothing.
+    """
+    import onnxruntime
+
+    if not hasattr(onnxruntime, "preload_dlls"):  # before 1.21
+        return ""
+    with redirect_stdout(io.StringIO()) as said:  # it prints, and fails at nothing
+        onnxruntime.preload_dlls()
+    return said.getvalue().strip()

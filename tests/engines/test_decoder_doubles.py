@@ -7,6 +7,7 @@ import pytest
 
 from pilotfish.engines.backends import Load
 from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.tensorrt.profiles import Profile, Profiles
 from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
     SLOTS,
@@ -32,8 +33,9 @@ from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
 )
 from tests.support.opening import DOUBLES, opening
 from tests.support.thinned import thinned
+from tests.support.tiny import tiny_artifact
 
-QUICK = {"tensorrt-8.6-opset17", "tensorrt-10.16-opset24", "tensorrt-ep-opset17", "cuda-contrib"}
+QUICK = {"tensorrt-8.6-opset17", "tensorrt-10.16-opset24", "tensorrt-ep-opset17", "cuda-opset24"}
 
 
 @pytest.fixture(scope="module", params=thinned(DOUBLES, QUICK))
@@ -80,6 +82,18 @@ def test_a_tree_that_is_too_wide_is_cut_wherever_it_began(tmp_path):
             each.keep_path(1, [1, 5, 12, 27, 57, 117])
         follow = Pass(1, np.array([3, 4]))
         same(decoder.forward([follow])[0].logits, exact.forward([follow])[0].logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "dialect"), [("cuda-opset17", "opset24"), ("tensorrt-ep-opset17", "opset17")]
+)
+def test_contrib_is_refused_before_a_gpu_is_touched(tmp_path, name, dialect):
+    """ONNX Runtime computes its attention on the CPU, beside keys and values on the GPU."""
+    with opening(name, tmp_path, slots=1) as decoder:
+        contrib = tiny_artifact(tmp_path / "contrib", dialect="contrib")
+        provider = decoder.provider
+        with pytest.raises(ProviderError, match=f"contrib.*--dialect {dialect}"):
+            Decoder(contrib, provider=provider)
 
 
 def test_onnxruntimes_tensorrt_is_told_a_profile_for_every_input(tmp_path):

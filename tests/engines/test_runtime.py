@@ -5,15 +5,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from pilotfish.engines.backends import AUTO, PROVIDERS
 from pilotfish.engines.backends.cpu import CpuBackend
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import ProviderError
-from pilotfish.engines.runtime import WHEELS, runtime_version
+from pilotfish.engines.runtime import CUDA, WHEELS, _load_cuda, open_session, runtime_version
+from tests.support.runnable import hide_gpus
 from tests.support.tiny import tiny_artifact
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +29,8 @@ def installed_beside(folder, wheel):
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {wheel}\nVersion: 1.31.0\n")
 
 
-def test_the_choice_and_the_reason_are_logged(tmp_path, caplog):
+def test_the_choice_and_the_reason_are_logged(tmp_path, caplog, monkeypatch):
+    hide_gpus(monkeypatch)
     artifact = tiny_artifact(tmp_path / "a")
     with caplog.at_level(logging.INFO, logger="pilotfish.engines"):
         assert Decoder(artifact).provider == "cpu"
@@ -36,8 +40,9 @@ def test_the_choice_and_the_reason_are_logged(tmp_path, caplog):
     assert "built without" in chosen
 
 
-def test_providers_are_tried_from_the_best_to_the_last(tmp_path, caplog):
+def test_providers_are_tried_from_the_best_to_the_last(tmp_path, caplog, monkeypatch):
     """On a machine without a GPU; each says in one line why not, and what to do."""
+    hide_gpus(monkeypatch)
     artifact = tiny_artifact(tmp_path / "a")
     with caplog.at_level(logging.INFO, logger="pilotfish.engines"):
         Decoder(artifact)
@@ -101,3 +106,36 @@ def test_workers_stop_spinning_soon_after_a_pass(tmp_path):
         time.sleep(0.1)
         burnt.append(time.process_time() - begin)
     assert np.median(burnt) < 0.015
+
+
+def test_a_gpus_products_of_float32_are_of_float32(tmp_path, monkeypatch):
+    """CUDA's provider would take TF32: logits of one token would change with the pass's width."""
+    opened = []
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, "Tensor"])
+    monkeypatch.setattr(
+        onnxruntime,
+        "InferenceSession",
+        lambda *_, providers, **__: opened.append(providers) or 1 / 0,
+    )
+    for provider, others in ((CUDA, ()), ("Tensor", (CUDA,))):
+        with pytest.raises(ZeroDivisionError):
+            open_session(tmp_path, 1, provider, {"own": "1"}, others)
+    assert opened == [
+        [(CUDA, {"use_tf32": "0", "own": "1"})],
+        [("Tensor", {"own": "1"}), (CUDA, {"use_tf32": "0"})],
+    ]
+
+
+def test_what_cuda_lacks_is_named(tmp_path, monkeypatch, capsys):
+    """ONNX Runtime prints it, and silently takes the CPU."""
+    _load_cuda.cache_clear()
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA])
+    monkeypatch.setattr(
+        onnxruntime, "preload_dlls", lambda: print("Failed to load libcublas.so"), raising=False
+    )
+    session = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: session)
+    with pytest.raises(ProviderError, match=r"libcublas\.so"):
+        open_session(tmp_path, 1, CUDA)
+    assert not capsys.readouterr().out
+    _load_cuda.cache_clear()

@@ -16,6 +16,8 @@ from types import SimpleNamespace
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.support.runnable import hide_gpus
+
 GARBAGE = 0xA5
 INVALID_VALUE, NO_DEVICE = 1, 100
 MAJOR, MINOR = 75, 76
@@ -65,6 +67,10 @@ class Gpu:
 
     def cudaStreamCreate(self, stream):
         stream._obj.value = 0x57EA
+        return 0
+
+    def cudaStreamDestroy(self, stream):
+        self.finish()
         return 0
 
     def cudaStreamSynchronize(self, stream):
@@ -168,7 +174,8 @@ def _function(method):
 
 
 def install(monkeypatch, gpu: Gpu) -> None:
-    """Make `ctypes` load this GPU's libcudart."""
+    """Make `ctypes` load this GPU's libcudart, and hide real GPUs: its addresses are no GPU's."""
+    hide_gpus(monkeypatch)
     real = ctypes.CDLL
 
     def load(name, *arguments, **options):

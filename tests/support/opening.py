@@ -41,7 +41,7 @@ DOUBLES = {
     "tensorrt-11.1-opset17": ("tensorrt", "opset17", "11.1.0"),
     "tensorrt-ep-opset17": ("tensorrt-ep", "opset17", None),
     "cuda-opset17": ("cuda", "opset17", None),
-    "cuda-contrib": ("cuda", "contrib", None),
+    "cuda-opset24": ("cuda", "opset24", None),
 }
 
 

@@ -1,5 +1,6 @@
-"""Find the dialects that the installed onnxruntime can run."""
+"""Find the dialects and providers that the installed onnxruntime can run."""
 
+import onnxruntime
 import pytest
 
 from pilotfish.engines.runtime import runtime_version
@@ -15,3 +16,8 @@ def needs(dialect):
     """Skip the test where the dialect cannot run."""
     if dialect not in runnable():
         pytest.skip(f"this onnxruntime does not run {dialect}")
+
+
+def hide_gpus(monkeypatch):
+    """Leave onnxruntime the CPU alone, as where there is no GPU."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])

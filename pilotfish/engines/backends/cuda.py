@@ -1,7 +1,7 @@
 """ONNX Runtime on a GPU: keys and values stay in its memory, bound to past and present alike.
 
 The small inputs are bound anew for each run, for ONNX Runtime copies what is bound from the host
-when it is bound, not when it runs. Not run on a GPU yet: see docs/engines.md.
+when it is bound, not when it runs. What was measured on a GPU is in docs/engines.md.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, 
 from pilotfish.engines.backends.cpu import form
 from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.device_cache import DeviceCache, doubling
+from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.runtime import open_session
 
 FIRST_CAPACITY = 256
@@ -28,15 +29,22 @@ class CudaBackend(Backend):
         others: providers for operators that it does not know.
         device: where keys and values lie, as IOBinding calls it.
         apart: whether a run must not write where it reads.
+        dialect: the one that it runs best.
     """
 
     provider: ClassVar[str] = "CUDAExecutionProvider"
     others: ClassVar[tuple[str, ...]] = ()
     device: ClassVar[str] = "cuda"
     apart: ClassVar[bool] = False
+    dialect: ClassVar[str] = "opset24"
 
     def __init__(self, load: Load) -> None:
         manifest = load.artifact.manifest
+        if manifest.dialect == "contrib":
+            raise ProviderError(
+                "GPUs do not run the dialect contrib: export the model with "
+                f"--dialect {self.dialect}"
+            )
         self._session = open_session(
             load.artifact.graph_path, load.threads, self.provider, self.options(load), self.others
         )

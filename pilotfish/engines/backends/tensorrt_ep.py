@@ -11,7 +11,6 @@ from typing import ClassVar
 from pilotfish.engines.backends.backend import Load
 from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.cache import cache_directory
-from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.tensorrt.profiles import Profiles
 
 
@@ -21,14 +20,10 @@ class TensorRTProviderBackend(CudaBackend):
     provider: ClassVar[str] = "TensorrtExecutionProvider"
     others: ClassVar[tuple[str, ...]] = ("CUDAExecutionProvider",)
     apart: ClassVar[bool] = True
+    dialect: ClassVar[str] = "opset17"
 
     def __init__(self, load: Load) -> None:
         manifest = load.artifact.manifest
-        if manifest.dialect == "contrib":
-            raise ProviderError(
-                "TensorRT knows no operator of the dialect contrib: export the model with "
-                "--dialect opset17"
-            )
         self._profiles = Profiles.of(manifest, load.slots, load.context)
         self.narrow, self.widest = self._profiles.narrow, self._profiles.widest
         super().__init__(load)

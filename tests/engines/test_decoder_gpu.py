@@ -1,0 +1,122 @@
+"""The decoder's own tests on a GPU, where there is one and ONNX Runtime is built for it."""
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from pilotfish.engines.backends import PROVIDERS
+from pilotfish.engines.backends.cuda import CudaBackend
+from pilotfish.engines.cudart import Cuda
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.errors import CudaError
+from pilotfish.export.split import split_artifact
+from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
+    SLOTS,
+    TOKENS,
+    empty,
+    same,
+    test_a_full_context_is_refused_and_nothing_is_appended,
+    test_a_sequence_in_pieces_is_the_sequence_at_once,
+    test_passes_of_which_no_row_is_wanted_stand_beside_others,
+    test_rollback_forgets,
+    test_senseless_passes_are_refused,
+    test_slots_of_different_lengths_share_a_pass,
+)
+from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
+    test_a_chain_and_a_tree_behind_it_in_one_pass_as_the_edge_verifies,
+    test_a_tree_grown_level_by_level_is_the_whole_tree_is_its_paths,
+    test_a_tree_is_over_after_rollback,
+    test_any_tree_in_any_pieces_is_its_paths_and_keeps_any_of_them,
+    test_keep_turns_a_grown_tree_into_the_accepted_path,
+    test_paths_that_the_grown_tree_has_not_are_refused,
+    test_trees_of_several_slots_beside_chains_in_one_forward,
+    test_what_was_kept_grows_the_next_tree,
+    test_what_was_kept_is_a_chain_of_which_less_can_be_kept,
+)
+from tests.support.staged import Staged
+from tests.support.tiny import FAMILIES, tiny_artifact
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gpu() -> None:
+    """Skip where there is no GPU, or nothing that would run on it."""
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        pytest.skip("onnxruntime is built without CUDA: install onnxruntime-gpu in its place")
+    try:
+        Cuda()
+    except CudaError as error:
+        pytest.skip(f"no GPU: {error}")
+
+
+class Apart(CudaBackend):
+    """Writes to `present` and takes few tokens at once, as engines of TensorRT do."""
+
+    apart = True
+    narrow, widest = 4, 7
+
+
+@pytest.fixture(scope="module", params=["opset24-cuda", "opset17-cuda", "opset17-apart"])
+def opened(
+    request: pytest.FixtureRequest, _gpu: None, tmp_path_factory: pytest.TempPathFactory
+) -> Decoder:
+    dialect, _, provider = request.param.partition("-")
+    artifact = tiny_artifact(tmp_path_factory.mktemp("gpu") / "a", dialect=dialect)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PROVIDERS, "apart", f"{__name__}:{Apart.__name__}")
+        return Decoder(artifact, slots=SLOTS, provider=provider)
+
+
+@pytest.fixture
+def decoder(opened: Decoder) -> Decoder:
+    empty(opened)
+    return opened
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("fp16", 1e-2)])
+@pytest.mark.parametrize("dialect", ["opset24", "opset17"])
+def test_logits_are_those_of_the_cpu(tmp_path, family, precision, error, dialect):
+    artifact = tiny_artifact(
+        tmp_path / "a", architecture=family, precision=precision, dialect=dialect
+    )
+    got, wanted = (
+        Decoder(artifact, provider=provider).forward([Pass(0, TOKENS)])[0]
+        for provider in ("cuda", "cpu")
+    )
+    for one, other in ((got.logits, wanted.logits), (got.hidden, wanted.hidden)):
+        assert np.linalg.norm(one - other) < error * np.linalg.norm(other)
+
+
+def test_a_longer_text_grows_the_cache_and_keeps_what_it_holds(tmp_path):
+    artifact = tiny_artifact(tmp_path / "a", context=1024)
+    decoder, exact = (Decoder(artifact, slots=2, provider=provider) for provider in ("cuda", "cpu"))
+    text = np.random.default_rng(1).integers(0, 100, 600)
+    capacities = set()
+    for start in range(0, 600, 100):
+        got, wanted = (
+            each.prefill(1, text[start : start + 100], rows=2).logits for each in (decoder, exact)
+        )
+        same(got, wanted)
+        capacities.add(decoder._cache.capacity)
+    assert len(capacities) == 3
+
+
+def test_stages_and_head_say_what_the_whole_model_says(tmp_path):
+    whole = tiny_artifact(tmp_path / "whole", layers=3)
+    split_artifact(whole.path, tmp_path / "cut", stages=3)
+    staged = Staged(tmp_path / "cut", whole, slots=2, provider="cuda")
+    exact = Decoder(whole, slots=2, provider="cpu")
+    for passes in (
+        [Pass(0, TOKENS[:30], 2), Pass(1, TOKENS[:7])],
+        [Pass(1, TOKENS[7:12], parents=np.array([-1, -1, 0, 1, 1]))],
+    ):
+        for got, wanted in zip(staged.forward(passes), exact.forward(passes), strict=True):
+            same(got.logits, wanted.logits)
+
+
+def test_a_gpu_says_its_name_and_capability():
+    gpu = Cuda().describe()
+    assert gpu.name
+    major, minor = gpu.compute.split(".")
+    assert int(major) >= 5
+    assert int(minor) >= 0
