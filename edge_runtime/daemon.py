@@ -142,7 +142,7 @@ def _pass_times(target: Target) -> list[PassTime]:
 @contextmanager
 def _handshakes(listener: Listener) -> Iterator[None]:
     """Let devices in while the target loads: a restarted edge is not an absent one."""
-    receiver = BackgroundReceiver({int(s.fd): duty for s, duty in duties(listener).items()})
+    receiver = BackgroundReceiver(duties(listener))
     receiver.start()
     receiver.begin()
     try:

@@ -29,12 +29,11 @@ STOPPED_BY = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # by SIGTERM: 0
 Duty = Callable[[], bool]
 
 
-def duties(listener: Listener) -> dict["zmq.Socket[bytes]", Duty]:
-    """What is to be done when something arrives, by the socket where it does; not of messages."""
-    found: dict[zmq.Socket[bytes], Duty] = {}
+def duties(listener: Listener) -> dict[int, Duty]:
+    """What is to be done when something arrives, by the descriptor that tells; not of messages."""
+    found: dict[int, Duty] = {int(listener.connections.monitor.fd): listener.connections.hear}
     if listener.gate is not None:
-        found[listener.gate.socket] = listener.gate.answer
-    found[listener.connections.monitor] = listener.connections.hear
+        found[int(listener.gate.socket.fd)] = listener.gate.answer
     return found
 
 
@@ -63,13 +62,12 @@ class ServingLoop(ABC):
         # often enough for the watchdog
         self._idle_s = min(_TICK_S, supervisor.feed_s / 2 if supervisor.feed_s else _TICK_S)
         self._tick_s = 0.0
-        # who comes and goes is asked for at its descriptor, which costs a turn less than the socket
-        monitor = listener.connections.monitor
+        # of the others the descriptors are polled, which costs a turn less than their sockets
         self._duties: dict[object, Callable[[], object]] = {
-            int(source.fd) if source is monitor else source: duty
-            for source, duty in {listener.socket: self._receive, **duties(listener)}.items()
+            listener.socket: self._receive,
+            signals.descriptor: signals.hush,
+            **duties(listener),
         }
-        self._duties[signals.descriptor] = signals.hush
         if lifeline is not None:
             self._duties[lifeline] = partial(setattr, self, "_orphaned", True)
         self._poller = zmq.Poller()

@@ -148,15 +148,13 @@ class Listener:
         except zmq.Again:
             self.connections.drained = True
             return None
-        client = first.bytes
-        header: Buffer = parts[0].buffer if parts else b""
+        client, buffers = first.bytes, [part.buffer for part in parts]
         owner = str(first.get("User-Id")).encode() if self.gate else client
-        size = sum(map(len, parts))
+        size = sum(map(len, buffers))
         self.connections.heard(client, owner, first, size, len(parts))
-        frames = [part.buffer for part in parts[1:]]
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
             self._shredding, self._dropped = (client, owner), 0
-        return Envelope(client, owner, header, frames, size)
+        return Envelope(client, owner, buffers[0] if buffers else b"", buffers[1:], size)
 
     def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
         """Drop some of the parts of a message that has far too many.

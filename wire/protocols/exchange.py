@@ -399,5 +399,5 @@ class IdsAlone(Exchange[Draft]):
         return Draft(tree.ids)
 
     def admit(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:
-        """Any ids will do."""
-        return Draft(window_ids(frames[0], vocab_size))
+        """Any ids will do; `extent` has looked at their number."""
+        return Draft(decode_ids(frames[0], vocab_size))
