@@ -18,7 +18,7 @@ from pilotfish import PilotfishError
 from pilotfish.device_runtime.drafter import Drafter
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.channel import Channel
+from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.ids import encode_ids
 from pilotfish.wire.committed import Committed
 from pilotfish.wire.keys import DeviceKeys
@@ -77,7 +77,7 @@ class Replay:
 
     def __init__(self, recording: Recording, endpoint: str, keys: DeviceKeys) -> None:
         self._recording = recording
-        self._channel = Channel(endpoint, keys, 1 << 20)
+        self._channel = EdgeChannel(endpoint, keys, 1 << 20)
         self._id = secrets.token_bytes(16)
         self._generation = -1
         self._next = 0

@@ -1,4 +1,4 @@
-"""decentralized-dsd's ablation: accepted length and speed against τ, and how far the law strays.
+"""decentralized-dsd's ablation: accepted length and speed against τ, and how far the law deviates.
 
     python benchmarks/adaptive.py [--draft DIR] [--target DIR] [--relaxation FILE]
         [--lambdas L1,L2,L3 …] [--tau T …] [--window W] [--tokens N] [--prompts N] [--top-k K]
@@ -58,7 +58,7 @@ COLUMNS = (
     *("ratio", "q1", "q3", "speedup", "n", "right", "low", "high", "p"),
 )
 LONGER = 1.15  # the paper's 15 %, for τ up to 0.3
-STRAYS_IN_PAPER = 0.3
+DEVIATES_IN_PAPER = 0.3
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def goals(rows: Rows) -> list[Goal]:
             LONGER,
         )
         for row in rows
-        if row["tau"] == STRAYS_IN_PAPER
+        if row["tau"] == DEVIATES_IN_PAPER
     ]
 
 

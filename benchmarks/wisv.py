@@ -30,7 +30,7 @@ from pilotfish.cli import main as pilotfish
 from pilotfish.cli.judge.sweep import pace_of, passes
 from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, Cost
 from pilotfish.judge.figures import Figure, costs, figures
-from pilotfish.judge.sweeping import Plan, Profile, Setting, SweepFile
+from pilotfish.judge.sweeping import LinkProfile, SweepFile, SweepHeader, SweepSetting
 
 WINDOWS = (10, 16, 24, 32, 64)
 LINKS = ("500:5", "500:50", "20:5", "20:50")
@@ -53,16 +53,20 @@ class Swept:
     def __init__(self, kept: SweepFile, args: argparse.Namespace) -> None:
         if kept.plan is None or not kept.tallies:
             raise SystemExit(f"{kept.path} holds no questions yet.")
-        self.plan: Plan = kept.plan
+        self.plan: SweepHeader = kept.plan
         tallies = list(kept.tallies.values())
         self._figures = figures(self.plan, tallies)
         self._costs = costs(self.plan, tallies, pace_of(kept, args))
 
     def of(
-        self, window: int, profile: Profile, head: str | None = None, threshold: float | None = None
+        self,
+        window: int,
+        profile: LinkProfile,
+        head: str | None = None,
+        threshold: float | None = None,
     ) -> tuple[Figure, Mapping[str, Cost]]:
         """One setting; `greedy`'s without a head."""
-        wanted = Setting(window, head, threshold, profile if head else None)
+        wanted = SweepSetting(window, head, threshold, profile if head else None)
         at = self.plan.settings.index(wanted)
         return self._figures[at], self._costs[at, profile]
 
@@ -97,7 +101,7 @@ def table1(swept: Swept, head: str, threshold: float) -> Rows:
     return rows
 
 
-def _row(profile: Profile, method: str, one: Figure, cost: Cost) -> dict[str, Any]:
+def _row(profile: LinkProfile, method: str, one: Figure, cost: Cost) -> dict[str, Any]:
     return {
         "link": f"{profile.mbps:g}:{profile.rtt_ms:g}",
         "mbps": profile.mbps,

@@ -82,7 +82,7 @@ class EdgeSession:
         self._generation = -1
         self._held = 0  # a prefix of the committed tokens that the edge has too
         self._plan: Plan | None = None
-        self._conditions: m.Conditions | None = None
+        self._conditions: m.DecisionConditions | None = None
         self._known_limits = _UNLIMITED
 
     @property
@@ -101,7 +101,7 @@ class EdgeSession:
 
     # What the edge holds
 
-    def prepare(self, plan: Plan, conditions: m.Conditions | None) -> None:
+    def prepare(self, plan: Plan, conditions: m.DecisionConditions | None) -> None:
         """Set the plan of the next generation, and the conditions that the edge decides by."""
         self._plan, self._conditions = plan, conditions
 

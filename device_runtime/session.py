@@ -27,7 +27,7 @@ from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.committed import Committed, common_prefix
 from pilotfish.wire.errors import MalformedError, PromptTooLongError
-from pilotfish.wire.messages import Conditions
+from pilotfish.wire.messages import DecisionConditions
 from pilotfish.wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, Ruling, choose
 
 _NS = 1e-9
@@ -94,11 +94,11 @@ class Session:
         if self._plan.protocol != STREAM:  # while the edge reads, too
             self._drafter.read(self.committed.ids, self._interrupt.check)
 
-    def _conditions(self, plan: Plan, channel: Channel) -> Conditions | None:
+    def _conditions(self, plan: Plan, channel: Channel) -> DecisionConditions | None:
         """What the edge decides by besides the options; None where the link does not matter."""
         if not plan.by_link:
             return None
-        return Conditions(
+        return DecisionConditions(
             drafter=self._drafter.manifest.origin,
             hidden_size=self._drafter.manifest.dimensions.hidden,
             rtt_s=channel.rtt_s,

@@ -150,7 +150,7 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     relaxation: Annotated[
         Path | None,
         setting(
-            "how far protocol adaptive strays where a request does not say, as judge calibrate "
+            "how far protocol adaptive deviates where a request does not say, as judge calibrate "
             "wrote it (default: built in)",
             metavar="FILE",
         ),

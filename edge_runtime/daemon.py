@@ -11,9 +11,9 @@ import zmq
 
 from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.loop import EdgeLoop
-from pilotfish.edge_runtime.metrics import MetricsServer, Sight
+from pilotfish.edge_runtime.metrics import MetricsServer, MetricsSources
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
-from pilotfish.edge_runtime.reload import Settings, bounds_of
+from pilotfish.edge_runtime.reload import LiveSettings, bounds_of
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.serving import duties
@@ -53,7 +53,7 @@ def serve(
     supervisor.extend(_LOADING_S)
     keys = EdgeKeys.load(config.keys) if config.keys is not None else None
     tally = Tally()
-    settings = Settings(config, keys, reread or (lambda: config), tally)
+    settings = LiveSettings(config, keys, reread or (lambda: config), tally)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         metrics = MetricsServer(*config.metrics) if config.metrics is not None else None
@@ -106,7 +106,9 @@ def serve(
             lifeline,
         )
         if metrics is not None:
-            metrics.show(Sight(artifact.manifest, tally, listener, service, target, inspection))
+            metrics.show(
+                MetricsSources(artifact.manifest, tally, listener, service, target, inspection)
+            )
         announce(listener.endpoint)
         supervisor.ready(loop.status)
         inspection.start()

@@ -4,7 +4,7 @@ In:  for m mismatches the drafter's and the target's last-layer states at the dr
      position, both token ids, and what is known of the link.
 Out: logits z = w2·ReLU(w1·u + b1) + b2 of the probability ρ = σ(z) to reject, with
      u = [h_D ; h_T ; c], everything standardised as in training (wisv (23)-(25)); or, from a
-     `Judge`, what is rejected at a threshold (wisv (27)).
+     `HeadJudge`, what is rejected at a threshold (wisv (27)).
 
 A head is made for one pair of models and refused for another (`suits`, `serves`).
 """
@@ -58,7 +58,7 @@ def token_buckets(tokens: NDArray[np.integer], buckets: int) -> NDArray[np.int64
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class HeadJudge:
     """A head bound to one request's link and threshold.
 
     width: of the drafter's states that it reads; form: the format that they should be sent in.
@@ -167,13 +167,13 @@ class DecisionHead:
         """
         return self._score(drafter, target, tokens, offset=self._offset(channel))
 
-    def judge(self, channel: Channel, threshold: float | None = None) -> Judge:
+    def judge(self, channel: Channel, threshold: float | None = None) -> HeadJudge:
         """Bind the head to a link and a threshold of ρ, or to the recommended one.
 
         Threshold 0 rejects every mismatch, 1 none. ValueError if it is not within [0, 1].
         """
         wanted = self.card.threshold if threshold is None else threshold
-        return Judge(
+        return HeadJudge(
             width=self.card.drafter.hidden,
             form=self.card.hidden,
             bound=_logit(wanted),

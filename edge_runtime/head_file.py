@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Precision
+from pilotfish.engines.artifact import FormatNumber, Precision
 from pilotfish.engines.cache import replace_file
 from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.codecs.hidden import HiddenFormat
@@ -194,14 +194,9 @@ def check_tensors(card: HeadCard, tensors: Tensors) -> None:
         raise _wrong(card, "std is not positive everywhere")
 
 
-class _Format(msgspec.Struct):
-    format: int
-
-
 def _decoded(data: bytes, told: str) -> HeadCard:
-    # A newer format may have any fields, so its number is looked at first.
     try:
-        found = msgspec.json.decode(data, type=_Format).format
+        found = msgspec.json.decode(data, type=FormatNumber).format
         if found != FORMAT:
             raise HeadError(
                 f"{told} has format {found}, and this version reads {FORMAT}: train the head "

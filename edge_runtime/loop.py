@@ -4,7 +4,7 @@ import logging
 import time
 
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
-from pilotfish.edge_runtime.reload import Settings
+from pilotfish.edge_runtime.reload import LiveSettings
 from pilotfish.edge_runtime.scheduler import Scheduler
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.serving import STOPPED_BY, ServingLoop, duties
@@ -29,7 +29,7 @@ class EdgeLoop(ServingLoop):
         scheduler: Scheduler,
         target: Target,
         service: Service,
-        settings: Settings,
+        settings: LiveSettings,
         signals: Signals,
         supervisor: Supervisor,
         model: str,
@@ -89,8 +89,8 @@ class EdgeLoop(ServingLoop):
 
     def _tick(self) -> int | None:
         gate = self._listener.gate
-        self._listener.connections.hear()
-        self._listener.connections.police(gate.allowed if gate is not None else None)
+        self._listener.connections.read_events()
+        self._listener.connections.cut_revoked(gate.allowed if gate is not None else None)
         self._service.expire()
         if self._target.over:
             _log.error("the target is lost for good: %s", self._target.over)

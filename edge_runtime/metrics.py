@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PREFIX: Final = "pilotfish_edge_"
 
 
-class Sight(NamedTuple):
+class MetricsSources(NamedTuple):
     """What the figures are of."""
 
     manifest: Manifest
@@ -52,7 +52,7 @@ class MetricsServer:
                 "--metrics needs the extra `serve`: pip install 'pilotfish[serve]'."
             ) from None
         registry = CollectorRegistry()
-        self._sight: Sight | None = None
+        self._sight: MetricsSources | None = None
         registry.register(self)
         try:
             self._server = Exposition(make_wsgi_app(registry), host, port)
@@ -60,7 +60,7 @@ class MetricsServer:
             raise ListenError(f"Metrics cannot be served on {host}:{port}: {error}.") from error
         self.address = f"{host}:{self._server.port}"
 
-    def show(self, sight: Sight) -> None:
+    def show(self, sight: MetricsSources) -> None:
         """From now on the figures are of this; ``sight`` may be replaced at any time."""
         self._sight = sight
 
@@ -79,7 +79,7 @@ class MetricsServer:
         self._server.close()
 
 
-def _families(sight: Sight) -> Iterable["Metric"]:
+def _families(sight: MetricsSources) -> Iterable["Metric"]:
     from prometheus_client.core import GaugeMetricFamily
 
     manifest, tally, listener, service, target, inspection = sight

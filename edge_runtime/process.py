@@ -66,7 +66,7 @@ class EdgeServer:
         if self._cores is not None:  # long before it has threads, which inherit them
             os.sched_setaffinity(child.process.pid, self._cores)
         try:
-            said = child.hear()
+            said = child.receive()
         except TimeoutError as error:
             self.stop()
             raise EdgeLostError(

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from pilotfish.edge_runtime.head_file import End, read_bounded
-from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.artifact import FormatNumber, Manifest
 from pilotfish.engines.cache import replace_file
 from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.wire.errors import PairMismatchError, RelaxationError
@@ -92,9 +92,8 @@ def read_relaxation(path: Path) -> RelaxationCard:
         RelaxationError: for a file that is missing, too large, damaged, or of a newer version.
     """
     data = read_bounded(path, CARD_BYTES, RelaxationError)
-    # A newer format may have any fields, so its number is looked at first.
     try:
-        found = msgspec.json.decode(data, type=_Format).format
+        found = msgspec.json.decode(data, type=FormatNumber).format
         if found != FORMAT:
             raise RelaxationError(
                 f"{path} has format {found}, and this version reads {FORMAT}: calibrate again, or "
@@ -125,7 +124,3 @@ def write_relaxation(path: Path, card: RelaxationCard) -> None:
         replace_file(path, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     except OSError as error:
         raise RelaxationError(f"{path} cannot be written: {error}.") from error
-
-
-class _Format(msgspec.Struct):
-    format: int

@@ -44,7 +44,7 @@ def bounds_of(config: EdgeConfig) -> Bounds:
     return Bounds(connections, limits.connections_per_client, limits.message_mib * MEBIBYTE)
 
 
-class Settings:
+class LiveSettings:
     """What holds of the configuration and of the keys. ``troubles``: what was wrong with the rest.
 
     allowed: the keys that may come in, and their names; None: the edge has no keys.

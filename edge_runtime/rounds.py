@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Round, Session, Stream
+from pilotfish.edge_runtime.sessions import EdgeRound, SessionState, Stream
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.randomness import Purpose
@@ -45,12 +45,14 @@ class Rounds:
         self._context = context
         self._ends = frozenset(ends)
 
-    def read(self, session: Session) -> None:
+    def read(self, session: SessionState) -> None:
         """Have all committed tokens but the last read: a prompt, while the device drafts."""
         tokens = session.committed.ids[:-1].copy()  # the committed tokens go on changing
         self._queue(session, Job(session.id, session.slot, tokens, rows=0, rule=None))
 
-    def verify(self, session: Session, round_: Round, exchange: Exchange[Any], law: Law) -> None:
+    def verify(
+        self, session: SessionState, round_: EdgeRound, exchange: Exchange[Any], law: Law
+    ) -> None:
         """Have a window verified."""
         session.round, draft = round_, round_.draft
         # [committed + pending + n]
@@ -61,7 +63,7 @@ class Rounds:
         job.temperature = law.sampling.temperature
         self._queue(session, job)
 
-    def stream(self, session: Session) -> None:
+    def stream(self, session: SessionState) -> None:
         """Generate the stream's next token, if there is one to come."""
         stream, law, length = session.stream, session.law, len(session.committed)
         if stream is None or law is None:
@@ -75,7 +77,9 @@ class Rounds:
         job.temperature = law.sampling.temperature
         self._queue(session, job)
 
-    def send_tokens(self, session: Session, start: int, ids: list[int], times: m.Times) -> None:
+    def send_tokens(
+        self, session: SessionState, start: int, ids: list[int], times: m.Times
+    ) -> None:
         """Tokens of a stream, from position ``start`` on."""
         assert session.stream is not None
         tokens = m.Tokens(
@@ -84,14 +88,14 @@ class Rounds:
         frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
         self._send(session.stream.client, tokens, (frame,))
 
-    def stop(self, session: Session) -> None:
+    def stop(self, session: SessionState) -> None:
         """Give up the work under way; the committed tokens stay."""
         session.call_off()
         session.stream = None
         if session.round is not None and session.round.verdict is None:
             session.round = None
 
-    def finish(self, session: Session, job: Job) -> None:
+    def finish(self, session: SessionState, job: Job) -> None:
         """Apply a job that the scheduler has done."""
         session.jobs.remove(job)
         if job.error is not None:
@@ -107,12 +111,12 @@ class Rounds:
                 session, session.round, _times(job, session.round.received_ns), job.ruling
             )
 
-    def _queue(self, session: Session, job: Job) -> None:
+    def _queue(self, session: SessionState, job: Job) -> None:
         job.owner = session.owner
         session.jobs.append(job)
         self._submit(job)
 
-    def _inquire(self, session: Session, job: Job, wanted: Wanted) -> None:
+    def _inquire(self, session: SessionState, job: Job, wanted: Wanted) -> None:
         """Ask the device for what is needed to decide on its window."""
         round_ = session.round
         if round_ is None:
@@ -126,7 +130,7 @@ class Rounds:
         )
         self._send(round_.client, round_.inquiry, round_.answer)
 
-    def resolve(self, session: Session, frames: Sequence[m.Buffer], received_ns: int) -> None:
+    def resolve(self, session: SessionState, frames: Sequence[m.Buffer], received_ns: int) -> None:
         """Decide on a window by the answer to its inquiry; no pass is needed for that."""
         round_, exchange = session.round, session.exchange
         assert round_ is not None
@@ -138,7 +142,9 @@ class Rounds:
         times = m.Times(received_ns=received_ns, held_ns=held_ns, queue_ns=0, verify_ns=held_ns)
         self._verified(session, round_, times, ruling)
 
-    def _verified(self, session: Session, round_: Round, times: m.Times, ruling: Ruling) -> None:
+    def _verified(
+        self, session: SessionState, round_: EdgeRound, times: m.Times, ruling: Ruling
+    ) -> None:
         verdict = m.Verdict(
             session=session.id,
             generation=session.generation,
@@ -166,7 +172,7 @@ class Rounds:
                 spent.verify_ns * 1e-9,
             )
 
-    def _streamed(self, session: Session, stream: Stream, job: Job, ruling: Ruling) -> None:
+    def _streamed(self, session: SessionState, stream: Stream, job: Job, ruling: Ruling) -> None:
         start, token = len(session.committed), ruling.token
         assert token is not None  # a stream's rule always chooses
         session.committed.extend([token])
@@ -178,7 +184,7 @@ class Rounds:
         stream.received_ns = time.monotonic_ns()
         self.stream(session)
 
-    def _fail(self, session: Session, error: Exception) -> None:
+    def _fail(self, session: SessionState, error: Exception) -> None:
         """A pass failed: tell the device, and let it try the same round again."""
         if not isinstance(error, PilotfishError):
             error = InternalError("The target failed at this round; see the edge's log.")

@@ -16,7 +16,7 @@ from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
 from pilotfish.edge_runtime.lexicon import Lexicon
 from pilotfish.edge_runtime.rounds import Rounds, Send, Submit
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Round, Session, Sessions, Stream
+from pilotfish.edge_runtime.sessions import EdgeRound, Sessions, SessionState, Stream
 from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Target
@@ -249,7 +249,7 @@ class Service:
         if len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
 
-    def _session_for(self, begin: m.Begin, owner: bytes) -> Session:
+    def _session_for(self, begin: m.Begin, owner: bytes) -> SessionState:
         try:
             session = self.sessions.use(begin.session, owner)
         except UnknownSessionError:
@@ -295,10 +295,12 @@ class Service:
         self._expect_room(session, pending, drafted)
         draft: Draft = exchange.admit(envelope.frames, self._vocab)
         self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes
-        round_ = Round(envelope.client, window.start, envelope.frames, draft, received_ns)
+        round_ = EdgeRound(envelope.client, window.start, envelope.frames, draft, received_ns)
         self._rounds.verify(session, round_, exchange, law)
 
-    def _retry(self, session: Session, last: Round, window: m.Window, envelope: Envelope) -> None:
+    def _retry(
+        self, session: SessionState, last: EdgeRound, window: m.Window, envelope: Envelope
+    ) -> None:
         """The same window again: the reply was lost, or is still to come."""
         if window.hash != session.committed.hash_of(last.base):
             raise DivergedError(f"The edge holds other tokens before {last.base}: begin again.")
@@ -341,7 +343,7 @@ class Service:
         if not running:
             self._rounds.stream(session)
 
-    def _generation(self, request: m.Window | m.States | m.Pull, owner: bytes) -> Session:
+    def _generation(self, request: m.Window | m.States | m.Pull, owner: bytes) -> SessionState:
         session = self.sessions.use(request.session, owner)
         if request.generation != session.generation:
             raise DivergedError(
@@ -351,7 +353,7 @@ class Service:
         return session
 
     @staticmethod
-    def _expect_position(session: Session, start: int, digest: bytes) -> None:
+    def _expect_position(session: SessionState, start: int, digest: bytes) -> None:
         held = len(session.committed)
         if start != held or digest != session.committed.hash:
             raise DivergedError(
@@ -359,7 +361,7 @@ class Service:
                 f"{'' if start != held else ' that differ from the device’s'}: begin again."
             )
 
-    def _expect_room(self, session: Session, pending: int, drafted: int) -> None:
+    def _expect_room(self, session: SessionState, pending: int, drafted: int) -> None:
         if drafted > self._limits.window:
             raise TooLargeError(
                 f"The window has {drafted} tokens; this edge takes {self._limits.window}."

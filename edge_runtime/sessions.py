@@ -25,7 +25,7 @@ from pilotfish.wire.protocols import Draft, Exchange, Law, Wanted
 
 
 @dataclass
-class Round:
+class EdgeRound:
     """A window on its way through the target, or the last one answered (``verdict``)."""
 
     client: bytes
@@ -72,7 +72,7 @@ class Stream:
 
 
 @dataclass
-class Session:
+class SessionState:
     """One conversation: its committed tokens and the generation that is running."""
 
     id: bytes
@@ -83,7 +83,7 @@ class Session:
     generation: int = -1
     law: Law | None = None
     exchange: Exchange[Any] | None = None  # None: the generation is a `stream`
-    round: Round | None = None
+    round: EdgeRound | None = None
     due: bool = False  # the next window brings a token that the device samples (`dssd`)
     stream: Stream | None = None
     jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
@@ -120,7 +120,7 @@ class Sessions:
         clock: Callable[[], float] = time.monotonic,
         tally: Tally | None = None,
     ) -> None:
-        self._by_id: dict[bytes, Session] = {}
+        self._by_id: dict[bytes, SessionState] = {}
         self._free = list(range(slots))
         self.per_owner = per_owner
         self.idle_s = idle_s
@@ -131,17 +131,17 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[SessionState]:
         return iter(list(self._by_id.values()))
 
-    def get(self, session_id: bytes) -> Session | None:
+    def get(self, session_id: bytes) -> SessionState | None:
         """The session that the target has worked for, of any owner; that is not idling."""
         session = self._by_id.get(session_id)
         if session is not None:
             session.touched_s = self._clock()
         return session
 
-    def find(self, session_id: bytes, owner: bytes) -> Session:
+    def find(self, session_id: bytes, owner: bytes) -> SessionState:
         """The owner's session, or `UnknownSessionError`. To look it up is no `use` of it."""
         session = self._by_id.get(session_id)
         if session is None or session.owner != owner:
@@ -150,13 +150,13 @@ class Sessions:
             )
         return session
 
-    def use(self, session_id: bytes, owner: bytes) -> Session:
+    def use(self, session_id: bytes, owner: bytes) -> SessionState:
         """The owner's session, which is being worked with; or `UnknownSessionError`."""
         session = self.find(session_id, owner)
         session.touched_s = self._clock()
         return session
 
-    def open(self, session_id: bytes, owner: bytes) -> Session:
+    def open(self, session_id: bytes, owner: bytes) -> SessionState:
         """A new, empty session; `TooManySessionsError` when there is no room."""
         if session_id in self._by_id:  # of another owner: say no more than that it cannot be had
             raise UnknownSessionError("This session id cannot be used; choose another.")
@@ -173,17 +173,17 @@ class Sessions:
         # the lowest free slot: sessions side by side make the cheapest batch
         slot = min(self._free)
         self._free.remove(slot)
-        session = Session(session_id, owner, slot, costly=costly, touched_s=self._clock())
+        session = SessionState(session_id, owner, slot, costly=costly, touched_s=self._clock())
         self._by_id[session_id] = session
         return session
 
-    def close(self, session: Session) -> None:
+    def close(self, session: SessionState) -> None:
         """Forget a session, which is over, and free its slot."""
         if session.costly:
             self._wasted.append((self._clock(), session.owner))
         self._free_slot(session)
 
-    def _free_slot(self, session: Session) -> None:
+    def _free_slot(self, session: SessionState) -> None:
         session.call_off()
         del self._by_id[session.id]
         self._free.append(session.slot)
@@ -196,13 +196,13 @@ class Sessions:
                 self.close(session)
                 self._tally.expired += 1
 
-    def _idle(self, candidates: Iterable[Session]) -> list[Session]:
+    def _idle(self, candidates: Iterable[SessionState]) -> list[SessionState]:
         """Those that have been idle for so long that they yield to any other."""
         # what waits for its turn at the target does not idle, however long that takes
         before = self._clock() - self.idle_s
         return [each for each in candidates if not each.jobs and each.touched_s <= before]
 
-    def _beyond_share(self, owner: bytes, mine: int) -> list[Session]:
+    def _beyond_share(self, owner: bytes, mine: int) -> list[SessionState]:
         """The sessions of the owners with most, if ``owner``, with ``mine``, is to have another.
 
         That is so as long as it does not end with more than the other keeps: two that want all
@@ -217,7 +217,7 @@ class Sessions:
         most = max(held.values())
         return [each for each in self if held[each.owner] == most] if most > mine + 1 else []
 
-    def _displace(self, candidates: list[Session], reason: str) -> None:
+    def _displace(self, candidates: list[SessionState], reason: str) -> None:
         """End the one of these that is missed least: without work under way, then the idlest."""
         if not candidates:
             raise TooManySessionsError(

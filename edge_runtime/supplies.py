@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from pilotfish.edge_runtime.head import DecisionHead, Judge, shipped
+from pilotfish.edge_runtime.head import DecisionHead, HeadJudge, shipped
 from pilotfish.edge_runtime.relaxation_file import read_relaxation
 from pilotfish.engines.artifact import Manifest
 from pilotfish.wire.errors import MalformedError, PairMismatchError, UnsupportedError
-from pilotfish.wire.messages import Begin, Conditions
+from pilotfish.wire.messages import Begin, DecisionConditions
 from pilotfish.wire.protocols import EXCHANGES, Exchange, ProtocolOptions
 from pilotfish.wire.protocols.adaptive import RelaxationOptions
 from pilotfish.wire.protocols.judged import Judged, JudgingOptions
@@ -26,7 +26,7 @@ class Supply(Protocol):
     def serves(self, drafter: str, hidden_size: int) -> bool:
         """Whether there is one for a drafter of this origin and this width of states."""
 
-    def find(self, conditions: Conditions, options: Any) -> Any:
+    def find(self, conditions: DecisionConditions, options: Any) -> Any:
         """Find the one for a generation; `UnsupportedError` if the edge has no such thing."""
 
 
@@ -59,7 +59,7 @@ class Heads:
         """Whether a head was made for this drafter."""
         return any(one.serves(drafter, hidden_size) for one in self.heads)
 
-    def find(self, conditions: Conditions, options: JudgingOptions) -> Judge:
+    def find(self, conditions: DecisionConditions, options: JudgingOptions) -> HeadJudge:
         """The drafter's head, bound to the link and the threshold."""
         for head in self.heads:
             if head.serves(conditions.drafter, conditions.hidden_size):

@@ -1,8 +1,8 @@
 """The device's socket to one edge, and the state of its connection.
 
 An edge may be as hostile as a device: the memory that it can make this process hold is bounded
-here, as `wire.connections` does at the edge. Only `Channel.weigh`, which the warden calls, is
-thread-safe.
+here, as `wire.connections` does at the edge. Only `EdgeChannel.check_memory`, which the memory
+watch calls, is thread-safe.
 """
 
 import logging
@@ -21,9 +21,9 @@ from zmq.utils.monitor import recv_monitor_message
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.tcp import Segments, borrowed, hang_up, leads_to, segments, volume
+from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.messages import Buffer, Reply, decode_reply, encode
 from pilotfish.wire.transport import HANDSHAKE_MS, has_port, receive_parts, send_parts, set_up
-from pilotfish.wire.warden import SLACK_BYTES, WARDEN, Glance, Intake
 
 _log = logging.getLogger("pilotfish.wire")
 
@@ -41,7 +41,7 @@ _FAILED = {
 _NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a message
 
 
-class Channel:
+class EdgeChannel:
     """A socket to one edge, with the connection's state as ZeroMQ's monitor tells it."""
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, message_bytes: int) -> None:
@@ -68,7 +68,7 @@ class Channel:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(int(self._monitor.fd), zmq.POLLIN)
-        self._news = threading.Lock()  # to read the monitor: the warden does, too
+        self._news = threading.Lock()  # to read the monitor: the memory watch does, too
         self._unnoticed = False  # it did, and the owner has not been told
         self._intake, self._drained, self._encrypted = Intake(), False, keys is not None
         self._most_bytes = message_bytes + SLACK_BYTES
@@ -89,7 +89,7 @@ class Channel:
                 f"{endpoint!r} is no address of an edge ({error}); write tcp://HOST:PORT."
             ) from error
         self.catch_up()  # before that ZeroMQ's descriptor tells nothing
-        WARDEN.join(self)
+        MEMORY_WATCH.join(self)
 
     @property
     def socket(self) -> "zmq.Socket[bytes]":
@@ -140,9 +140,9 @@ class Channel:
     def catch_up(self) -> None:
         """Read the monitor's events; `take` does so too while it waits."""
         with self._news:
-            self._hear_of_the_link()
+            self._read_events()
 
-    def _hear_of_the_link(self) -> bool:
+    def _read_events(self) -> bool:
         """Read all of the monitor's events; True if there were any."""
         some = False
         while self._monitor.poll(0):
@@ -151,8 +151,8 @@ class Channel:
             some = True
         return some
 
-    def weigh(self, glance: Glance) -> bool:
-        """Disconnect if the edge sends an endless message, or too many; called by the warden.
+    def check_memory(self, glance: Glance) -> bool:
+        """Disconnect if the edge sends an endless message, or too many; called by the memory watch.
 
         ZeroMQ connects anew, and is disconnected again for a while, which doubles each time.
         """
@@ -161,7 +161,7 @@ class Channel:
             return False
         if glance.urgent or shunned:  # the owner may be asleep
             with self._news:
-                self._unnoticed |= self._hear_of_the_link()
+                self._unnoticed |= self._read_events()
         intake, drained = self._intake, self._drained
         self._drained = False
         with borrowed(self._descriptor, leads_to(self._port)) as connection:
@@ -169,8 +169,8 @@ class Channel:
             if crossed is None:
                 return shunned
             if not shunned:
-                hoarded = intake.weigh(crossed.received, glance, drained=drained)
-                if hoarded <= self._most_bytes and not intake.swollen(glance, hoarded):
+                held = intake.update(crossed.received, glance, drained=drained)
+                if held <= self._most_bytes and not intake.swollen(glance, held):
                     if intake.messages:
                         self._shun_s = _SHUN_S[0]
                     return False
@@ -228,7 +228,7 @@ class Channel:
 
     def close(self, linger_s: float = 0.2) -> None:
         """Close the socket; what was sent last has ``linger_s`` to leave."""
-        WARDEN.leave(self)
+        MEMORY_WATCH.leave(self)
         self._close.detach()
         _close(self._context, self._socket, self._monitor, linger_s)
 

@@ -5,7 +5,7 @@ and counts of the reasons.
 
 ZeroMQ bounds neither connections nor the bytes that it holds of a peer's messages, complete or not.
 Here both are bounded: an excess connection is shut down on its descriptor, which ZeroMQ names, as
-if the network had failed. The warden (`wire.warden`) checks memory in its own thread.
+if the network had failed. The memory watch (`wire.memory_watch`) checks memory in its own thread.
 
 A connection is a stranger until its first message. A peer that has sent a message is never cut in
 favour of a stranger; among strangers the address with most of them loses one first, the newest,
@@ -27,18 +27,18 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, volume
-from pilotfish.wire.warden import SLACK_BYTES, WARDEN, Glance, Intake
+from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 
 # Reasons for which a connection is cut.
 CROWD: Final = "crowd"  # too many strangers, or too many connections
 UNFINISHED: Final = "unfinished-message"  # too many bytes of an unfinished message
-HOARD: Final = "too-much-of-one-key"  # too many bytes of messages not taken in yet
+BACKLOG: Final = "too-much-of-one-key"  # too many bytes of messages not taken in yet
 OF_ONE_KEY: Final = "too-many-of-one-key"
 REVOKED: Final = "revoked-key"
 CLOSING: Final = "closing"  # it came while the edge was stopping
 SHREDDED: Final = "too-many-frames"  # a message of so many parts that receiving it delayed others
 
-_HEARD = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
+_EVENTS = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
 _BURST = 256  # events taken in one turn
 # Messages of full size that may be unfinished at once: in all; and of one key with several,
 # or of all strangers, whose keys are unknown before their first message.
@@ -76,11 +76,11 @@ class _Connection:
 class Connections:
     """The connections of one listening socket.
 
-    Used by the thread that serves the socket and, in between, by the warden; a lock guards them.
+    Used by the thread that serves the socket and by the memory watch; a lock guards them.
     """
 
     def __init__(self, listening: "zmq.Socket[bytes]", bounds: Bounds) -> None:
-        self.monitor = listening.get_monitor_socket(_HEARD)
+        self.monitor = listening.get_monitor_socket(_EVENTS)
         self.bounds = bounds
         self.closing = False  # no new connections from now on
         self.cuts: Counter[str] = Counter()
@@ -99,7 +99,7 @@ class Connections:
         """Note that the socket listens on this endpoint, and start the checks."""
         tcp = endpoint.startswith("tcp:")
         self._local = urlsplit(endpoint).port if tcp else endpoint.partition("://")[2]
-        WARDEN.join(self)
+        MEMORY_WATCH.join(self)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -113,11 +113,13 @@ class Connections:
         """Whether ``client``, which has sent a message, is still connected."""
         return client in self._known
 
-    def heard(self, client: bytes, owner: bytes, frame: zmq.Frame, size: int, frames: int) -> None:
+    def note_message(
+        self, client: bytes, owner: bytes, frame: zmq.Frame, size: int, frames: int
+    ) -> None:
         """Note a message of this size from ``client``; ``frame`` is one of its frames."""
         connection = self._known.get(client)
         if connection is None:
-            self.hear()  # the event of its connection may still be unread
+            self.read_events()  # the event of its connection may still be unread
             with suppress(zmq.ZMQError):  # ZMTP 1.0: no descriptor
                 connection = self._open.get(frame.get(_SRCFD))
             if connection is None:
@@ -155,7 +157,7 @@ class Connections:
         connection.acknowledged = connection.sent if crossed is None else crossed.acknowledged
         return connection.sent - connection.acknowledged
 
-    def hear(self) -> bool:
+    def read_events(self) -> bool:
         """Read the monitor's events of peers that came and went; True if there are more."""
         with self._turn:
             for _ in range(_BURST):
@@ -178,7 +180,7 @@ class Connections:
             with self._turn:
                 self._cut(connection, SHREDDED)
 
-    def police(self, allowed: Container[bytes] | None) -> None:
+    def cut_revoked(self, allowed: Container[bytes] | None) -> None:
         """Cut connections whose key was taken off the list; call it regularly.
 
         allowed: the keys on the list; None: there is no list. A connection has had `_TOLD_S` to
@@ -194,53 +196,53 @@ class Connections:
                     if now_s - connection.revoked_s >= _TOLD_S:
                         self._cut(connection, REVOKED)
 
-    def weigh(self, glance: Glance) -> bool:
+    def check_memory(self, glance: Glance) -> bool:
         """Cut peers that make the process hold too much: unfinished or too many messages."""
         with self._turn:
-            self.hear()
+            self.read_events()
             drained, self.drained = self.drained, False
-            hoards = []
+            holders = []
             for connection in self._open.values():
                 crossed = None if connection.cut else self._volume(connection)
-                if crossed is not None and connection.intake.weigh(
+                if crossed is not None and connection.intake.update(
                     crossed.received, glance, drained=drained
                 ):
-                    hoards.append(connection)
-            self._bound(hoards, glance)
+                    holders.append(connection)
+            self._bound(holders, glance)
         return False
 
-    def _bound(self, hoards: list[_Connection], glance: Glance) -> None:
+    def _bound(self, holders: list[_Connection], glance: Glance) -> None:
         """Cut what exceeds the bounds: strangers first, then of the keys that hold most."""
         limit = self.bounds.message_bytes + SLACK_BYTES
         by_key: Counter[bytes] = Counter()
-        for connection in hoards:
-            by_key[connection.owner] += connection.intake.hoarded
+        for connection in holders:
+            by_key[connection.owner] += connection.intake.held
 
         def last_to_go(connection: _Connection) -> tuple[bool, int, int]:
             known, key = bool(connection.client), by_key[connection.owner]
             # of a key's messages the most complete one is kept
-            hoarded = connection.intake.hoarded
-            return (known, -key, hoarded) if known else (known, 0, -hoarded)
+            held = connection.intake.held
+            return (known, -key, held) if known else (known, 0, -held)
 
-        hoards.sort(key=last_to_go)
+        holders.sort(key=last_to_go)
         total = by_key.total()
-        swollen = [each for each in hoards if each.intake.swollen(glance, total)]
+        swollen = [each for each in holders if each.intake.swollen(glance, total)]
         for connection in swollen[:1]:  # the others may only seem to have grown because of it
             self._cut(connection, UNFINISHED)
-        for connection in hoards:
-            hoarded = connection.intake.hoarded
-            alone = hoarded > limit
+        for connection in holders:
+            held = connection.intake.held
+            alone = held > limit
             if alone or total > _UNFINISHED_IN_ALL * limit:
                 self._cut(connection, UNFINISHED)
-            elif hoarded < by_key[connection.owner] > _OF_ONE_KEY_TIMES * limit:
-                self._cut(connection, HOARD)  # not the key's (or the strangers') largest
+            elif held < by_key[connection.owner] > _OF_ONE_KEY_TIMES * limit:
+                self._cut(connection, BACKLOG)  # not the key's (or the strangers') largest
             if connection.cut:
-                total -= hoarded
-                by_key[connection.owner] -= hoarded
+                total -= held
+                by_key[connection.owner] -= held
 
     def close(self) -> None:
         """Stop reading the monitor."""
-        WARDEN.leave(self)
+        MEMORY_WATCH.leave(self)
         with suppress(zmq.ZMQError):
             self._listening.disable_monitor()
         self.monitor.close(0)

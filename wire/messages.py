@@ -79,7 +79,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hel
     drafter: Name = ""  # the origin of its weights, by which the edge finds a decision head
 
 
-class Conditions(Header, frozen=True):
+class DecisionConditions(Header, frozen=True):
     """By what an edge decides in a generation beside the options: the drafter, and the link.
 
     drafter: the origin of the drafter's weights; hidden_size: d of its states. The others are the
@@ -123,7 +123,9 @@ class Begin(Header, tag="begin", frozen=True):
     top_p: float
     # the protocol's own, as far as they are not the default
     options: Annotated[dict[Name, Any], msgspec.Meta(max_length=MAX_OPTIONS)] = {}
-    conditions: Conditions | None = None  # for protocols that decide by them; others ignore it
+    conditions: DecisionConditions | None = (
+        None  # for protocols that decide by them; others ignore it
+    )
 
     @property
     def sampling(self) -> Sampling:

@@ -22,7 +22,7 @@ class Tie:
         self._end = end
         self._unread = b""
 
-    def hear(self) -> dict[str, Any] | None:
+    def receive(self) -> dict[str, Any] | None:
         """What the other end says next; None if it is gone. May raise `TimeoutError`."""
         while b"\n" not in self._unread:
             try:
@@ -41,7 +41,7 @@ class Tie:
         self._end.sendall(json.dumps(said, default=os.fspath).encode() + b"\n")
 
     def refuse(self, error: PilotfishError) -> None:
-        """Tell the parent of an error, which `TiedProcess.hear` raises there."""
+        """Tell the parent of an error, which `TiedProcess.receive` raises there."""
         self.tell({"code": error.code, "message": str(error)})
 
     def close(self) -> None:
@@ -65,9 +65,9 @@ class TiedProcess:
         ours.settimeout(timeout_s)
         self.tie = Tie(ours)
 
-    def hear(self) -> dict[str, Any] | None:
+    def receive(self) -> dict[str, Any] | None:
         """What the child says next; None if it has ended. Raises the typed error that it tells."""
-        said = self.tie.hear()
+        said = self.tie.receive()
         if said is not None and "code" in said:
             raise from_code(said["code"], said["message"])
         return said

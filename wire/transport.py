@@ -1,7 +1,7 @@
 """ZeroMQ sockets with what both ends need: CURVE, limits, heartbeats.
 
-`Listener` is the edge's ROUTER, `wire.channel.Channel` the device's DEALER. Both count bytes as the
-lengths of the frames that they hand to ZeroMQ, and return frames as views of ZeroMQ's memory.
+`Listener` is the edge's ROUTER, `wire.channel.EdgeChannel` the device's DEALER. Both count bytes as
+the lengths of the frames that they hand to ZeroMQ, and return frames as views of ZeroMQ's memory.
 Neither is thread-safe: each has one owner.
 """
 
@@ -151,7 +151,7 @@ class Listener:
         client, buffers = first.bytes, [part.buffer for part in parts]
         owner = str(first.get("User-Id")).encode() if self.gate else client
         size = sum(map(len, buffers))
-        self.connections.heard(client, owner, first, size, len(parts))
+        self.connections.note_message(client, owner, first, size, len(parts))
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
             self._shredding, self._dropped = (client, owner), 0
         return Envelope(client, owner, buffers[0] if buffers else b"", buffers[1:], size)

@@ -184,7 +184,7 @@ def _join_turn_ends(specials: dict[int, int], drafter: Vocabulary, target: Vocab
     specials[end] = own
 
 
-class _File(msgspec.Struct, frozen=True, array_like=True):
+class _StoredPair(msgspec.Struct, frozen=True, array_like=True):
     """What is kept of a pair, behind the SHA-256 of its msgpack. `own` and `target` are <i4."""
 
     rule: int
@@ -200,7 +200,7 @@ def _write(path: Path, shared: SharedTokens) -> None:
     drafter, target = path.stem.split("-")
     own_ids, target_ids = (ids.astype("<i4").tobytes() for ids in (shared.own, shared.target))
     content = msgspec.msgpack.encode(
-        _File(RULE, drafter, target, own_ids, target_ids, shared.specials)
+        _StoredPair(RULE, drafter, target, own_ids, target_ids, shared.specials)
     )
     try:
         replace_file(path, hashlib.sha256(content).digest(), content)
@@ -218,7 +218,7 @@ def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens |
             digest, content = opened.read(32), opened.read(MOST_BYTES)
         if hashlib.sha256(content).digest() != digest:
             raise ValueError("it is damaged")
-        file = msgspec.msgpack.decode(content, type=_File)
+        file = msgspec.msgpack.decode(content, type=_StoredPair)
         if (file.rule, file.drafter, file.target) != (RULE, drafter.digest, target.digest):
             raise ValueError("it is another pair's")
         shared = SharedTokens(

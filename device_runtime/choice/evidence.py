@@ -72,7 +72,7 @@ class _Recent(deque[float]):
         return (weight * otherwise + sum(self)) / count if count else otherwise
 
 
-class _Pace:
+class _PassPace:
     """How much longer passes take than they should: a machine's factor times a protocol's own.
 
     The machine's follows the last rounds, a protocol's own only whole answers: what changes soon is
@@ -158,7 +158,7 @@ class Evidence:
         # by family, and whether the target is greedy
         self._acceptance: dict[tuple[str, bool], _Acceptance] = defaultdict(_Acceptance)
         self._hazards: dict[tuple[str, bool], NDArray[np.float64]] = {}  # what follows from that
-        self._drafting, self._verifying = _Pace(), _Pace()
+        self._drafting, self._verifying = _PassPace(), _PassPace()
         self._around_s: dict[str, _Recent] = defaultdict(_Recent)  # encode, settle
         self._queue_s, self._between_s = _Recent(), _Recent()
         self._up: dict[str, _Recent] = defaultdict(_Recent)  # bytes, over expectation

@@ -73,7 +73,7 @@ def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
     """Seconds of a round under this plan, which drafts."""
     up, down = evidence.freight(plan)
     exchanges = evidence.exchanges(plan)
-    # an RTT is measured with small messages, so what they weigh is in it
+    # an RTT is measured with small messages, so their own bytes are in it
     beyond = (
         max(0.0, up - exchanges * WINDOW_BYTES),
         max(0.0, down - exchanges * VERDICT_BYTES),

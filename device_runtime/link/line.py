@@ -11,7 +11,7 @@ import zmq
 
 from pilotfish.device_runtime.link.gauge import ConnectionId
 from pilotfish.device_runtime.link.loss import Interrupt
-from pilotfish.wire.channel import Channel
+from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.errors import (
     AccessDeniedError,
     EdgeLostError,
@@ -26,16 +26,16 @@ _REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have on
 
 
 class Line:
-    """A `Channel` and its successors; raises `UnsupportedError` for a malformed address."""
+    """A `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address."""
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
-        self.channel = Channel(endpoint, keys, _REPLY_BYTES)
+        self.channel = EdgeChannel(endpoint, keys, _REPLY_BYTES)
         self._keys = keys
         self._interrupt = interrupt
         self._sockets = 1
         self._turn = threading.Lock()  # to use the channel: one thread at a time
         self._exchange = threading.Lock()  # to set or take the next channel
-        self._next: tuple[Channel, DeviceKeys | None] | None = None
+        self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
         self._closed = False
 
     @property
@@ -90,10 +90,10 @@ class Line:
     def redirect(self, endpoint: str, keys: DeviceKeys | None) -> None:
         """Use another address from now on; keys None: the same keys. For any thread."""
         keys = keys or self._keys
-        channel = Channel(endpoint, keys, _REPLY_BYTES)
+        channel = EdgeChannel(endpoint, keys, _REPLY_BYTES)
         with self._exchange:
             if self._closed:
-                unused: Channel | None = channel
+                unused: EdgeChannel | None = channel
             else:
                 unused = self._next[0] if self._next else None
                 self._next = channel, keys
@@ -108,7 +108,7 @@ class Line:
         endpoint = self.channel.endpoint
         with self._exchange:
             if self._next is None:
-                self._next = Channel(endpoint, self._keys, _REPLY_BYTES), self._keys
+                self._next = EdgeChannel(endpoint, self._keys, _REPLY_BYTES), self._keys
         return AccessDeniedError(
             f"The edge at {endpoint} refused this device's key: run "
             "`pilotfish keys allow device.pub` on the edge and restart it."

@@ -8,7 +8,7 @@ from pilotfish.wire.link.state import Reading
 from pilotfish.wire.messages import Ping, Pong
 
 RATES_FRESH_S = 60.0
-PROBE_BYTES = 12_000  # fits a connection's first flight, and is large enough to tell a rate
+PROBE_BYTES = 12_000  # fits TCP's first window, and is large enough to tell a rate
 _PINGS = 2  # at most, for one RTT
 
 

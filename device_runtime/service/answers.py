@@ -14,7 +14,7 @@ from pilotfish.device_runtime.record import Generation, Piece
 Body = dict[str, Any]
 
 
-class Answer:
+class AnswerFormat:
     """One answer in the form of its route."""
 
     def __init__(self, *, chat: bool, model: str) -> None:

@@ -22,11 +22,11 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service import page
 from pilotfish.device_runtime.service.access import Access
-from pilotfish.device_runtime.service.answers import Answer, Body
+from pilotfish.device_runtime.service.answers import AnswerFormat, Body
 from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.metrics import CONTENT_TYPE, Metrics
-from pilotfish.device_runtime.service.openai import Wanted, chat_request, text_request
+from pilotfish.device_runtime.service.openai import CompletionRequest, chat_request, text_request
 from pilotfish.device_runtime.service.prompts import prompt_for
 from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
 from pilotfish.device_runtime.service.status import Status, freshest
@@ -43,7 +43,7 @@ _READERS = 2  # prompts that are tokenised at once
 STUCK_S = 180.0  # a lane without a sign of life for so long hangs
 
 
-class Service:
+class DeviceService:
     """What the routes share. Lives on the serving loop."""
 
     def __init__(
@@ -122,7 +122,7 @@ class Service:
             "waiting": max(0, lanes.waiting),
         }
 
-    async def read(self, wanted: Wanted) -> Prompt:
+    async def read(self, wanted: CompletionRequest) -> Prompt:
         """The prompt, in the vocabulary of the edge that was met last."""
         loop = asyncio.get_running_loop()
         read = partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat)
@@ -137,7 +137,7 @@ class Service:
         self._readers.shutdown(wait=False, cancel_futures=True)
 
 
-def application(service: Service) -> ASGIApp:
+def application(service: DeviceService) -> ASGIApp:
     """The whole service as an ASGI application."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     _add_completions(app, service)
@@ -164,8 +164,10 @@ def _as_refusal(error: Exception) -> Exception:
     return error
 
 
-def _add_completions(app: FastAPI, service: Service) -> None:
-    async def complete(request: Request, parse: Callable[[bytes, Options], Wanted]) -> Completion:
+def _add_completions(app: FastAPI, service: DeviceService) -> None:
+    async def complete(
+        request: Request, parse: Callable[[bytes, Options], CompletionRequest]
+    ) -> Completion:
         body = await bounded_body(request, service.body_bytes)
         wanted = parse(body, service.options)
         _check_sound(service)
@@ -174,7 +176,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         if service.config.edge is None:
             _check_local(wanted)
         wanted.options.setdefault("max_tokens", service.context)
-        answer = Answer(chat=wanted.chat, model=service.config.model)
+        answer = AnswerFormat(chat=wanted.chat, model=service.config.model)
         client: str = request.scope["state"]["client"]
         return Completion(service.lanes, client, wanted, answer, service.read, service.refused)
 
@@ -187,7 +189,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         return await complete(request, text_request)
 
 
-def _check_sound(service: Service) -> None:
+def _check_sound(service: DeviceService) -> None:
     """No answer is better than a wrong one: without the edge it would be the drafter's."""
     if service.inspection.damage:
         raise RefusalError(
@@ -199,7 +201,7 @@ def _check_sound(service: Service) -> None:
         )
 
 
-def _check_model(service: Service, name: str) -> None:
+def _check_model(service: DeviceService, name: str) -> None:
     if name != service.config.model:
         raise RefusalError(
             404,
@@ -210,7 +212,7 @@ def _check_model(service: Service, name: str) -> None:
         )
 
 
-def _check_local(wanted: Wanted) -> None:
+def _check_local(wanted: CompletionRequest) -> None:
     protocol = wanted.options.get("protocol")
     if protocol in EXCHANGES or protocol == STREAM:
         raise RefusalError(
@@ -222,7 +224,7 @@ def _check_local(wanted: Wanted) -> None:
         )
 
 
-def _add_models(app: FastAPI, service: Service) -> None:
+def _add_models(app: FastAPI, service: DeviceService) -> None:
     def model() -> Body:
         return {
             "id": service.config.model,
@@ -242,7 +244,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return json_response(model())
 
 
-def _add_state(app: FastAPI, service: Service) -> None:
+def _add_state(app: FastAPI, service: DeviceService) -> None:
     @app.get("/health")
     async def health() -> Response:
         well, body = service.health()
@@ -264,7 +266,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
 class Entrance:
     """What is around all routes: who may come in, and how long it took."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: DeviceService) -> None:
         self._app = app
         self._service = service
 

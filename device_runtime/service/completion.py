@@ -17,10 +17,10 @@ from starlette.types import Receive, Scope, Send
 
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.record import Generation
-from pilotfish.device_runtime.service.answers import Answer, Body
-from pilotfish.device_runtime.service.job import Job
+from pilotfish.device_runtime.service.answers import AnswerFormat, Body
+from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.lanes import Lanes
-from pilotfish.device_runtime.service.openai import Wanted
+from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.refusal import RefusalError, gone, refusal_of
 
 QUIET_S = 3.0
@@ -71,9 +71,9 @@ class Completion(Response):
         self,
         lanes: Lanes,
         client: str,
-        wanted: Wanted,
-        answer: Answer,
-        read: Callable[[Wanted], Awaitable[Prompt]],
+        wanted: CompletionRequest,
+        answer: AnswerFormat,
+        read: Callable[[CompletionRequest], Awaitable[Prompt]],
         refused: Callable[[RefusalError], None],
     ) -> None:
         super().__init__()
@@ -103,12 +103,12 @@ class Completion(Response):
             finally:
                 watch.cancel()
 
-    async def _watch(self, job: Job, receive: Receive) -> None:
+    async def _watch(self, job: AnswerJob, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._lanes.give_up(job, gone())
 
-    async def _stream(self, job: Job, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(self, job: AnswerJob, scope: Scope, receive: Receive, send: Send) -> None:
         pending: list[bytes] = []
         if await job.ready(QUIET_S):
             pending, ended = self._taken(job)  # an error here still becomes a status
@@ -133,7 +133,7 @@ class Completion(Response):
                 pending, ended = [_event(refusal.body)], True
         await send({"type": "http.response.body", "body": b""})
 
-    def _taken(self, job: Job) -> tuple[list[bytes], bool]:
+    def _taken(self, job: AnswerJob) -> tuple[list[bytes], bool]:
         """The events that are there, and whether these were all."""
         events: list[bytes] = []
         while job.behind:

@@ -22,7 +22,7 @@ from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.access import Access, ApiKeys, api_keys
-from pilotfish.device_runtime.service.app import Service, application
+from pilotfish.device_runtime.service.app import DeviceService, application
 from pilotfish.device_runtime.service.connection import HEAD_S, Config, Doorway
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.metrics import Metrics
@@ -86,7 +86,7 @@ class Daemon:
         self._lanes = Lanes(
             self._devices, places=self._config.queue, told=self._told, counted=self._counted
         )
-        self._service = Service(
+        self._service = DeviceService(
             self._config, self._lanes, self._access, self.metrics, self.status, self._inspection
         )
         http = _uvicorn(application(self._service), self._config.drain_s)

@@ -9,7 +9,7 @@ from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Piece
 
 
-class Job:
+class AnswerJob:
     """One answer that a client waits for. Belongs to the loop; a lane reads what never changes.
 
     prompt: there from `Lanes.submit` on. events: pieces, if they are wanted, and at last the

@@ -23,7 +23,7 @@ from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Piece
-from pilotfish.device_runtime.service.job import Job
+from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.refusal import RefusalError, gone
 from pilotfish.wire.errors import DrainingError
 
@@ -43,12 +43,12 @@ class Lane(threading.Thread):
         super().__init__(name=f"lane-{number}", daemon=True)
         self.device = device
         self.number = number
-        self.job: Job | None = None  # the loop's
+        self.job: AnswerJob | None = None  # the loop's
         self.stirred_s = time.monotonic()  # a job began, or a piece came
         self.served_s = 0.0  # when the last job began
         self.held = 0  # tokens of the conversation, as of the last answer
         self._post = post
-        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[AnswerJob | None] = queue.SimpleQueue()
 
     def gain(self, prompt: Prompt) -> tuple[float, float]:
         """How good it is to answer this prompt here, while the lane is free.
@@ -61,7 +61,7 @@ class Lane(threading.Thread):
         lost = max(0, self.held - shared) * 0.5 ** (rested_s / _HALF_LIFE_S)
         return shared - lost, rested_s
 
-    def take(self, job: Job | None) -> None:
+    def take(self, job: AnswerJob | None) -> None:
         """Called on the loop, when the lane is free; None ends the thread."""
         self.job = job
         self.stirred_s = self.served_s = time.monotonic()
@@ -77,7 +77,7 @@ class Lane(threading.Thread):
             self._post(self, job, outcome)
             del job, outcome  # a free lane holds on to nothing
 
-    def _answer(self, job: Job) -> Generation:
+    def _answer(self, job: AnswerJob) -> Generation:
         with closing(self._pieces(job)) as pieces:
             for piece in pieces:
                 self.stirred_s = time.monotonic()
@@ -90,7 +90,7 @@ class Lane(threading.Thread):
         assert self.device.last is not None
         return self.device.last
 
-    def _pieces(self, job: Job) -> Generator[Piece, None, None]:
+    def _pieces(self, job: AnswerJob) -> Generator[Piece, None, None]:
         if job.given_up is None:
             yield from self.device.stream(job.prompt, **job.options)
 
@@ -117,7 +117,7 @@ class Lanes:
         self._most_each = len(self.lanes) + (places + 1) // 2
         self._told, self._counted = told, counted
         self._held: Counter[str] = Counter()  # places, by client
-        self._waiting: dict[str, deque[Job]] = {}
+        self._waiting: dict[str, deque[AnswerJob]] = {}
         # of those with places: the turn in which they were last served, or before which they came
         self._served: dict[str, int] = {}
         self._turn = 0
@@ -137,7 +137,7 @@ class Lanes:
         return self._held.total() - self.running
 
     @contextmanager
-    def admit(self, client: str) -> Iterator[Job]:
+    def admit(self, client: str) -> Iterator[AnswerJob]:
         """A place for one job of this client, as long as the block lasts; refuses when it is full.
 
         A job that has not ended by the end of the block is given up.
@@ -152,7 +152,7 @@ class Lanes:
                 reason="busy",
                 retry_s=self._retry_s(),
             )
-        job = Job(client)
+        job = AnswerJob(client)
         self._held[client] += 1
         # before whom is served now, but not before those who have waited longer
         self._served.setdefault(client, self._turn - 1)
@@ -166,7 +166,7 @@ class Lanes:
             self.give_up(job, gone())
             self._tell()
 
-    def submit(self, job: Job, prompt: Prompt, options: Options, *, streamed: bool) -> None:
+    def submit(self, job: AnswerJob, prompt: Prompt, options: Options, *, streamed: bool) -> None:
         """Let the job wait for its turn."""
         self._refuse_if_draining()
         job.prompt, job.options, job.streamed = prompt, options, streamed
@@ -174,7 +174,7 @@ class Lanes:
             self._waiting.setdefault(job.client, deque()).append(job)
             self._assign()
 
-    def give_up(self, job: Job, reason: BaseException) -> None:
+    def give_up(self, job: AnswerJob, reason: BaseException) -> None:
         """Nobody wants this job any more: it leaves the queue, or its lane becomes free soon."""
         if job.ended or job.given_up is not None:
             return
@@ -237,12 +237,16 @@ class Lanes:
                 lane.device.close()
         return not any(lane.is_alive() for lane in self.lanes)
 
-    def _post(self, lane: Lane, job: Job, event: "Piece | Generation | BaseException") -> None:
+    def _post(
+        self, lane: Lane, job: AnswerJob, event: "Piece | Generation | BaseException"
+    ) -> None:
         """Called by the lanes' threads."""
         with suppress(RuntimeError):  # the loop is over, and with it everybody who would listen
-            self._loop.call_soon_threadsafe(self._hear, lane, job, event)
+            self._loop.call_soon_threadsafe(self._deliver, lane, job, event)
 
-    def _hear(self, lane: Lane, job: Job, event: "Piece | Generation | BaseException") -> None:
+    def _deliver(
+        self, lane: Lane, job: AnswerJob, event: "Piece | Generation | BaseException"
+    ) -> None:
         if isinstance(event, Piece):
             if job.given_up is None:
                 job.post(event)

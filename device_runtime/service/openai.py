@@ -1,8 +1,8 @@
 """What a client may ask for: the bodies of OpenAI's two completion routes, checked.
 
-In: the bytes of a request. Out: a `Wanted`, or a `RefusalError` that names the field at fault. A
-field that would change the answer and is not offered is refused by its name, and so is one that
-nobody here knows: what is ignored in silence is only what cannot change a text.
+In: the bytes of a request. Out: a `CompletionRequest`, or a `RefusalError` that names the field at
+fault. Unknown fields, and known ones that would change the answer and are not supported, are
+refused; fields that cannot change a text are ignored.
 
 Beyond OpenAI's fields there are ``top_k`` and an object ``pilotfish``, for those who measure:
 protocol, among, lossy, policy, rtt_threshold_s, window, expansion, draft_temperature, draft_top_k,
@@ -156,7 +156,7 @@ _TextBody = fields_of("_TextBody", (*_TextRequest.__struct_fields__, *_NEUTRAL_T
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class CompletionRequest:
     """A request that makes sense.
 
     prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
@@ -171,7 +171,7 @@ class Wanted:
     include_usage: bool = False
 
 
-def chat_request(body: bytes, defaults: Options) -> Wanted:
+def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     """``POST /v1/chat/completions``. defaults: the service's own options."""
     request = _read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
     messages = [message_of(message, at) for at, message in enumerate(request.messages)]
@@ -179,7 +179,7 @@ def chat_request(body: bytes, defaults: Options) -> Wanted:
     return _wanted(request, chat=True, prompt=messages, most=most, defaults=defaults)
 
 
-def text_request(body: bytes, defaults: Options) -> Wanted:
+def text_request(body: bytes, defaults: Options) -> CompletionRequest:
     """``POST /v1/completions``."""
     request = _read(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
     return _wanted(
@@ -251,7 +251,7 @@ def _wanted(
     prompt: Asked,
     most: int | None,
     defaults: Options,
-) -> Wanted:
+) -> CompletionRequest:
     options = _options(request, defaults)
     if most is not None:
         options["max_tokens"] = most
@@ -259,7 +259,7 @@ def _wanted(
     if isinstance(protocol, str) and protocol != AUTO:
         plan(**options)  # now, not when its turn has come
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-    return Wanted(
+    return CompletionRequest(
         chat=chat,
         prompt=prompt,
         options=options,

@@ -33,7 +33,7 @@ HEADERS = {
 }
 
 
-class _File(NamedTuple):
+class _PageFile(NamedTuple):
     """One of the page's files, and the tag by which a browser asks whether it has changed."""
 
     content: bytes
@@ -41,12 +41,12 @@ class _File(NamedTuple):
     tag: str
 
 
-def _read(name: str) -> _File:
+def _read(name: str) -> _PageFile:
     content = (_FOLDER / name).read_bytes()
-    return _File(content, _TYPES[name], f'"{sha256(content).hexdigest()[:16]}"')
+    return _PageFile(content, _TYPES[name], f'"{sha256(content).hexdigest()[:16]}"')
 
 
-def _answer(file: _File, request: Request) -> Response:
+def _answer(file: _PageFile, request: Request) -> Response:
     headers = {**HEADERS, "ETag": file.tag}
     if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)

@@ -128,8 +128,8 @@ class NodeLoop(ServingLoop):
 
     def _tick(self) -> None:
         gate = self._listener.gate
-        self._listener.connections.hear()
-        self._listener.connections.police(gate.allowed if gate is not None else None)
+        self._listener.connections.read_events()
+        self._listener.connections.cut_revoked(gate.allowed if gate is not None else None)
 
     def _stop(self, number: int) -> int:
         self._supervisor.stopping(self.status)

@@ -81,7 +81,7 @@ class NodeService:
             self._refuse(self._edge, error, self._incarnation)
 
     def _attach(self, attach: Attach, envelope: Envelope) -> None:
-        self._listener.connections.hear()
+        self._listener.connections.read_events()
         if self.attached and envelope.owner != self._owner:
             raise ConflictError(
                 "This node works for another edge already: each edge needs nodes of its own."
@@ -108,7 +108,7 @@ class NodeService:
         """Say so; where the node's attachment is concerned, to its edge, and it ends."""
         if concerns is not None and concerns == self._incarnation:
             self._incarnation, client = None, self._edge
-            self._work.close()  # nothing would hear the next stage any more
+            self._work.close()  # the connection to the next stage would not be read any more
         refused = Refused(incarnation=concerns, code=error.code, message=str(error)[:1024])
         self._reply(client, refused)
 

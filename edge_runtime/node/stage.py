@@ -12,7 +12,7 @@ from pilotfish import wire
 from pilotfish.edge_runtime.node.work import Work, timed
 from pilotfish.edge_runtime.slots import StageSlots
 from pilotfish.engines.stage import Stage
-from pilotfish.wire.channel import Channel
+from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
 from pilotfish.wire.errors import MalformedError, TargetLostError, UnsupportedError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
@@ -39,7 +39,7 @@ class StageWork(Work):
         self._width = stage.width
         self._keys = keys
         self._form = HIDDEN_FORMATS[0]
-        self._next: Channel | None = None
+        self._next: EdgeChannel | None = None
         self._join_by_s = 0.0
         self._reached = 0  # connections of the channel when the next stage was first reached
         self.ready = Ready(
@@ -75,7 +75,7 @@ class StageWork(Work):
         self._slots.forget()
         self._form = attach.states
         if attach.next:
-            self._next = Channel(attach.next, self._keys_for(attach.next_key), _REPLY_BYTES)
+            self._next = EdgeChannel(attach.next, self._keys_for(attach.next_key), _REPLY_BYTES)
             self._join_by_s, self._reached = time.monotonic() + _JOIN_S, 0
 
     def do(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
@@ -103,7 +103,7 @@ class StageWork(Work):
         """The next stage is reached; `TargetLostError` if it was, or should have been by now."""
         if self._next is None:
             return True
-        self._hear_next(self._next)
+        self._read_next(self._next)
         if self._next.denied:
             raise TargetLostError(
                 f"{self._cut} is not let in by the next stage at {self._next.endpoint}: put its "
@@ -120,7 +120,7 @@ class StageWork(Work):
         self._reached = self._next.connections
         return True
 
-    def _hear_next(self, following: Channel) -> None:
+    def _read_next(self, following: EdgeChannel) -> None:
         """The next stage has nothing to say, but that it will not take what it was handed."""
         following.catch_up()
         while (taken := following.take(0.0)) is not None:

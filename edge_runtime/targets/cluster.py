@@ -136,7 +136,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             news = self._news.get()
             replica = self._replicas[news.lane]
             if news.incarnation == replica.incarnation:
-                self._hear(replica, news)
+                self._receive(replica, news)
         for lane, replica in enumerate(self._replicas):
             self._look_after(lane, replica)
         for one in list(self._passes.values()):
@@ -218,7 +218,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             if not self._closed:
                 os.eventfd_write(self._bell, 1)
 
-    def _hear(self, replica: _Replica, news: _News) -> None:
+    def _receive(self, replica: _Replica, news: _News) -> None:
         one = None if news.number is None else self._passes.get(news.number)
         if isinstance(news.made, Holds) and news.actor is not None:
             replica.held[news.actor] = news.made

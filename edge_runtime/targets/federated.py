@@ -112,11 +112,11 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
     def _attend(self, now_s: float) -> None:
         """Hear the workers, count those that are late, and finish what is complete."""
         for index, member in enumerate(self._members):
-            for number, rows in member.hear():
-                heard = self._passes.get(number)
-                if heard is not None and index in heard.missing:
-                    heard.missing.discard(index)
-                    heard.rows[index] = rows
+            for number, rows in member.receive():
+                waiting = self._passes.get(number)
+                if waiting is not None and index in waiting.missing:
+                    waiting.missing.discard(index)
+                    waiting.rows[index] = rows
             member.look_after()
             for number, one in self._passes.items():
                 if index in one.missing and not member.owes(number):

@@ -39,7 +39,7 @@ class ListedWorker(Listed, frozen=True, kw_only=True, forbid_unknown_fields=True
     weight: Positive = 1.0
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodePatience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a pass waits for a node.
 
     late_s: after which a node counts as late. give_up_s: after which a pass fails in any case.
@@ -53,7 +53,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"late_s is {self.late_s:g}, more than give_up_s, {self.give_up_s:g}")
 
 
-class Federation(Patience, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An ensemble of workers (specfed §II-III).
 
     late: what becomes of a pass for which a worker is late or gone: ``wait`` for it; ``drop`` it,
@@ -68,7 +68,7 @@ class Federation(Patience, frozen=True, kw_only=True, forbid_unknown_fields=True
     reconstruction: Literal["spread", "renormalise"] = "spread"
 
 
-class Pipeline(Patience, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The stages behind the first one, which the edge runs itself (decentralized §2.2).
 
     states: how hidden states travel from stage to stage; ``fp32`` loses nothing.

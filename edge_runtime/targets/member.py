@@ -130,9 +130,9 @@ class Member:
         """If it was in the slot's last pass, it is told with its next step."""
         self._holding.keep(slot, path)
 
-    def hear(self) -> Iterator[tuple[int, TopRows]]:
+    def receive(self) -> Iterator[tuple[int, TopRows]]:
         """Its answers, by the numbers of their steps; one without sense ends its attachment."""
-        for scored, frames in self._peer.hear():
+        for scored, frames in self._peer.receive():
             if scored.incarnation != self._peer.incarnation:
                 continue  # it came behind nonsense
             try:

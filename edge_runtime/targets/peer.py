@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import zmq
 
-from pilotfish.wire.channel import Channel
+from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.errors import KeysError, MalformedError, TargetLostError
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Buffer
@@ -72,7 +72,7 @@ class Peer:
         own = None
         if keys is not None and place.key:
             own = DeviceKeys(keys.secret, zmq.curve_public(keys.secret), place.key)
-        self._channel = Channel(place.address, own, message_bytes)
+        self._channel = EdgeChannel(place.address, own, message_bytes)
         self._connections = 0  # of the channel's, the last one that was noted
         self._broken = 0  # its broken handshakes until then
         self._retry_s = _RETRY_S[0]
@@ -107,7 +107,7 @@ class Peer:
             return None
         return max(0.0, self._alone_until_s - time.monotonic())
 
-    def hear(self) -> list[tuple[Scored, list[Buffer]]]:
+    def receive(self) -> list[tuple[Scored, list[Buffer]]]:
         """Take in what has arrived; its answers, of the attachment that holds."""
         self._watch()
         answers = []

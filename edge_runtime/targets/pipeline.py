@@ -109,7 +109,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     def _attend(self, now_s: float) -> None:
         """Hear the stages, see to them, and send the next step."""
-        for scored, frames in self._stages.hear():
+        for scored, frames in self._stages.receive():
             self._take(scored, frames)
         for name, size in self._stages.received_bytes.items():
             self._tally.node_bytes_in[name] = size

@@ -45,8 +45,8 @@ class Stages:
                 self._peers.append(Peer(spot, opening.keys, limit, expect=unfit, happened=note))
             stack.pop_all()
         self._poller = zmq.Poller()
-        self._heard_at = {source: peer for peer in self._peers for source in peer.sources}
-        for source in self._heard_at:
+        self._peer_of = {source: peer for peer in self._peers for source in peer.sources}
+        for source in self._peer_of:
             self._poller.register(source, zmq.POLLIN)
         self._asked: bytes | None = None  # as which all were asked to be attached
         # as which all of them are attached; None if they are not
@@ -85,15 +85,15 @@ class Stages:
         """Which are not attached, and why."""
         return ", ".join(filter(None, (peer.trouble for peer in self._peers)))
 
-    def hear(self) -> list[tuple[Scored, list[Buffer]]]:
+    def receive(self) -> list[tuple[Scored, list[Buffer]]]:
         """The answers that have come; and see to it that all are attached."""
         answers: list[tuple[Scored, list[Buffer]]] = []
-        news = {self._heard_at[source] for source, _ in self._poller.poll(0)}
+        news = {self._peer_of[source] for source, _ in self._poller.poll(0)}
         for peer in self._peers:
             if peer in news or peer.due_s == 0.0:
-                heard = peer.hear()
+                received = peer.receive()
                 if peer is self._peers[-1]:
-                    answers = heard
+                    answers = received
         if self.incarnation is None:
             answers = []  # to what was sent before all were lost
         self._look_after()

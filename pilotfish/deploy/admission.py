@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pilotfish.deploy import manifest, signatures
 from pilotfish.deploy.errors import BundleError, SignatureError
-from pilotfish.deploy.manifest import Manifest
+from pilotfish.deploy.manifest import BundleManifest
 from pilotfish.deploy.signatures import Signers
 from pilotfish.wire.errors import UnsupportedError
 
@@ -59,7 +59,7 @@ class Admitted:
 
     raw: bytes
     signature: bytes | None
-    held: Manifest
+    held: BundleManifest
     signer: str | None
     signers: Signers | None
 

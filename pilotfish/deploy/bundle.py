@@ -26,7 +26,7 @@ import zmq
 from pilotfish.deploy import manifest, signatures, wheelhouse
 from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.install import ARTIFACTS
-from pilotfish.deploy.manifest import Manifest, Progress
+from pilotfish.deploy.manifest import BundleManifest, Progress
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire import keys
 from pilotfish.wire.errors import KeysError, UnsupportedError
@@ -59,7 +59,7 @@ class BundleContents:
     signers: Sequence[Path] = ()
 
 
-def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[Manifest, list[str]]:
+def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleManifest, list[str]]:
     """Make a bundle in ``out``; return its manifest and what is left to be done by hand.
 
     An existing bundle is replaced; the key pair that was made for it stays.

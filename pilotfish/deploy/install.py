@@ -28,7 +28,7 @@ from pilotfish.deploy import admission, files, manifest, precedence, settings, s
 from pilotfish.deploy.admission import Admitted, Demands
 from pilotfish.deploy.bytecode import compile_modules
 from pilotfish.deploy.errors import BundleError, InstallError, PrivilegeError, ServiceError
-from pilotfish.deploy.manifest import Manifest, Progress
+from pilotfish.deploy.manifest import BundleManifest, Progress
 from pilotfish.deploy.rootfs import Rootfs, resolve
 from pilotfish.deploy.versions import HOME, Versions
 from pilotfish.deploy.wheels import Wheel
@@ -182,7 +182,7 @@ class Installation:
                 faults.append(f"{unit} is not enabled.")
         return faults
 
-    def _require_no_older(self, held: Manifest) -> None:
+    def _require_no_older(self, held: BundleManifest) -> None:
         """Raise `InstallError` if the current version is newer than a bundle's."""
         if self.versions.current is None:
             return
@@ -210,7 +210,7 @@ class Installation:
         signed = f"signed by {admitted.signer}" if admitted.signer else "its signature unasked for"
         self.say(f"version {held.name} installed, {signed}")
 
-    def _fill(self, made: Path, bundle: Path, held: Manifest) -> None:
+    def _fill(self, made: Path, bundle: Path, held: BundleManifest) -> None:
         """Unpack the wheels, copy the rest, write the launcher."""
         python = f"/usr/bin/python{held.python}"
         wheels = [path for path in held.files if path.startswith("wheels/")]
@@ -257,7 +257,7 @@ class Installation:
             self.say(f"{unit} is active")
         return trouble
 
-    def _manifest(self, name: str) -> Manifest:
+    def _manifest(self, name: str) -> BundleManifest:
         return manifest.read(self.versions.folder(name))
 
     def _tell(self, done: Iterator[str]) -> None:
@@ -265,7 +265,7 @@ class Installation:
             self.say(line)
 
 
-def _require_fitting(bundle: Path, held: Manifest) -> None:
+def _require_fitting(bundle: Path, held: BundleManifest) -> None:
     """Raise `BundleError` if a wheel does not fit, or pilotfish's own is missing."""
     wheels = [Wheel.of(bundle / path) for path in held.files if path.startswith("wheels/")]
     for wheel in wheels:

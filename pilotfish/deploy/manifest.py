@@ -1,6 +1,6 @@
 """`manifest.json` of a bundle: its purpose, and hash, size and mode of every file.
 
-In: a folder. Out: a `Manifest` that the folder was compared with, or a `BundleError`.
+In: a folder. Out: a `BundleManifest` that the folder was compared with, or a `BundleError`.
 
 A folder that passes `verify` holds exactly the files that the manifest names, byte for byte; no
 links, nothing else (but the manifest's signature, `deploy.signatures`). What `reading` returns is
@@ -52,7 +52,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class BundleManifest:
     """A bundle's content; paths are relative, with slashes."""
 
     version: str
@@ -106,16 +106,16 @@ class Manifest:
         return {"format": FORMAT, **asdict(self)}
 
 
-def describe(folder: Path, version: str, role: str, python: str, machine: str) -> Manifest:
+def describe(folder: Path, version: str, role: str, python: str, machine: str) -> BundleManifest:
     """Make the manifest of a folder as it is now; secrets are 0600, the rest is 0644."""
     files = {}
     for path, size in sorted(_walk(folder)):
         mode = 0o600 if path.startswith("keys/") and path.endswith(".key") else 0o644
         files[path] = Entry(hash_file(folder / path), size, mode)
-    return _checked(Manifest(version, role, python, machine, files))
+    return _checked(BundleManifest(version, role, python, machine, files))
 
 
-def read(folder: Path) -> Manifest:
+def read(folder: Path) -> BundleManifest:
     """Read a bundle's manifest; check its digest and every path in it."""
     return decode(read_bytes(folder))
 
@@ -135,7 +135,7 @@ def read_bytes(folder: Path) -> bytes:
     return raw
 
 
-def decode(raw: bytes) -> Manifest:
+def decode(raw: bytes) -> BundleManifest:
     """Decode a manifest; `BundleError` for any other bytes."""
     try:
         fields = json.loads(raw, object_pairs_hook=_without_doubles)
@@ -146,7 +146,7 @@ def decode(raw: bytes) -> Manifest:
             )
         files = {path: Entry(**entry) for path, entry in fields["files"].items()}
         names = ("version", "role", "python", "machine")
-        manifest = Manifest(files=files, **{name: fields[name] for name in names})
+        manifest = BundleManifest(files=files, **{name: fields[name] for name in names})
         digest = fields["digest"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{NAME} of the bundle is damaged: copy the bundle again.") from error
@@ -224,7 +224,7 @@ def is_plain(path: str) -> bool:
     return all(_PART.fullmatch(part) for part in path.split("/"))
 
 
-def _checked(manifest: Manifest) -> Manifest:
+def _checked(manifest: BundleManifest) -> BundleManifest:
     """Check that the manifest's fields have the right types and its paths are plain."""
     if not (
         all(isinstance(field, str) for field in (manifest.version, manifest.python))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pilotfish.deploy import files, manifest, signatures
 from pilotfish.deploy.admission import Admitted
-from pilotfish.deploy.manifest import Entry, Manifest
+from pilotfish.deploy.manifest import BundleManifest, Entry
 from pilotfish.deploy.rootfs import Rootfs, resolve
 from pilotfish.deploy.signatures import Signers
 from pilotfish.deploy.versions import Versions
@@ -43,7 +43,7 @@ def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator
             yield f"{target} was edited and stays; the new one is {aside.name} beside it"
 
 
-def bring_keys(root: Rootfs, bundle: Path, held: Manifest) -> Iterator[str]:
+def bring_keys(root: Rootfs, bundle: Path, held: BundleManifest) -> Iterator[str]:
     """Copy the bundle's keys where there are none; yield a sentence for each change."""
     for path, entry in held.files.items():
         if not path.startswith("keys/"):

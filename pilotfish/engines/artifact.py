@@ -253,9 +253,8 @@ def _read_manifest(directory: Path) -> Manifest:
         ) from None
     except OSError as error:
         raise ArtifactError(f"{directory / MANIFEST_NAME} cannot be read: {error}") from None
-    # A newer format may have any fields, so check its number first.
     try:
-        found = msgspec.json.decode(data, type=_Format).format
+        found = msgspec.json.decode(data, type=FormatNumber).format
         if found != FORMAT:
             raise ArtifactError(
                 f"{directory} has manifest format {found}, and this version reads {FORMAT}: "
@@ -268,7 +267,9 @@ def _read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-class _Format(msgspec.Struct):
+class FormatNumber(msgspec.Struct):
+    """Reads the number of a file's format alone: a newer format may have any other fields."""
+
     format: int
 
 

@@ -39,7 +39,7 @@ class Pitched(ctypes.Structure):
     _fields_ = (("ptr", c_void_p), ("pitch", c_size_t), ("xsize", c_size_t), ("ysize", c_size_t))
 
 
-class Position(ctypes.Structure):
+class Offset(ctypes.Structure):
     """cudaPos: x in bytes, y in rows, z in layers."""
 
     _fields_ = (("x", c_size_t), ("y", c_size_t), ("z", c_size_t))
@@ -56,10 +56,10 @@ class Copy3D(ctypes.Structure):
 
     _fields_ = (
         ("srcArray", c_void_p),
-        ("srcPos", Position),
+        ("srcPos", Offset),
         ("srcPtr", Pitched),
         ("dstArray", c_void_p),
-        ("dstPos", Position),
+        ("dstPos", Offset),
         ("dstPtr", Pitched),
         ("extent", Extent),
         ("kind", c_int),
@@ -196,9 +196,9 @@ class Cuda:
         `extent` is bytes, rows, layers; x in bytes and row `y` are where it begins in layer 0.
         """
         parameters = Copy3D(
-            srcPos=Position(source_x, y, 0),
+            srcPos=Offset(source_x, y, 0),
             srcPtr=Pitched(source, pitch, pitch, rows),
-            dstPos=Position(target_x, y, 0),
+            dstPos=Offset(target_x, y, 0),
             dstPtr=Pitched(target, pitch, pitch, rows),
             extent=Extent(*extent),
             kind=DEVICE_TO_DEVICE,

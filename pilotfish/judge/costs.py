@@ -20,7 +20,7 @@ import numpy as np
 
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.pace import pass_times
-from pilotfish.judge.sweeping import Tally
+from pilotfish.judge.sweeping import QuestionTally
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.codecs.hidden import hidden_bytes
@@ -74,7 +74,7 @@ class Cost(NamedTuple):
     exchanges: float
 
 
-def missed_share(tallies: Iterable[Tally]) -> float:
+def missed_share(tallies: Iterable[QuestionTally]) -> float:
     """Of drafted tokens behind a rejection, those that mismatch too.
 
     As far as windows were read to their ends; where none was, as often as before the rejections.
@@ -89,7 +89,7 @@ def missed_share(tallies: Iterable[Tally]) -> float:
 
 
 def cost(
-    tallies: Sequence[Tally],
+    tallies: Sequence[QuestionTally],
     protocol: str,
     link: Link,
     pace: Pace,
@@ -123,7 +123,7 @@ def cost(
     return Cost(seconds, up, down, exchanges)
 
 
-def _windows(tallies: Iterable[Tally]) -> Mapping[int, int]:
+def _windows(tallies: Iterable[QuestionTally]) -> Mapping[int, int]:
     found: dict[int, int] = {}
     for one in tallies:
         for drafted, count in one.drafted.items():

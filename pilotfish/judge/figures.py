@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, Pace, cost, missed_share
-from pilotfish.judge.sweeping import Plan, Profile, Setting, Tally
+from pilotfish.judge.sweeping import LinkProfile, QuestionTally, SweepHeader, SweepSetting
 from pilotfish.wire.protocols.exchange import Sizes
 
 RESAMPLES = 2000
@@ -35,7 +35,7 @@ class Figure:
     an answer. Each difference has its 95 % interval.
     """
 
-    setting: Setting
+    setting: SweepSetting
     n: int
     right: int
     gained: float
@@ -69,7 +69,7 @@ class _Held(NamedTuple):
         return float(self.low[at]), float(self.high[at])
 
 
-def figures(plan: Plan, tallies: Sequence[Sequence[Tally]]) -> list[Figure]:
+def figures(plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]]) -> list[Figure]:
     """Of all settings, in their order; ``tallies``: of each question those of all settings."""
     # [questions, settings] each
     right, tokens, rounds, forgiven, decided = (
@@ -118,8 +118,8 @@ def figures(plan: Plan, tallies: Sequence[Sequence[Tally]]) -> list[Figure]:
 
 
 def costs(
-    plan: Plan, tallies: Sequence[Sequence[Tally]], pace: Pace
-) -> dict[tuple[int, Profile], dict[str, Cost]]:
+    plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]], pace: Pace
+) -> dict[tuple[int, LinkProfile], dict[str, Cost]]:
     """What an answer takes, by setting (its number) and link, under each protocol that it is.
 
     The rounds of `greedy` are also `dsd`'s, whose acceptance at temperature 0 is the same.
@@ -145,7 +145,9 @@ def _mean(total: Cost, n: int) -> Cost:
     return Cost(*(value / n for value in total))
 
 
-def curve(plan: Plan, found: Sequence[Figure], head: str, window: int) -> Mapping[float, Figure]:
+def curve(
+    plan: SweepHeader, found: Sequence[Figure], head: str, window: int
+) -> Mapping[float, Figure]:
     """By threshold, what the head does at this window over the worst link of the sweep.
 
     The worst is that of the least quality, where heads forgive most.

@@ -51,7 +51,7 @@ class Relabelling(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class InstanceOptions:
     """How instances are made.
 
     channels: K, of each question. form: how the drafter's states are sent. relabelling: None keeps
@@ -123,7 +123,7 @@ class Instances:
         )
 
 
-def instances(mined: Mined, episodes: Iterable[Episode], sampling: Sampling) -> Instances:
+def instances(mined: Mined, episodes: Iterable[Episode], sampling: InstanceOptions) -> Instances:
     """The instances of all mismatches of these episodes; those that have none are left out.
 
     Raises `UnsupportedError` if there is no mismatch at all, or for states of another width than
@@ -243,7 +243,7 @@ def expected_share(given: Instances, channel: Channel, relabelling: Relabelling 
 
 
 def _relabelled(
-    episode: Episode, channels: Sequence[Channel], sampling: Sampling
+    episode: Episode, channels: Sequence[Channel], sampling: InstanceOptions
 ) -> NDArray[np.bool_]:
     """The labels under each channel, bool [n, K]."""
     if sampling.relabelling is None:

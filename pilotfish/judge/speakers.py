@@ -77,17 +77,17 @@ class Speaker:
 
     # The drafter, in a window that starts after ``committed``
 
-    def window(self, committed: Sequence[int]) -> Window:
+    def window(self, committed: Sequence[int]) -> DrafterWindow:
         """A window after these tokens of the answer."""
         told = np.array([*self.prompt.ids.tolist(), *committed], dtype=np.uint32)
-        return Window(self._bridge, self._bridge.context(told).astype(np.int64))
+        return DrafterWindow(self._bridge, self._bridge.context(told).astype(np.int64))
 
     def can_draft(self, token: int) -> bool:
         """Whether the drafter has this token."""
         return self._shared is None or bool(self._shared.to_own[token] >= 0)
 
 
-class Window:
+class DrafterWindow:
     """What the drafter reads of one window: its context, and then drafted tokens one for one."""
 
     def __init__(self, bridge: Bridge, context: Ids) -> None:

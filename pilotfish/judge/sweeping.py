@@ -26,7 +26,7 @@ from pilotfish.edge_runtime.head import DecisionHead, Score
 from pilotfish.judge.reading import Procedure, Readers
 from pilotfish.judge.speakers import Speaker
 from pilotfish.judge.tasks import Question, Task
-from pilotfish.judge.trajectories import Course, Walk, walks
+from pilotfish.judge.trajectories import Course, Trajectory, walks
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.errors import UnsupportedError
@@ -34,7 +34,7 @@ from pilotfish.wire.errors import UnsupportedError
 _WHOLE = 12  # windows of one question
 
 
-class Profile(NamedTuple):
+class LinkProfile(NamedTuple):
     """A link of a simulation: the same rate both ways in Mbit/s, the RTT in ms, no loss."""
 
     mbps: float
@@ -55,16 +55,16 @@ class Profile(NamedTuple):
         return Channel(rtt_s=link.rtt_s, up_bps=link.up_bps, down_bps=link.down_bps, loss=0.0)
 
 
-class Setting(NamedTuple):
+class SweepSetting(NamedTuple):
     """One way to answer. head, threshold, profile: None under `greedy`."""
 
     window: int
     head: str | None = None
     threshold: float | None = None
-    profile: Profile | None = None
+    profile: LinkProfile | None = None
 
 
-class Tally(NamedTuple):
+class QuestionTally(NamedTuple):
     """One question under one setting.
 
     tokens: of the answer. accepted, forgiven, decided: sums over the rounds, see
@@ -86,7 +86,7 @@ class Tally(NamedTuple):
     drafted: dict[int, int]
 
     @classmethod
-    def of(cls, walk: Walk, right: bool) -> Tally:
+    def of(cls, walk: Trajectory, right: bool) -> QuestionTally:
         """The sums over an answer's rounds."""
         rounds = walk.rounds
         seen = [(one, one.mismatched) for one in rounds if one.mismatched is not None]
@@ -105,14 +105,14 @@ class Tally(NamedTuple):
         )
 
     @classmethod
-    def read(cls, line: Sequence[Any]) -> Tally:
+    def read(cls, line: Sequence[Any]) -> QuestionTally:
         """From JSON, whose keys are texts."""
         *numbers, drafted = line
         return cls._make([*numbers, {int(size): count for size, count in drafted.items()}])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SweepHeader:
     """What a sweep's lines have in common: those of one file were made alike.
 
     drafter, target: model, origin, precision, hidden width and vocabulary of each end. heads: the
@@ -127,10 +127,10 @@ class Plan:
     drafter: dict[str, Any]
     target: dict[str, Any]
     heads: dict[str, dict[str, Any]]
-    settings: list[Setting]
+    settings: list[SweepSetting]
 
     @property
-    def profiles(self) -> list[Profile]:
+    def profiles(self) -> list[LinkProfile]:
         """The links, in their order."""
         return list(dict.fromkeys(one.profile for one in self.settings if one.profile))
 
@@ -140,27 +140,29 @@ class Plan:
         return list(dict.fromkeys(one.window for one in self.settings))
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Plan:
+    def read(cls, told: Mapping[str, Any]) -> SweepHeader:
         """From JSON."""
         settings = [
-            Setting(window, head, threshold, Profile(*profile) if profile else None)
+            SweepSetting(window, head, threshold, LinkProfile(*profile) if profile else None)
             for window, head, threshold, profile in told["settings"]
         ]
         return cls(**{**told, "settings": settings})
 
 
 def settings_of(
-    windows: Sequence[int], thresholds: Mapping[str, Sequence[float]], profiles: Sequence[Profile]
-) -> list[Setting]:
+    windows: Sequence[int],
+    thresholds: Mapping[str, Sequence[float]],
+    profiles: Sequence[LinkProfile],
+) -> list[SweepSetting]:
     """`greedy` and every head at its thresholds, under all windows and links."""
     judged = [
-        Setting(window, head, threshold, profile)
+        SweepSetting(window, head, threshold, profile)
         for head, some in thresholds.items()
         for profile in profiles
         for threshold in some
         for window in windows
     ]
-    return [*(Setting(window) for window in windows), *judged]
+    return [*(SweepSetting(window) for window in windows), *judged]
 
 
 def sweep(
@@ -168,19 +170,19 @@ def sweep(
     pair: Pair,
     task: Task,
     asked: Sequence[Question],
-    plan: Plan,
+    plan: SweepHeader,
     heads: Mapping[str, DecisionHead],
     *,
     ends: Collection[int],
     whole: Collection[str] = (),
-) -> Iterator[tuple[Question, list[Tally]]]:
+) -> Iterator[tuple[Question, list[QuestionTally]]]:
     """The tallies of all settings, question by question as they are done.
 
     whole: the questions of which some windows are read to their ends.
     """
     courses = _courses(plan.settings, heads)
 
-    def begin(question: Question) -> Procedure[list[Tally]]:
+    def begin(question: Question) -> Procedure[list[QuestionTally]]:
         speaker = Speaker(question, pair, ends, plan.most)
         found = yield from walks(speaker, courses, whole=_WHOLE * (question.key in whole))
         return _judged(found, speaker, task)
@@ -190,18 +192,18 @@ def sweep(
         yield by_key[key], tallies
 
 
-def _judged(found: Sequence[Walk], speaker: Speaker, task: Task) -> list[Tally]:
+def _judged(found: Sequence[Trajectory], speaker: Speaker, task: Task) -> list[QuestionTally]:
     """Look at every text once: many settings come to the same, and a checker may be slow."""
     known: dict[tuple[int, ...], bool] = {}
     for walk in found:
         if tuple(walk.tokens) not in known:
             outcome = task.outcome(speaker.question, speaker.text(walk.tokens))
             known[tuple(walk.tokens)] = task.right(speaker.question, outcome)
-    return [Tally.of(walk, known[tuple(walk.tokens)]) for walk in found]
+    return [QuestionTally.of(walk, known[tuple(walk.tokens)]) for walk in found]
 
 
-def _courses(settings: Iterable[Setting], heads: Mapping[str, DecisionHead]) -> list[Course]:
-    scores: dict[tuple[str, Profile], Score] = {}
+def _courses(settings: Iterable[SweepSetting], heads: Mapping[str, DecisionHead]) -> list[Course]:
+    scores: dict[tuple[str, LinkProfile], Score] = {}
     found = []
     for one in settings:
         if one.head is None or one.profile is None:
@@ -243,14 +245,14 @@ class SweepFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.plan: Plan | None = None
-        self.tallies: dict[str, list[Tally]] = {}
+        self.plan: SweepHeader | None = None
+        self.tallies: dict[str, list[QuestionTally]] = {}
         self.pace: dict[str, Any] | None = None
         self._whole, self._torn = 0, False  # bytes of whole lines; is there another one behind?
         if path.exists():
             self._read()
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: SweepHeader) -> None:
         """Write the plan; `UnsupportedError` if the file goes by another one.
 
         After that the file may be added to.
@@ -270,7 +272,7 @@ class SweepFile:
                 "give the same options."
             )
 
-    def add(self, question: str, tallies: Sequence[Tally]) -> None:
+    def add(self, question: str, tallies: Sequence[QuestionTally]) -> None:
         """A question is done."""
         self.tallies[question] = list(tallies)
         self._append({"question": question, "tallies": tallies})
@@ -291,11 +293,13 @@ class SweepFile:
             for line in data[:whole].splitlines():
                 told = json.loads(line)
                 if "sweep" in told:
-                    self.plan = Plan.read(told["sweep"])
+                    self.plan = SweepHeader.read(told["sweep"])
                 elif "pace" in told:
                     self.pace = told["pace"]
                 else:
-                    self.tallies[told["question"]] = [Tally.read(one) for one in told["tallies"]]
+                    self.tallies[told["question"]] = [
+                        QuestionTally.read(one) for one in told["tallies"]
+                    ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UnsupportedError(f"{self.path} is no sweep: {error}.") from error
         if whole and self.plan is None:

@@ -23,7 +23,7 @@ from pilotfish.edge_runtime.head import DecisionHead, token_buckets
 from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Tensors, Training, Value
 from pilotfish.engines.errors import EngineError
 from pilotfish.judge.episodes import Mined
-from pilotfish.judge.instances import GOOD, POOR, Instances, Sampling, split
+from pilotfish.judge.instances import GOOD, POOR, InstanceOptions, Instances, split
 from pilotfish.judge.reading import Floats
 from pilotfish.judge.thresholds import auc, curve, recommended, share
 from pilotfish.speculation.channel import FEATURES
@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainingOptions:
     """How a head is trained.
 
     width: h, of the hidden layer. batch: mismatches a step, each under all its channels. epochs: at
@@ -70,8 +70,8 @@ def train(
     name: str,
     mined: Mined,
     whole: Instances,
-    sampling: Sampling,
-    options: Options,
+    sampling: InstanceOptions,
+    options: TrainingOptions,
     progress: Progress = lambda done, most: None,
 ) -> DecisionHead:
     """A head called ``name``; ``progress`` is told of the epochs done, and how many at most.
@@ -109,8 +109,8 @@ def train(
 def _described(
     head: DecisionHead,
     held: Instances,
-    sampling: Sampling,
-    options: Options,
+    sampling: InstanceOptions,
+    options: TrainingOptions,
     known: dict[str, Value],
 ) -> DecisionHead:
     """The head with its curve, its threshold and its record, of which some is known already."""
@@ -220,7 +220,7 @@ class _Layers:
         found: torch.Tensor = functional.dropout(inner.relu(), dropout) @ self.w2 + self.b2
         return found
 
-    def groups(self, options: Options) -> list[dict[str, Any]]:
+    def groups(self, options: TrainingOptions) -> list[dict[str, Any]]:
         """What AdamW is told of each: the link is not decayed, and learns faster than the states.
 
         AdamW moves all weights alike fast, so that thousands of a state's would be known by heart
@@ -241,7 +241,7 @@ class _Layers:
 
 
 def _fit(
-    card: HeadCard, learnt: Instances, held: Instances, options: Options, progress: Progress
+    card: HeadCard, learnt: Instances, held: Instances, options: TrainingOptions, progress: Progress
 ) -> tuple[Tensors, int]:
     """The tensors of the head with the least validation loss, and after how many epochs."""
     try:
@@ -305,7 +305,7 @@ def _balance(data: _Data) -> torch.Tensor:
 
 
 def _data(
-    card: HeadCard, given: Instances, scale: tuple[Floats, Floats] | None, options: Options
+    card: HeadCard, given: Instances, scale: tuple[Floats, Floats] | None, options: TrainingOptions
 ) -> _Data:
     import torch
 

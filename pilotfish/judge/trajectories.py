@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pilotfish.edge_runtime.head import Judge
+from pilotfish.edge_runtime.head import HeadJudge
 from pilotfish.judge.reading import Floats, Procedure
-from pilotfish.judge.speakers import Speaker, Window
+from pilotfish.judge.speakers import DrafterWindow, Speaker
 from pilotfish.wire.codecs.hidden import decode_hidden, encode_hidden
 
 
@@ -31,7 +31,7 @@ class Course:
     """A window's size γ ≥ 1, and who decides on mismatches; without a judge all are rejected."""
 
     window: int
-    judge: Judge | None = None
+    judge: HeadJudge | None = None
 
     @property
     def strict(self) -> bool:
@@ -39,7 +39,7 @@ class Course:
         return self.judge is None or self.judge.bound == -math.inf
 
 
-class Round(NamedTuple):
+class CourseRound(NamedTuple):
     """One round of a course.
 
     drafted: the window's tokens; where it ends with a rejection, an end token that the drafter may
@@ -61,17 +61,20 @@ class Round(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Walk:
+class Trajectory:
     """An answer: the target's ids, with the end token if there is one, and its rounds."""
 
     tokens: list[int]
-    rounds: list[Round]
+    rounds: list[CourseRound]
 
 
-def walks(speaker: Speaker, courses: Sequence[Course], *, whole: int = 0) -> Procedure[list[Walk]]:
+def walks(
+    speaker: Speaker, courses: Sequence[Course], *, whole: int = 0
+) -> Procedure[list[Trajectory]]:
     """What each of the courses comes to, in their order.
 
-    whole: so many windows are also read to their ends, for `Round.mismatched`; each costs γ tokens.
+    whole: so many windows are also read to their ends, for `CourseRound.mismatched`; each costs γ
+    tokens.
     """
     found = yield from _Tree(speaker, whole).walked(courses)
     return found
@@ -82,9 +85,9 @@ class _Walker:
     """A course on its way. window: the open round's; None between two rounds."""
 
     course: Course
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[CourseRound] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    window: Window | None = None
+    window: DrafterWindow | None = None
     start: int = 0  # where the window begins in the answer
     drafted: int = 0
     accepted: int = 0
@@ -96,7 +99,9 @@ class _Walker:
     def full(self) -> bool:
         return self.accepted == self.drafted
 
-    def begin(self, window: Window, start: int, drafted: int, mismatched: int | None) -> None:
+    def begin(
+        self, window: DrafterWindow, start: int, drafted: int, mismatched: int | None
+    ) -> None:
         self.window, self.start = window, start
         self.drafted, self.mismatched = drafted, mismatched
         self.accepted = self.forgiven = self.decided = 0
@@ -110,7 +115,7 @@ class _Walker:
         """The round is over."""
         mismatched = None if self.mismatched is None else max(self.mismatched, self.decided)
         self.rounds.append(
-            Round(self.drafted, self.accepted, self.forgiven, self.decided, mismatched)
+            CourseRound(self.drafted, self.accepted, self.forgiven, self.decided, mismatched)
         )
         self.window = None
 
@@ -163,7 +168,7 @@ class _Tree:
         self._whole = whole  # windows that are still to be read to their ends
         self._drafts: dict[bytes, _Said] = {}  # by the drafter's own ids
 
-    def walked(self, courses: Sequence[Course]) -> Procedure[list[Walk]]:
+    def walked(self, courses: Sequence[Course]) -> Procedure[list[Trajectory]]:
         walkers = [_Walker(course) for course in courses]
         branches = [_Branch([], walkers)]
         while branches:
@@ -173,7 +178,7 @@ class _Tree:
                     walker.end(branch.answer)
             else:
                 branches += yield from self._step(branch)
-        return [Walk(walker.tokens, walker.rounds) for walker in walkers]
+        return [Trajectory(walker.tokens, walker.rounds) for walker in walkers]
 
     def _step(self, branch: _Branch) -> Procedure[list[_Branch]]:
         """The branches with one token more."""
@@ -200,7 +205,7 @@ class _Tree:
     def _verify(
         self,
         answer: list[int],
-        window: Window,
+        window: DrafterWindow,
         walkers: Sequence[_Walker],
         wanted: int,
         following: dict[int, list[_Walker]],
@@ -246,7 +251,9 @@ class _Tree:
             else:
                 one.begin(window, start, min(drafted, len(missed)), sum(missed[:drafted]))
 
-    def _read_whole(self, window: Window, answer: list[int], room: int) -> Procedure[list[bool]]:
+    def _read_whole(
+        self, window: DrafterWindow, answer: list[int], room: int
+    ) -> Procedure[list[bool]]:
         """Which tokens of the window the target would say otherwise, given the draft's prefix."""
         drafted: list[int] = []
         while len(drafted) < room and not self._speaker.ended(drafted):
@@ -258,7 +265,7 @@ class _Tree:
         choices, states = yield from self._speaker.target(answer)
         return _Said(int(choices[0]), states[0])
 
-    def _draft(self, window: Window, drafted: Sequence[int]) -> Procedure[_Said]:
+    def _draft(self, window: DrafterWindow, drafted: Sequence[int]) -> Procedure[_Said]:
         """What the drafter says there; windows that began elsewhere often read the same ids."""
         look = window.look(drafted)
         key = look.ids.tobytes()
@@ -268,8 +275,8 @@ class _Tree:
         return self._drafts[key]
 
 
-def _by_window(walkers: Sequence[_Walker]) -> dict[Window, list[_Walker]]:
-    found: dict[Window, list[_Walker]] = {}
+def _by_window(walkers: Sequence[_Walker]) -> dict[DrafterWindow, list[_Walker]]:
+    found: dict[DrafterWindow, list[_Walker]] = {}
     for one in walkers:
         assert one.window is not None
         found.setdefault(one.window, []).append(one)

@@ -23,7 +23,7 @@ Coin = Callable[[float], bool]
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class CandidateOutcome:
     """The outcome for a position's candidates.
 
     accepted: the index of the one that was accepted, or None. residual: f64 [V], normalised, what
@@ -34,15 +34,15 @@ class Choice:
     residual: NDArray[np.float64] | None
 
 
-def choose(candidates: Sequence[int], q: Row, p: Floats, coin: Coin) -> Choice:
+def choose(candidates: Sequence[int], q: Row, p: Floats, coin: Coin) -> CandidateOutcome:
     """Verify the candidates [k] in order; p [V] needs to sum to 1 only roughly."""
     # f64 [V], the residual so far
     rest: NDArray[np.float64] = p / p.sum(dtype=np.float64)
     for index, token in enumerate(candidates):
         if coin(min(1.0, float(rest[token]) / q.probability(token))):
-            return Choice(index, None)
+            return CandidateOutcome(index, None)
         rest = residual(rest, q)
-    return Choice(None, rest)
+    return CandidateOutcome(None, rest)
 
 
 def residual(p: NDArray[np.float64], q: Row) -> NDArray[np.float64]:

@@ -194,11 +194,11 @@ def test_what_both_protocols_with_a_head_accept_is_the_same() -> None:
 def test_what_was_forgiven_makes_no_other_protocol_look_better(accepted: int) -> None:
     """Half of what a head accepted the target would have said otherwise."""
     full, greedy = plan(protocol=FULL, window=8), plan(protocol="greedy", window=8)
-    strict, merciful = fresh(), fresh()
+    strict, forgiving = fresh(), fresh()
     strict.add(full, rounds(full, accepted, 0, count=300))
-    merciful.add(full, rounds(full, accepted, accepted // 2, count=300))
-    assert merciful.tokens(full) == pytest.approx(strict.tokens(full), rel=0.1)
-    assert merciful.hazards(greedy)[0] == pytest.approx(0.5, abs=0.05)
+    forgiving.add(full, rounds(full, accepted, accepted // 2, count=300))
+    assert forgiving.tokens(full) == pytest.approx(strict.tokens(full), rel=0.1)
+    assert forgiving.hazards(greedy)[0] == pytest.approx(0.5, abs=0.05)
     assert strict.hazards(greedy)[0] > 0.9
 
 

@@ -65,7 +65,7 @@ def await_true(holds: Any, seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def heard_while_it_is_away(
+def noticed_while_it_is_away(
     device: Device, asked: Any, wish: dict[str, Any], relay: Relay, server: EdgeServer
 ) -> tuple[list[Piece], int]:
     """An answer whose edge goes after 10 pieces and is back after 5 of the drafter's own.
@@ -195,7 +195,7 @@ def test_the_drafter_goes_on_alone_until_the_edge_is_back(
     wish = {"protocol": protocol, "temperature": temperature, "seed": 4, "max_tokens": 300}
     with opened(long_pair, relay.endpoint, "local") as device:
         wanted = device.generate(PROMPT, **wish).tokens
-        got, alone = heard_while_it_is_away(device, PROMPT, wish, relay, server)
+        got, alone = noticed_while_it_is_away(device, PROMPT, wish, relay, server)
         assert device.last.tokens == tokens_of(got)
         assert device.last.text == "".join(piece.text for piece in got)
         assert len(got) < 300 or protocol == "stream"

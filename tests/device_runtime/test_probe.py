@@ -135,7 +135,7 @@ def test_a_ping_brings_back_what_it_carried(edge: EdgeServer) -> None:
     with RawClient(edge.endpoint) as client:
         for frames in ([], [b"x" * PROBE_BYTES], [b"y" * (m.MAX_PROBE - 64)]):
             client.say(m.Ping(nonce=7), *frames)
-            reply, back = client.hear_all()
+            reply, back = client.receive_all()
             assert isinstance(reply, m.Pong)
             assert list(map(bytes, back)) == frames
 

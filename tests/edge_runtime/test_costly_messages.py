@@ -85,14 +85,14 @@ def test_another_device_is_served(
             asked = time.monotonic()
             session.go_on(honest, 1, [1, 2])
             honest.say(m.Ping(nonce=1))
-            assert isinstance(honest.hear(), m.Pong)
+            assert isinstance(honest.receive(), m.Pong)
             waits.append(time.monotonic() - asked)
             for client in costly:
                 client.send(*window)
         assert max(waits) < WORST_S
         said: Counter[str] = Counter()
         while costly[0].socket.poll(300):
-            reply = costly[0].hear()
+            reply = costly[0].receive()
             assert isinstance(reply, m.Failure)
             said[reply.code] += 1
         assert said.keys() <= {"bad-draft", "diverged", "rate-limited"}

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from pilotfish import Device
 from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
-from pilotfish.edge_runtime.reload import Settings, bounds_of
+from pilotfish.edge_runtime.reload import LiveSettings, bounds_of
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
@@ -60,20 +60,20 @@ def folder(tmp_path: Path, key_folders: dict[str, Path]) -> Path:
 def test_what_systemd_is_told(pair: Pair, systemd: Systemd) -> None:
     with running("--target", pair.target, "--threads", 1, systemd=systemd) as daemon:
         systemd.await_("READY", "1")
-        assert "EXTEND_TIMEOUT_USEC" in systemd.heard[0][1]  # loading may take its time
+        assert "EXTEND_TIMEOUT_USEC" in systemd.received[0][1]  # loading may take its time
         assert systemd.await_("STATUS", "serving").endswith(": 0 devices, 0 sessions, 0 passes")
         with Device(pair.draft, daemon.endpoint, threads=1) as device:
             device.generate(PROMPT, max_tokens=4)
             told = ""
             while not re.fullmatch(r"serving tiny: 1 device, 1 session, [1-9]\d* pass(es)?", told):
-                since = len(systemd.heard)
+                since = len(systemd.received)
                 device.generate(PROMPT, max_tokens=1)  # so that there is something to tell
                 told = systemd.await_("STATUS", since=since)
         idle_s = time.monotonic()
         time.sleep(1.6)  # an idle edge feeds its watchdog too
         fed = [idle_s, *systemd.fed(idle_s), time.monotonic()]
         assert max(after - before for before, after in pairwise(fed)) < 1.0
-        before = len(systemd.heard)
+        before = len(systemd.received)
         daemon.signal(signal.SIGTERM)
         assert daemon.ends() == 0
         assert systemd.await_("STOPPING") == "1"
@@ -95,7 +95,7 @@ def test_a_pass_that_hangs_starves_the_watchdog_and_a_long_prompt_does_not(
         began_s = time.monotonic()
         client.send(*session.begin([1] * 1025))  # eight passes of 0.2 s
         client.send(*session.window([1, 2]))
-        session.settle([1, 2], client.hear(30))
+        session.settle([1, 2], client.receive(30))
         fed = [began_s, *systemd.fed(began_s), time.monotonic()]
         assert fed[-1] - fed[0] > 1.5
         assert max(after - before for before, after in pairwise(fed)) < 1.0
@@ -103,7 +103,7 @@ def test_a_pass_that_hangs_starves_the_watchdog_and_a_long_prompt_does_not(
         hung_s = time.monotonic() + 0.5
         while time.monotonic() < hung_s + 2.0:
             other.say(PING)
-            other.hear()  # the receiver answers all the same
+            other.receive()  # the receiver answers all the same
             time.sleep(0.05)
         assert [at for at in systemd.fed(hung_s) if at < hung_s + 2.0] == []
 
@@ -123,7 +123,7 @@ def test_a_socket_that_systemd_holds(pair: Pair) -> None:
             assert not early.socket.poll(200)
             with running(*flags, listening=listening):
                 early.say(PING)
-                early.hear(30)
+                early.receive(30)
                 with Device(pair.draft, endpoint, threads=1) as device:
                     assert device.generate(PROMPT, max_tokens=20, seed=1).tokens == wanted
 
@@ -159,7 +159,7 @@ def test_keys_are_swapped_without_dropping_a_session(
 
         keys.allow(folder, key_folders["eve"] / "device.pub", "eve")
         (folder / "allowed" / "bob.pub").unlink()
-        before = len(systemd.heard)
+        before = len(systemd.received)
         daemon.signal(signal.SIGHUP)
         systemd.await_("RELOADING", "1", before)
         systemd.await_("READY", "1", before)
@@ -168,7 +168,7 @@ def test_keys_are_swapped_without_dropping_a_session(
         revoked.fails("access-denied")
         with RawClient(daemon.endpoint, eve) as welcome:
             welcome.say(PING)
-            assert isinstance(welcome.hear(), m.Pong)
+            assert isinstance(welcome.receive(), m.Pong)
         got += [token for piece in pieces for token in piece.tokens]
         assert got == wanted
         with pytest.raises(AccessDeniedError):
@@ -193,7 +193,7 @@ def test_settings_change_and_what_is_broken_changes_nothing(
     alice = DeviceKeys.load(key_folders["alice"])
 
     def reload(daemon: Daemon) -> None:
-        before = len(systemd.heard)
+        before = len(systemd.received)
         daemon.signal(signal.SIGHUP)
         systemd.await_("READY", "1", before)
 
@@ -239,7 +239,7 @@ def test_what_needs_a_restart_does_not_change_by_halves(
     started = EdgeKeys.load(folder)
     listener = Listener(context, "tcp://127.0.0.1:0", started, bounds_of(config))
     with SocketlessEdge(pair.target) as edge:
-        settings = Settings(config, started, lambda: found[0], Tally())
+        settings = LiveSettings(config, started, lambda: found[0], Tally())
         keys.allow(folder, key_folders["eve"] / "device.pub", "eve")
         (folder / "allowed" / "bob.pub").unlink()
         settings.reload(listener, edge.service)
@@ -277,7 +277,7 @@ def test_a_drain_answers_what_was_received(long_pair: Pair, systemd: Systemd) ->
         daemon.signal(signal.SIGTERM)
         time.sleep(0.3)
         other.send(*RawSession().begin(PROMPT))
-        session.settle(window, client.hear())
+        session.settle(window, client.receive())
         assert daemon.ends() == 0
         systemd.await_("STATUS", "draining")
 
@@ -290,7 +290,7 @@ def test_a_drain_begins_nothing_new_and_ends_when_asked_twice(long_pair: Pair) -
         RawClient(daemon.endpoint) as other,
     ):
         other.say(PING)
-        other.hear()
+        other.receive()
         session = RawSession()
         client.send(*session.begin([1] * 3000))
         client.send(*session.window([1]))

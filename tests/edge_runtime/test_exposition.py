@@ -137,7 +137,7 @@ def test_idle_clients_of_the_metrics_port_keep_no_device_out(pair: Pair) -> None
         assert held_by(edge.pid)["fd"] <= before["fd"] + 16
         with RawClient(edge.endpoint) as device:
             device.say(m.Ping(nonce=1))
-            assert isinstance(device.hear(), m.Pong)
+            assert isinstance(device.receive(), m.Pong)
 
 
 def test_a_key_file_whose_name_is_no_text_spoils_no_figures(

@@ -52,7 +52,7 @@ def trees(draw: st.DrawFn) -> list[int]:
 class Conversation(RuleBasedStateMachine):
     """An edge as the scheduler drives it, its Holding of a node, and the node.
 
-    held: what the scheduler knows that a slot holds. drawn: the tree that its last landed flight
+    held: what the scheduler knows that a slot holds. drawn: the tree that its last finished pass
     ended in, of which no path has been kept yet.
     """
 
@@ -61,8 +61,8 @@ class Conversation(RuleBasedStateMachine):
         self.node, self.holding = Node(), Holding(SLOTS)
         self.held: list[list[int]] = [[] for _ in range(SLOTS)]
         self.drawn: list[tuple[list[int], list[int]]] = [([], [])] * SLOTS
-        self.flights = 0
-        self.current = [True] * SLOTS  # the node was in the slot's last flight
+        self.passes = 0
+        self.current = [True] * SLOTS  # the node was in the slot's last pass
 
     @rule(
         slot=st.integers(0, SLOTS - 1),
@@ -70,18 +70,18 @@ class Conversation(RuleBasedStateMachine):
         more=st.lists(TOKENS, min_size=1, max_size=6),
         parents=trees(),
         takes_part=st.booleans(),
-        lands=st.booleans(),
+        answered=st.booleans(),
         resent=st.booleans(),
         base=MOSTLY_ALL,
     )
-    def flight(
+    def send_pass(
         self, slot: int, keep: int, more: list[int], parents: list[int], takes_part: bool,
-        lands: bool, resent: bool, base: int,
+        answered: bool, resent: bool, base: int,
     ) -> None:  # fmt: skip
         """Another sequence, of which the slot holds the beginning; maybe with a tree at its end."""
         chain = [*self.held[slot][:keep], *more]
-        self.flights += 1
-        nodes = [10 * self.flights + index for index in range(len(parents))]
+        self.passes += 1
+        nodes = [10 * self.passes + index for index in range(len(parents))]
         shared = 0
         while shared < min(len(chain) - 1, len(self.held[slot])) and (
             chain[shared] == self.held[slot][shared]
@@ -100,8 +100,8 @@ class Conversation(RuleBasedStateMachine):
             item, tokens = self.holding.item(span)
             self.node.do(item, tokens.tolist())
             assert self.node.held[slot] == chain + nodes
-        self.held[slot] = chain if lands else chain[: span.base]
-        self.drawn[slot] = (nodes, parents) if lands else ([], [])
+        self.held[slot] = chain if answered else chain[: span.base]
+        self.drawn[slot] = (nodes, parents) if answered else ([], [])
         self.current[slot] = takes_part or resent
 
     @rule(slot=st.integers(0, SLOTS - 1), leaf=st.sampled_from([5, 3, 1, 0, -1]))
@@ -128,7 +128,7 @@ class Conversation(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_told_twice(self) -> None:
-        """A node that was in the slot's last flight is told no more than what is new."""
+        """A node that was in the slot's last pass is told no more than what is new."""
         for slot, current in enumerate(self.current):
             nodes, _ = self.drawn[slot]
             if current and not nodes and self.held[slot]:

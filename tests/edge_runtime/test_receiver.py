@@ -137,11 +137,11 @@ def test_pings_are_answered_while_the_target_is_busy(slow_edge: EdgeServer) -> N
         while not busy.socket.poll(0):
             asked = time.monotonic()
             other.say(m.Ping(nonce=1))
-            assert isinstance(other.hear(), m.Pong)
+            assert isinstance(other.receive(), m.Pong)
             waits.append(time.monotonic() - asked)
             time.sleep(0.002)
         reading_s = time.monotonic() - began
-        assert isinstance(busy.hear(), m.Verdict)
+        assert isinstance(busy.receive(), m.Verdict)
     chunk_s = reading_s / 8
     assert len(waits) > 8, "the target was not busy for long enough to tell"
     assert sorted(waits)[len(waits) // 2] < chunk_s / 4
@@ -163,9 +163,9 @@ def test_windows_of_others_are_taken_in_while_the_target_is_busy(slow_edge: Edge
         client.send(*session.window([3, 4]))
     for _ in range(4):
         for client, session in zip(clients, sessions, strict=True):
-            session.settle([3, 4], client.hear())
+            session.settle([3, 4], client.receive())
             client.send(*session.window([3, 4]))
     for client, session in zip(clients, sessions, strict=True):
-        session.settle([3, 4], client.hear())
+        session.settle([3, 4], client.receive())
         client.close()
     assert [session.committed.ids.tolist() for session in sessions] == alone

@@ -77,14 +77,14 @@ def test_a_key_taken_off_the_list_is_out_whatever_else_is_broken(
             (folder / "edge.key").write_bytes(b"")
             named.append("edge.key")
         (folder / "allowed" / "bob.pub").unlink()
-        before = len(systemd.heard)
+        before = len(systemd.received)
         done = reload_as_systemd(systemd, daemon.pid)
         assert done.returncode == 78
         assert len(done.stderr.splitlines()) == 1
         assert any(name in done.stderr for name in named)
         for name in named:
             daemon.await_line(f"reloaded but for this: .*{name}")
-        told = [told.get("STATUS", "") for _, told in systemd.heard[before:] if "READY" in told]
+        told = [told.get("STATUS", "") for _, told in systemd.received[before:] if "READY" in told]
         assert "; not in force: " in told[0]
         await_sample(port, 'connections_cut_total{reason="revoked-key"}', 1)
         await_sample(port, 'handshakes_refused_total{reason="key"}', 1)  # it tried to come back
@@ -131,7 +131,7 @@ def test_a_list_that_cannot_be_read_at_a_reload_is_no_empty_one(
         done = reload_as_systemd(systemd, daemon.pid)
         assert (done.returncode, "allowed cannot be read" in done.stderr) == (78, True)
         client.say(PING)
-        assert isinstance(client.hear(), m.Pong)
+        assert isinstance(client.receive(), m.Pong)
 
 
 def test_an_edge_starts_beside_a_broken_key_file_and_says_so(
@@ -145,7 +145,7 @@ def test_an_edge_starts_beside_a_broken_key_file_and_says_so(
         RawClient(daemon.endpoint, DeviceKeys.load(key_folders["bob"])) as client,
     ):
         client.say(PING)
-        assert isinstance(client.hear(), m.Pong)
+        assert isinstance(client.receive(), m.Pong)
         daemon.await_line("started but for this: .*carol.pub does not hold a key")
         assert "carol.pub" in systemd.await_("STATUS", "serving")
         figures = scrape(port)

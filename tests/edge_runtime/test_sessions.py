@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Session, Sessions
+from pilotfish.edge_runtime.sessions import Sessions, SessionState
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
 from pilotfish.wire.errors import TooManySessionsError
@@ -32,7 +32,7 @@ class Table:
         self.now_s = 0.0
         self.sessions = Sessions(slots, per_owner, IDLE_S, lambda: self.now_s)
 
-    def open(self, owner: str, *, busy: bool = False) -> Session:
+    def open(self, owner: str, *, busy: bool = False) -> SessionState:
         self.now_s += 1.0
         session = self.sessions.open(secrets.token_bytes(16), owner.encode())
         if busy:

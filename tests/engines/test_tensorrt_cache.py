@@ -236,12 +236,12 @@ def test_measured_kernels_are_kept_for_the_next_build(artifact, monkeypatch):
 @pytest.mark.parametrize("version", ["8.6.1", "10.3.0"])
 def test_progress_is_told_where_there_is_any(artifact, monkeypatch, version):
     tensorrt_double.install(monkeypatch, version)
-    heard = []
-    ensure_engine(order(artifact), lambda *progress: heard.append(progress))
+    received = []
+    ensure_engine(order(artifact), lambda *progress: received.append(progress))
     if version == "8.6.1":
-        assert heard == [("building the engine", 0, None)]
+        assert received == [("building the engine", 0, None)]
     else:
-        assert heard == [("Building", done, 3) for done in (1, 2, 3, 3)]
+        assert received == [("Building", done, 3) for done in (1, 2, 3, 3)]
 
 
 @pytest.mark.parametrize(

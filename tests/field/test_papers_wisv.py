@@ -74,7 +74,7 @@ def test_full_upload_written_out(window, link, per_up, per_down):
 
 @given(windows, st.integers(1, 64), links)
 def test_selective_upload_written_out(window, positions, link):
-    sizes = wisv.Sizes(
+    sizes = wisv.MessageBits(
         token=17, position=8, hidden=wisv.eq_3_hidden_bits(2048, 16), overhead_up=320,
         overhead_down=240,
     )  # fmt: skip

@@ -309,18 +309,18 @@ def auto_answer(choice, ms):
 
 
 def test_hindsight_of_choices_made_by_hand():
-    weighed = [("greedy", 2, 0.010), ("greedy", 4, 0.012), ("stream", 0, 0.030)]
+    compared = [("greedy", 2, 0.010), ("greedy", 4, 0.012), ("stream", 0, 0.030)]
     fixed = [
         answer([chain(2, 1), chain(2, 1, ms=18.0)], window=2),  # 9 ms a token
         answer([chain(4, 1), chain(4, 1, ms=16.0)], window=4),  # 8
-        answer([chain(0, 0), chain(0, 0, ms=1.0)], protocol="local", window=None),  # not weighed
+        answer([chain(0, 0), chain(0, 0, ms=1.0)], protocol="local", window=None),  # not compared
     ]
     seen = hindsight(
         [
             *fixed,
-            auto_answer(chosen("greedy", 2, 0.010, weighed), 10.0),
-            auto_answer(chosen("greedy", 2, 0.010, weighed, "later"), 12.0),
-            auto_answer(chosen("greedy", 4, 0.012, weighed), 8.0),
+            auto_answer(chosen("greedy", 2, 0.010, compared), 10.0),
+            auto_answer(chosen("greedy", 2, 0.010, compared, "later"), 12.0),
+            auto_answer(chosen("greedy", 4, 0.012, compared), 8.0),
         ]
     )
     by_name = {str(each.configuration): each for each in seen.alternatives}

@@ -155,8 +155,8 @@ def test_the_edge_strays_as_far_as_was_found(
         ]
     rounds = [each for answer in answers for each in answer.rounds]
     verified = sum(each.verified for each in rounds)
-    strayed = sum(each.notes["deviation"] for each in rounds) / verified
-    assert strayed == pytest.approx(card.chosen.deviation, abs=0.02)
+    deviated = sum(each.notes["deviation"] for each in rounds) / verified
+    assert deviated == pytest.approx(card.chosen.deviation, abs=0.02)
     alpha = sum(each.accepted for each in rounds) / verified
     assert alpha == pytest.approx(card.chosen.relaxed, abs=0.1)
 

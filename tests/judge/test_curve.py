@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.engines.errors import EngineError
-from pilotfish.judge.instances import Sampling, instances
+from pilotfish.judge.instances import InstanceOptions, instances
 from pilotfish.judge.thresholds import POINTS, auc, curve, recommended
-from pilotfish.judge.training import Options, train
+from pilotfish.judge.training import TrainingOptions, train
 from tests.support.made_episodes import MINED, episodes
 
 
@@ -63,4 +63,10 @@ def test_the_recommended_threshold_is_the_largest_within_the_risk() -> None:
 def test_training_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(EngineError, match=r"pilotfish\[judge\]"):
-        train("x", MINED, instances(MINED, episodes(4), Sampling()), Sampling(), Options())
+        train(
+            "x",
+            MINED,
+            instances(MINED, episodes(4), InstanceOptions()),
+            InstanceOptions(),
+            TrainingOptions(),
+        )

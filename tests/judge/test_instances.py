@@ -18,8 +18,8 @@ from pilotfish.judge.instances import (
     LOSS,
     POOR,
     RTT_S,
+    InstanceOptions,
     Relabelling,
-    Sampling,
     expected_share,
     instances,
     kept_by_quality,
@@ -34,7 +34,7 @@ from tests.support.made_episodes import MINED, D, episode, episodes
 @pytest.mark.parametrize("form", HIDDEN_FORMATS)
 def test_only_the_drafters_states_have_been_on_the_wire(form: str) -> None:
     one = episode(1)
-    found = instances(MINED, [one], Sampling(form=form))
+    found = instances(MINED, [one], InstanceOptions(form=form))
     assert np.array_equal(
         found.drafter, decode_hidden(encode_hidden(one.drafter, form), 20, D, form)
     )
@@ -44,7 +44,7 @@ def test_only_the_drafters_states_have_been_on_the_wire(form: str) -> None:
 
 
 def test_each_mismatch_is_there_once_under_k_channels() -> None:
-    found = instances(MINED, episodes(6), Sampling(channels=5))
+    found = instances(MINED, episodes(6), InstanceOptions(channels=5))
     assert len(found) == 120
     assert found.rejected.shape == (120, 5)
     assert found.links.shape == (6, 5, 4)
@@ -55,7 +55,7 @@ def test_each_mismatch_is_there_once_under_k_channels() -> None:
 
 @given(seed=st.integers(0, 2**63 - 1), floor=st.floats(0, 1), temperature=st.floats(0.1, 10))
 def test_only_critical_labels_are_relaxed(seed: int, floor: float, temperature: float) -> None:
-    sampling = Sampling(3, seed, relabelling=Relabelling(8.0, floor, temperature))
+    sampling = InstanceOptions(3, seed, relabelling=Relabelling(8.0, floor, temperature))
     found = instances(MINED, episodes(2), sampling)
     assert not found.rejected[~found.critical].any()
     if floor == 1.0:
@@ -63,7 +63,7 @@ def test_only_critical_labels_are_relaxed(seed: int, floor: float, temperature: 
 
 
 def test_the_poorer_the_channel_the_fewer_labels_stay() -> None:
-    found = instances(MINED, episodes(60), Sampling(channels=20))
+    found = instances(MINED, episodes(60), InstanceOptions(channels=20))
     rows = kept_by_quality(found)
     assert sum(row.channels for row in rows) == 60 * 20
     assert sum(row.critical for row in rows) == 20 * found.critical.sum()
@@ -74,20 +74,20 @@ def test_the_poorer_the_channel_the_fewer_labels_stay() -> None:
 
 
 def test_what_is_expected_of_the_poorest_and_the_best_channel() -> None:
-    found = instances(MINED, episodes(5), Sampling())
+    found = instances(MINED, episodes(5), InstanceOptions())
     assert expected_share(found, GOOD, Relabelling()) == 1.0
     assert expected_share(found, POOR, Relabelling(floor=0.3)) == pytest.approx(0.3)
     assert expected_share(found, POOR, None) == 1.0
 
 
 def test_without_relabelling_all_channels_have_the_mined_labels() -> None:
-    found = instances(MINED, episodes(5), Sampling(relabelling=None))
+    found = instances(MINED, episodes(5), InstanceOptions(relabelling=None))
     assert np.array_equal(found.rejected, np.repeat(found.critical[:, None], 8, axis=1))
 
 
 def test_labels_under_several_channels_are_drawn_apart() -> None:
     """With one draw for all channels, alike ones would have the same labels."""
-    sampling = Sampling(channels=40, relabelling=Relabelling(floor=0.5, temperature=1e3))
+    sampling = InstanceOptions(channels=40, relabelling=Relabelling(floor=0.5, temperature=1e3))
     found = instances(MINED, [episode(1, count=60)], sampling)
     alike = found.qualities[0] < 0.5
     shares = found.rejected[found.critical][:, alike].mean(axis=1)
@@ -95,7 +95,9 @@ def test_labels_under_several_channels_are_drawn_apart() -> None:
 
 
 def test_a_questions_draws_do_not_depend_on_its_neighbours() -> None:
-    several, alone = (instances(MINED, some, Sampling()) for some in (episodes(4), [episode(2)]))
+    several, alone = (
+        instances(MINED, some, InstanceOptions()) for some in (episodes(4), [episode(2)])
+    )
     of_two = several.of(["q-2"])
     assert of_two.keys == alone.keys == ["q-2"]
     assert of_two.channels == alone.channels
@@ -154,7 +156,7 @@ def test_another_seed_keeps_others_out() -> None:
 
 
 def test_parts_have_the_mismatches_of_their_questions() -> None:
-    found = instances(MINED, episodes(7), Sampling())
+    found = instances(MINED, episodes(7), InstanceOptions())
     part = found.of(["q-5", "q-1"])
     assert part.keys == ["q-1", "q-5"]
     assert np.array_equal(part.target[:20], episode(1).target)
@@ -165,7 +167,7 @@ def test_parts_have_the_mismatches_of_their_questions() -> None:
 
 def test_stalling_is_rejected_under_any_channel() -> None:
     one = replace(episode(1), stalling=~episode(1).critical & (np.arange(20) % 2 == 0))
-    found = instances(MINED, [one], Sampling(20, relabelling=Relabelling(floor=0.0)))
+    found = instances(MINED, [one], InstanceOptions(20, relabelling=Relabelling(floor=0.0)))
     assert one.stalling.any()
     assert found.rejected[one.stalling].all()
     assert not found.rejected[one.critical].all()
@@ -175,9 +177,9 @@ def test_stalling_is_rejected_under_any_channel() -> None:
 
 def test_what_cannot_be_learnt_from_is_told() -> None:
     with pytest.raises(UnsupportedError, match="no mismatch"):
-        instances(MINED, [episode(0, count=0)], Sampling())
+        instances(MINED, [episode(0, count=0)], InstanceOptions())
     with pytest.raises(UnsupportedError, match="q-4 are 8 and 40 wide, not 24 and 40"):
-        instances(MINED, [episode(1), episode(4, width=8)], Sampling())
+        instances(MINED, [episode(1), episode(4, width=8)], InstanceOptions())
     with pytest.raises(UnsupportedError, match="takes two"):
         split(["one"], 0.2, 0)
     with pytest.raises(UnsupportedError, match="seed"):
@@ -194,7 +196,7 @@ def test_the_command_shows_labels(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "80.0% expected" in err
     assert (told["questions"], told["mismatches"]) == (4, 80)
     assert told["expected"] == {"poorest": pytest.approx(0.8), "best": 1.0}
-    found = instances(MINED, episodes(4), Sampling(channels=3))
+    found = instances(MINED, episodes(4), InstanceOptions(channels=3))
     labels = [
         [channel["labels"] for channel in one["channels"]] for one in told["episodes"]
     ]  # [q][K][n]

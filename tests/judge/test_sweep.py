@@ -19,9 +19,17 @@ from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.engines.artifact import Artifact
 from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, Pace, cost, missed_share
 from pilotfish.judge.figures import curve, figures
-from pilotfish.judge.sweeping import Plan, Profile, Setting, SweepFile, Tally, settings_of, sweep
+from pilotfish.judge.sweeping import (
+    LinkProfile,
+    QuestionTally,
+    SweepFile,
+    SweepHeader,
+    SweepSetting,
+    settings_of,
+    sweep,
+)
 from pilotfish.judge.tasks import Exact
-from pilotfish.judge.trajectories import Course, Round, Walk
+from pilotfish.judge.trajectories import Course, CourseRound, Trajectory
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.codecs.hidden import encode_hidden
 from pilotfish.wire.errors import UnsupportedError
@@ -30,21 +38,21 @@ from pilotfish.wire.protocols.judged import JudgedDraft
 from pilotfish.wire.protocols.wisv_full import WisvFull
 from pilotfish.wire.protocols.wisv_selective import WisvSelective
 from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
-from tests.judge.test_trajectories import MOST, QUESTIONS, Bench, bench, random_head
+from tests.judge.test_trajectories import MOST, QUESTIONS, JudgedPair, models, random_head
 from tests.support.tiny import tiny_artifact
 
 SIZES = Sizes(vocabulary=151_665, hidden=576)
 PACE = Pace(draft_s=0.01, verify_s={1: 0.1, 11: 0.2, 65: 0.74})
 LINK = Link(rtt_s=0.05, up_bps=2e7, down_bps=4e7)
-FAST = Profile(500.0, 5.0)
-SLOW = Profile(20.0, 50.0)
+FAST = LinkProfile(500.0, 5.0)
+SLOW = LinkProfile(20.0, 50.0)
 
-__all__ = ["bench"]  # a fixture
+__all__ = ["models"]  # a fixture
 
 
-def tally(right: bool = True, *rounds: Round, tokens: int = 0) -> Tally:
+def tally(right: bool = True, *rounds: CourseRound, tokens: int = 0) -> QuestionTally:
     said = tokens or sum(one.accepted + 1 for one in rounds)
-    return Tally.of(Walk([0] * said, list(rounds)), right)
+    return QuestionTally.of(Trajectory([0] * said, list(rounds)), right)
 
 
 # What is counted
@@ -53,11 +61,11 @@ def tally(right: bool = True, *rounds: Round, tokens: int = 0) -> Tally:
 def test_a_tally_adds_up_rounds() -> None:
     found = tally(
         True,
-        Round(drafted=4, accepted=1, forgiven=1, decided=2, mismatched=3),
-        Round(drafted=4, accepted=4, forgiven=0, decided=0, mismatched=0),
-        Round(drafted=3, accepted=0, forgiven=0, decided=1, mismatched=None),
+        CourseRound(drafted=4, accepted=1, forgiven=1, decided=2, mismatched=3),
+        CourseRound(drafted=4, accepted=4, forgiven=0, decided=0, mismatched=0),
+        CourseRound(drafted=3, accepted=0, forgiven=0, decided=1, mismatched=None),
     )
-    assert found == Tally(
+    assert found == QuestionTally(
         *(True, 8, 3),
         accepted=5,
         forgiven=1,
@@ -68,29 +76,29 @@ def test_a_tally_adds_up_rounds() -> None:
         missed=1,
         drafted={4: 2, 3: 1},
     )
-    assert Tally.read(json.loads(json.dumps(found))) == found
+    assert QuestionTally.read(json.loads(json.dumps(found))) == found
 
 
 def test_mismatches_behind_rejections_are_told_from_windows_that_were_looked_at() -> None:
-    seen = Round(drafted=10, accepted=1, forgiven=0, decided=1, mismatched=5)
-    unseen = Round(drafted=10, accepted=4, forgiven=3, decided=4, mismatched=None)
+    seen = CourseRound(drafted=10, accepted=1, forgiven=0, decided=1, mismatched=5)
+    unseen = CourseRound(drafted=10, accepted=4, forgiven=3, decided=4, mismatched=None)
     assert missed_share([tally(True, seen), tally(True, unseen)]) == 4 / 8
     assert missed_share([tally(True, unseen)]) == 4 / 5  # of five that were verified
     assert missed_share([]) == 0.0
 
 
-def test_sweeping_counts_what_is_walked(bench: Bench) -> None:
+def test_sweeping_counts_what_is_walked(models: JudgedPair) -> None:
     heads = {
         form: DecisionHead(
-            msgspec.structs.replace(bench.head.card, hidden=form), bench.head.tensors
+            msgspec.structs.replace(models.head.card, hidden=form), models.head.tensors
         )
         for form in ("fp16", "int4")
     }
     wanted = settings_of([2, 5], {form: [0.2, 0.4, 0.6, 0.8] for form in heads}, [FAST, SLOW])
     told = plan(*wanted, most=MOST)
     found = sweep(
-        *(bench.readers, bench.pair, Exact(), QUESTIONS, told, heads),
-        ends=bench.pair.target.eos_ids,
+        *(models.readers, models.pair, Exact(), QUESTIONS, told, heads),
+        ends=models.pair.target.eos_ids,
     )
     tallies = {question.key: line for question, line in found}
     assert len({str(one) for line in tallies.values() for one in line}) > 15
@@ -98,15 +106,15 @@ def test_sweeping_counts_what_is_walked(bench: Bench) -> None:
         Course(one.window, one.head and heads[one.head].judge(one.profile.channel, one.threshold))
         for one in wanted
     ]
-    for question, some in zip(QUESTIONS, bench.walks(courses), strict=True):
-        assert tallies[question.key] == [Tally.of(walk, False) for walk in some]
+    for question, some in zip(QUESTIONS, models.walks(courses), strict=True):
+        assert tallies[question.key] == [QuestionTally.of(walk, False) for walk in some]
 
 
 # What it costs
 
 
 def test_greedy_costs_ids_and_a_round_trip() -> None:
-    rounds = [Round(10, 3, 0, 1, None)] * 7
+    rounds = [CourseRound(10, 3, 0, 1, None)] * 7
     found = cost([tally(True, *rounds)], GREEDY, LINK, PACE, SIZES, form="int8", missed=0.5)
     up, down = WINDOW_BYTES + 3 * 10, VERDICT_BYTES
     assert (found.up, found.down, found.exchanges) == (7 * up, 7 * down, 7)
@@ -122,7 +130,7 @@ def test_passes_between_measured_widths_are_interpolated() -> None:
 
 
 def test_dsd_pays_for_its_distributions_and_full_for_all_states() -> None:
-    one = [tally(True, Round(10, 3, 0, 1, None))]
+    one = [tally(True, CourseRound(10, 3, 0, 1, None))]
     args: dict[str, Any] = {"form": "int4", "missed": 0.5}
     greedy, dsd, full = (cost(one, name, LINK, PACE, SIZES, **args) for name in (GREEDY, DSD, FULL))
     assert dsd.up - greedy.up == 4 * 151_665 * 10
@@ -133,8 +141,8 @@ def test_dsd_pays_for_its_distributions_and_full_for_all_states() -> None:
 
 
 def test_selective_asks_once_where_there_are_mismatches() -> None:
-    clean = Round(10, 10, 0, 0, None)
-    dirty = Round(10, 4, 1, 2, None)  # 5 tokens behind
+    clean = CourseRound(10, 10, 0, 0, None)
+    dirty = CourseRound(10, 4, 1, 2, None)  # 5 tokens behind
     args: dict[str, Any] = {"form": "int8", "missed": 0.4}
     some = [tally(True, *[clean] * 3, *[dirty] * 2)]
     greedy, found = (cost(some, name, LINK, PACE, SIZES, **args) for name in (GREEDY, SELECTIVE))
@@ -160,7 +168,7 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
     draft = JudgedDraft(np.zeros(drafted, np.uint32), states=states.__getitem__)
     none = np.empty(0, np.uint32)
     # one round whose m mismatches were all decided on
-    one = [tally(True, Round(drafted, drafted, len(at), len(at), len(at)))]
+    one = [tally(True, CourseRound(drafted, drafted, len(at), len(at), len(at)))]
     full, selective = (
         cost(one, name, LINK, PACE, SIZES, form=form, missed=0.0) for name in (FULL, SELECTIVE)
     )
@@ -170,7 +178,7 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
     assert full.up == WINDOW_BYTES + sum(map(len, frames))
     exchange = WisvSelective(WisvSelective.Options.read({"hidden": form}))
     wanted = Wanted(np.array(at), np.zeros(drafted + 1, np.int64), states[at])
-    found = exchange.weigh(draft, wanted)
+    found = exchange.decide(draft, wanted)
     asked = list(found.frames)
     sent = [*exchange.propose(draft, none, SIZES.vocabulary), *exchange.supply(draft, asked)]
     assert selective.up == 2 * WINDOW_BYTES + sum(map(len, sent))
@@ -180,9 +188,9 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
 # What is shown
 
 
-def plan(*settings: Setting, **changes: Any) -> Plan:
+def plan(*settings: SweepSetting, **changes: Any) -> SweepHeader:
     end = {"model": "m", "origin": "0" * 16, "precision": "fp32", "hidden": 64, "vocabulary": 100}
-    told = Plan(
+    told = SweepHeader(
         task="exact",
         instruction="",
         most=9,
@@ -197,15 +205,15 @@ def plan(*settings: Setting, **changes: Any) -> Plan:
 
 def test_settings_are_greedy_and_each_head_under_every_link() -> None:
     found = settings_of([4, 8], {"h": [0.0, 0.5], "i": [1.0]}, [FAST, SLOW])
-    assert found[:2] == [Setting(4), Setting(8)]
+    assert found[:2] == [SweepSetting(4), SweepSetting(8)]
     assert len(found) == len(set(found)) == 2 + 2 * 2 * 3
     assert plan(*found).windows == [4, 8]
     assert plan(*found).profiles == [FAST, SLOW]
 
 
 def test_figures_are_differences_to_greedy_at_the_same_window() -> None:
-    settings = [Setting(4), Setting(8), Setting(8, "h", 0.5, FAST)]
-    short, long = Round(4, 1, 0, 1, None), Round(8, 3, 1, 2, None)
+    settings = [SweepSetting(4), SweepSetting(8), SweepSetting(8, "h", 0.5, FAST)]
+    short, long = CourseRound(4, 1, 0, 1, None), CourseRound(8, 3, 1, 2, None)
     tallies = [
         [tally(True, *[short] * 6), tally(True, *[short] * 4), tally(at % 4 > 0, *[long] * 2)]
         for at in range(40)
@@ -225,7 +233,10 @@ def test_figures_are_differences_to_greedy_at_the_same_window() -> None:
 
 def test_a_curve_is_that_of_the_poorest_link() -> None:
     told = plan()
-    line = [tally(True, Round(4, 1, 0, 1, None), tokens=at + 1) for at in range(len(told.settings))]
+    line = [
+        tally(True, CourseRound(4, 1, 0, 1, None), tokens=at + 1)
+        for at in range(len(told.settings))
+    ]
     points = curve(told, figures(told, [line]), "h", 8)
     assert list(points) == [0.0, 0.5]
     assert all(one.setting.profile == SLOW for one in points.values())
@@ -237,7 +248,7 @@ def test_a_curve_is_that_of_the_poorest_link() -> None:
 
 def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     path, told = tmp_path / "s.jsonl", plan()
-    line = [tally(True, Round(4, 1, 0, 1, None))] * len(told.settings)
+    line = [tally(True, CourseRound(4, 1, 0, 1, None))] * len(told.settings)
     kept = SweepFile(path)
     kept.begin(told)
     kept.add("q-1", line)
@@ -260,7 +271,7 @@ def test_a_sweep_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"otherwise \(most\)"):
         SweepFile(path).begin(plan(most=8))
     with pytest.raises(UnsupportedError, match=r"otherwise \(settings\)"):
-        SweepFile(path).begin(plan(Setting(4)))
+        SweepFile(path).begin(plan(SweepSetting(4)))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.judge.reading import Procedure, Readers
 from pilotfish.judge.speakers import Speaker
 from pilotfish.judge.tasks import Question
-from pilotfish.judge.trajectories import Course, Walk, walks
+from pilotfish.judge.trajectories import Course, Trajectory, walks
 from pilotfish.speculation.channel import Channel
 from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
 from tests.support.tiny import tiny_artifact
@@ -29,7 +29,7 @@ POOR = Channel(rtt_s=0.05, up_bps=2e7, down_bps=2e7, loss=0.0)
 QUESTIONS = [Question(f"q-{at}", asked, "") for at, asked in enumerate(["ab cd", "a", "bcd ab"])]
 
 
-class Bench:
+class JudgedPair:
     """A drafter and a target, opened, and a head of random weights for them."""
 
     def __init__(self, drafter: Path, target: Path) -> None:
@@ -45,7 +45,7 @@ class Bench:
     def walks(self, courses: Sequence[Course], *, most: int = MOST, whole: int = 0) -> Walks:
         """Of all questions, a list for each."""
 
-        def begin(question: Question) -> Procedure[list[Walk]]:
+        def begin(question: Question) -> Procedure[list[Trajectory]]:
             return walks(self.speaker(question, most), courses, whole=whole)
 
         procedures = [(one.key, lambda one=one: begin(one)) for one in QUESTIONS]
@@ -63,7 +63,7 @@ class Bench:
         ]
 
 
-Walks = list[list[Walk]]
+Walks = list[list[Trajectory]]
 
 
 def random_head(drafter: Artifact, target: Artifact, seed: int = 0) -> DecisionHead:
@@ -100,7 +100,7 @@ def random_head(drafter: Artifact, target: Artifact, seed: int = 0) -> DecisionH
 
 
 @pytest.fixture(scope="module", params=["trivial", "bridged"])
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> JudgedPair:
     """Of one vocabulary, with a drafter that agrees mostly; and of two, with one that does not."""
     folder = tmp_path_factory.mktemp("pair")
     if request.param == "trivial":
@@ -110,30 +110,30 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     else:
         tiny_artifact(folder / "draft", tokens=OWN, eos="<x>", seed=5)
         tiny_artifact(folder / "target", tokens=THEIRS, eos="<y>", seed=6)
-    return Bench(folder / "draft", folder / "target")
+    return JudgedPair(folder / "draft", folder / "target")
 
 
-def greedy_texts(bench: Bench, most: int = MOST) -> list[list[int]]:
+def greedy_texts(models: JudgedPair, most: int = MOST) -> list[list[int]]:
     procedures = [
-        (one.key, lambda one=one: bench.speaker(one, most).finish([])) for one in QUESTIONS
+        (one.key, lambda one=one: models.speaker(one, most).finish([])) for one in QUESTIONS
     ]
-    found = dict(bench.readers.run(procedures))
+    found = dict(models.readers.run(procedures))
     return [found[one.key] for one in QUESTIONS]
 
 
-def test_threshold_0_is_the_targets_own_text(bench: Bench) -> None:
-    wanted = greedy_texts(bench)
+def test_threshold_0_is_the_targets_own_text(models: JudgedPair) -> None:
+    wanted = greedy_texts(models)
     plain = [Course(window) for window in WINDOWS]
-    for texts, found in zip(wanted, bench.walks([*plain, *bench.courses([0.0])]), strict=True):
+    for texts, found in zip(wanted, models.walks([*plain, *models.courses([0.0])]), strict=True):
         assert [walk.tokens for walk in found] == [texts] * len(found)
-        for at, course in enumerate(bench.courses([0.0])):
+        for at, course in enumerate(models.courses([0.0])):
             assert found[len(WINDOWS) + at].rounds == found[WINDOWS.index(course.window)].rounds
         assert all(round_.forgiven == 0 for walk in found for round_ in walk.rounds)
 
 
-def test_threshold_1_accepts_every_window_whole(bench: Bench) -> None:
-    courses = bench.courses([1.0])
-    for found in bench.walks(courses):
+def test_threshold_1_accepts_every_window_whole(models: JudgedPair) -> None:
+    courses = models.courses([1.0])
+    for found in models.walks(courses):
         for course, walk in zip(courses, found, strict=True):
             *rounds, last = walk.rounds
             assert all(one.accepted == one.drafted == course.window for one in rounds)
@@ -141,20 +141,20 @@ def test_threshold_1_accepts_every_window_whole(bench: Bench) -> None:
             assert all(one.forgiven == one.decided for one in walk.rounds)
 
 
-def test_together_each_course_is_what_it_is_alone(bench: Bench) -> None:
-    courses = [*(Course(window) for window in WINDOWS), *bench.courses([0.3, 0.5, 0.8])]
-    together = bench.walks(courses)
+def test_together_each_course_is_what_it_is_alone(models: JudgedPair) -> None:
+    courses = [*(Course(window) for window in WINDOWS), *models.courses([0.3, 0.5, 0.8])]
+    together = models.walks(courses)
     assert len({tuple(walk.tokens) for found in together for walk in found}) > 5
     for at, course in enumerate(courses):
-        alone = bench.walks([course])
+        alone = models.walks([course])
         assert [found[at] for found in together] == [found[0] for found in alone]
 
 
-def test_rounds_add_up_to_the_answer(bench: Bench) -> None:
-    courses = [Course(4), *bench.courses([0.5, 1.0])]
-    for found in bench.walks(courses, whole=1000):
+def test_rounds_add_up_to_the_answer(models: JudgedPair) -> None:
+    courses = [Course(4), *models.courses([0.5, 1.0])]
+    for found in models.walks(courses, whole=1000):
         for course, walk in zip(courses, found, strict=True):
-            ended = walk.tokens[-1] in bench.pair.target.eos_ids
+            ended = walk.tokens[-1] in models.pair.target.eos_ids
             assert ended or len(walk.tokens) == MOST
             bonus = len(walk.tokens) - sum(one.accepted for one in walk.rounds)
             assert bonus in {len(walk.rounds), len(walk.rounds) - ended}
@@ -166,38 +166,38 @@ def test_rounds_add_up_to_the_answer(bench: Bench) -> None:
                 assert one.decided <= one.mismatched <= one.decided + one.behind
 
 
-def test_reading_windows_whole_changes_nothing_else(bench: Bench) -> None:
-    courses = bench.courses([0.5])
-    for part, whole in zip(bench.walks(courses), bench.walks(courses, whole=1000), strict=True):
+def test_reading_windows_whole_changes_nothing_else(models: JudgedPair) -> None:
+    courses = models.courses([0.5])
+    for part, whole in zip(models.walks(courses), models.walks(courses, whole=1000), strict=True):
         assert [walk.tokens for walk in part] == [walk.tokens for walk in whole]
         for one, other in zip(part, whole, strict=True):
             assert [r.accepted for r in one.rounds] == [r.accepted for r in other.rounds]
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_short_answers_end_where_they_must(bench: Bench, most: int) -> None:
-    wanted = greedy_texts(bench, most)
-    for text, found in zip(wanted, bench.walks([Course(8), Course(1)], most=most), strict=True):
+def test_short_answers_end_where_they_must(models: JudgedPair, most: int) -> None:
+    wanted = greedy_texts(models, most)
+    for text, found in zip(wanted, models.walks([Course(8), Course(1)], most=most), strict=True):
         assert [walk.tokens for walk in found] == [text, text]
         if most == 1:
             assert [walk.rounds for walk in found] == [[(0, 0, 0, 0, None)]] * 2
 
 
-def test_what_courses_share_is_read_once_and_nothing_that_need_not_be(bench: Bench) -> None:
-    def read(courses: Sequence[Course]) -> tuple[int, list[Walk]]:
-        other = walks(bench.speaker(QUESTIONS[2]), [Course(1)])
-        assert dict(bench.readers.run([("q-2", lambda: other)]))  # so that the slot holds another
-        before = bench.readers.target.tokens
-        found = walks(bench.speaker(), courses)
-        (one,) = bench.readers.run([("q-0", lambda: found)])
-        return bench.readers.target.tokens - before, one[1]
+def test_what_courses_share_is_read_once_and_nothing_that_need_not_be(models: JudgedPair) -> None:
+    def read(courses: Sequence[Course]) -> tuple[int, list[Trajectory]]:
+        other = walks(models.speaker(QUESTIONS[2]), [Course(1)])
+        assert dict(models.readers.run([("q-2", lambda: other)]))  # so that the slot holds another
+        before = models.readers.target.tokens
+        found = walks(models.speaker(), courses)
+        (one,) = models.readers.run([("q-0", lambda: found)])
+        return models.readers.target.tokens - before, one[1]
 
-    prompt = len(bench.speaker().prompt.ids)
+    prompt = len(models.speaker().prompt.ids)
     # what is rejected unseen is not read
-    for courses in ([Course(4)], [Course(window) for window in WINDOWS], bench.courses([0.0])):
+    for courses in ([Course(4)], [Course(window) for window in WINDOWS], models.courses([0.0])):
         tokens, found = read(courses)
         assert tokens < prompt + len(found[0].tokens)
-    tokens, (walk,) = read(bench.courses([0.5])[:1])
+    tokens, (walk,) = read(models.courses([0.5])[:1])
     rejected = sum(one.decided - one.forgiven for one in walk.rounds)
     assert rejected
     assert sum(one.forgiven for one in walk.rounds) > 1

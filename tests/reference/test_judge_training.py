@@ -14,9 +14,17 @@ from pilotfish.cli import main
 from pilotfish.cli.export import default_artifact
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.judge.episodes import Mined
-from pilotfish.judge.instances import GOOD, POOR, Instances, Relabelling, Sampling, instances, split
+from pilotfish.judge.instances import (
+    GOOD,
+    POOR,
+    InstanceOptions,
+    Instances,
+    Relabelling,
+    instances,
+    split,
+)
 from pilotfish.judge.thresholds import auc
-from pilotfish.judge.training import Options, train
+from pilotfish.judge.training import TrainingOptions, train
 from pilotfish.speculation.channel import Channel
 from pilotfish.wire.errors import UnsupportedError
 from tests.support.made_episodes import MINED, D, episodes
@@ -24,12 +32,12 @@ from tests.support.made_episodes import MINED, D, episodes
 pytestmark = pytest.mark.reference
 
 MARGIN = 0.15  # above a coin's AUC, fixed before the first run
-OPTIONS = Options(width=32, learning_rate=3e-4)
+OPTIONS = TrainingOptions(width=32, learning_rate=3e-4)
 
 
-def trained(sampling: Sampling, **change: object) -> tuple[DecisionHead, Instances]:
+def trained(sampling: InstanceOptions, **change: object) -> tuple[DecisionHead, Instances]:
     whole = instances(MINED, episodes(80, stalling=0.25), sampling)
-    options = Options(**(vars(OPTIONS) | change))
+    options = TrainingOptions(**(vars(OPTIONS) | change))
     head = train("made", MINED, whole, sampling, options)
     return head, whole.of(split(whole.keys, options.validation, options.seed)[1])
 
@@ -40,7 +48,7 @@ def forgiven(head: DecisionHead, held: Instances, channel: Channel) -> float:
 
 
 def test_a_planted_signal_is_found_on_questions_kept_out(tmp_path: Path) -> None:
-    head, held = trained(Sampling())
+    head, held = trained(InstanceOptions())
     assert len(held.keys) == 16
     logits = head.logits(held.drafter, held.target, held.tokens, GOOD)
     assert held.stalling.any()
@@ -53,7 +61,7 @@ def test_a_planted_signal_is_found_on_questions_kept_out(tmp_path: Path) -> None
 
 def test_the_recommended_threshold_keeps_to_the_risk() -> None:
     for risk in (0.02, 0.2):
-        head, held = trained(Sampling(), risk=risk)
+        head, held = trained(InstanceOptions(), risk=risk)
         judge = head.judge(GOOD)
         harmful = held.harmful
         passed = ~judge(held.drafter[harmful], held.target[harmful], held.tokens[harmful])
@@ -64,14 +72,14 @@ def test_the_recommended_threshold_keeps_to_the_risk() -> None:
 
 
 def test_a_poor_channel_is_more_permissive_and_by_relabelling() -> None:
-    head, held = trained(Sampling(relabelling=Relabelling(floor=0.5)))
+    head, held = trained(InstanceOptions(relabelling=Relabelling(floor=0.5)))
     assert forgiven(head, held, POOR) > forgiven(head, held, GOOD) + 0.06
-    head, held = trained(Sampling(relabelling=None))
+    head, held = trained(InstanceOptions(relabelling=None))
     assert abs(forgiven(head, held, POOR) - forgiven(head, held, GOOD)) < 0.06
 
 
 def test_a_head_without_the_link_does_not_look_at_it() -> None:
-    head, held = trained(Sampling(), link=False)
+    head, held = trained(InstanceOptions(), link=False)
     assert head.card.link is None
     assert forgiven(head, held, POOR) == forgiven(head, held, GOOD)
     assert head.card.training.auc is not None
@@ -79,7 +87,7 @@ def test_a_head_without_the_link_does_not_look_at_it() -> None:
 
 
 def test_tokens_alone_can_be_learnt_from() -> None:
-    head, held = trained(Sampling(), tokens=True, buckets=64, learning_rate=1e-3)
+    head, held = trained(InstanceOptions(), tokens=True, buckets=64, learning_rate=1e-3)
     assert head.card.features == "tokens"
     shuffled = np.random.default_rng(1).permutation(held.drafter)
     logits = head.logits(shuffled, held.target, held.tokens, GOOD)
@@ -87,7 +95,7 @@ def test_tokens_alone_can_be_learnt_from() -> None:
 
 
 def test_a_seed_makes_a_head_and_another_another() -> None:
-    one, again, other = (trained(Sampling(), seed=seed, epochs=5)[0] for seed in (3, 3, 4))
+    one, again, other = (trained(InstanceOptions(), seed=seed, epochs=5)[0] for seed in (3, 3, 4))
     assert all(np.array_equal(one.tensors[name], again.tensors[name]) for name in one.tensors)
     assert not np.array_equal(one.tensors["w2"], other.tensors["w2"])
 
@@ -97,17 +105,17 @@ def test_training_leaves_torch_as_it_was() -> None:
 
     torch.manual_seed(9)
     before = torch.random.get_rng_state(), torch.get_num_threads()
-    trained(Sampling(), epochs=1)
+    trained(InstanceOptions(), epochs=1)
     assert torch.equal(torch.random.get_rng_state(), before[0])
     assert torch.get_num_threads() == before[1]
 
 
 def test_labels_that_are_all_alike_teach_nothing() -> None:
-    whole = instances(MINED, episodes(6), Sampling())
+    whole = instances(MINED, episodes(6), InstanceOptions())
     harmless = [np.zeros_like(whole.critical), np.zeros_like(whole.rejected)]
     vars(whole).update(critical=harmless[0], rejected=harmless[1])
     with pytest.raises(UnsupportedError, match="all to be rejected, or all harmless"):
-        train("made", MINED, whole, Sampling(), OPTIONS)
+        train("made", MINED, whole, InstanceOptions(), OPTIONS)
 
 
 # From end to end

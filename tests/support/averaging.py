@@ -1,4 +1,4 @@
-"""What a federation lands with, computed here: every model is a local target, asked the same."""
+"""What a federation returns, computed here: every model is a local target, asked the same."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Averaged:
             )
             return as_logits(np.asarray(total), span.temperature)
         frames = [encode_topk(rows, VOCAB, self.values) for rows in told]
-        heard = [decode_topk(frame, span.rows, self.kept, VOCAB) for frame in frames]
-        return as_logits(aggregate(self.weights, heard, VOCAB, self.scheme), span.temperature)
+        received = [decode_topk(frame, span.rows, self.kept, VOCAB) for frame in frames]
+        return as_logits(aggregate(self.weights, received, VOCAB, self.scheme), span.temperature)
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
         for target in self.targets:

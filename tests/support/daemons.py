@@ -50,28 +50,28 @@ class Systemd:
         self.address = str(folder / "notify")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.address)
-        self.heard: list[tuple[float, dict[str, str]]] = []
+        self.received: list[tuple[float, dict[str, str]]] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         while True:
             lines = self._socket.recv(4096).decode().splitlines()
             told = dict(line.split("=", 1) for line in lines)
-            self.heard.append((time.monotonic(), told))
+            self.received.append((time.monotonic(), told))
 
     def await_(self, name: str, value: str = "", since: int = 0, within_s: float = 30.0) -> str:
         """Wait for a message with this variable, whose value begins so; the whole value."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            for _, told in self.heard[since:]:
+            for _, told in self.received[since:]:
                 if name in told and told[name].startswith(value):
                     return told[name]
             time.sleep(0.01)
-        raise AssertionError(f"no {name}={value} in {self.heard[since:]}")
+        raise AssertionError(f"no {name}={value} in {self.received[since:]}")
 
     def fed(self, since_s: float) -> list[float]:
         """When the watchdog was fed."""
-        return [at for at, told in list(self.heard) if "WATCHDOG" in told and at >= since_s]
+        return [at for at, told in list(self.received) if "WATCHDOG" in told and at >= since_s]
 
 
 def reload_as_systemd(systemd: Systemd, pid: int) -> subprocess.CompletedProcess[str]:

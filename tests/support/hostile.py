@@ -111,11 +111,11 @@ class RawClient:
         """Send a message that is well-formed at least."""
         self.send(m.encode(message), *frames)
 
-    def hear(self, timeout_s: float = WAIT_S) -> m.Reply:
+    def receive(self, timeout_s: float = WAIT_S) -> m.Reply:
         """The next reply, without its frames."""
-        return self.hear_all(timeout_s)[0]
+        return self.receive_all(timeout_s)[0]
 
-    def hear_all(self, timeout_s: float = WAIT_S) -> tuple[m.Reply, list[bytes]]:
+    def receive_all(self, timeout_s: float = WAIT_S) -> tuple[m.Reply, list[bytes]]:
         """The next reply and its frames."""
         if not self.socket.poll(int(timeout_s * 1000)):
             pytest.fail("the edge said nothing")
@@ -124,7 +124,7 @@ class RawClient:
 
     def fails(self, code: str) -> m.Failure:
         """The next reply is a failure of this kind."""
-        reply = self.hear()
+        reply = self.receive()
         assert isinstance(reply, m.Failure), reply
         assert reply.code == code, reply
         return reply
@@ -137,12 +137,12 @@ class RawClient:
         """All that the edge has said up to now: it answers in order, but for work in progress."""
         nonce = secrets.randbits(40)
         self.say(m.Ping(nonce=nonce))
-        heard: list[tuple[m.Reply, list[bytes]]] = []
+        received: list[tuple[m.Reply, list[bytes]]] = []
         while True:
-            reply, frames = self.hear_all()
+            reply, frames = self.receive_all()
             if isinstance(reply, m.Pong) and reply.nonce == nonce:
-                return heard
-            heard.append((reply, frames))
+                return received
+            received.append((reply, frames))
 
     def close(self) -> None:
         self.socket.close(0)
@@ -162,7 +162,7 @@ class RawSession:
     """
 
     def __init__(
-        self, session_id: bytes | None = None, conditions: m.Conditions | None = None
+        self, session_id: bytes | None = None, conditions: m.DecisionConditions | None = None
     ) -> None:
         self.id = session_id or secrets.token_bytes(16)
         self.conditions = conditions
@@ -250,7 +250,7 @@ class RawSession:
         """Some rounds with the same window; the session's tokens after them."""
         for _ in range(rounds):
             client.send(*self.window(ids))
-            self.settle(ids, client.hear())
+            self.settle(ids, client.receive())
         return self.committed.ids.tolist()
 
 
@@ -279,7 +279,7 @@ def take_tokens(client: RawClient, count: int) -> list[int]:
     """Tokens of a stream, as they come."""
     tokens: list[int] = []
     while len(tokens) < count:
-        reply, frames = client.hear_all()
+        reply, frames = client.receive_all()
         assert isinstance(reply, m.Tokens), reply
         tokens += decode_ids(frames[0], 2**16).tolist()
     return tokens

@@ -51,11 +51,11 @@ def random_head(
     return DecisionHead(HeadCard(**{**told, **card}), tensors)
 
 
-def conditions_of(pair: tuple[Path, Path], **told: Any) -> m.Conditions:
+def conditions_of(pair: tuple[Path, Path], **told: Any) -> m.DecisionConditions:
     """What a device with this pair's drafter says when a generation begins."""
     drafter = Artifact.open(pair[0]).manifest
     known = {"drafter": drafter.origin, "hidden_size": drafter.dimensions.hidden}
-    return m.Conditions(**{**known, **told})
+    return m.DecisionConditions(**{**known, **told})
 
 
 def saved(head: DecisionHead, folder: Path) -> str:

@@ -80,7 +80,7 @@ def test_all_tokens_key_is_tslt_too(device: Device) -> None:
 
 
 def test_more_is_accepted_and_strays_further_as_tau_rises(device: Device) -> None:
-    accepted, strayed = [], []
+    accepted, deviated = [], []
     for tau in (0.0, 0.3, 0.6, 0.9):
         answers = [
             device.generate(
@@ -96,13 +96,13 @@ def test_more_is_accepted_and_strays_further_as_tau_rises(device: Device) -> Non
         ]
         rounds = [each for answer in answers for each in answer.rounds]
         accepted.append(sum(r.accepted for r in rounds) / sum(r.verified for r in rounds))
-        strayed.append(deviation(answers))
+        deviated.append(deviation(answers))
     assert accepted == sorted(accepted)
-    assert strayed == sorted(strayed)
-    assert strayed[0] == 0.0
+    assert deviated == sorted(deviated)
+    assert deviated[0] == 0.0
     # by as much as it strays, within the noise of a thousand positions
-    assert accepted[-1] - accepted[0] == pytest.approx(strayed[-1], abs=0.06)
-    assert strayed[-1] > 0.2
+    assert accepted[-1] - accepted[0] == pytest.approx(deviated[-1], abs=0.06)
+    assert deviated[-1] > 0.2
 
 
 def test_a_seed_repeats_its_answer(device: Device) -> None:
@@ -198,8 +198,8 @@ def position(
     soft *= p[q > 0].sum() ** (1 - tau) / soft.sum()
     key = (np.abs(p - q) > second) | (entropies[0] / max(entropies[1], 0.01) > first)
     key |= overlap < third
-    stray = ~key & (q > p)
-    return float((np.minimum(q, soft) - p)[stray].sum()), bool(stray.any())
+    beyond = ~key & (q > p)
+    return float((np.minimum(q, soft) - p)[beyond].sum()), bool(beyond.any())
 
 
 def test_it_is_told_wherever_a_round_is(device: Device, tmp_path: Path) -> None:
@@ -222,9 +222,9 @@ def test_run_files_and_their_tables_have_it(
         name: [r for a in recorded(out) if a.protocol == name for r in a.rounds] for name in told
     }
     assert told["tslt"]["deviation"] is None
-    strayed = sum(r.notes["deviation"] for r in rounds["adaptive"])
+    deviated = sum(r.notes["deviation"] for r in rounds["adaptive"])
     verified = sum(r.verified for r in rounds["adaptive"])
-    assert told["adaptive"]["deviation"] == pytest.approx(strayed / verified)
+    assert told["adaptive"]["deviation"] == pytest.approx(deviated / verified)
     assert not any(r.notes for r in rounds["tslt"])
 
 

@@ -61,7 +61,7 @@ class Talk:
     """One client's session and the valid messages that could come next in it."""
 
     def __init__(
-        self, rng: random.Random, conditions: m.Conditions, vocabulary: str = "ab" * 32
+        self, rng: random.Random, conditions: m.DecisionConditions, vocabulary: str = "ab" * 32
     ) -> None:
         self.rng = rng
         self.conditions = conditions
@@ -125,7 +125,7 @@ class Talk:
         self.sent[len(self.session.committed)] = draft
         return self.session.propose(self.protocol, draft)
 
-    def hear(self, reply: m.Reply, frames: Frames) -> None:
+    def receive(self, reply: m.Reply, frames: Frames) -> None:
         """Follow what the edge did; lose the thread where it followed a spoilt message."""
         session, committed = self.session, self.session.committed
         match reply:
@@ -155,7 +155,7 @@ class Talk:
         self.decided["without a token"] += verdict.token is None
 
 
-def texts_of(edge: SocketlessEdge, conditions: m.Conditions) -> list[list[int]]:
+def texts_of(edge: SocketlessEdge, conditions: m.DecisionConditions) -> list[list[int]]:
     """A generation under each protocol by an honest client."""
     texts = []
     for protocol, drafts in DRAFTS.items():
@@ -198,7 +198,7 @@ def test_many_thousands_of_messages(
         if rng.random() < 0.2:
             service.turn()
         for to, reply, reply_frames in service.replies:
-            talks[to].hear(reply, reply_frames)
+            talks[to].receive(reply, reply_frames)
             seen[reply.code if isinstance(reply, m.Failure) else type(reply).__name__] += 1
         service.replies.clear()
         assert len(service.service.sessions) <= 6
@@ -240,7 +240,7 @@ def test_spoilt_messages_through_the_socket(pair: Pair, head: str) -> None:
             client.send(*(frames if rng.random() < 0.3 else spoil(frames, rng)))
             if count % 10 == 0:
                 for reply, reply_frames in client.settle_all():
-                    talk.hear(reply, reply_frames)
+                    talk.receive(reply, reply_frames)
                     seen[reply.code if isinstance(reply, m.Failure) else type(reply).__name__] += 1
         assert "internal" not in seen
         assert seen["malformed"] > 100

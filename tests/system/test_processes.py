@@ -24,7 +24,7 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
 from pilotfish.wire import keys
-from pilotfish.wire.channel import Channel
+from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.errors import EdgeLostError, ListenError
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Ping
@@ -363,7 +363,7 @@ def loading_edge(target: Path, *options: object) -> tuple[subprocess.Popen[str],
 
 def test_an_edge_that_is_still_loading_is_not_absent(default_target: Path, key_folders) -> None:
     process, address = loading_edge(default_target, "--keys", key_folders["edge"])
-    channel = Channel(address, DeviceKeys.load(key_folders["alice"]), 2**20)
+    channel = EdgeChannel(address, DeviceKeys.load(key_folders["alice"]), 2**20)
     assert process.stderr is not None
     try:
         deadline = time.monotonic() + patience_s()

@@ -237,12 +237,12 @@ def bits_up(sent: Asked) -> int:
     return 8 * sent.answer.uplink_bytes
 
 
-def sizes(sent: Asked, form: str) -> wisv.Sizes:
+def sizes(sent: Asked, form: str) -> wisv.MessageBits:
     """An id has two bytes, a position one, and the codec says what a state has."""
     headers = len(m.encode(sent.message)), len(m.encode(sent.answer.reply))
     assert headers[0] <= 42
     assert headers[1] <= 68
-    return wisv.Sizes(
+    return wisv.MessageBits(
         token=16,
         position=8,
         hidden=8 * hidden_bytes(HIDDEN, form),

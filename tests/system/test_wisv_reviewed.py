@@ -17,7 +17,7 @@ from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Round
 from pilotfish.device_runtime.session import Session
 from pilotfish.wire import messages as m
-from pilotfish.wire.channel import Channel
+from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.errors import MalformedError, TooLargeError, UnsupportedError
 from pilotfish.wire.link.meter import LinkMeter
 from pilotfish.wire.link.tcp import Segments
@@ -149,7 +149,7 @@ def test_a_link_that_took_many_attempts_to_connect(
     device: Device, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     """What the kernel sends again includes SYNs, which it does not count as sent."""
-    monkeypatch.setattr(Channel, "segments", lambda channel: Segments(sent=2, retransmitted=7))
+    monkeypatch.setattr(EdgeChannel, "segments", lambda channel: Segments(sent=2, retransmitted=7))
     assert device.generate(PROMPT, protocol=protocol, max_tokens=4).tokens
 
 

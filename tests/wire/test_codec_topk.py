@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pilotfish.speculation.ensemble import TopRows, rebuild, top_rows
 from pilotfish.wire.codecs import TOPK_FORMATS, decode_topk, encode_topk
-from pilotfish.wire.codecs.bits import Slots, write
+from pilotfish.wire.codecs.bits import BitSlots, write
 from pilotfish.wire.codecs.topk import MOST_OFF
 from pilotfish.wire.errors import MalformedError
 from tests.support.coded import VOCABS, damaged
@@ -269,7 +269,7 @@ def test_a_level_beyond_the_last_is_refused() -> None:
     head = bytes([2, 2, 0, 0]) + struct.pack("<f", 0.5)
     for height in (62, 63):
         lengths, fixed = np.array([1, 1, height + 1, 1]), np.zeros(2, np.int64)
-        frame = write(head, lengths, fixed, Slots(np.ones(2, np.int64)))
+        frame = write(head, lengths, fixed, BitSlots(np.ones(2, np.int64)))
         if height == 62:
             decoded = decode_topk(frame, 1, 2, 4)
             np.testing.assert_allclose(decoded.values, [[0.5, 0.5 * 2.0**-31]])

@@ -9,7 +9,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from pilotfish.speculation.candidates import Choice, choose, residual
+from pilotfish.speculation.candidates import CandidateOutcome, choose, residual
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample, uniforms
 from pilotfish.speculation.rows import Row
@@ -82,19 +82,19 @@ def choose_inverted(candidates, q, p, coin):
     for index, token in enumerate(candidates):
         # the mutant: q/p, as tslt's Algorithm 3 prints it
         if coin(q.probability(token) / max(q.probability(token), float(rest[token]))):
-            return Choice(index, None)
+            return CandidateOutcome(index, None)
         rest = residual(rest, q)
-    return Choice(None, rest)
+    return CandidateOutcome(None, rest)
 
 
 def choose_without_renormalising(candidates, q, p, coin):
     rest = p / p.sum(dtype=np.float64)
     for index, token in enumerate(candidates):
         if coin(min(1.0, float(rest[token]) / q.probability(token))):
-            return Choice(index, None)
+            return CandidateOutcome(index, None)
         # the mutant: max(0, p − q) of the next candidate is left as it is
         rest = np.maximum(rest - q.dense(len(rest)), 0.0)
-    return Choice(None, rest if rest.any() else p)
+    return CandidateOutcome(None, rest if rest.any() else p)
 
 
 def choose_always_against_p(candidates, q, p, coin):
@@ -102,15 +102,15 @@ def choose_always_against_p(candidates, q, p, coin):
     for index, token in enumerate(candidates):
         # the mutant: each candidate meets p, not what the rejections before it have left
         if coin(min(1.0, float(first[token]) / q.probability(token))):
-            return Choice(index, None)
+            return CandidateOutcome(index, None)
         rest = residual(rest, q)
-    return Choice(None, rest)
+    return CandidateOutcome(None, rest)
 
 
 def resample_p(candidates, q, p, coin):
     choice = choose(candidates, q, p, coin)
     # the mutant: p after a rejection, not the residual
-    return choice if choice.residual is None else Choice(None, p)
+    return choice if choice.residual is None else CandidateOutcome(None, p)
 
 
 def distinct(drawn):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pilotfish.wire.emulation.emulator import Conditions
 from pilotfish.wire.emulation.shaper import (
     FIN,
-    FLIGHT_BYTES,
+    MAX_HELD_BYTES,
     SEGMENT_BYTES,
     WAITING_BYTES,
     Flow,
@@ -212,7 +212,7 @@ def test_what_waits_and_what_is_under_way_are_bounded():
     while not far.full:
         free.put(far, b"x", 0.0)
         puts += 1
-    assert puts <= FLIGHT_BYTES / 100
+    assert puts <= MAX_HELD_BYTES / 100
     assert not free.full
 
 

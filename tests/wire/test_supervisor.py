@@ -27,7 +27,7 @@ class Ear:
         self._socket.bind(self.address)
         self._socket.settimeout(5.0)
 
-    def hear(self) -> dict[str, str]:
+    def receive(self) -> dict[str, str]:
         lines = self._socket.recv(4096).decode().splitlines()
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
@@ -56,24 +56,24 @@ def ear(tmp_path: Path) -> Iterator[Ear]:
 def test_what_it_tells(ear: Ear) -> None:
     supervisor = Supervisor(ear.address, watchdog_s=10.0)
     supervisor.extend(2.5)
-    assert ear.hear() == {"EXTEND_TIMEOUT_USEC": "2500000"}
+    assert ear.receive() == {"EXTEND_TIMEOUT_USEC": "2500000"}
     supervisor.ready("serving")
-    assert ear.hear() == {"READY": "1", "STATUS": "serving"}
+    assert ear.receive() == {"READY": "1", "STATUS": "serving"}
     supervisor.status("serving")
     supervisor.status("serving 1")
-    assert ear.hear() == {"STATUS": "serving 1"}
+    assert ear.receive() == {"STATUS": "serving 1"}
     before_us = time.monotonic_ns() // 1000
     supervisor.reloading()
-    told = ear.hear()
+    told = ear.receive()
     assert told["RELOADING"] == "1"
     assert before_us <= int(told["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
     supervisor.stopping("bye")
-    assert ear.hear() == {"STOPPING": "1", "STATUS": "bye"}
+    assert ear.receive() == {"STOPPING": "1", "STATUS": "bye"}
 
 
 def test_a_status_of_several_lines_is_one_message(ear: Ear) -> None:
     Supervisor(ear.address).ready("serving a\nSTOPPING=1\x1b[2J")
-    assert ear.hear() == {"READY": "1", "STATUS": "serving a STOPPING=1\\x1b[2J"}
+    assert ear.receive() == {"READY": "1", "STATUS": "serving a STOPPING=1\\x1b[2J"}
 
 
 @pytest.mark.parametrize("trouble", ["", "edge.toml is not valid TOML."])
@@ -98,7 +98,7 @@ def test_a_reload_waits_for_its_own_outcome(
 
     thread = threading.Thread(target=serve)
     thread.start()
-    ear.hear()  # it has begun
+    ear.receive()  # it has begun
     try:
         if trouble:
             with pytest.raises(NotReloadedError, match=trouble):
@@ -114,12 +114,12 @@ def test_it_feeds_as_often_as_is_needed(ear: Ear) -> None:
     supervisor = Supervisor(ear.address, watchdog_s=0.4)
     assert supervisor.feed_s == pytest.approx(0.2)
     supervisor.feed()
-    assert ear.hear() == {"WATCHDOG": "1"}
+    assert ear.receive() == {"WATCHDOG": "1"}
     supervisor.feed()
     assert ear.silent
     time.sleep(0.1)
     supervisor.feed()
-    assert ear.hear() == {"WATCHDOG": "1"}
+    assert ear.receive() == {"WATCHDOG": "1"}
 
 
 def test_a_supervisor_that_does_not_read_holds_nobody_up(ear: Ear) -> None:
@@ -165,4 +165,4 @@ def test_what_systemd_gives(ear: Ear, off_by: int, feed_s: str, listening: bool)
         check=True,
     )  # fmt: skip
     assert child.stdout.splitlines() == [f"{feed_s} {3 if listening else None} None", "[]"]
-    assert ear.hear() == {"READY": "1", "STATUS": "from a child"}
+    assert ear.receive() == {"READY": "1", "STATUS": "from a child"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from pilotfish.wire.channel import Channel
+from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.nodes import Greet
 from pilotfish.wire.transport import Listener
@@ -34,18 +34,18 @@ def relay(listener: Listener) -> Iterator[Relay]:
 
 
 @pytest.fixture
-def channel(relay: Relay) -> Iterator[Channel]:
-    ours = Channel(relay.endpoint, None, 2**20)
+def channel(relay: Relay) -> Iterator[EdgeChannel]:
+    ours = EdgeChannel(relay.endpoint, None, 2**20)
     yield ours
     ours.close(0.0)
 
 
 def test_what_follows_a_message_that_was_torn_arrives(
-    listener: Listener, relay: Relay, channel: Channel, monkeypatch: pytest.MonkeyPatch
+    listener: Listener, relay: Relay, channel: EdgeChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect(channel)
     channel.send(Greet(version=1), [b"a", b"b"])
-    assert heard(listener) == 2
+    assert received(listener) == 2
 
     whole = zmq.Socket.send
 
@@ -65,10 +65,10 @@ def test_what_follows_a_message_that_was_torn_arrives(
     relay.turn_to(listener.endpoint)
     connect(channel)
     channel.send(Greet(version=1), [b"a"])
-    assert heard(listener) == 1
+    assert received(listener) == 1
 
 
-def connect(channel: Channel) -> None:
+def connect(channel: EdgeChannel) -> None:
     """Wait until the channel is connected."""
     end_s = time.monotonic() + 10.0
     while not channel.connected:
@@ -76,7 +76,7 @@ def connect(channel: Channel) -> None:
         channel.take(0.05)
 
 
-def heard(listener: Listener) -> int:
+def received(listener: Listener) -> int:
     """How many frames the next message has."""
     assert listener.socket.poll(5000)
     envelope = listener.receive()

@@ -181,7 +181,7 @@ def test_the_judge_sees_both_states_at_the_mismatched_token(
 def test_frames_are_as_long_as_the_paper_says(case: Case, judge: Judge, form: str) -> None:
     """(5), (7)-(9) with an id in two bytes, a position in one, and d·b_h the codec's."""
     window, wrong = len(case.ids), len(case.wrong)
-    sizes = wisv.Sizes(token=16, position=8, hidden=8 * hidden_bytes(D, form))
+    sizes = wisv.MessageBits(token=16, position=8, hidden=8 * hidden_bytes(D, form))
     _, full = played("wisv-full", case, judge, form)
     assert [bits(frames) for frames in full] == [wisv.eq_5_full_upload_bits(window, sizes)]
     _, selective = played("wisv-selective", case, judge, form)

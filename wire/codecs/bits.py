@@ -30,7 +30,7 @@ _USED: Final = {w: np.arange(w) >= w - np.arange(w + 1)[:, None] for w in (16, 3
 _DTYPES: Final = {w: np.dtype(f">u{w // 8}") for w in _USED}
 
 
-class Slots:
+class BitSlots:
     """Which bits count of numbers that each stand in a slot of 16, 32 or 64 bits."""
 
     def __init__(self, widths: Ints) -> None:
@@ -42,7 +42,7 @@ class Slots:
         self.bits = len(widths) * bits
 
 
-def write(head: bytes, lengths: Ints, fixed: Ints, slots: Slots) -> bytes:
+def write(head: bytes, lengths: Ints, fixed: Ints, slots: BitSlots) -> bytes:
     """The frame of ``head`` and of two sections of at least one number each.
 
     lengths: those of the unary numbers in bits, one more than each number. fixed: the numbers of
@@ -59,7 +59,7 @@ def write(head: bytes, lengths: Ints, fixed: Ints, slots: Slots) -> bytes:
     return head + np.packbits(bits[1:]).tobytes()
 
 
-class Reader:
+class BitReader:
     """The numbers of a frame behind its head; whatever `write` does not write is refused."""
 
     def __init__(self, frame: Buffer, head: int, numbers: int) -> None:
@@ -82,7 +82,7 @@ class Reader:
         self.lengths: Ints = ones[1:] - ones[:-1]
         self._begin = int(ones[-1]) + 1
 
-    def fixed(self, slots: Slots) -> Ints:
+    def fixed(self, slots: BitSlots) -> Ints:
         """The numbers of the fixed section; the frame must end behind them."""
         end = self._begin + len(slots.index)
         if end + 7 >> 3 << 3 != len(self._bits):

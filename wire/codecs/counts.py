@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from pilotfish.wire.codecs.bits import Ints, Reader, Slots, write
+from pilotfish.wire.codecs.bits import BitReader, BitSlots, Ints, write
 from pilotfish.wire.codecs.gaps import TILTS, good_tilt, layout
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
@@ -36,7 +36,7 @@ def encode_counts(counts: Ints, bits: int) -> bytes:
     gaps <<= exponents
     gaps |= numbers ^ 1 << exponents
     head = bytes((tilt,)) + len(ids).to_bytes(_HEAD - 1, "little")
-    return write(head, lengths, gaps, Slots(laid.parameters + exponents))
+    return write(head, lengths, gaps, BitSlots(laid.parameters + exponents))
 
 
 def decode_counts(frame: Buffer, vocab_size: int, bits: int) -> Ints:
@@ -53,12 +53,12 @@ def decode_counts(frame: Buffer, vocab_size: int, bits: int) -> Ints:
     filled = int.from_bytes(frame[1:_HEAD], "little")
     if not 0 < filled <= vocab_size:
         raise MalformedError(f"{filled} tokens of {vocab_size} cannot have counts.")
-    reader = Reader(frame, _HEAD, 2 * filled)
+    reader = BitReader(frame, _HEAD, 2 * filled)
     exponents = reader.lengths[filled:] - 1
     if int(exponents.max()) > MAX_BITS:
         raise MalformedError(f"A count has more than {MAX_BITS} bits.")
     laid = layout((filled,), vocab_size, tilt)
-    fixed = reader.fixed(Slots(laid.parameters + exponents))
+    fixed = reader.fixed(BitSlots(laid.parameters + exponents))
     ids = laid.ids(reader.lengths[:filled], fixed >> exponents)
     if int(ids[-1]) >= vocab_size:
         raise MalformedError(f"A count belongs to no token: the vocabulary has {vocab_size}.")

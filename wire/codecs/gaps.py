@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from pilotfish.wire.codecs.bits import Ints, Slots
+from pilotfish.wire.codecs.bits import BitSlots, Ints
 
 GROUPS: Final = 8
 # What suits ids that are spread evenly, and low ids that are more and more frequent. The third
@@ -67,14 +67,14 @@ class Layout:
         # i64 [N], from 0 to 27
         self.parameters: Ints = each.ravel().repeat(np.diff(bounds).ravel())
         self._excess: Ints = (1 << self.parameters) - 1
-        self._slots: tuple[int, Slots] | None = None
+        self._slots: tuple[int, BitSlots] | None = None
 
-    def slots(self, more: int) -> Slots:
+    def slots(self, more: int) -> BitSlots:
         """Slots for the gaps' remainders with ``more`` bits behind each."""
         kept = self._slots
         if kept is None or kept[0] != more:
             # one assignment: two threads may be here
-            kept = self._slots = (more, Slots(self.parameters + more))
+            kept = self._slots = (more, BitSlots(self.parameters + more))
         return kept[1]
 
     def raised(self, ids: Ints) -> Ints:

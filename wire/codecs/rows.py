@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from pilotfish.speculation.truncation import MAX_LEVEL
-from pilotfish.wire.codecs.bits import Ints, Reader, write
+from pilotfish.wire.codecs.bits import BitReader, Ints, write
 from pilotfish.wire.codecs.gaps import Layout, good_tilt, layout, rice_parameter
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
@@ -62,7 +62,7 @@ def decode_rows(
     ends, vocab_size, _ = laid_as
     total = ends[-1]
     # first, so that a small frame cannot ask for large arrays
-    reader = Reader(frame, begin, total if c is None else 2 * total)
+    reader = BitReader(frame, begin, total if c is None else 2 * total)
     laid = layout(*laid_as)
     fixed = reader.fixed(laid.slots(c or 0))
     levels: Ints | None = None

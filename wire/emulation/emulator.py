@@ -161,7 +161,7 @@ class Emulator:
             child = self._running
             try:
                 child.tie.tell(question)
-                told = child.hear()
+                told = child.receive()
             except OSError as error:
                 raise ListenError(f"The emulator does not answer: {error}.") from error
         if told is None:

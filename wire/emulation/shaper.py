@@ -28,7 +28,7 @@ FOLLOWERS = 3
 RETRANSMISSION_VARIANCE_S = 0.2
 
 WAITING_BYTES = 512 * 1024  # of a direction; a longer queue would wait in the sender's kernel
-FLIGHT_BYTES = 32 * 1024 * 1024  # of a flow; so much is under way at 1 Gbit/s in 250 ms
+MAX_HELD_BYTES = 32 * 1024 * 1024  # of a flow; so much is under way at 1 Gbit/s in 250 ms
 _OBJECT_BYTES = 256  # what a segment takes here besides its bytes
 
 # as bytes of a segment: the sender will send no more (FIN), the connection is broken (RST)
@@ -60,7 +60,7 @@ class Flow:
     @property
     def full(self) -> bool:
         """Whether the sender has to wait."""
-        return self.held_bytes >= FLIGHT_BYTES
+        return self.held_bytes >= MAX_HELD_BYTES
 
     def due_s(self) -> float:
         """Return when the next segment arrives, as known now; inf if there is none."""

@@ -30,7 +30,7 @@ def main(descriptor: int) -> int:
     """Run the proxy until the parent is gone; returns the exit code."""
     with socket.socket(fileno=descriptor) as connection:
         tie = Tie(connection)
-        first = tie.hear()
+        first = tie.receive()
         if first is None:
             return 0
         try:
@@ -40,7 +40,7 @@ def main(descriptor: int) -> int:
             return error.exit_code
 
         def converse() -> None:
-            asked = tie.hear()  # the parent writes whole lines, one at a time
+            asked = tie.receive()  # the parent writes whole lines, one at a time
             if asked is None:
                 proxy.stop()
                 return

@@ -1,4 +1,4 @@
-"""adaptive: tokens that matter little may stray from the target (decentralized-dsd §2.3).
+"""adaptive: tokens that matter little may deviate from the target (decentralized-dsd §2.3).
 
 up:    ids [γ], truncated q̂ of each, as `tslt`
 down:  accepted count, token; noted: deviation
@@ -40,12 +40,12 @@ Ratio = Annotated[float, Meta(ge=0.0, le=HIGHEST_RATIO)]
 
 
 class RelaxationOptions(ProtocolOptions, frozen=True):
-    """How far a generation may stray from the target; what is None is as the edge has it."""
+    """How far a generation may deviate from the target; what is None is as the edge has it."""
 
     tau: Annotated[
         Share | None,
         Meta(
-            description="adaptive: how far tokens that are not key may stray; 0: not at all, as "
+            description="adaptive: how far tokens that are not key may deviate; 0: not at all, as "
             "under tslt (default: as the edge has it)",
             extra={"metavar": "τ"},
         ),

@@ -172,10 +172,10 @@ class Judged(Exchange[JudgedDraft]):
         at = mismatches(draft.ids, choices)
         if len(at) == 0:
             return Ruling(len(draft.ids), int(choices[-1]), notes=(0,))
-        return self.weigh(draft, Wanted(at, choices, hidden[at + 1]))  # row 0 is the root's
+        return self.decide(draft, Wanted(at, choices, hidden[at + 1]))  # row 0 is the root's
 
     @abstractmethod
-    def weigh(self, draft: JudgedDraft, wanted: Wanted) -> Ruling | Wanted:
+    def decide(self, draft: JudgedDraft, wanted: Wanted) -> Ruling | Wanted:
         """Decide, or say what is needed for it."""
 
     def judged_by(self, draft: JudgedDraft, wanted: Wanted, states: Floats) -> Ruling:

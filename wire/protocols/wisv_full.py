@@ -56,7 +56,7 @@ class WisvFull(Judged):
         ids = window_ids(frames[0], vocab_size)
         return JudgedDraft(ids, states=self.decode(frames[1], len(ids)).__getitem__)
 
-    def weigh(self, draft: JudgedDraft, wanted: Wanted) -> Ruling:
+    def decide(self, draft: JudgedDraft, wanted: Wanted) -> Ruling:
         """All states are there."""
         assert draft.states is not None
         return self.judged_by(draft, wanted, draft.states(wanted.at))

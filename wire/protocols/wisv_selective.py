@@ -70,7 +70,7 @@ class WisvSelective(Judged):
         """Any ids will do."""
         return JudgedDraft(window_ids(frames[0], vocab_size))
 
-    def weigh(self, draft: JudgedDraft, wanted: Wanted) -> Wanted:
+    def decide(self, draft: JudgedDraft, wanted: Wanted) -> Wanted:
         """The states are needed first: which, a byte each."""
         return replace(wanted, frames=[wanted.at.astype(np.uint8).tobytes()])
 

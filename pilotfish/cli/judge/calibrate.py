@@ -212,12 +212,12 @@ def _observed(
                 draft_top_k=args.draft_top_k,
                 window=args.window,
                 seed=args.seed,
-                on_position=_Pace(countdown, readers.slots).tick,
+                on_position=_Progress(countdown, readers.slots).tick,
             )
         )
 
 
-class _Pace:
+class _Progress:
     """Tells a countdown of tokens: by passes, but for the first one, which waits for prompts."""
 
     def __init__(self, countdown: Countdown, slots: int) -> None:

@@ -12,8 +12,8 @@ from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.judge.instances import (
     GOOD,
     POOR,
+    InstanceOptions,
     Instances,
-    Sampling,
     expected_share,
     kept_by_quality,
 )
@@ -48,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _table(found: Instances, sampling: Sampling) -> Table:
+def _table(found: Instances, sampling: InstanceOptions) -> Table:
     table = Table(
         caption=f"{len(found.keys)} questions, {len(found)} mismatches, "
         f"{int(found.critical.sum())} critical, {int(found.stalling.sum())} that stall and are "
@@ -68,7 +68,7 @@ def _table(found: Instances, sampling: Sampling) -> Table:
     return table
 
 
-def _figures(found: Instances, sampling: Sampling) -> dict[str, Any]:
+def _figures(found: Instances, sampling: InstanceOptions) -> dict[str, Any]:
     """The table, and every label under every channel, 1: reject."""
     return {
         "sampling": asdict(sampling),

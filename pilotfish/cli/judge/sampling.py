@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pilotfish.cli.options import between, positive, share
 from pilotfish.judge.episodes import Mined, episodes
-from pilotfish.judge.instances import Instances, Relabelling, Sampling, instances
+from pilotfish.judge.instances import InstanceOptions, Instances, Relabelling, instances
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS
 
-_USUAL, _LABELS = Sampling(), Relabelling()
+_USUAL, _LABELS = InstanceOptions(), Relabelling()
 
 
 def sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -53,10 +53,10 @@ def sampling_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def instances_of(args: argparse.Namespace) -> tuple[Mined, Sampling, Instances]:
+def instances_of(args: argparse.Namespace) -> tuple[Mined, InstanceOptions, Instances]:
     """What the options say, of what was mined."""
     relabelling = Relabelling(args.kappa, args.floor, args.relax_temperature)
-    sampling = Sampling(
+    sampling = InstanceOptions(
         channels=args.channels,
         seed=args.seed,
         form=args.hidden,

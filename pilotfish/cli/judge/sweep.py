@@ -29,7 +29,7 @@ from pilotfish.judge.costs import Pace, measured
 from pilotfish.judge.figures import curve, figures
 from pilotfish.judge.reading import Readers
 from pilotfish.judge.speakers import length
-from pilotfish.judge.sweeping import Plan, Profile, SweepFile, settings_of, sweep
+from pilotfish.judge.sweeping import LinkProfile, SweepFile, SweepHeader, settings_of, sweep
 from pilotfish.judge.tasks import TASKS, questions, task_named
 from pilotfish.wire.errors import PairMismatchError, UnsupportedError
 from pilotfish.wire.messages import MAX_WINDOW
@@ -128,12 +128,12 @@ def _windows(text: str) -> list[int]:
     return sorted({sizes(part) for part in text.split(",")})
 
 
-def _profiles(text: str) -> list[Profile]:
+def _profiles(text: str) -> list[LinkProfile]:
     """An argparse type: ``500:5,20:50``, Mbit/s and milliseconds."""
     parts = [part.split(":") for part in text.split(",")]
     if any(len(part) != 2 for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of links; write 500:5,20:50")
-    return list(dict.fromkeys(Profile(positive(mbps), positive(rtt)) for mbps, rtt in parts))
+    return list(dict.fromkeys(LinkProfile(positive(mbps), positive(rtt)) for mbps, rtt in parts))
 
 
 def passes(text: str) -> dict[int, float]:
@@ -222,7 +222,7 @@ def _plan(
     ends: Sequence[Artifact],
     heads: dict[str, DecisionHead],
     instruction: str,
-) -> Plan:
+) -> SweepHeader:
     """What is swept; `PairMismatchError` for a head of another pair."""
     drafter, target = (end.manifest for end in ends)
     for name, head in heads.items():
@@ -243,7 +243,7 @@ def _plan(
         }
         for one in (drafter, target)
     ]
-    return Plan(
+    return SweepHeader(
         task=args.task,
         instruction=instruction,
         most=args.max_tokens,

@@ -12,7 +12,7 @@ from pilotfish.cli.options import write_json
 from pilotfish.field.report.statistics import share_interval
 from pilotfish.judge.costs import FULL, GREEDY, JUDGED, Cost, Pace
 from pilotfish.judge.figures import Figure, costs, figures
-from pilotfish.judge.sweeping import Plan, Profile, SweepFile
+from pilotfish.judge.sweeping import LinkProfile, SweepFile, SweepHeader
 
 _HEADINGS = (
     *("ρ", "right, %", "less greedy's", "forg.", "AAL", "rounds"),
@@ -45,9 +45,9 @@ def show(kept: SweepFile, pace: Pace, json_path: str | None) -> None:
 
 
 def as_json(
-    plan: Plan,
+    plan: SweepHeader,
     found: Sequence[Figure],
-    spent: dict[tuple[int, Profile], dict[str, Cost]],
+    spent: dict[tuple[int, LinkProfile], dict[str, Cost]],
     pace: Pace,
 ) -> dict[str, Any]:
     """All figures: of `greedy` for each link."""
@@ -75,8 +75,8 @@ def as_json(
 
 def _table(
     found: Sequence[Figure],
-    spent: dict[tuple[int, Profile], dict[str, Cost]],
-    profile: Profile,
+    spent: dict[tuple[int, LinkProfile], dict[str, Cost]],
+    profile: LinkProfile,
     window: int,
 ) -> Table:
     """What the thresholds do under one link and window."""

@@ -12,9 +12,9 @@ from pilotfish.cli.judge.sampling import instances_of, sampling_options
 from pilotfish.cli.options import Commands, between, json_option, positive, share, write_json
 from pilotfish.edge_runtime.head_file import HeadCard
 from pilotfish.judge.thresholds import POINTS
-from pilotfish.judge.training import Options, train
+from pilotfish.judge.training import TrainingOptions, train
 
-_OPTIONS = tuple(one.name for one in fields(Options) if one.name != "link")
+_OPTIONS = tuple(one.name for one in fields(TrainingOptions) if one.name != "link")
 _EXAMPLE = f"""\
 The recommended threshold is the largest one of the curve, {POINTS} quantiles of the head's own
 probabilities, at which at most the share --risk of the harmful mismatches of questions that were
@@ -38,7 +38,7 @@ def add_to(actions: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    usual = Options()
+    usual = TrainingOptions()
     add("--out", required=True, type=Path, metavar="NAME", help="where to, without a suffix")
     sampling_options(parser)
     add("--no-link", action="store_true", help="ablation: a head that does not read the channel")
@@ -67,7 +67,9 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    options = Options(link=not args.no_link, **{name: getattr(args, name) for name in _OPTIONS})
+    options = TrainingOptions(
+        link=not args.no_link, **{name: getattr(args, name) for name in _OPTIONS}
+    )
     mined, sampling, found = instances_of(args)
     with Countdown("training, epochs at most", options.epochs) as countdown:
         head = train(

@@ -13,7 +13,7 @@ from pilotfish.speculation.latency import Link, communication_s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class MessageBits:
     """Bits of what travels: b_tok, b_pos, d·b_h by (3), and each message's overhead O_up, O_down.
 
     In the paper b_tok = ⌈log₂|V|⌉; its overheads are not printed.
@@ -31,12 +31,12 @@ def eq_3_hidden_bits(dimension: int, element_bits: int) -> float:
     return float(dimension * element_bits)
 
 
-def eq_4_feedback_bits(sizes: Sizes) -> float:
+def eq_4_feedback_bits(sizes: MessageBits) -> float:
     """Position of the first rejection and the corrected token, b_pos + b_tok + O_down (4)."""
     return sizes.position + sizes.token + sizes.overhead_down
 
 
-def eq_5_full_upload_bits(window: int, sizes: Sizes) -> float:
+def eq_5_full_upload_bits(window: int, sizes: MessageBits) -> float:
     """FH: ids and all hidden states, L(b_tok + d·b_h) + O_up (5)."""
     return window * (sizes.token + sizes.hidden) + sizes.overhead_up
 
@@ -53,17 +53,17 @@ def eq_6_exchange_s(
     return communication_s(up_bits / 8.0, down_bits / 8.0, goodput)
 
 
-def eq_7_first_upload_bits(window: int, sizes: Sizes) -> float:
+def eq_7_first_upload_bits(window: int, sizes: MessageBits) -> float:
     """SH: token ids, L·b_tok + O_up (7)."""
     return window * sizes.token + sizes.overhead_up
 
 
-def eq_8_request_bits(positions: float, sizes: Sizes) -> float:
+def eq_8_request_bits(positions: float, sizes: MessageBits) -> float:
     """SH: the positions that the edge asks for, m·b_pos + O_down (8)."""
     return positions * sizes.position + sizes.overhead_down
 
 
-def eq_9_second_upload_bits(positions: float, sizes: Sizes) -> float:
+def eq_9_second_upload_bits(positions: float, sizes: MessageBits) -> float:
     """SH: their hidden states, m·d·b_h + O_up (9)."""
     return positions * sizes.hidden + sizes.overhead_up
 
@@ -71,7 +71,7 @@ def eq_9_second_upload_bits(positions: float, sizes: Sizes) -> float:
 def eq_10_selective_s(
     window: int,
     positions: float,
-    sizes: Sizes,
+    sizes: MessageBits,
     link: Link,
     per_up: float = 0.0,
     per_down: float = 0.0,
@@ -94,7 +94,7 @@ def eq_11_compute_s(flops: float, utilisation: float, peak_flops: float) -> floa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder:
+class DecoderDimensions:
     """Dimensions of a decoder-only model: ``key_heads`` of ``heads`` have keys and values (GQA)."""
 
     layers: int
@@ -117,12 +117,12 @@ class Decoder:
         return self.layers * (attention + projections + mlp) + 2.0 * d * self.vocabulary
 
 
-def eq_12_draft_flops(drafter: Decoder, context: int, window: int) -> float:
+def eq_12_draft_flops(drafter: DecoderDimensions, context: int, window: int) -> float:
     """L single-token passes, each over a context one longer (12)."""
     return sum(drafter.eq_13_token_flops(context + i) for i in range(window))
 
 
-def eq_15_verify_flops(target: Decoder, context: int, window: int) -> float:
+def eq_15_verify_flops(target: DecoderDimensions, context: int, window: int) -> float:
     """One pass of the target over the L draft tokens: the same sum, its dimensions (15)."""
     return eq_12_draft_flops(target, context, window)
 

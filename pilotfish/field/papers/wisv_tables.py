@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from pilotfish.field.papers.sheet import Constant, Paper, Sheet, Value
 from pilotfish.field.papers.wisv import (
-    Decoder,
-    Sizes,
+    DecoderDimensions,
+    MessageBits,
     eq_3_hidden_bits,
     eq_4_feedback_bits,
     eq_5_full_upload_bits,
@@ -50,7 +50,7 @@ SETTINGS = ((20, 5), (20, 50), (500, 5), (500, 50))  # figure 4: Mbit/s, RTT ms
 FIGURE4_METHODS = ("greedy", "reject", "fh", "sh")
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """What Table I prints of one method, window and rate."""
 
     latency_s: float
@@ -59,26 +59,26 @@ class Cell(NamedTuple):
     throughput: float
 
 
-def _cells() -> dict[tuple[int, str, int], Cell]:
+def _cells() -> dict[tuple[int, str, int], TableCell]:
     cells = {}
     for line in TABLE1.strip().splitlines():
         window, method, *numbers = line.split()
         for at, mbps in enumerate(RATES_MBPS):
             values = map(float, numbers[4 * at : 4 * at + 4])
-            cells[int(window), method, mbps] = Cell(*values)
+            cells[int(window), method, mbps] = TableCell(*values)
     return cells
 
 
 CELLS = _cells()
 
-DRAFTER = Decoder(
+DRAFTER = DecoderDimensions(
     layers=16, hidden=2048, feed_forward=8192, vocabulary=128256, heads=32, key_heads=8
 )
-TARGET = Decoder(
+TARGET = DecoderDimensions(
     layers=32, hidden=4096, feed_forward=14336, vocabulary=128256, heads=32, key_heads=8
 )
 PROBABILITY_BITS = 16
-SIZES = Sizes(
+SIZES = MessageBits(
     token=math.ceil(math.log2(DRAFTER.vocabulary)),
     position=8,
     hidden=eq_3_hidden_bits(DRAFTER.hidden, 16),

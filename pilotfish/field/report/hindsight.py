@@ -19,8 +19,8 @@ class Alternative:
     """A choice open to ``auto``, in milliseconds per committed token.
 
     chosen: how often. forecast_ms: median of its predictions before an answer, over the
-    ``forecasts`` answers before which it was weighed. measured: its time when it was chosen. fixed:
-    its time as a fixed configuration of the same run. reason: that of its last choice.
+    ``forecasts`` answers before which it was compared. measured: its time when it was chosen.
+    fixed: its time as a fixed configuration of the same run. reason: that of its last choice.
     """
 
     configuration: Configuration
@@ -44,12 +44,12 @@ class Hindsight:
 
     @property
     def best(self) -> Alternative | None:
-        """The fixed choice of the same run with the lowest median, of the protocols it weighed."""
-        weighed = {a.configuration.protocol for a in self.alternatives if a.forecasts or a.chosen}
+        """The fixed choice of the same run with the lowest median, of the protocols it compared."""
+        compared = {a.configuration.protocol for a in self.alternatives if a.forecasts or a.chosen}
         known = [
             a
             for a in self.alternatives
-            if a.fixed is not None and a.configuration.protocol in weighed
+            if a.fixed is not None and a.configuration.protocol in compared
         ]
         return min(known, key=lambda a: a.fixed.median if a.fixed else 0.0, default=None)
 

@@ -188,7 +188,7 @@ def _rename(bundle: Path, path: str) -> None:
     """Name a file in the manifest by another path, with the right digest."""
     held = manifest.read(bundle)
     files = {path: held.files["keys/edge.pub"], **held.files}
-    made = manifest.Manifest(held.version, held.role, held.python, held.machine, files)
+    made = manifest.BundleManifest(held.version, held.role, held.python, held.machine, files)
     (bundle / "manifest.json").write_bytes(made.encode())
 
 

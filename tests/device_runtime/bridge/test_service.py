@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.service.app import Service
+from pilotfish.device_runtime.service.app import DeviceService
 from tests.device_runtime.bridge.test_drafter import OWN, THEIRS, Passes, common
 from tests.support.serving import Serving, chat, eventually, said, serving
 from tests.support.tiny import tiny_artifact
@@ -237,7 +237,7 @@ def test_a_service_that_is_led_to_an_edge_of_another_vocabulary(
 def test_no_edge_makes_the_service_read_endless_bodies() -> None:
     """Across a bridge the context is what the edge says."""
 
-    class Told(Service):
+    class Told(DeviceService):
         context = 2**31 - 1
 
     assert Told.__new__(Told).body_bytes <= 1 << 26

@@ -357,7 +357,7 @@ def test_a_pair_is_found_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def rewritten(data: bytes, **changes: object) -> bytes:
     """The file with other fields, and a checksum that is right."""
-    file = msgspec.msgpack.decode(data[32:], type=module._File)
+    file = msgspec.msgpack.decode(data[32:], type=module._StoredPair)
     content = msgspec.msgpack.encode(msgspec.structs.replace(file, **changes))
     return hashlib.sha256(content).digest() + content
 

@@ -77,8 +77,8 @@ class Deaf:
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self.heard = 0
+        self.received = 0
 
     def __call__(self, done: int, total: int) -> None:
-        self.heard += 1
+        self.received += 1
         self._relay.cut()

@@ -21,7 +21,12 @@ from tests.device_runtime.bridged_devices.asking import (
     opened,
     wanted_of,
 )
-from tests.device_runtime.test_link_loss import await_true, heard_while_it_is_away, lose, tokens_of
+from tests.device_runtime.test_link_loss import (
+    await_true,
+    lose,
+    noticed_while_it_is_away,
+    tokens_of,
+)
 from tests.support.relay import Relay
 
 
@@ -75,7 +80,7 @@ def test_the_drafter_alone_speaks_the_targets_tokens(
     with opened(models, relay.endpoint, "local") as device:
         wish = {**COUPLED, "max_tokens": 200}
         wanted = wanted_of(device, TEXT, wish)
-        got, alone = heard_while_it_is_away(device, TEXT, wish, relay, server)
+        got, alone = noticed_while_it_is_away(device, TEXT, wish, relay, server)
         first = next(at for at, piece in enumerate(got) if piece.origin == "local")
         assert tokens_of(got[:first]) == wanted[: len(tokens_of(got[:first]))]
         spoken = tokens_of(got[first : first + alone])

@@ -101,8 +101,8 @@ def test_a_device_that_is_there_before_its_edge(
     models: Models, relay: Relay, server: EdgeServer, policy: str, empty_cache: Path
 ) -> None:
     relay.turn_to(NOWHERE)
-    heard: list[tuple[int, int]] = []
-    with opened(models, relay.endpoint, policy, on_fetch=lambda *at: heard.append(at)) as device:
+    received: list[tuple[int, int]] = []
+    with opened(models, relay.endpoint, policy, on_fetch=lambda *at: received.append(at)) as device:
         prompt = device.prompt(TEXT)
         if policy == "local":
             alone = device.generate(prompt, **GREEDY)
@@ -118,30 +118,30 @@ def test_a_device_that_is_there_before_its_edge(
         assert {record.protocol for record in got.rounds} == {"greedy"}
         assert got.tokens == wanted_of(device, TEXT, GREEDY)
         size = len(Vocabulary.of(Artifact.open(models.target)).encode())
-        assert heard == [(size, size)]
+        assert received == [(size, size)]
 
 
 def test_a_vocabulary_is_fetched_once(
     models: Models, server: EdgeServer, other_server: EdgeServer, empty_cache: Path
 ) -> None:
-    heard: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
 
     def open_(edge: EdgeServer) -> Device:
-        return opened(models, edge.endpoint, lanes=2, on_fetch=lambda *at: heard.append(at))
+        return opened(models, edge.endpoint, lanes=2, on_fetch=lambda *at: received.append(at))
 
     with open_(server) as device:
-        assert len(heard) == 1
+        assert len(received) == 1
         with device.beside() as beside:
             beside.generate(TEXT, **GREEDY)
         device.generate(TEXT, **GREEDY)
         device.redirect(other_server.endpoint)
         device.generate(TEXT, **GREEDY)
-        assert len(heard) == 2
+        assert len(received) == 2
         device.redirect(server.endpoint)
         device.generate(TEXT, **GREEDY)
-        assert len(heard) == 2
+        assert len(received) == 2
     with open_(server) as device:  # as after a restart
         device.generate(TEXT, **GREEDY)
-    assert len(heard) == 2
+    assert len(received) == 2
     assert len([*(empty_cache / "vocabularies").iterdir()]) == 2
     assert len([*(empty_cache / "bridges").iterdir()]) == 2

@@ -1,4 +1,4 @@
-"""What an edge says of itself and of failures, as it lands in logs, terminals, JSON and status."""
+"""How an edge's text and errors appear in logs, terminals, JSON and status."""
 
 from __future__ import annotations
 

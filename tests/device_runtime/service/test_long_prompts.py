@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from pilotfish.device_runtime.plan import Options
-from pilotfish.device_runtime.service.openai import Wanted, chat_request, text_request
+from pilotfish.device_runtime.service.openai import CompletionRequest, chat_request, text_request
 from pilotfish.device_runtime.service.refusal import RefusalError
 from tests.support.serving import Serving, serving
 from tests.support.tiny import tiny_artifact
@@ -88,7 +88,7 @@ def test_a_prompt_of_megabytes_keeps_nobody_waiting(roomy: Serving, kind: str) -
     ids=lambda value: value.decode()[:-9] if isinstance(value, bytes) else "",
 )
 def test_millions_of_objects_are_not_made_to_be_refused(
-    read: Callable[[bytes, Options], Wanted], body: bytes
+    read: Callable[[bytes, Options], CompletionRequest], body: bytes
 ) -> None:
     long = body % (b"[]," * (CHARACTERS // 3))
     tracemalloc.start()
@@ -118,7 +118,11 @@ def test_millions_of_objects_are_not_made_to_be_refused(
     ids=["fields", "fields of the extension", "fields of a message", "messages"],
 )
 def test_reading_ends_at_the_first_field_that_nobody_knows(
-    read: Callable[[bytes, Options], Wanted], begins: bytes, each: bytes, ends: bytes, word: str
+    read: Callable[[bytes, Options], CompletionRequest],
+    begins: bytes,
+    each: bytes,
+    ends: bytes,
+    word: str,
 ) -> None:
     """What follows is not even made into objects."""
     many = (each % at if b"%" in each else each for at in range(500_000))

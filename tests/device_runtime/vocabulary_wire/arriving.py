@@ -45,7 +45,7 @@ def hello(pair: Pair, **changes: Any) -> m.Hello:
 
 def welcomed(client: RawClient, pair: Pair) -> m.Welcome:
     client.say(hello(pair))
-    welcome = client.hear()
+    welcome = client.receive()
     assert isinstance(welcome, m.Welcome), welcome
     return welcome
 

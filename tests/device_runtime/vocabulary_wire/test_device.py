@@ -38,16 +38,16 @@ def test_a_vocabulary_arrives_and_is_kept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     size = len(wanted.encode())
-    heard: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
     caplog.set_level(logging.INFO, "pilotfish.device")
     with greeted(pair, other_edge.endpoint) as link:
-        assert arrive(link, progress=lambda *at: heard.append(at)) == wanted
-        assert heard == [(min(n * m.PART_BYTES, size), size) for n in range(1, PARTS + 1)]
+        assert arrive(link, progress=lambda *at: received.append(at)) == wanted
+        assert received == [(min(n * m.PART_BYTES, size), size) for n in range(1, PARTS + 1)]
         assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
         assert [file.name for file in cache.iterdir()] == [f"{wanted.digest}.bin"]
-        heard.clear()
-        assert arrive(link, progress=lambda *at: heard.append(at)) == wanted
-        assert heard == []
+        received.clear()
+        assert arrive(link, progress=lambda *at: received.append(at)) == wanted
+        assert received == []
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -68,9 +68,9 @@ def test_a_damaged_cache_is_fetched_anew(
         arrive(link)
         damage(cache / f"{wanted.digest}.bin")
         for fetched in (PARTS, PARTS if damage is DAMAGES["no file"] else 0):
-            heard: list[tuple[int, int]] = []
-            assert arrive(link, progress=lambda *at, to=heard: to.append(at)) == wanted
-            assert len(heard) == fetched
+            received: list[tuple[int, int]] = []
+            assert arrive(link, progress=lambda *at, to=received: to.append(at)) == wanted
+            assert len(received) == fetched
 
 
 def test_without_a_cache_it_goes_on_all_the_same(
@@ -99,18 +99,18 @@ def test_a_link_that_breaks_in_the_middle_goes_on(
     pair: Pair, other_edge: EdgeServer, wanted: Vocabulary, cache: Path
 ) -> None:
     relay = Relay(other_edge.endpoint)
-    heard: list[int] = []
+    received: list[int] = []
 
     def progress(done: int, _: int) -> None:
-        heard.append(done)
-        if len(heard) in (2, 3):
+        received.append(done)
+        if len(received) in (2, 3):
             relay.cut()
 
     with greeted(pair, relay.endpoint) as link:
         assert arrive(link, progress=progress) == wanted
     relay.close()
-    assert len(heard) == PARTS
-    assert heard == sorted(set(heard))
+    assert len(received) == PARTS
+    assert received == sorted(set(received))
     assert relay.connections == 3
 
 

@@ -35,7 +35,7 @@ def test_a_device_without_bridges_is_welcome_where_it_fits(
     suits = hello(pair, tokenizer=foreign.manifest.tokenizer_fingerprint)
     with RawClient(other_edge.endpoint) as client:
         client.send(packed(fields(suits)[:-1]))
-        assert isinstance(client.hear(), m.Welcome)
+        assert isinstance(client.receive(), m.Welcome)
 
 
 def test_a_device_with_bridges_is_told_which_vocabulary(
@@ -58,7 +58,7 @@ def test_the_parts_are_the_blob(pair: Pair, other_edge: EdgeServer, wanted: Voca
             frames = []
             for _ in range(2):  # the second time it is kept
                 client.say(m.Fetch(vocabulary=digest, part=number))
-                reply, frames = client.hear_all()
+                reply, frames = client.receive_all()
                 assert reply == m.Part(vocabulary=digest, part=number)
             (frame,) = frames
             blob += zlib.decompress(frame)
@@ -85,9 +85,9 @@ def test_what_there_is_not_is_a_failure_for_who_asks(pair: Pair, other_edge: Edg
             client.send(packed(values))
             client.fails("malformed")
         neighbour.send(*session.window([1, 2]))
-        session.settle([1, 2], neighbour.hear())
+        session.settle([1, 2], neighbour.receive())
         client.say(m.Fetch(vocabulary=digest, part=0))
-        assert isinstance(client.hear(), m.Part)
+        assert isinstance(client.receive(), m.Part)
 
 
 def test_a_fetch_counts_like_any_message(foreign: Artifact, wanted: Vocabulary) -> None:

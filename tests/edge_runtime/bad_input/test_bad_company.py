@@ -32,13 +32,13 @@ def test_a_client_that_never_reads(pair) -> None:
             other = RawSession()
             client.send(*other.begin(PROMPT))
             other.go_on(client, 3)
-        await_idle(edge.pid)  # or what is heard is what was answered while it was read
+        await_idle(edge.pid)  # or the replies counted are those to messages still being read
         assert resident_mib(edge.pid) - before < 20
-        heard = 0
+        received = 0
         while deaf.socket.poll(300):
             deaf.socket.recv_multipart()
-            heard += 1
-        assert heard < sent
+            received += 1
+        assert received < sent
 
 
 def test_connections_that_never_shake_hands(pair, edge: EdgeServer) -> None:
@@ -106,9 +106,9 @@ def test_a_slot_that_is_reused_in_mid_pass_serves_the_next_session_well(edge: Ed
             late_start = 20 + 3 * turn
             for _ in range(5):
                 client.send(*session.window())
-                reply = client.hear()
+                reply = client.receive()
                 while isinstance(reply, m.Verdict) and reply.start == late_start:
-                    reply = client.hear()
+                    reply = client.receive()
                 session.settle([], reply)
             assert session.committed.ids.tolist() == wanted
             client.say(m.Close(session=session.id))

@@ -38,13 +38,13 @@ def go_on(client: RawClient, session: RawSession, protocol: str, rounds: int = 2
     for seed in range(rounds):
         draft = drafted(protocol, SHAPES[protocol], seed)
         client.send(*session.propose(protocol, draft))
-        session.follow(draft, client.hear(), sampled=seed)
+        session.follow(draft, client.receive(), sampled=seed)
 
 
 def refused(client: RawClient, frames: list[bytes]) -> str:
     """The code of the failure that this window gets."""
     client.send(*frames)
-    reply = client.hear()
+    reply = client.receive()
     assert isinstance(reply, m.Failure), reply
     return reply.code
 
@@ -107,7 +107,7 @@ def test_every_bit_of_every_frame(
             spoilt[bit // 8] ^= 1 << bit % 8
             frames[place] = bytes(spoilt)
             client.send(*frames)
-            reply = client.hear()
+            reply = client.receive()
             if isinstance(reply, m.Failure):
                 assert reply.code in SPOILT
                 refusals += 1
@@ -153,7 +153,7 @@ def test_the_lightest_token_may_have_been_drafted(
     everything = (list(range(VOCAB)), [0] * (VOCAB - 1) + [MAX_LEVEL])
     draft = SparseDraft(np.array([VOCAB - 1], np.uint32), rows(everything))
     client.send(*session.propose(protocol, draft))
-    session.follow(draft, client.hear())
+    session.follow(draft, client.receive())
     assert session.committed.ids[len(PROMPT)] == VOCAB - 1  # p/q̂ is huge: accepted
 
 
@@ -172,9 +172,9 @@ def test_windows_beyond_the_limit(client: RawClient, session: RawSession, protoc
     assert refused(client, frames) == "too-large"
     largest = drafted(protocol, (1,) * 64)
     client.send(*session.propose(protocol, largest))
-    session.follow(largest, client.hear())
+    session.follow(largest, client.receive())
     client.send(*session.propose(protocol, largest))  # `dssd` may have a pending token besides
-    session.follow(largest, client.hear())
+    session.follow(largest, client.receive())
 
 
 def test_windows_beyond_the_context(client: RawClient, session: RawSession, protocol: str) -> None:
@@ -185,7 +185,7 @@ def test_windows_beyond_the_context(client: RawClient, session: RawSession, prot
         assert refused(client, frames) == "too-large"
         draft = drafted(protocol, (1,) * room)
         client.send(*session.propose(protocol, draft))
-        session.follow(draft, client.hear())
+        session.follow(draft, client.receive())
 
 
 BOMBS = {

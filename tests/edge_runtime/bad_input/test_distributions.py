@@ -69,7 +69,7 @@ def test_distributions_that_nobody_sampled_from(client: RawClient, kind: str) ->
     assert (failure.session, failure.start) == (session.id, len(PROMPT))
     # the round is still open for an honest window
     client.send(*session.window([7, 9], honest_q([7, 9]).tobytes()))
-    session.settle([7, 9], client.hear())
+    session.settle([7, 9], client.receive())
 
 
 def test_the_tiniest_probability_is_allowed(client: RawClient) -> None:
@@ -79,7 +79,7 @@ def test_the_tiniest_probability_is_allowed(client: RawClient) -> None:
     session = RawSession()
     client.send(*session.begin(PROMPT, "dsd"))
     client.send(*session.window([7], q.tobytes()))
-    session.settle([7], client.hear())
+    session.settle([7], client.receive())
     assert session.committed.ids[len(PROMPT)] == 7
 
 
@@ -89,4 +89,4 @@ def test_truncated_distributions(client: RawClient, session: RawSession, cut: in
     client.send(*session.window([1, 2], honest_q([1, 2]).tobytes()[:-cut]))
     client.fails("malformed")
     client.send(*session.window([1, 2], honest_q([1, 2]).tobytes()))
-    assert isinstance(client.hear(), m.Verdict)
+    assert isinstance(client.receive(), m.Verdict)

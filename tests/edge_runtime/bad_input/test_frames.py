@@ -37,7 +37,7 @@ def test_garbage(client: RawClient, frames: list[bytes]) -> None:
     client.send(*frames)
     client.fails("malformed")
     client.say(PING)
-    assert isinstance(client.hear(), m.Pong)
+    assert isinstance(client.receive(), m.Pong)
 
 
 def test_every_truncation_of_every_message(client: RawClient, session: RawSession) -> None:

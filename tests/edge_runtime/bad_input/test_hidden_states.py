@@ -40,7 +40,7 @@ def session(client: RawClient, pair: Pair) -> Iterator[RawSession]:
 def inquired(client: RawClient, session: RawSession) -> list[bytes]:
     """Of a window that was sent, what the edge asks for."""
     client.send(*session.propose(SELECTIVE, drafted(SELECTIVE, SHAPE)))
-    reply, frames = client.hear_all()
+    reply, frames = client.receive_all()
     assert isinstance(reply, m.Inquiry), reply
     assert reply.start == len(session.committed)
     (asked,) = frames
@@ -52,7 +52,7 @@ def decided(client: RawClient, session: RawSession, asked: list[bytes]) -> m.Ver
     """By the right states; the session goes on with what the edge says."""
     draft = drafted(SELECTIVE, SHAPE)
     client.send(*session.supply(SELECTIVE, draft, asked))
-    verdict = client.hear()
+    verdict = client.receive()
     session.follow(draft, verdict)
     assert isinstance(verdict, m.Verdict)
     return verdict
@@ -144,7 +144,7 @@ def test_windows_with_states_that_cannot_be(
     client.send(header, ids, *bad(len(SHAPE)))
     client.fails("malformed")
     client.send(header, ids, states)
-    verdict = client.hear()
+    verdict = client.receive()
     assert isinstance(verdict, m.Verdict)
     assert decision(verdict) == honest
     client.say(m.Close(session=session.id))
@@ -160,7 +160,7 @@ def test_states_too_large_to_be_judged_are_no_reason_for_mercy(
     quanta = (127 * np.sign(weights)).astype(np.int8).tobytes()
     frame = step(2.0**120) * (HIDDEN // 32 * count) + quanta * count
     client.send(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked)[0], frame)
-    verdict = client.hear()
+    verdict = client.receive()
     assert isinstance(verdict, m.Verdict), verdict
     assert (verdict.accepted, (*verdict.notes, 0)[0]) == (asked[0][0], 0)
 
@@ -207,13 +207,13 @@ def test_states_again_get_the_same_verdict(client: RawClient, session: RawSessio
     draft, asked = drafted(SELECTIVE, SHAPE), inquired(client, session)
     states = session.supply(SELECTIVE, draft, asked)
     client.send(*states)
-    verdict = client.hear()
+    verdict = client.receive()
     for again in (states, [states[0], b"rubbish"], [states[0]]):
         client.send(*again)
-        assert client.hear() == verdict
+        assert client.receive() == verdict
     session.follow(draft, verdict)
     client.send(*states)  # of the last round still, as long as no other window came
-    assert client.hear() == verdict
+    assert client.receive() == verdict
     inquired(client, session)
     client.send(*states)
     client.fails("diverged")
@@ -242,7 +242,7 @@ def test_states_that_nobody_asked_for(client: RawClient, pair: Pair) -> None:
         client.fails("diverged")  # of a window that there is not
         if protocol != SELECTIVE:
             client.send(*session.propose(protocol, draft))
-            verdict = client.hear()
+            verdict = client.receive()
             client.send(*states)
             client.fails("malformed")
             session.follow(draft, verdict)
@@ -319,10 +319,10 @@ def test_hidden_sizes_do_not_cost_memory(pair: Pair, client: RawClient) -> None:
         bridges=True, drafter=conditions_of(pair).drafter,
     )  # fmt: skip
     client.say(hello)
-    welcome = client.hear()
+    welcome = client.receive()
     assert isinstance(welcome, m.Welcome)
     assert FULL not in welcome.protocols
     client.say(msgspec.structs.replace(hello, hidden_size=HIDDEN))
-    welcome = client.hear()
+    welcome = client.receive()
     assert isinstance(welcome, m.Welcome)
     assert {FULL, SELECTIVE} <= {*welcome.protocols}

@@ -29,7 +29,7 @@ def test_a_context_that_is_full(client: RawClient, session: RawSession) -> None:
     client.send(*session.window([1]))
     client.fails("too-large")
     client.send(*session.window([]))
-    session.settle([], client.hear())
+    session.settle([], client.receive())
     client.send(*session.window([]))
     client.fails("too-large")
     client.send(*session.begin([1] * (CONTEXT - 1), "stream"))
@@ -42,7 +42,7 @@ def test_a_window_beyond_the_limit(client: RawClient, session: RawSession) -> No
     client.fails("too-large")
     ids = [1] * 64
     client.send(*session.window(ids))
-    session.settle(ids, client.hear())
+    session.settle(ids, client.receive())
 
 
 def test_an_oversize_message_is_answered(client: RawClient, session: RawSession) -> None:
@@ -62,7 +62,7 @@ def test_an_oversize_frame_costs_the_connection_and_no_more(
         client.send(m.encode(PING), b"\x00" * (MESSAGE_BYTES + 1))
         time.sleep(0.3)  # ZeroMQ reconnects by itself
         client.send(*session.window())
-        session.settle([], client.hear())  # the session is the key's, not the connection's
+        session.settle([], client.receive())  # the session is the key's, not the connection's
         assert session.committed.ids.tolist()[:-1] == before
 
 
@@ -169,14 +169,14 @@ def test_rate_limit(pair) -> None:
         for _ in range(10):  # in bursts, or the edge drops replies that nobody takes
             for _ in range(30):
                 greedy.say(PING)
-            replies += [greedy.hear() for _ in range(30)]
+            replies += [greedy.receive() for _ in range(30)]
         answered = [reply for reply in replies if isinstance(reply, m.Pong)]
         refused = [reply for reply in replies if isinstance(reply, m.Failure)]
         assert 50 <= len(answered) <= 51 + 50 * (time.monotonic() - began)
         assert len(refused) > 100
         assert {failure.code for failure in refused} == {"rate-limited"}
         modest.say(PING)
-        assert isinstance(modest.hear(), m.Pong)
+        assert isinstance(modest.receive(), m.Pong)
         time.sleep(0.3)
         greedy.say(PING)
-        assert isinstance(greedy.hear(), m.Pong)
+        assert isinstance(greedy.receive(), m.Pong)

@@ -84,10 +84,10 @@ def test_a_wrong_hash_of_nothing_opens_no_session(edge: EdgeServer, client: RawC
 def test_a_window_again_gets_the_same_verdict(client: RawClient, session: RawSession) -> None:
     window = session.window([6, 7, 8])
     client.send(*window)
-    verdict = client.hear()
+    verdict = client.receive()
     for _ in range(3):
         client.send(*window)
-        assert client.hear() == verdict
+        assert client.receive() == verdict
     session.settle([6, 7, 8], verdict)
     session.go_on(client, 2)
 
@@ -99,7 +99,7 @@ def test_a_different_window_at_a_start_already_answered(
     ids = [6, 7, 8]
     changed = session.window(other)
     client.send(*session.window(ids))
-    verdict = client.hear()
+    verdict = client.receive()
     client.send(*changed)
     client.fails("conflict")
     session.settle(ids, verdict)
@@ -110,7 +110,7 @@ def test_the_same_window_on_another_past(client: RawClient, session: RawSession)
     ids = [6, 7, 8]
     changed = session.window(ids, hash=b"12345678")
     client.send(*session.window(ids))
-    session.settle(ids, client.hear())
+    session.settle(ids, client.receive())
     client.send(*changed)
     client.fails("diverged")
     session.go_on(client, 2)
@@ -161,7 +161,7 @@ def test_begin_and_cancel_during_a_stream(client: RawClient) -> None:
         client.send(*session.window())
         replies = client.settle()
         while not (replies and isinstance(replies[-1], m.Verdict)):
-            replies.append(client.hear())
+            replies.append(client.receive())
         assert all(isinstance(r, m.Tokens) for r in replies[:-1])
         session.settle([], replies[-1])
         assert session.go_on(client, 5) == wanted

@@ -32,7 +32,7 @@ def one_round(client: RawClient, session: RawSession, draft: Draft, sampled: int
     """An honest round: what went up and what came down."""
     frames = session.propose("dssd", draft)
     client.send(*frames)
-    verdict, answer = client.hear_all()
+    verdict, answer = client.receive_all()
     session.follow(draft, verdict, sampled)
     assert isinstance(verdict, m.Verdict)
     return draft, frames, verdict, answer
@@ -150,7 +150,7 @@ def test_a_pending_token_that_is_withheld(client: RawClient, session: RawSession
         start = len(session.committed)
         digest = session.committed.hash_of(start - 1)
         client.send(*spoken(session, start - 1, digest, ids_bytes([1]), weights(5)))
-        reply = client.hear()
+        reply = client.receive()
         assert isinstance(reply, m.Failure)
         assert reply.code in ({"diverged"} if accepted else {"diverged", "conflict"})
         client.send(*spoken(session, start, session.committed.hash, ids_bytes([1]), weights(5)))
@@ -190,7 +190,7 @@ def test_a_rejection_again_brings_the_same_verdict_and_the_same_distribution(
         _, frames, verdict, answer = until(client, session, rejected=True)
         for _ in range(3):
             client.send(*frames)
-            assert client.hear_all() == (verdict, answer)
+            assert client.receive_all() == (verdict, answer)
     go_on(client, session)
 
 
@@ -205,7 +205,7 @@ def test_another_window_where_one_is_decided_on(client: RawClient, session: RawS
         client.send(header, *changed)
         client.fails("conflict")
     client.send(header, ids, frame)
-    assert client.hear_all() == (verdict, answer)
+    assert client.receive_all() == (verdict, answer)
     go_on(client, session)
 
 
@@ -217,7 +217,7 @@ def test_another_pending_token_at_a_window_decided_on(
     client.send(header, ids_bytes([8]) + ids[2:], frame)
     client.fails("conflict")
     client.send(header, ids, frame)
-    assert client.hear_all() == (verdict, answer)
+    assert client.receive_all() == (verdict, answer)
     go_on(client, session)
 
 
@@ -236,7 +236,7 @@ def test_a_start_that_is_not_behind_the_pending_token(
     at = len(session.committed) + shift
     frames = session.propose("dssd", sure([1], 5), start=at)
     client.send(*frames)
-    reply = client.hear()
+    reply = client.receive()
     assert isinstance(reply, m.Failure)
     assert reply.code in ({"diverged"} if shift > 0 else {"diverged", "conflict"})
     go_on(client, session)

@@ -47,7 +47,7 @@ def go_on(client: RawClient, session: RawSession) -> None:
     for expansion in ((2, 2, 1), (3,), (1, 1, 1), ()):
         draft = drafted("tree", expansion)
         client.send(*session.propose("tree", draft))
-        session.follow(draft, client.hear())
+        session.follow(draft, client.receive())
 
 
 def test_honest_trees_are_answered(client: RawClient, session: RawSession) -> None:
@@ -111,7 +111,7 @@ def test_trees_that_cost_much_are_refused_for_little(
     before = peak_mib(edge.pid)
     began = time.monotonic()
     client.send(header, frame, expansion, q)
-    assert isinstance(client.hear(), m.Failure)
+    assert isinstance(client.receive(), m.Failure)
     assert time.monotonic() - began < 1.0
     assert peak_mib(edge.pid) - before < 150
     go_on(client, session)
@@ -125,7 +125,7 @@ def test_too_few_and_too_many_distributions(
     client.send(*tree(session, [1, 2, 3, 4, 5, 6], (2, 2), q))  # three inner nodes
     client.fails("malformed")
     client.send(*tree(session, [1, 2, 3, 4, 5, 6], (2, 2), uniform(3)))
-    assert isinstance(client.hear(), m.Verdict)
+    assert isinstance(client.receive(), m.Verdict)
 
 
 def test_duplicates_have_one_distribution(client: RawClient, session: RawSession) -> None:
@@ -134,7 +134,7 @@ def test_duplicates_have_one_distribution(client: RawClient, session: RawSession
     client.send(*tree(session, [1, 1, 3, 4, 3, 4], (2, 2), uniform(2)))
     client.fails("malformed")  # the second child is the first, and has no candidates of its own
     client.send(*tree(session, [1, 1, 3, 3], (2, 2), uniform(2)))
-    assert isinstance(client.hear(), m.Verdict)
+    assert isinstance(client.receive(), m.Verdict)
 
 
 @pytest.mark.parametrize("at", range(6))
@@ -153,7 +153,7 @@ def test_every_candidate_may_be_the_same(client: RawClient, session: RawSession)
     for levels in (1, 4, 64):
         draft_ids = [9] * 255 * levels
         client.send(*tree(session, draft_ids, (255,) * levels, uniform(levels)))
-        verdict = client.hear()
+        verdict = client.receive()
         assert isinstance(verdict, m.Verdict)
         session.settle([9] * levels, verdict)
     client.send(*tree(session, [9] * 255 * 65, (255,) * 65, uniform(65)))
@@ -175,7 +175,7 @@ def test_trees_beyond_the_window_limit(
 
 def test_the_largest_tree(client: RawClient, session: RawSession) -> None:
     client.send(*tree(session, list(range(64)), (64,), uniform(1)))
-    verdict = client.hear()
+    verdict = client.receive()
     assert isinstance(verdict, m.Verdict)
     assert verdict.accepted <= 64
     path = [verdict.accepted - 1] if verdict.accepted else []
@@ -196,7 +196,7 @@ def test_a_tree_beyond_the_context(client: RawClient, session: RawSession) -> No
     client.send(*tree(session, [1, 2, 3, 4, 5], (5,), uniform(1)))
     client.fails("too-large")
     client.send(*tree(session, [1, 2, 3, 4], (4,), uniform(1)))
-    assert isinstance(client.hear(), m.Verdict)
+    assert isinstance(client.receive(), m.Verdict)
 
 
 def test_a_tree_again_and_another_tree(client: RawClient, session: RawSession) -> None:
@@ -209,10 +209,10 @@ def test_a_tree_again_and_another_tree(client: RawClient, session: RawSession) -
         tree(session, ids, (1,) * 6, uniform(6)),
     ]
     client.send(*frames)
-    verdict = client.hear()
+    verdict = client.receive()
     for _ in range(2):
         client.send(*frames)
-        assert client.hear() == verdict
+        assert client.receive() == verdict
     for other in others:
         client.send(*other)
         client.fails("conflict")

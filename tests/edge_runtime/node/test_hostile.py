@@ -149,7 +149,7 @@ def test_a_message_that_is_too_long_costs_only_its_sender(fort: Fort) -> None:
 
 
 def test_noise_from_a_rival(fort: Fort) -> None:
-    """Spoilt messages of every kind; the honest edge's flights go between them."""
+    """Spoilt messages of every kind; the honest edge's passes go between them."""
     rng = random.Random(7)
     with fort.rival() as rival:
         for _ in range(BY_SOCKET // 100):
@@ -274,7 +274,7 @@ def odd_item(header: bytes, rng: random.Random) -> bytes:
 
 def test_noise_from_the_edge_itself(cast: Cast) -> None:
     """Steps that could be right, mostly spoilt: answered, or refused by name; then all is well."""
-    rng, heard = random.Random(3), Counter[str]()
+    rng, received = random.Random(3), Counter[str]()
     with worker(cast.a) as held, RawEdge(held.endpoint) as edge:
         talk = Tenant(edge)
         before = resident_mib(held.pid)
@@ -284,11 +284,11 @@ def test_noise_from_the_edge_itself(cast: Cast) -> None:
                 edge.send(encode(attach))
                 for _ in range(10):
                     edge.send(*noise(rng, talk.incarnation))
-            while edge.socket.poll(300 if heard.total() % 3 == 0 else 30):
+            while edge.socket.poll(300 if received.total() % 3 == 0 else 30):
                 said, _ = edge.report()
-                heard[type(said).__name__] += 1
+                received[type(said).__name__] += 1
                 if isinstance(said, Refused):
-                    heard[said.code] += 1
+                    received[said.code] += 1
                     assert said.code in CODES, said
         await_idle(held.pid)
         while edge.socket.poll(300):
@@ -297,4 +297,4 @@ def test_noise_from_the_edge_itself(cast: Cast) -> None:
         talk.proves(expected_of(cast.a))
         assert resident_mib(held.pid) - before < GROWTH_MIB
     for kind in ("Scored", "Attached", "Ready", "malformed", "conflict", "token-out-of-range"):
-        assert heard[kind] > 20, heard
+        assert received[kind] > 20, received

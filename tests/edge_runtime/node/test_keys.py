@@ -109,10 +109,10 @@ def test_an_edge_that_is_not_listed_says_so_and_comes_in_once_it_is(
             assert device.generate(PROMPT, **OPTIONS).tokens == alone
             keys.allow(folders.b, folders.edge / "edge.pub", "edge")
             os.kill(workers[1].pid, signal.SIGHUP)
-            systemd.await_("STATUS", "serving", since=len(systemd.heard))
+            systemd.await_("STATUS", "serving", since=len(systemd.received))
             told = DENIED
             while told.endswith(DENIED):
-                told = systemd.await_("STATUS", "serving", since=len(systemd.heard))
+                told = systemd.await_("STATUS", "serving", since=len(systemd.received))
             both = Ensemble([cast.a, cast.b], kept=16).decode(PROMPT, 40, LAW)
             assert device.generate(PROMPT, **OPTIONS).tokens == both
 

@@ -64,14 +64,14 @@ def test_a_worker_process_tells_what_it_has(pair: Pair) -> None:
 def test_what_systemd_is_told(pair: Pair, systemd: Systemd) -> None:
     with serving("--target", pair.target, systemd=systemd) as daemon:
         systemd.await_("READY", "1")
-        assert "EXTEND_TIMEOUT_USEC" in systemd.heard[0][1]  # loading may take its time
+        assert "EXTEND_TIMEOUT_USEC" in systemd.received[0][1]  # loading may take its time
         assert systemd.await_("WATCHDOG_USEC") == "60000000"  # one step may take so long
         assert systemd.await_("STATUS", "tiny: ") == "tiny: waiting for an edge, 0 steps"
         with RawEdge(daemon.endpoint) as edge:
             Tenant(edge).proves(expected_of(pair.target))
             systemd.await_("STATUS", "tiny: attached, 1 step")
         systemd.await_("STATUS", "tiny: waiting for an edge, 1 step")
-        before = len(systemd.heard)
+        before = len(systemd.received)
         daemon.signal(signal.SIGTERM)
         assert daemon.ends() == 0
         assert systemd.await_("STOPPING", since=before) == "1"
@@ -110,7 +110,7 @@ def test_an_edge_is_let_in_and_shown_out_without_a_restart(
     with serving(*flags, systemd=systemd) as daemon, raw_edge(daemon.endpoint, folder) as edge:
 
         def reload() -> None:
-            before = len(systemd.heard)
+            before = len(systemd.received)
             daemon.signal(signal.SIGHUP)
             systemd.await_("RELOADING", "1", before)
             systemd.await_("READY", "1", before)

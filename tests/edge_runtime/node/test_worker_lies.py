@@ -120,7 +120,7 @@ def test_under_fail_a_typed_error_names_the_liar(cast: Cast, tmp_path: Path, lie
 
 
 def test_an_answer_that_comes_twice_is_a_lie(cast: Cast, tmp_path: Path) -> None:
-    """The flight has landed with the first one, which was right; the next one lands as well."""
+    """The pass ends with the first answer, which was right; so does the next pass."""
     with federated(cast, tmp_path) as (held, liar):
         liar.lies(once(replaced(as_it_is, as_it_is)))
         wanted = wanted_of([cast.a, cast.b], "fp16")
@@ -159,19 +159,19 @@ def test_answers_that_are_told_the_wrong_way_round_are_a_lie(cast: Cast, tmp_pat
 
 
 def test_what_comes_behind_nonsense_is_not_believed(cast: Cast, tmp_path: Path) -> None:
-    """Two flights are under way; the first answer is nonsense, and the second comes at once."""
+    """Two passes are under way; the first answer is nonsense, and the second comes at once."""
     with federated(cast, tmp_path, late="drop") as (held, liar):
         liar.lies(of_two(lambda first, second: [(first[0], [b"nonsense"]), second]))
         target = held.target
         target.start(1, [SPAN])
         target.start(2, [SPAN._replace(slot=2)])
-        landed: dict[int, NDArray[np.float32]] = {}
+        finished: dict[int, NDArray[np.float32]] = {}
 
-        def hear() -> None:
-            landed.update({each.number: each.outputs[0].logits for each in target.finished()})
+        def receive() -> None:
+            finished.update({each.number: each.outputs[0].logits for each in target.finished()})
 
-        await_(lambda: len(landed) == 2, turn=hear)
-        for logits in landed.values():
+        await_(lambda: len(finished) == 2, turn=receive)
+        for logits in finished.values():
             np.testing.assert_array_equal(logits, wanted_of([cast.a], "fp16"))
         assert held.events("b")["lied"] == 1
 

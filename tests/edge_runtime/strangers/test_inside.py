@@ -103,7 +103,7 @@ def test_a_message_of_a_hundred_thousand_parts(fort: Fort, bob: DeviceKeys) -> N
     before, keys_before = fort.counted(cut), fort.counted('handshakes_refused_total{reason="key"}')
     with RawClient(fort.endpoint, bob) as shredder:
         shredder.say(m.Ping(nonce=1))
-        shredder.hear()
+        shredder.receive()
         shredder.say(m.Ping(nonce=2), *[b""] * 100_000)
         await_sample(fort.metrics, cut, before + 1)
         await_sample(fort.metrics, 'handshakes_refused_total{reason="key"}', keys_before + 1)

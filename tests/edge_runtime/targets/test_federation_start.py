@@ -55,7 +55,7 @@ def test_an_edge_waits_for_its_workers_and_says_for_which(
     try:
         told = systemd.await_("STATUS", "waiting for nodes: ")
         assert told == "waiting for nodes: a: not there yet, b: not there yet"
-        assert len([1 for _, said in systemd.heard if "EXTEND_TIMEOUT_USEC" in said]) >= 2
+        assert len([1 for _, said in systemd.received if "EXTEND_TIMEOUT_USEC" in said]) >= 2
         with ExitStack() as stack:
             stack.enter_context(worker(cast.b, listen=two))
             systemd.await_("STATUS", "waiting for nodes: a: not there yet")
@@ -77,13 +77,13 @@ def test_the_status_says_who_is_missing(cast: Cast, tmp_path: Path, systemd: Sys
         with running(*flags, systemd=systemd):
             systemd.await_("READY", "1")
             kill(two)
-            told = systemd.await_("STATUS", "serving", since=len(systemd.heard))
+            told = systemd.await_("STATUS", "serving", since=len(systemd.received))
             assert told.endswith("; b: gone")
             with worker(cast.b, listen=two.endpoint):
-                since = len(systemd.heard)
+                since = len(systemd.received)
                 while told.endswith("; b: gone"):
                     told = systemd.await_("STATUS", "serving", since=since)
-                    since = len(systemd.heard)
+                    since = len(systemd.received)
                 assert re.search(r" \d+ passes$", told)
 
 
@@ -102,7 +102,7 @@ def test_under_drop_an_edge_begins_with_those_that_are_there(
             alone = Ensemble([cast.a], kept=16)
             assert got == [*alone.choices(PROMPT, got, GREEDY)]
             systemd.await_("STATUS", "serving")
-            assert any("b: not there yet" in said.get("STATUS", "") for _, said in systemd.heard)
+            assert any("b: not there yet" in said.get("STATUS", "") for _, said in systemd.received)
         finally:
             edge.kill()
 

@@ -1,4 +1,4 @@
-"""Several flights at once keep the stages of a pipeline busy, and nobody waits for long."""
+"""Several passes at once keep the stages of a pipeline busy, and nobody waits for long."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_window_does_not_wait_for_all_of_a_long_session(stages: Path, tmp_path
 
 
 def all_scores(target: PipelineTarget, until_s: float) -> dict[int, float]:
-    """When flights came in until then, by number."""
+    """When passes came in until then, by number."""
     found: dict[int, float] = {}
     while (now_s := time.monotonic()) < until_s:
         for scores in target.finished():

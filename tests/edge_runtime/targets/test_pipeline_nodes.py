@@ -331,10 +331,10 @@ def test_a_key_that_is_taken_off_a_stages_list(
         entry.write_bytes(key)
         os.kill(found.nodes[1].server.pid, signal.SIGHUP)
         end_s = time.monotonic() + 30.0
-        while not (landed := target.finished()):
+        while not (finished := target.finished()):
             assert time.monotonic() < end_s, target.trouble
             target.pause()
-        assert (landed[0].number, landed[0].error) == (7, None)
+        assert (finished[0].number, finished[0].error) == (7, None)
 
 
 def tells(target: PipelineTarget, words: str) -> str:

@@ -1,4 +1,4 @@
-"""A federated target lands with the average of its workers, bit by bit, whatever they forgot."""
+"""A federated target returns the average of its workers, bit by bit, whatever they forgot."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_lands_is_the_average_bit_by_bit(
 def test_a_worker_that_forgot_everything_is_told_again(
     cast: Cast, tmp_path: Path, seed: int
 ) -> None:
-    """Its connection is cut between some flights; what lands is the same, but for rounding."""
+    """Its connection is cut between some passes; the average is the same, but for rounding."""
     rng, cuts = random.Random(seed), 0
     wanted = [*journey(Averaged([cast.a, cast.b], (1.0, 1.0)))]
     with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
@@ -134,7 +134,7 @@ def test_a_worker_that_was_late_is_told_what_it_missed(cast: Cast, tmp_path: Pat
     """Under `drop`: the others went on, and back, over what it still holds."""
     one, other = tokens_of(1, 60), tokens_of(2, 60)
     again = np.concatenate([one[:21], other[:39]])
-    flights = [
+    spans = [
         Span(0, one[:20], 0, 1),
         Span(0, one[:26], 20, 6),  # it is late with this one
         Span(0, again[:27], 21, 6),  # of which it is told nothing
@@ -143,14 +143,14 @@ def test_a_worker_that_was_late_is_told_what_it_missed(cast: Cast, tmp_path: Pat
     ]
     models = [cast.a, cast.b]
     both, first = (Averaged(models[:n], [1.0] * n) for n in (2, 1))
-    wanted = [(both.run(n, [span]), first.run(n, [span])) for n, span in enumerate(flights)]
+    wanted = [(both.run(n, [span]), first.run(n, [span])) for n, span in enumerate(spans)]
     settings = {"kept": VOCAB, "values": "fp32", "late": "drop", "late_s": 0.3}
     with WorkerThread(cast.a) as prompt, WorkerThread(cast.b) as slow:
         path = write_list(
             tmp_path / "w.toml", [("a", prompt.endpoint), ("b", slow.endpoint)], **settings
         )
         with opened(path, cast.a) as held:
-            for number, (span, (all_, alone)) in enumerate(zip(flights, wanted, strict=True)):
+            for number, (span, (all_, alone)) in enumerate(zip(spans, wanted, strict=True)):
                 if number == 1:
                     slow.hold(1.5)
                 elif number == 4:

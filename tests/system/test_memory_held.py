@@ -18,7 +18,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.wire import messages as m
-from pilotfish.wire.channel import Channel
+from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
@@ -31,7 +31,9 @@ from tests.support.tiny import tiny_artifact
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32
 READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"ROUTER"
 SECONDS = 3.0
-MOST_MIB = 96  # what comes until the warden looks again, on a busy machine late, is held as well
+MOST_MIB = (
+    96  # includes what arrives between two checks of memory, which are late on a busy machine
+)
 
 
 def address_of(listening: socket.socket) -> str:
@@ -217,7 +219,7 @@ def test_strangers_who_begin_large_messages_share_what_one_may_hold(pair: Pair) 
             stranger.sendall(b"\x02" + struct.pack(">Q", size))
             strangers.append(stranger)
         most = 0.0
-        for _ in range(9):  # a megabyte each in turn, no faster than the warden looks
+        for _ in range(9):  # a megabyte each in turn, no faster than the memory watch looks
             for stranger in strangers:
                 with suppress(OSError):
                     stranger.sendall(b"x" * (size // 10))
@@ -250,7 +252,7 @@ def test_large_windows_of_many_devices_of_one_key_pass(
             for client, session in zip(clients, sessions, strict=True):
                 client.send(*session.window(ids, q))
             for client, session in zip(clients, sessions, strict=True):
-                session.settle(ids, client.hear(30.0))
+                session.settle(ids, client.receive(30.0))
         samples = scrape(port)
     assert not [name for name in samples if "connections_cut" in name and samples[name]]
     assert samples["dropped_replies_total"] == 0
@@ -275,10 +277,10 @@ def test_answered_windows_are_let_go_of(tmp_path: Path, key_folders: dict[str, P
             client.send(*session.begin(PROMPT, "dsd"))
             window = session.window(list(range(gamma)), q)
             client.send(*window)
-            verdict = client.hear(30.0)
+            verdict = client.receive(30.0)
             assert isinstance(verdict, m.Verdict), verdict
             client.send(*window)
-            assert client.hear(30.0) == verdict
+            assert client.receive(30.0) == verdict
             client.send(*window[:-1], other.tobytes())
             client.fails("conflict")
         eventually(lambda: resident_mib(edge.pid) - before < MOST_MIB, 10.0)
@@ -303,7 +305,7 @@ def test_a_fast_stream_over_a_slow_link_loses_nothing(
 def test_a_channel_that_is_dropped_hangs_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
-        channel = Channel(address, None, 1 << 20)
+        channel = EdgeChannel(address, None, 1 << 20)
         connection, _ = listening.accept()
         with connection:
             connection.settimeout(5)
@@ -318,11 +320,11 @@ def test_channels_that_die_in_a_cycle_hang_up() -> None:
     """In a process of its own: the garbage collector would wait for ever, in C."""
     code = """
 import gc, socket
-from pilotfish.wire.channel import Channel
+from pilotfish.wire.channel import EdgeChannel
 gc.disable()
 with socket.create_server(("127.0.0.1", 0)) as listening:
     for _ in range(10):
-        channel = Channel(f"tcp://127.0.0.1:{listening.getsockname()[1]}", None, 1 << 20)
+        channel = EdgeChannel(f"tcp://127.0.0.1:{listening.getsockname()[1]}", None, 1 << 20)
         channel.itself = channel
         connection, _ = listening.accept()
         del channel
@@ -340,4 +342,4 @@ def test_where_the_kernel_does_not_count_replies_go_on(pair: Pair, tmp_path: Pat
     with running(*flags) as edge, RawClient(edge.endpoint) as client:
         for _ in range(60):
             client.say(m.Ping(nonce=1), b"x" * 200_000)
-            assert isinstance(client.hear(), m.Pong)
+            assert isinstance(client.receive(), m.Pong)

@@ -45,7 +45,7 @@ class Glance(NamedTuple):
 class Receiver(Protocol):
     """A socket that receives from peers."""
 
-    def weigh(self, look: Glance) -> bool:
+    def check_memory(self, look: Glance) -> bool:
         """Cut peers that make the process hold too much; True if it must be called again soon."""
 
 
@@ -53,14 +53,14 @@ class Receiver(Protocol):
 class Intake:
     """Counts what one connection sent.
 
-    The receiver writes ``messages`` and ``handed``, the warden the rest. handed: bytes of these
-    messages on the wire, about; hoarded: bytes received and not handed out, if more than the usual
+    The receiver writes ``messages`` and ``handed``, the watch the rest. handed: bytes of these
+    messages on the wire, about; held: bytes received and not handed out, if more than the usual
     overhead.
     """
 
     messages: int = 0
     handed: int = 0
-    hoarded: int = 0
+    held: int = 0
     _messages_then: int = 0  # when all messages were last seen handed out
     _handed_then: int = 0
     _received_then: int = 0
@@ -73,8 +73,8 @@ class Intake:
         self.messages += 1
         self.handed += size + frames * _FRAME_BYTES[encrypted]
 
-    def weigh(self, received: int, look: Glance, *, drained: bool) -> int:
-        """Compute the hoarded bytes; drained: all messages were handed out since the last check."""
+    def update(self, received: int, look: Glance, *, drained: bool) -> int:
+        """Compute the held bytes; drained: all messages were handed out since the last check."""
         handed = self.handed
         if not self._resident_then:
             self._resident_then = look.resident
@@ -83,9 +83,9 @@ class Intake:
             self._received_then, self._since_s = received, look.now_s
             self._resident_then = look.resident
         heartbeats = int(_HEARTBEATS_BPS * (look.now_s - self._since_s))
-        hoarded = received - self._received_then - (handed - self._handed_then) - heartbeats
-        self.hoarded = hoarded if hoarded > SLACK_BYTES else 0
-        return self.hoarded
+        held = received - self._received_then - (handed - self._handed_then) - heartbeats
+        self.held = held if held > SLACK_BYTES else 0
+        return self.held
 
     def swollen(self, look: Glance, total: int) -> bool:
         """Whether the process has grown by far more than the message's ``total`` bytes explain.
@@ -93,12 +93,12 @@ class Intake:
         True only at the second check in a row: growth for another reason shows in one alone.
         """
         grown = look.resident - self._resident_then
-        beyond = look.urgent and self.hoarded > 0 and grown > _GROWN + _TIMES * total
+        beyond = look.urgent and self.held > 0 and grown > _GROWN + _TIMES * total
         self._swollen = self._swollen + 1 if beyond else 0
         return self._swollen > 1
 
 
-class Warden:
+class MemoryWatch:
     """The thread, which runs while there is something to watch.
 
     It holds weak references only: a socket that is dropped without `leave` is closed all the same.
@@ -115,7 +115,7 @@ class Warden:
         with self._turn:
             self._watched.add(watched)
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="warden", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
                 self._thread.start()
 
     def leave(self, watched: Receiver) -> None:
@@ -136,17 +136,17 @@ class Warden:
                     return
                 if urgent or now_s >= next_s:
                     look = Glance(resident, now_s, urgent)
-                    soon = [_weighed(watched, look) for watched in list(self._watched)]
+                    soon = [_checked(watched, look) for watched in list(self._watched)]
                     then, next_s = resident, now_s if any(soon) else now_s + _ANYWAY_S
             self._free.look(resident, now_s)
 
 
-def _weighed(watched: Receiver, look: Glance) -> bool:
+def _checked(watched: Receiver, look: Glance) -> bool:
     """Check one receiver; an error at one leaves the others checked."""
     try:
-        return watched.weigh(look)
+        return watched.check_memory(look)
     except Exception:
-        _log.exception("the peers of a socket could not be weighed")
+        _log.exception("the peers of a socket could not be checked")
         return False
 
 
@@ -189,4 +189,4 @@ def _resident() -> int:
     return 0
 
 
-WARDEN: Final = Warden()
+MEMORY_WATCH: Final = MemoryWatch()

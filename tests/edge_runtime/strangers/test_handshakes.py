@@ -144,7 +144,7 @@ def test_a_crowd_gives_way(fort: Fort, bob: DeviceKeys) -> None:
         while not late.socket.poll(500):
             assert time.monotonic() < deadline
             late.say(m.Ping(nonce=1))
-        assert isinstance(late.hear(), m.Pong)
+        assert isinstance(late.receive(), m.Pong)
     for connection in crowd:
         connection.close()
 
@@ -163,7 +163,7 @@ def test_a_fleet_that_comes_at_once_comes_in(
         for device in fleet:
             device.say(m.Ping(nonce=1))
         for device in fleet:
-            assert isinstance(device.hear(30), m.Pong)
+            assert isinstance(device.receive(30), m.Pong)
 
 
 @pytest.mark.parametrize("descriptors", [150, 100])
