@@ -44,7 +44,7 @@ _OWNERS = 1024  # whose last pass is remembered
 _LATE = 1.25  # times its last turnaround, and a device is not waited for any more
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """Work for the target on the slot of one session; ``session`` names whose.
 

@@ -63,11 +63,9 @@ class ServingLoop(ABC):
         self._idle_s = min(_TICK_S, supervisor.feed_s / 2 if supervisor.feed_s else _TICK_S)
         self._tick_s = 0.0
         # of the others the descriptors are polled, which costs a turn less than their sockets
-        self._duties: dict[object, Callable[[], object]] = {
-            listener.socket: self._receive,
-            signals.descriptor: signals.hush,
-            **duties(listener),
-        }
+        self._duties: dict[object, Callable[[], object]] = dict(duties(listener).items())
+        self._duties[listener.socket] = self._receive
+        self._duties[signals.descriptor] = signals.hush
         if lifeline is not None:
             self._duties[lifeline] = partial(setattr, self, "_orphaned", True)
         self._poller = zmq.Poller()

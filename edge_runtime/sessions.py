@@ -24,7 +24,7 @@ from pilotfish.wire.messages import Buffer, Inquiry, Verdict
 from pilotfish.wire.protocols import Draft, Exchange, Law, Wanted
 
 
-@dataclass
+@dataclass(slots=True)
 class EdgeRound:
     """A window on its way through the target, or the last one answered (``verdict``)."""
 

@@ -5,7 +5,7 @@ builds on, so that the two ends cannot part ways unseen (DESIGN §7).
 """
 
 import hashlib
-import struct
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,14 +42,16 @@ class Committed:
 
     def extend(self, ids: Sequence[int] | NDArray[np.integer]) -> None:
         """Commit more tokens."""
-        # of a round's few tokens: each call of numpy's would take longer than all of this
-        is_array = isinstance(ids, np.ndarray)
-        new = ids.astype(_U32).tobytes() if is_array else struct.pack(f"<{len(ids)}I", *ids)
+        if isinstance(ids, np.ndarray):
+            new = ids.astype(_U32).tobytes()
+        else:
+            new = array("I", ids).tobytes()
         end = self._length + len(ids)
         if end > len(self._ids):
             grown = np.empty(max(end, 2 * len(self._ids)), dtype=_U32)
             grown[: self._length] = self.ids
             self._ids = grown
+        # by bytes: of a round's few tokens each call of numpy's would take longer than all of this
         self._ids.data.cast("B")[4 * self._length : 4 * end] = new
         self._length = end
         self._hash.update(new)

@@ -35,7 +35,6 @@ _MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut and its key 
 
 # Plain numbers: arithmetic on pyzmq's enums costs microseconds a message.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class Envelope(NamedTuple):
@@ -122,6 +121,8 @@ class Listener:
             self.socket.zap_domain = DOMAIN
             self.socket.curve_server = True
             self.socket.curve_secretkey = keys.secret
+        self._arrivals = zmq.Poller()  # asked for its events, a socket takes longer to answer
+        self._arrivals.register(self.socket, zmq.POLLIN)
         self.connections = Connections(self.socket, bounds)
         self.connections.encrypted = keys is not None
         # the client and owner of a message with too many parts, and how many were dropped
@@ -177,7 +178,7 @@ class Listener:
     @property
     def waiting(self) -> bool:
         """Whether a message has arrived; cheaper than `receive` when there is none."""
-        if int(self.socket.get(_EVENTS)) & _POLLIN:
+        if self._arrivals.poll(0):
             return True
         self.connections.drained = True
         return False
@@ -231,7 +232,7 @@ def send_parts(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
     for at, part in enumerate(parts):
         more = _MORE if at < last else 0
         try:
-            socket.send(part, _NOBLOCK | more, copy=False)
+            socket.send(part, _NOBLOCK | more, copy=len(part) < zmq.COPY_THRESHOLD)
         except zmq.Again:
             if at and more:
                 # the connection ended within this message, and ZeroMQ will drop all parts up to a
