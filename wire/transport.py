@@ -27,7 +27,9 @@ HANDSHAKE_MS = 5000  # time for a handshake, else the connection is closed
 # Messages per peer; a client that does not read loses its own replies only. ZeroMQ learns in
 # batches of half a queue what it has sent, so only half of the queue is sure to be free.
 _SEND_QUEUE = 128
-_RECEIVE_QUEUE = 16  # more wait in the kernel and at the sender
+# No bound, or else libzmq 4.3.5 can end the process: it stops reading where a queue is full, and
+# if the peer then hangs up, the next heartbeat fails an assertion. `wire.memory_watch` sets bounds.
+_RECEIVE_QUEUE = 0
 _BACKLOG = 256  # connections that the kernel holds until they are accepted
 _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
 _PARTS_PER_TURN = 1000  # excess parts that are dropped in one call

@@ -12,13 +12,8 @@ from msgspec.structs import asdict
 
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.cli.options import (
-    Commands,
-    generation_of,
-    generation_options,
-    json_option,
-    write_json,
-)
+from pilotfish.cli.generation import generation_of, generation_options
+from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.screen import Screen
 from pilotfish.device_runtime.config import DeviceConfig, ServiceConfig

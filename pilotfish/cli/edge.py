@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from pilotfish.cli import edge_worker
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
 from pilotfish.cli.edge_parent import for_parent
-from pilotfish.cli.export_split import stages_of
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands
 from pilotfish.edge_runtime.config import EdgeConfig
@@ -69,6 +68,8 @@ def _first_stage(config: EdgeConfig) -> Path:
         return folder
     if (folder / "stage-1").is_dir():
         return folder / "stage-1"
+    from pilotfish.cli.export_split import stages_of  # what draws progress comes with it
+
     return stages_of(Artifact.open(folder), stages) / "stage-1"
 
 

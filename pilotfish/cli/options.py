@@ -5,16 +5,12 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from msgspec import Meta
 
-from pilotfish.cli.flags import add_flag, add_flags, bounded, from_args
-from pilotfish.device_runtime.choice import POLICIES
-from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken
+from pilotfish.cli.flags import add_flag, add_flags, bounded
 from pilotfish.engines.settings import EngineSettings
-from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.protocols import names, option_types
 from pilotfish.wire.settings import Setting, setting
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -44,141 +40,6 @@ def json_option(parser: argparse.ArgumentParser) -> None:
 def engine_options(parser: argparse.ArgumentParser) -> None:
     """How a model is run."""
     add_flags(parser, EngineSettings)
-
-
-def window(text: str) -> "int | Literal['auto']":
-    """An argparse type: a number of draft tokens, or ``auto``."""
-    return "auto" if text == "auto" else int(text)
-
-
-def expansion(text: str) -> list[int]:
-    """An argparse type: ``2,2,1``."""
-    return [int(part) for part in text.split(",")]
-
-
-def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens: int) -> None:
-    """How to generate."""
-    parser.add_argument(
-        "--protocol",
-        choices=(*names(), AUTO),
-        default=protocol,
-        help="how a round is carried; auto: as link and pair make it cheapest (%(default)s)",
-    )
-    parser.add_argument(
-        "--among",
-        type=lambda text: text.split(","),
-        metavar="P,P,…",
-        help="protocol auto: choose from these (default: all whose output is the target's)",
-    )
-    parser.add_argument(
-        "--lossy", action="store_true", help="protocol auto: from those too whose output is not"
-    )
-    parser.add_argument(
-        "--policy",
-        choices=tuple(POLICIES),
-        help=f"protocol auto: how it chooses ({Auto.policy})",
-    )
-    parser.add_argument(
-        "--rtt-threshold",
-        type=positive,
-        metavar="MS",
-        help="policy threshold: the RTT above which all hidden states are sent at once (10)",
-    )
-    parser.add_argument(
-        "--window",
-        type=window,
-        metavar="N|auto",
-        help="draft tokens a round; auto: until the drafter loses confidence (4)",
-    )
-    parser.add_argument(
-        "--expansion",
-        type=expansion,
-        metavar="K,K,…",
-        help="protocol tree, instead of a window: candidates of each level, e.g. 2,2,1 (default: "
-        "2,2,1,… as deep as the window)",
-    )
-    parser.add_argument(
-        "--max-tokens", type=int, default=tokens, metavar="N", help="tokens at most (%(default)s)"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)"
-    )
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all tokens (default)")
-    parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="nucleus mass; 1: all (default)"
-    )
-    parser.add_argument(
-        "--draft-top-k",
-        type=int,
-        metavar="K",
-        help="truncate the drafter to K tokens: tslt's K (default: as the target; under tslt and "
-        "tree 64 where neither is truncated)",
-    )
-    parser.add_argument(
-        "--draft-top-p", type=float, metavar="P", help="or to this nucleus: tslt's ρ"
-    )
-    parser.add_argument(
-        "--draft-temperature", type=float, metavar="T", help="of the drafter (the target's)"
-    )
-    parser.add_argument("--seed", type=int, metavar="N", help="makes a sampled run repeatable")
-    protocol_options(parser)
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
-    )
-
-
-def protocol_options(parser: argparse.ArgumentParser) -> None:
-    """The options that protocols declare of themselves."""
-    for kind in option_types():
-        add_flags(parser, kind)
-
-
-def protocol_options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Those that are not the default, by name."""
-    return {
-        name: value
-        for kind in option_types()
-        for name, value in from_args(args, kind).given().items()
-    }
-
-
-def generation_of(args: argparse.Namespace) -> Options:
-    """The generation options as `Device.stream` takes them."""
-    options = Options(
-        protocol=protocol_of(args),
-        window=args.window,
-        expansion=args.expansion,
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        draft_temperature=args.draft_temperature,
-        draft_top_k=args.draft_top_k,
-        draft_top_p=args.draft_top_p,
-        seed=args.seed,
-        stop=args.stop,
-    )
-    options.update(cast(Options, protocol_options_of(args)))
-    return options
-
-
-def protocol_of(args: argparse.Namespace) -> "str | Auto":
-    """The protocol, with what goes with it; `UnsupportedError` for what goes with nothing."""
-    if args.protocol != AUTO:
-        expect_taken(args.protocol, protocol_options_of(args), mark="--")
-    if args.protocol == AUTO:
-        return Auto(
-            among=args.among,
-            lossy=args.lossy,
-            policy=args.policy or Auto.policy,
-            rtt_threshold_s=None if args.rtt_threshold is None else args.rtt_threshold * 1e-3,
-        )
-    if (args.among, args.lossy, args.policy, args.rtt_threshold) != (None, False, None, None):
-        raise UnsupportedError(
-            "--among, --lossy, --policy and --rtt-threshold go with --protocol auto."
-        )
-    name: str = args.protocol
-    return name
 
 
 def write_json(path: str, value: Any) -> None:

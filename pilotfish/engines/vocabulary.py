@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from pilotfish.engines.artifact import TOKENIZER_NAME, Artifact, Positive, TokenId
-from pilotfish.engines.chat import ChatTemplate
-from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.errors import ArtifactError, TemplateError
 from pilotfish.engines.foreign import MAX_TEMPLATE, MAX_TOKENS, check_foreign
 from pilotfish.engines.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pilotfish.engines.chat import ChatTemplate
+    from pilotfish.engines.dialogue import Dialogue
 
 
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -99,6 +101,8 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Its chat template; None for a model without one. Raises `TemplateError` if broken."""
         if self.chat_template is None:
             return None
+        from pilotfish.engines.chat import ChatTemplate  # Jinja takes a while, and no edge needs it
+
         piece = self.tokenizer.piece
         return ChatTemplate(
             self.chat_template,
@@ -109,7 +113,11 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def dialogue(self) -> Dialogue | None:
         """Encodes messages as a prompt; None for a model without a chat template."""
-        return None if self.template is None else Dialogue(self.template, self.tokenizer)
+        if self.template is None:
+            return None
+        from pilotfish.engines.dialogue import Dialogue
+
+        return Dialogue(self.template, self.tokenizer)
 
     @cached_property
     def turn_end(self) -> int | None:

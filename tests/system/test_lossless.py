@@ -1,5 +1,7 @@
 """What comes out of a real edge process follows the target's law: χ² over thousands of answers."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from pilotfish import Device, EdgeServer, PilotfishError
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling, probabilities
 from tests.support.enumeration import p_value
+from tests.support.thinned import thinned
 from tests.support.tiny import tiny_artifact
 
 VOCAB = 6
@@ -156,11 +159,18 @@ def test_a_seed_repeats_its_answer_and_another_does_not(pair, protocol, window):
     assert any(tokens != first.tokens for tokens in others)
 
 
-@pytest.mark.parametrize("window", [0, 1, 2, 4, "auto"])
+WINDOWS = (0, 1, 2, 4, "auto")
+SHAPES = ({"temperature": 1.0}, {"temperature": 0.8, "top_k": 3}, {"temperature": 0.0})
+DRAFTERS = ({}, {"draft_top_k": 1}, {"draft_temperature": 2.0})
+COUPLED = [*product(WINDOWS, SHAPES, DRAFTERS)]
+
+
 @pytest.mark.parametrize(
-    "shape", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 3}, {"temperature": 0.0}]
+    ("window", "shape", "drafter"),
+    thinned(
+        COUPLED, [*product(WINDOWS, SHAPES[:1], DRAFTERS[:1]), *product((2,), SHAPES, DRAFTERS)]
+    ),
 )
-@pytest.mark.parametrize("drafter", [{}, {"draft_top_k": 1}, {"draft_temperature": 2.0}])
 def test_coupled_is_the_targets_own_seeded_sample(pair, window, shape, drafter):
     device, _ = pair
     for seed in range(5):

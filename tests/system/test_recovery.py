@@ -70,11 +70,11 @@ def test_cut_connections_change_nothing(artifacts, cuttable, options):
 @pytest.mark.parametrize(
     ("protocol", "temperature", "locked"),
     [
-        ("greedy", 0.0, True),
+        pytest.param("greedy", 0.0, True, marks=pytest.mark.slow),
         pytest.param("dsd", 1.0, False, marks=pytest.mark.slow),
         pytest.param("tslt", 1.0, True, marks=pytest.mark.slow),
         ("tree", 1.0, False),
-        ("dssd", 1.0, True),
+        pytest.param("dssd", 1.0, True, marks=pytest.mark.slow),
         pytest.param("coupled", 1.0, False, marks=pytest.mark.slow),
         ("stream", 1.0, True),
     ],
@@ -106,9 +106,11 @@ def test_a_restarted_edge_goes_on_with_the_same_text(
 @pytest.mark.parametrize(
     ("protocol", "temperature"),
     [
-        ("tree", 1.0),
         ("dssd", 1.0),
-        *(pytest.param(name, 1.0, marks=pytest.mark.slow) for name in ("dsd", "coupled", "stream")),
+        *(
+            pytest.param(name, 1.0, marks=pytest.mark.slow)
+            for name in ("tree", "dsd", "coupled", "stream")
+        ),
     ],
 )
 def test_an_edge_killed_under_way_and_replaced(

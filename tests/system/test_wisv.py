@@ -332,6 +332,7 @@ def test_a_drafter_of_another_vocabulary(bridged: Device, threshold: float) -> N
         assert forgiven(full) > 0
 
 
+@pytest.mark.slow
 def test_real_weights(tmp_path: Path) -> None:
     # three layers short: what the default drafter proposes is hardly ever a mismatch
     draft, target = default_artifact("int8", 27), default_artifact("fp32")

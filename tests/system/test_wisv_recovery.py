@@ -29,7 +29,12 @@ PROMPT = [*range(30, 60)]  # on which drafter and target often differ
 WISH: dict[str, Any] = {"threshold": 0.5, "window": 4, "max_tokens": 60}
 
 
-@pytest.fixture(params=[True, False], ids=["keys", "no-keys"])
+@pytest.fixture(
+    params=[
+        pytest.param(True, id="keys"),
+        pytest.param(False, id="no-keys", marks=pytest.mark.slow),
+    ]
+)
 def folders(request: pytest.FixtureRequest, key_folders: dict[str, Path]) -> dict[str, Any]:
     """Where the keys of edge and device are; None: there are none."""
     return {end: key_folders[end] if request.param else None for end in ("edge", "alice")}

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from pilotfish import wire
 from pilotfish.cli.field.progress import Answers
+from pilotfish.cli.generation import protocol_options, protocol_options_of, window
 from pilotfish.cli.options import (
     Commands,
     between,
@@ -22,9 +23,6 @@ from pilotfish.cli.options import (
     json_option,
     keys_option,
     positive,
-    protocol_options,
-    protocol_options_of,
-    window,
     write_json,
 )
 from pilotfish.cli.progress import FETCHING, Bars

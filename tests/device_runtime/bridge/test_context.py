@@ -14,7 +14,7 @@ from unicodedata import normalize
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
@@ -23,6 +23,7 @@ from pilotfish.device_runtime.bridge.context import Context
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.pretokenizers import GPT2, LLAMA3, PRETOKENIZERS, QWEN2
 from pilotfish.export.tokenizer import GgufVocabulary
+from tests.support.examples import examples
 from tests.support.tiny import tiny_tokenizer
 from tests.support.vocabularies import (
     HERE,
@@ -272,7 +273,7 @@ def chunks(ids: Sequence[int], cuts: Iterator[int]) -> Iterator[NDArray[np.uint3
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@settings(max_examples=60)
+@examples(60)
 @given(answers(), st.randoms(use_true_random=False))
 def test_own_tokens_are_a_fresh_encoding_at_every_border(
     name: str, answer: tuple[str, list[int]], random: Any

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pilotfish.device_runtime.drafter
@@ -21,6 +21,7 @@ from pilotfish.speculation.tree import Tree
 from pilotfish.wire.protocols import EXCHANGES, Law, Place, choose
 from tests.support.bridged import END, WORDS, drafter_of, drafting_across, ids, pair_of
 from tests.support.enumeration import kinds, samplings
+from tests.support.examples import examples
 from tests.support.rounds import LOSSLESS, ONE, PROMPT, Setting, logits, play_round
 from tests.support.tiny import tiny_artifact
 from tests.wire.test_protocol_outcomes import assert_exact
@@ -80,7 +81,7 @@ def settings_across(draw, name):
 
 @pytest.mark.parametrize("name", SAMPLED)
 @given(st.data(), st.integers(1, 4))
-@settings(max_examples=40)
+@examples(40)
 def test_a_round_across_a_bridge_is_exact_over_all_its_outcomes(name, data, bits):
     setting, window, start = data.draw(settings_across(name))
     assert_exact(setting, bits, window, start)

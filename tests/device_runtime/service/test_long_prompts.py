@@ -58,6 +58,7 @@ def slowest_health_s(service: Serving, posts: list[dict[str, object]]) -> float:
     return slowest_s
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kind", ["words", "letters", "message", "ids"])
 def test_a_prompt_of_megabytes_keeps_nobody_waiting(roomy: Serving, kind: str) -> None:
     words = "the quick brown fox " * (CHARACTERS // 20)

@@ -182,14 +182,13 @@ def lawful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Device, C
         yield device, cast
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("protocol", "options"),
     [
         ("tslt", {"temperature": 1.3, "top_k": 4, "window": 3, "draft_top_k": 3}),
-        pytest.param(
-            "tree", {"temperature": 1.0, "expansion": (2, 2), "draft_top_k": 4}, marks=SLOW
-        ),
-        pytest.param("dssd", {"temperature": 0.7, "top_p": 0.9, "window": 2}, marks=SLOW),
+        ("tree", {"temperature": 1.0, "expansion": (2, 2), "draft_top_k": 4}),
+        ("dssd", {"temperature": 0.7, "top_p": 0.9, "window": 2}),
     ],
 )
 def test_sampled_answers_follow_the_ensembles_law(

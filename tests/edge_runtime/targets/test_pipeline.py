@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from tests.support.pipelines import Row, cut, made_pair, opened, row, served, wh
 
 CONTEXT = 512
 SLOTS = 8
-LENGTHS = (1, 2, 4)
+MOST = 4  # stages
+SLOW = pytest.mark.slow
+LENGTHS = [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), MOST]
 PROMPTS = ([1, 3, 2, 7], [9], [*range(30, 60)], [*range(60)] * 5)  # the last one takes 3 passes
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -71,35 +74,32 @@ def whole(made: Pair, server_options: dict[str, Any]) -> Iterator[Device]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def rows(made: Pair) -> Iterator[dict[int, Row]]:
-    """For each number of stages the nodes that it takes. One edge at a time can have them."""
-    folder = made.target.parent
+@contextmanager
+def in_stages(made: Pair, stages: int) -> Iterator[Row]:
+    """The nodes of a target cut into so many stages. One edge at a time can have them."""
+    folder = cut(made.target, made.target.parent / f"cut-{stages}", stages)
+    with row(folder, sessions=SLOTS, context=CONTEXT) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module", params=LENGTHS)
+def cut_edge(
+    request: pytest.FixtureRequest, made: Pair, server_options: dict[str, Any]
+) -> Iterator[EdgeServer]:
+    """An edge with this many stages."""
+    listed = made.target.parent / f"{request.param}.toml"
     with (
-        row(cut(made.target, folder / "cut-1", 1), sessions=SLOTS, context=CONTEXT) as one,
-        row(cut(made.target, folder / "cut-2", 2), sessions=SLOTS, context=CONTEXT) as two,
-        row(cut(made.target, folder / "cut-4", 4), sessions=SLOTS, context=CONTEXT) as four,
+        in_stages(made, request.param) as nodes,
+        served(nodes, listed, server=server_options) as edge,
     ):
-        yield {1: one, 2: two, 4: four}
+        yield edge
 
 
 @pytest.fixture(scope="module")
-def edges(
-    rows: dict[int, Row], made: Pair, server_options: dict[str, Any]
-) -> Iterator[dict[int, EdgeServer]]:
-    """Edges with 1, 2 and 4 stages."""
-    folder = made.target.parent
-    with (
-        served(rows[1], folder / "1.toml", server=server_options) as one,
-        served(rows[2], folder / "2.toml", server=server_options) as two,
-        served(rows[4], folder / "4.toml", server=server_options) as four,
-    ):
-        yield {1: one, 2: two, 4: four}
-
-
-@pytest.fixture(params=LENGTHS)
-def cut_edge(request: pytest.FixtureRequest, edges: dict[int, EdgeServer]) -> EdgeServer:
-    return edges[request.param]
+def nodes(made: Pair) -> Iterator[Row]:
+    """Nodes for targets that are opened here, one after the other."""
+    with in_stages(made, MOST) as found:
+        yield found
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_cancelled_answers_leave_nothing_behind(
 
 
 def test_more_sessions_come_and_go_than_there_are_slots(
-    rows: dict[int, Row], whole: Device, made: Pair, tmp_path: Path
+    whole: Device, made: Pair, tmp_path: Path
 ) -> None:
     few = {"context": CONTEXT, "sessions": 2, "idle": 0.001}
     with (
@@ -178,13 +178,11 @@ def test_more_sessions_come_and_go_than_there_are_slots(
 
 @pytest.mark.parametrize("states", MOST_OFF)
 def test_logits_are_as_near_as_the_states_are(
-    rows: dict[int, Row], decoder: Decoder, tmp_path: Path, made: Pair, states: str
+    nodes: Row, decoder: Decoder, tmp_path: Path, states: str
 ) -> None:
     tokens = np.random.default_rng(0).integers(0, 60, 400).astype(np.uint32)
-    with (
-        row(cut(made.target, tmp_path / "cut", 4), sessions=SLOTS, context=CONTEXT) as found,
-        opened(found, tmp_path / "4.toml", slots=SLOTS, context=CONTEXT, states=states) as target,
-    ):
+    listed = tmp_path / "list.toml"
+    with opened(nodes, listed, slots=SLOTS, context=CONTEXT, states=states) as target:
         off = []
         for number, length in enumerate((1, 5, CHUNK, 400)):
             rows_wanted = min(length, 9)
@@ -217,14 +215,13 @@ class Talk:
         self._text = self._text[: CONTEXT - 40]
         shape = [(2, 2, 1), (1, 1, 1, 1), (), (3, 1)][int(self._random.integers(4))]
         draft = drafted("tree" if max(shape, default=0) > 1 else "coupled", shape, self._turns)
-        accept = int(self._random.integers(0, len(draft.ids) + 1))
+        accept, node = (int(self._random.integers(0, len(draft.ids) + 1)) for _ in range(2))
         text = list(self._text)
 
         def rule(logits: Floats, hidden: Floats) -> Ruling:
-            for node in (0, accept, len(draft.ids)):
-                path = [int(draft.ids[place - 1]) for place in draft.path(node)]
-                wanted = whole_logits(self._fresh, [*text, *path], 1)[0]
-                np.testing.assert_allclose(logits[node], wanted, atol=1e-4)
+            path = [int(draft.ids[place - 1]) for place in draft.path(node)]
+            wanted = whole_logits(self._fresh, [*text, *path], 1)[0]
+            np.testing.assert_allclose(logits[node], wanted, atol=1e-4)
             return Ruling(accept, 0)
 
         self._text += [int(draft.ids[place - 1]) for place in draft.path(accept)]
@@ -234,20 +231,16 @@ class Talk:
         return Job(name, self._slot, tokens, len(draft.ids) + 1, rule, draft, owner=name)
 
 
-@pytest.mark.parametrize("stages", LENGTHS)
 def test_windows_of_all_shapes_cross_the_stages_together(
-    made: Pair, decoder: Decoder, tmp_path: Path, stages: int
+    nodes: Row, decoder: Decoder, tmp_path: Path
 ) -> None:
-    with (
-        row(cut(made.target, tmp_path / "cut", stages), sessions=SLOTS, context=CONTEXT) as found,
-        opened(found, tmp_path / "list.toml", slots=SLOTS, context=CONTEXT) as target,
-    ):
+    with opened(nodes, tmp_path / "list.toml", slots=SLOTS, context=CONTEXT) as target:
         scheduler = Scheduler(target)
         talks = [Talk(slot, scheduler, decoder) for slot in range(SLOTS)]
         for talk in talks:
             scheduler.submit(talk.speak())
         done, end_s = 0, time.monotonic() + 120.0
-        while done < 40 * len(talks):
+        while done < 20 * len(talks):
             assert time.monotonic() < end_s
             for job in run(scheduler):
                 assert job.error is None, job.error

@@ -20,7 +20,7 @@ from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.wire.emulation.emulator import Emulator
 from pilotfish.wire.protocols import Ruling
 from tests.support.passes import collect, run
-from tests.support.pipelines import cut, made_pair, opened, row
+from tests.support.pipelines import Row, cut, made_pair, opened, row
 
 CONTEXT = 2048
 SLOTS = 8
@@ -28,24 +28,27 @@ STAGES = 4
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Row]:
+    """Their passes take as long as a file says, and their links as they are set."""
     folder = tmp_path_factory.mktemp("filling")
-    return cut(made_pair(folder, CONTEXT).target, folder / "cut", STAGES)
+    stages = cut(made_pair(folder, CONTEXT).target, folder / "cut", STAGES)
+    pace = stages / "pace"
+    pace.write_text("0")
+    size: dict[str, Any] = {"sessions": SLOTS, "context": CONTEXT}
+    with row(stages, link=emulated, options=[{"pace": pace}] * (STAGES - 1), **size) as found:
+        yield found
 
 
 @contextmanager
 def pipeline(
-    stages: Path, folder: Path, *, stage_s: float = 0.0, hop_s: float = 0.0
+    nodes: Row, folder: Path, *, stage_s: float = 0.0, hop_s: float = 0.0
 ) -> Iterator[PipelineTarget]:
     """The target on nodes whose passes take so long, and hops to them; the edge's own do not."""
-    pace = folder / "pace"
-    pace.write_text(str(stage_s))
-    size: dict[str, Any] = {"sessions": SLOTS, "context": CONTEXT}
-    with (
-        row(stages, link=emulated, options=[{"pace": pace}] * (STAGES - 1), **size) as found,
-        opened(found, folder / "list.toml", slots=SLOTS, context=CONTEXT) as target,
-    ):
-        for link in found.links:
+    (nodes.folder / "pace").write_text(str(stage_s))
+    for link in nodes.links:
+        link.set(rtt_s=0.0)
+    with opened(nodes, folder / "list.toml", slots=SLOTS, context=CONTEXT) as target:
+        for link in nodes.links:
             link.set(rtt_s=2.0 * hop_s)
         yield target
 
@@ -83,9 +86,9 @@ def read(scheduler: Scheduler, target: PipelineTarget, slots: int) -> None:
 
 
 def test_windows_that_come_together_are_shared_out_over_the_stages(
-    stages: Path, tmp_path: Path
+    nodes: Row, tmp_path: Path
 ) -> None:
-    with pipeline(stages, tmp_path, stage_s=0.05) as target:
+    with pipeline(nodes, tmp_path, stage_s=0.05) as target:
         scheduler = Scheduler(target)
         read(scheduler, target, 4)
         before = scheduler.passes
@@ -96,8 +99,8 @@ def test_windows_that_come_together_are_shared_out_over_the_stages(
         assert ends[-1] < 2.0 * 0.05 * (STAGES - 1) + 3 * 0.05, "they waited for each other"
 
 
-def test_more_windows_than_stages_share_passes(stages: Path, tmp_path: Path) -> None:
-    with pipeline(stages, tmp_path, stage_s=0.05) as target:
+def test_more_windows_than_stages_share_passes(nodes: Row, tmp_path: Path) -> None:
+    with pipeline(nodes, tmp_path, stage_s=0.05) as target:
         scheduler = Scheduler(target)
         read(scheduler, target, SLOTS)
         target.run(10**6, [Span(0, np.full(25, 1, np.uint32), 20, 5)])
@@ -109,8 +112,8 @@ def test_more_windows_than_stages_share_passes(stages: Path, tmp_path: Path) -> 
         assert scheduler.passes - before == STAGES
 
 
-def test_long_links_hold_more_passes_than_there_are_stages(stages: Path, tmp_path: Path) -> None:
-    with pipeline(stages, tmp_path, hop_s=0.05) as target:
+def test_long_links_hold_more_passes_than_there_are_stages(nodes: Row, tmp_path: Path) -> None:
+    with pipeline(nodes, tmp_path, hop_s=0.05) as target:
         scheduler = Scheduler(target)
         read(scheduler, target, SLOTS)
         assert target.depth == target.abreast == SLOTS
@@ -120,8 +123,8 @@ def test_long_links_hold_more_passes_than_there_are_stages(stages: Path, tmp_pat
         assert max(ends) < 1.7 * 0.05 * STAGES
 
 
-def test_pieces_of_a_long_prompt_follow_each_other(stages: Path, tmp_path: Path) -> None:
-    with pipeline(stages, tmp_path, hop_s=0.1) as target:
+def test_pieces_of_a_long_prompt_follow_each_other(nodes: Row, tmp_path: Path) -> None:
+    with pipeline(nodes, tmp_path, hop_s=0.1) as target:
         scheduler = Scheduler(target)
         scheduler.submit(job(0, 8 * CHUNK, rows=0))
         took_s = done(scheduler, target, 1)[0]
@@ -129,10 +132,10 @@ def test_pieces_of_a_long_prompt_follow_each_other(stages: Path, tmp_path: Path)
         assert took_s < 3.5 * 0.1 * STAGES, "eight rounds would take 3.2 s"
 
 
-def test_a_window_does_not_wait_for_all_of_a_long_session(stages: Path, tmp_path: Path) -> None:
+def test_a_window_does_not_wait_for_all_of_a_long_session(nodes: Row, tmp_path: Path) -> None:
     """That is fed again, in pieces: no more of these are under way than keep the stages busy."""
     long, short = np.full(16 * CHUNK - 40, 1, np.uint32), np.full(25, 2, np.uint32)
-    with pipeline(stages, tmp_path, stage_s=0.05) as target:
+    with pipeline(nodes, tmp_path, stage_s=0.05) as target:
         target.run(0, [Span(1, short[:20], 0, 5)])
         begun_s = time.monotonic()
         target.start(1, [Span(0, long, 0, 5)])

@@ -158,7 +158,11 @@ def test_a_stage_is_no_target_by_itself(thirds: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"sessions": 2, "context": CONTEXT}, "start it with --sessions 4"),
+        pytest.param(
+            {"sessions": 2, "context": CONTEXT},
+            "start it with --sessions 4",
+            marks=pytest.mark.slow,
+        ),
         ({"sessions": SLOTS, "context": 100}, "with --context 256, or the edge with --context 100"),
     ],
     ids=["slots", "context"],
@@ -292,11 +296,11 @@ def test_a_stage_that_does_not_let_in_the_edge(
 
 
 def test_a_list_with_a_wrong_key(thirds: Path, locked: Locked, tmp_path: Path) -> None:
-    for place in (0, 1):
-        publics = list(locked.publics)
-        publics[place] = str(locked.edge / "edge.pub")
-        own = {"owned": EdgeKeys.load(locked.edge), "keys": publics}
-        with row(thirds, options=secured(locked)) as found:
+    with row(thirds, options=secured(locked)) as found:
+        for place in (0, 1):
+            publics = list(locked.publics)
+            publics[place] = str(locked.edge / "edge.pub")
+            own = {"owned": EdgeKeys.load(locked.edge), "keys": publics}
             said = waited_for(found, tmp_path / "list.toml", "key", **own, **SIZE)
             assert f"stage {place + 2}: " in said
 

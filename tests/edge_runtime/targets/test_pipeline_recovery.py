@@ -41,7 +41,7 @@ WISHES: list[dict[str, Any]] = [
     {"protocol": "tree", "temperature": 1.0, "seed": 4},
     {"protocol": "stream", "temperature": 1.0, "seed": 5},
 ]
-TOKENS = 300
+TOKENS = 150
 FLAGS = {"sessions": SLOTS, "context": CONTEXT}
 SLOW = pytest.mark.slow
 PLACES = pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def devices(server: EdgeServer, made: Pair) -> Iterator[list[Device]]:
         yield opened
 
 
-def begun(devices: Sequence[Device], tokens: int = 40) -> list[Answering]:
+def begun(devices: Sequence[Device], tokens: int = 20) -> list[Answering]:
     """All three answers, under way."""
     answers = [
         Answering(device, prompt, max_tokens=TOKENS, **wish)
@@ -113,16 +113,6 @@ def begun(devices: Sequence[Device], tokens: int = 40) -> list[Answering]:
     for answer in answers:
         answer.until(tokens)
     return answers
-
-
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
-def test_a_stage_killed_and_started_again(
-    devices: list[Device], found: Row, wanted: list[list[int]], place: int
-) -> None:
-    answers = begun(devices)
-    found.nodes[place].kill()
-    found.nodes[place].restart()
-    assert [answer.result() for answer in answers] == wanted
 
 
 @PLACES
@@ -147,9 +137,10 @@ def test_a_stage_frozen_for_a_moment_that_nobody_notices(
 
 
 @PLACES
-def test_a_stage_killed_twice(
+def test_a_stage_killed_and_started_again(
     devices: list[Device], found: Row, wanted: list[list[int]], place: int
 ) -> None:
+    """Twice."""
     answers = begun(devices)
     for _ in range(2):
         found.nodes[place].kill()
