@@ -186,7 +186,7 @@ class Scheduler:
                 self._turnaround_ns[job.slot] = job.queued_ns - answered_ns
 
     def _heads(self) -> dict[int, list[Job]]:
-        """By lane that has room for a pass: of each slot the job that could be in it, by their turn.
+        """Of each slot the job that could be in the next pass, by their turn; by lanes with room.
 
         Those that were cancelled are forgotten.
         """

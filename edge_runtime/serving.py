@@ -31,7 +31,8 @@ Duty = Callable[[], bool]
 
 def duties(listener: Listener) -> dict[int, Duty]:
     """What is to be done when something arrives, by the descriptor that tells; not of messages."""
-    found: dict[int, Duty] = {int(listener.connections.monitor.fd): listener.connections.read_events}
+    connections = listener.connections
+    found: dict[int, Duty] = {int(connections.monitor.fd): connections.read_events}
     if listener.gate is not None:
         found[int(listener.gate.socket.fd)] = listener.gate.answer
     return found
