@@ -105,7 +105,7 @@ class Scheduler:
         self._numbers = count()
         self._batches: dict[int, Batch] = {}  # with the target
         self._computing: set[int] = set()  # the slots in them
-        self._under_way = [0] * target.lanes  # of them, by lane
+        self._under_way = [0] * target.lanes  # how many of them, by lane
         self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}  # whose tokens a slot holds
         self._answered_ns: dict[int, int] = {}  # when a slot's last window was decided on
         self._turnaround_ns: dict[int, int] = {}  # from there to the slot's next job, last time
