@@ -155,7 +155,7 @@ def _cell(value: object) -> str:
 
 
 def free_port() -> int:
-    """A port of this machine where nobody listens."""
+    """Find a port of this machine without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,6 +1,6 @@
 """Edges that are killed and links that are cut, at random moments of seeded answers.
 
-Every answer is compared with the one that nobody disturbed: its tokens, its text, and what the
+Every answer is compared with the undisturbed one: its tokens, its text, and what the
 pieces add up to. A kill is SIGKILL, and the edge is started anew at once at the same address. A cut
 is one of two things that the emulator does: it breaks all connections and refuses new ones for up
 to a second, or it lets nothing pass for 1.5 to 4 seconds, as a cellular link may.
@@ -139,7 +139,7 @@ def _edge(target: Path, keys: Path) -> Iterator[Edge]:
 
 
 def _break(emulator: Emulator, chance: random.Random, disturbance: Disturbance) -> None:
-    """All connections end, and for a while nobody listens."""
+    """End all connections, and refuse new ones for a while."""
     wait_s = chance.uniform(0.0, 1.0)
     disturbance.begun_s = time.monotonic()
     emulator.stop()

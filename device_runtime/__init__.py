@@ -1,1 +1,1 @@
-"""The device: a small model that drafts, and the session loop that has its drafts verified."""
+"""The device: drafts windows with a small model and has an edge verify them."""

@@ -1,6 +1,6 @@
-"""What a device is told: its model, its edge and its keys; and what its HTTP service is told.
+"""The settings of a device and of its HTTP service.
 
-Each setting stands here once: flags, TOML keys, help and reloads follow (`wire.settings`).
+Each is declared once: flags, TOML keys, help and reloads follow from it (`wire.settings`).
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from pilotfish.wire.settings import setting
 
 
 class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
-    """Both ends of a link, and what becomes of an answer when it breaks; see `Device`."""
+    """The drafter, the edge, and what to do when the link breaks; see `Device`."""
 
     draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")]
     edge: Annotated[
@@ -34,15 +34,15 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
     on_link_loss: Annotated[
         OnLinkLoss,
         setting(
-            "when the edge is lost: wait for it, let the drafter go on alone until it is back, or "
-            "end the answer"
+            "when the edge is lost: wait for it, go on with the drafter alone (local) until it is "
+            "back, or end the answer (fail)"
         ),
     ] = "wait"
-    patience_s: Annotated[float, setting("how long to wait for a lost edge", gt=0)] = 120.0
+    patience_s: Annotated[float, setting("seconds to wait for a lost edge", gt=0)] = 120.0
 
 
 class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
-    """A service's settings. options: what holds for a request that does not say otherwise.
+    """The settings of `device serve`. options: defaults for the requests.
 
     api_keys: see `service.access.ApiKeys`. tls_cert, tls_key: see `service.tls.tls_context`.
     """
@@ -53,7 +53,7 @@ class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
     api_keys: Annotated[
         Path | None,
         setting(
-            "who may ask; needed beyond loopback (default: $CREDENTIALS_DIRECTORY/api-keys)",
+            "the clients' keys; needed beyond loopback (default: $CREDENTIALS_DIRECTORY/api-keys)",
             metavar="FILE",
             live=True,
         ),
@@ -63,18 +63,18 @@ class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
         setting("serve https with this certificate (PEM)", metavar="FILE", live=True),
     ] = None
     tls_key: Annotated[
-        Path | None, setting("and its key, not encrypted", metavar="FILE", live=True)
+        Path | None, setting("the certificate's key, not encrypted", metavar="FILE", live=True)
     ] = None
-    lanes: Annotated[int, setting("answers made at once", ge=1, le=64)] = 2
-    queue: Annotated[int, setting("that may wait", ge=0, le=10_000)] = 16
+    lanes: Annotated[int, setting("answers generated at once", ge=1, le=64)] = 2
+    queue: Annotated[int, setting("requests that may wait for a lane", ge=0, le=10_000)] = 16
     context: (
         Annotated[int, setting("tokens of a conversation (default: the model's)", ge=2)] | None
     ) = None
-    model: Annotated[str, setting("what clients call it", metavar="NAME", live=True)] = "pilotfish"
+    model: Annotated[str, setting("the model's name for clients", metavar="NAME", live=True)] = (
+        "pilotfish"
+    )
     drain_s: Annotated[
         float,
-        setting(
-            "how long running answers may take when the service is told to stop", gt=0, live=True
-        ),
+        setting("seconds for running answers to end after SIGTERM", gt=0, live=True),
     ] = 20.0
     options: Annotated[Options, setting("", live=True)] = field(default_factory=Options)

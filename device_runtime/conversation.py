@@ -1,6 +1,6 @@
-"""A conversation: one answer after the other, each round by round, whatever the link does.
+"""A conversation: generate answers one after the other, round by round, across losses of the link.
 
-In: prompts and plans. Out: pieces, and when an answer is whole, its `Generation`.
+In: prompts and plans. Out: pieces, and at the end of an answer its `Generation`.
 """
 
 import logging
@@ -34,14 +34,14 @@ _ALONE: tuple[type[PilotfishError], ...] = (*AWAY, UnsupportedError)
 
 @dataclass(frozen=True)
 class Choosable:
-    """Protocol "auto" and the other options; a plan once the edge is known."""
+    """Protocol "auto" and the other options, from which a plan is chosen once the edge is known."""
 
     auto: Auto
     options: Options
 
 
 class Conversation:
-    """A drafter's lane, its connection and its session. One thread at a time."""
+    """Generates answers with one drafter, one link and one session. One thread at a time."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class Conversation:
 
     @property
     def _ends(self) -> list[int]:
-        """The tokens that end an answer: the target's, whose text it is."""
+        """The target's end tokens, which end an answer."""
         welcome = self._link.welcome if self._link is not None else None
         return list((welcome or self._target).eos_ids)
 
     def answer(
         self, prompt: Prompt, wish: Plan | Choosable, *, alone: bool = True
     ) -> Generator[Piece, None, None]:
-        """Yield the answer to a prompt, piece by piece; ``last`` holds it afterwards.
+        """Yield the pieces of the answer to a prompt; ``last`` holds it afterwards.
 
-        alone: under "local", go on without an edge of another vocabulary even before the first
-        piece; else that raises `PairMismatchError`.
+        alone: under "local", an edge of another vocabulary counts as lost even before the first
+        piece; otherwise it raises `PairMismatchError` there.
         """
         session, link = self.session, self._link
         begun_s = time.monotonic()
@@ -110,7 +110,7 @@ class Conversation:
         finally:
             if plan.protocol == STREAM or not finished:
                 session.edge.cancel()
-            session.keep(len(prompt) + len(answer.tokens))
+            session.truncate(len(prompt) + len(answer.tokens))
             self._learned.add(plan, rounds)
         losses.end(time.monotonic_ns())
         after = link.gauge.probing if link else Probing()
@@ -132,7 +132,7 @@ class Conversation:
     # Before the first round
 
     def _prepare(self, wish: Plan | Choosable) -> tuple[Plan, Choice | None, LinkState | None]:
-        """The plan, why it was chosen, and the link's state then; greets an edge that is there."""
+        """Greet the edge and settle on a plan; returns it, the choice and the link's state."""
         link = self._link
         here = False
         if link is not None:
@@ -148,7 +148,7 @@ class Conversation:
         return plan, choice, state
 
     def _meet(self, link: EdgeLink, wish: Plan | Choosable) -> bool:
-        """Is the edge there? Waits for it where it is needed."""
+        """Greet the edge, waiting for it if the policy says so; returns whether it is there."""
         if self._patience.policy == "local":
             here = link.look()
         elif isinstance(wish, Plan) and wish.protocol == LOCAL:
@@ -160,11 +160,11 @@ class Conversation:
         return here
 
     def plans(self, wish: Choosable) -> list[Plan]:
-        """The plans that "auto" may choose from."""
+        """List the plans that "auto" may choose from."""
         link = self._link
         if link is None:
             return alternatives(wish.auto, wish.options, offered=[LOCAL])
-        if link.welcome is None:  # not met yet: it may have a decision head or not
+        if link.welcome is None:  # not greeted yet: it may have a decision head or not
             plans = alternatives(wish.auto, wish.options, offered=[*EXCHANGES, STREAM, LOCAL])
             sure = [one for one in plans if not one.needs]
             return plans if POLICIES[wish.auto.policy].wants_supplied else sure or plans
@@ -176,7 +176,7 @@ class Conversation:
         return fitting or plans[:1]
 
     def _choose(self, wish: Choosable, here: bool) -> tuple[Plan, Choice, LinkState | None]:
-        """Choose a plan by what is known of the link, which is measured first if need be."""
+        """Choose a plan by the link's state, measuring it first if needed."""
         plans = self.plans(wish)
         state = None
         if self._link is not None:
@@ -199,7 +199,7 @@ class Conversation:
     # Round by round
 
     def _rounds(self, plan: Plan, answer: AnswerBuffer, *, alone: bool) -> Iterator[Round]:
-        """Run rounds; while the edge is away, and the policy is "local", by the drafter alone."""
+        """Run rounds; under policy "local", with the drafter alone while the edge is away."""
         session = self.session
         if plan.protocol == LOCAL:
             yield from session.local(plan.law, answer.remaining)
@@ -220,7 +220,7 @@ class Conversation:
                 self._link.lost()
                 back = yield from self._alone(plan, answer)
                 if not back and self._goes_on(answer):
-                    raise  # the drafter has no room to go on by itself
+                    raise  # the drafter's context is full
 
     def _goes_on(self, answer: AnswerBuffer) -> bool:
         """Whether the answer has not ended, and the context has room."""
@@ -254,7 +254,7 @@ class Conversation:
 
 
 def _channel(state: LinkState | None) -> Channel:
-    """What a decision head is told of a link; a measured 0 counts as unknown."""
+    """Convert the link's state to a decision head's input; a measured 0 counts as unknown."""
     if state is None:
         return Channel()
     loss = _value(state.retransmitted)
@@ -262,7 +262,7 @@ def _channel(state: LinkState | None) -> Channel:
         rtt_s=_value(state.rtt) or None,
         up_bps=_value(state.up) or None,
         down_bps=_value(state.down) or None,
-        # the kernel counts the attempts to connect among what was sent again, but not as sent
+        # the kernel counts repeated connection attempts as retransmitted, but not as sent
         loss=None if loss is None else min(loss, 1.0),
     )
 
@@ -272,7 +272,7 @@ def _value(reading: Reading | None) -> float | None:
 
 
 def _pieces(record: Round, answer: AnswerBuffer) -> list[Piece]:
-    """Add a round to the answer; returns its pieces, and leaves the tokens kept in the record."""
+    """Add a round to the answer and return its pieces; cuts the record to the tokens kept."""
     tokens, accepted = record.tokens, record.accepted
     if record.protocol in (STREAM, LOCAL):
         parts = [(tokens, "target" if record.protocol == STREAM else LOCAL)]

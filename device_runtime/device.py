@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 class Device:
     """A drafter and its edge. One generation at a time; `beside` makes devices for more.
 
-    draft: the drafter's artifact, of whatever vocabulary: that of the edge's target is fetched
-    where it is another one, and kept (``on_fetch`` hears the bytes that are there, and all).
+    draft: the drafter's artifact. If its vocabulary differs from the target's, the target's is
+    fetched from the edge and cached; on_fetch is called with the bytes fetched and their total.
     edge: ``tcp://host:port``, or None when only ``local`` is used.
     keys: the folder with ``device.key`` and ``edge.pub``; None is allowed on loopback only.
-    on_round: is told of every round when it is over, before the next one begins.
+    on_round: is called with every round at its end.
 
-    lanes: how many devices, this one included, may share the drafter's weights.
+    lanes: the most devices, this one included, that share the drafter's weights.
 
     on_link_loss: what to do while the edge is away (it cannot be reached, drains, or is full).
-    "fail": raise `EdgeLostError` 2.2 s after the loss was noticed; and the edge must be there at
-    the start. "wait": for so long as ``patience_s``, then raise it. "local": after a second go on
-    with the drafter alone, and come back to the edge when it is there. Whatever was verified is the
-    text that it would have been without the loss; pieces of origin "local" are the drafter's.
+    "fail": raise `EdgeLostError` 2.2 s after the loss; the edge must also be there at the start.
+    "wait": wait ``patience_s``, then raise it. "local": after a second go on with the drafter alone
+    until the edge is back. Verified text is the same as without the loss; pieces of origin "local"
+    are the drafter's.
 
-    `interrupt`, `looked_s`, `redirect`, `link_up`, `link_state`, `prompt` and `acquainted` are for
-    any thread.
+    `interrupt`, `looked_s`, `redirect`, `link_up`, `link_state`, `prompt` and `acquainted` may be
+    called from any thread.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Device:
         self._interrupt = Interrupt()
         self._link: EdgeLink | None = None
         artifact = Artifact.open(draft)
-        # the edge first: its absence shows at once, loading a model takes a while
+        # the edge first: its absence shows at once, while loading a model takes long
         if edge is not None:
             self._family = Family(edge, load_keys(edge, keys))
             self._link = self._dial(artifact, self._interrupt)
@@ -97,7 +97,7 @@ class Device:
             raise
 
     def _dial(self, artifact: Artifact, interrupt: Interrupt) -> EdgeLink:
-        """Open a link; waits for the edge unless the policy lets it come later."""
+        """Open a link and, unless the policy allows a later edge, wait for the connection."""
         link = self._family.open(self._patience, interrupt)
         try:
             link.introduce(artifact.manifest)
@@ -111,14 +111,14 @@ class Device:
         return link
 
     def _occupy(self, drafter: Drafter) -> None:
-        """Take over a lane, and begin a conversation with the edge that is there, if one is."""
+        """Use this drafter, and start a conversation with the edge if it is there."""
         self._drafter = drafter
         self._partner = self._partners.latest
         self._start_conversation()
         self._match_vocabulary()
 
     def _start_conversation(self) -> None:
-        """Begin a conversation in the partner's vocabulary."""
+        """Start a conversation in the partner's vocabulary."""
         _, pair, learned = self._partner
         self._drafter.cross(pair.bridge())
         if self._link is not None:
@@ -134,7 +134,7 @@ class Device:
         )
 
     def _match_vocabulary(self) -> bool:
-        """Switch to the vocabulary of the edge met last; returns whether it is a new one."""
+        """Switch to the vocabulary of the edge greeted last; returns whether it changed."""
         link = self._link
         if link is None or link.met is None:
             return False
@@ -147,9 +147,9 @@ class Device:
         except BaseException as error:
             link.require_vocabulary(self._partner.pair.fingerprint)
             if isinstance(error, PairMismatchError) and link.welcome is not None:
-                return False  # the one from before is back
+                return False  # the earlier vocabulary again
             if self._patience.policy == "local" and isinstance(error, AWAY):
-                return False  # until it is there again, or one that suits
+                return False  # the drafter goes on alone until a suitable edge is there
             raise
         self._start_conversation()
         return True
@@ -157,7 +157,7 @@ class Device:
     def beside(self) -> Device:
         """Make a device for another conversation and thread, with the same weights and edge.
 
-        It has a lane, a connection and a session of its own, and is closed separately. Raises
+        It has its own lane, connection and session, and is closed separately. Raises
         `UnsupportedError` if all lanes are taken.
         """
         other = copy(self)
@@ -166,7 +166,7 @@ class Device:
         try:
             if self._link is not None:
                 other._link = self._dial(drafter.artifact, other._interrupt)
-                if other._link.met is None:  # not greeted itself yet: take it to be the same edge
+                if other._link.met is None:  # not greeted yet: assume the same edge
                     other._link.meet(self._link.met)
             other._occupy(drafter)
         except BaseException:
@@ -180,18 +180,18 @@ class Device:
     # Answers
 
     def generate(self, prompt: Asked | Prompt, **options: Unpack[Options]) -> Generation:
-        """One answer, whole. The options are those of `stream`."""
+        """Generate an answer and return it whole. The options are those of `stream`."""
         for _ in self.stream(prompt, **options):
             pass
         assert self.last is not None
         return self.last
 
     def stream(self, prompt: Asked | Prompt, **options: Unpack[Options]) -> Iterator[Piece]:
-        """One answer, piece by piece; the whole is in ``last`` when the iterator ends.
+        """Yield an answer piece by piece; ``last`` holds the whole when the iterator ends.
 
-        A text prompt is one user message in the target's chat template, where it has one; messages
-        (each with "role" and "content") stand in that template; a list of the target's token ids is
-        taken as it is. The options are those of `device_runtime.plan.plan`.
+        A text prompt becomes one user message in the target's chat template, if it has one;
+        messages (each with "role" and "content") are rendered by that template; a list of the
+        target's token ids is used as it is. The options are those of `device_runtime.plan.plan`.
         """
         self._interrupt.arm()
         wish = self._wanted_plan(options)
@@ -201,7 +201,7 @@ class Device:
         return self._restarted(self._conversation.answer(made, wish, alone=False), made, wish)
 
     def _wanted_plan(self, options: Options) -> Plan | Choosable:
-        """The plan, or what "auto" may choose from; raises for bad options before any work."""
+        """Check the options; returns the plan, or what "auto" chooses from."""
         auto = options.get("protocol")
         if auto == AUTO:
             auto = Auto()
@@ -213,7 +213,7 @@ class Device:
         return wish
 
     def _meet_edge(self, wish: Plan | Choosable) -> None:
-        """Greet an edge that was not met before: the prompt's vocabulary depends on it."""
+        """Greet an edge not met before: the prompt's vocabulary depends on it."""
         link = self._link
         if link is None:
             return
@@ -223,13 +223,13 @@ class Device:
         if self._patience.policy == "local":
             link.look()
         elif isinstance(wish, Choosable) or wish.protocol != LOCAL:
-            with suppress(PairMismatchError):  # one of another vocabulary is met all the same
+            with suppress(PairMismatchError):  # an edge of another vocabulary has been met, too
                 link.greet()
 
     def _restarted(
         self, pieces: Generator[Piece, None, None], made: Prompt, wish: Plan | Choosable
     ) -> Iterator[Piece]:
-        """The pieces; restarts the answer if the edge's vocabulary differs from the prompt's."""
+        """Yield the pieces; restarts the answer if the edge's vocabulary is not the prompt's."""
         with closing(pieces):
             try:
                 first = next(pieces, None)
@@ -244,7 +244,7 @@ class Device:
         yield from self._conversation.answer(self._translated(made), wish)
 
     def _translated(self, prompt: Asked | Prompt) -> Prompt:
-        """The prompt in the vocabularies of this pair."""
+        """Translate the prompt to the vocabularies of this pair."""
         pair = self._partner.pair
         if not isinstance(prompt, Prompt):
             return pair.prompt(prompt, most=self.context - 1)
@@ -259,30 +259,30 @@ class Device:
 
     @property
     def last(self) -> Generation | None:
-        """The last answer that came to its end."""
+        """The last complete answer."""
         return self._conversation.last
 
     def interrupt(self) -> None:
-        """End the running answer soon with `InterruptedGenerationError`, whatever it waits for.
+        """End the answer that `stream` last began, with `InterruptedGenerationError`.
 
-        For any thread. Concerns the answer that `stream` was last asked for.
+        For any thread. Ends every wait, too.
         """
         self._interrupt.strike()
 
     @property
     def looked_s(self) -> float:
-        """When the answer's thread last looked for an interruption (monotonic). For any thread.
+        """When the answer's thread last checked for an interruption (monotonic). For any thread.
 
-        It does so while it waits for the edge or reads a prompt, too: a thread that has not for
-        long hangs, and cannot be interrupted.
+        It also checks while it waits for the edge or reads a prompt: a thread that has not checked
+        for long hangs, and cannot be interrupted.
         """
         return self._interrupt.looked_s
 
     def prompt(self, asked: Asked, *, chat: bool = True) -> Prompt:
-        """What `stream` makes of a prompt: the target's ids, and what the drafter reads instead.
+        """Tokenise a prompt as `stream` does, for target and drafter. For any thread.
 
-        chat: whether a text is a user message; else it is taken as it is. For any thread. It is
-        about the edge that a lane of this device met last.
+        chat: a text is a user message; otherwise it is used as it is. The vocabulary is that of the
+        edge that any lane of this device greeted last.
         """
         return self._partners.latest.pair.prompt(asked, chat=chat, most=self.context - 1)
 
@@ -297,42 +297,42 @@ class Device:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The target's; the drafter's until an edge is met."""
+        """The target's tokenizer; the drafter's until an edge is greeted."""
         return self._partners.latest.pair.target.tokenizer
 
     @property
     def template(self) -> ChatTemplate | None:
-        """The target's; None if it has none. Until an edge is met, the drafter's."""
+        """The target's template, or None; the drafter's until an edge is greeted."""
         return self._partners.latest.pair.target.template
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and answer together, as far as it is known: an edge may take fewer."""
+        """The most tokens of prompt and answer together; an edge may allow fewer."""
         return self._conversation.session.context
 
     def shared(self, prompt: Prompt) -> int:
-        """How many tokens of a prompt, from the first on, this conversation already holds."""
+        """Count the first tokens of a prompt that this conversation already holds."""
         if prompt.vocabulary != self._partner.pair.fingerprint:
-            return 0  # the same ids are other tokens
+            return 0  # ids of another vocabulary
         return self._conversation.session.shared(prompt.ids)
 
     # The edge
 
     @property
     def welcome(self) -> Welcome | None:
-        """What the edge said when it was last greeted.
+        """The edge's last `Welcome`.
 
-        None before that, and while its vocabulary is another one.
+        None before the first, and while the edge has another vocabulary.
         """
         return self._link.welcome if self._link is not None else None
 
     @property
     def evidence(self) -> Evidence:
-        """What protocol "auto" goes by; all lanes share it."""
+        """The evidence that protocol "auto" decides by, shared by all lanes."""
         return self._partner.learned.evidence
 
     def probe(self, *, rates: bool = False) -> LinkState:
-        """Measure the link to the edge with a ping, and a larger one for its rates."""
+        """Measure the link to the edge with a ping; rates: and with a larger one, its rates."""
         if self._link is None:
             raise UnsupportedError("This device has no edge, so there is no link to measure.")
         self._interrupt.arm()
@@ -348,22 +348,22 @@ class Device:
         return link is not None and link.up()
 
     def link_state(self) -> LinkState | None:
-        """What is known of the link; None without an edge. For any thread; sends nothing."""
+        """The link's state; None without an edge. For any thread; sends nothing."""
         link = self._link
         return link.state() if link is not None else None
 
     def redirect(self, edge: str, keys: str | Path | None = None) -> None:
         """Use another address for this device and all `beside` it. For any thread.
 
-        keys: the folder of other keys. Running answers go on there. Raises what the
-        constructor raises for a wrong address or wrong keys, and then changes nothing.
+        keys: the folder of other keys. Running answers go on there. Raises like the constructor
+        for a wrong address or wrong keys, and then changes nothing.
         """
         if self._link is None:
-            raise UnsupportedError("This device has no edge that it could look for elsewhere.")
+            raise UnsupportedError("This device has no edge, so there is nothing to redirect.")
         self._family.redirect(edge, keys)
 
     def close(self) -> None:
-        """Close the session at the edge and the connection, and give the lane back."""
+        """Close the session and the connection, and free the lane."""
         link, self._link = self._link, None
         try:
             if link is not None:
@@ -387,7 +387,7 @@ class Device:
 
 
 def connect(edge: str, keys: str | Path | None) -> EdgeLink:
-    """Connect to an edge with the keys in this folder; beyond loopback they are needed."""
+    """Connect to an edge with the keys in this folder, which are needed beyond loopback."""
     link = EdgeLink(edge, load_keys(edge, keys))
     try:
         link.reach()

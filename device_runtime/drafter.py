@@ -1,4 +1,4 @@
-"""Drafting a window with the small model: a chain, or a token tree level by level."""
+"""Draft windows with the small model: a chain, or a token tree level by level."""
 
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -24,14 +24,14 @@ from pilotfish.wire.protocols import Draft, Exchange, Law, Place
 Ids = NDArray[np.uint32]
 
 _WIDTHS = (1, 2, 4)
-_CHUNK = 128  # tokens of a prompt that are read in one turn
+_CHUNK = 128  # tokens of a prompt read in one pass
 
 
 class SharedModel:
-    """One model and its slots, one for each `Drafter`. Thread-safe.
+    """One model with a slot for each `Drafter`. Thread-safe.
 
-    Drafters take turns, a pass each, first come, first served: a pass returns views that the next
-    one overwrites, and a long prompt of one lane must not stall another.
+    Drafters take turns, one pass each in order of request: a pass returns views that the next one
+    overwrites, and a long prompt of one lane must not stall another.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SharedModel:
         self._lock = threading.Lock()
 
     def take(self) -> int:
-        """Take the lowest free slot, emptied; `UnsupportedError` if all are taken."""
+        """Empty and return the lowest free slot; `UnsupportedError` if all are taken."""
         with self._lock:
             if not self._free:
                 raise UnsupportedError(
@@ -74,11 +74,11 @@ class SharedModel:
 class Drafter:
     """The small model of one session: its K/V follow the committed tokens and the open window.
 
-    It reads its own tokens, which a bridge makes of the target's. Before it reads, it keeps the
-    longest common prefix of what was read and what is to be read.
+    It reads its own tokens, which a bridge makes of the target's. A new sequence reuses the K/V of
+    the longest prefix that it shares with the last one.
 
-    One thread at a time; each drafter made `beside` it may have another. They share the weights,
-    and take turns at the model.
+    One thread at a time; drafters made `beside` it may run in other threads. They share the
+    weights, and take turns at the model.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class Drafter:
         self._decoder = lanes.decoder
         self._slot = lanes.take()
         self._released = False
-        self._ids = np.empty(self.context, dtype=np.int64)  # i64 [n]: what was read, own tokens
-        self._chain_length = 0  # tokens of it read as a chain; nodes of a tree may follow
-        self._trunk = 0  # tokens of it before the window
-        self._window = Tree()  # what was drafted last
+        self._ids = np.empty(self.context, dtype=np.int64)  # i64 [n]: own tokens in the K/V cache
+        self._chain_length = 0  # of these, read as a chain; nodes of a tree may follow
+        self._trunk = 0  # of these, before the window
+        self._window = Tree()  # drafted last
         # f32 [γ, d]: the hidden states at the tokens of that window that have been read
         self._states = np.empty((MAX_WINDOW, self._decoder.hidden_size), dtype=np.float32)
         self._tree: Tree | None = None  # the tree behind the chain
@@ -120,24 +120,24 @@ class Drafter:
         return other
 
     def release(self) -> None:
-        """Give the lane back; the drafter must not be used afterwards."""
+        """Free the lane; the drafter must not be used afterwards."""
         if not self._released:
             self._released = True
             self._lanes.give_back(self._slot)
 
     def cross(self, bridge: Bridge) -> None:
-        """Draft for the target across this bridge from now on."""
+        """Use this bridge to the target from now on."""
         self.bridge = bridge
 
     def start(self, prompt: Prompt) -> None:
-        """Begin a generation; keeps what was read of the prompt's beginning."""
+        """Begin a generation; keeps the K/V of the prompt's known prefix."""
         self.bridge.start(prompt)
         self._roll_back(prompt.own[:-1])
 
     def room(self, committed: Ids) -> int:
-        """Tokens that fit into the drafter's context after the committed ones.
+        """Count the tokens that fit into the drafter's context after the committed ones.
 
-        Negative if these do not fit themselves.
+        Negative if the committed ones do not fit.
         """
         return self.context - len(self.bridge.context(committed))
 
@@ -146,38 +146,38 @@ class Drafter:
         return self._decoder.length(self._slot)
 
     def _roll_back(self, wanted: NDArray[Any]) -> None:
-        """Keep the common prefix of what was read and ``wanted``; drop an unsettled tree."""
+        """Drop the K/V after the common prefix with ``wanted``, and any unsettled tree."""
         self._tree = None
         self._chain_length = common_prefix(self._ids[: self._chain_length], wanted)
         if self._chain_length < self._held:
             self._decoder.rollback(self._slot, self._chain_length)
 
     def _append(self, own: NDArray[Any]) -> None:
-        """Note that these tokens [n] were read at the chain's end."""
+        """Append tokens [n] that were read to the chain."""
         end = self._chain_length + len(own)
         self._ids[self._chain_length : end] = own
         self._chain_length = end
 
-    def keep(self, path: Sequence[int]) -> None:
+    def keep_path(self, path: Sequence[int]) -> None:
         """Keep the K/V of the last drafted tree's nodes on ``path`` only.
 
-        A chain needs no choice: rejected tokens are rolled back when the committed ones are read.
+        Does nothing for a chain: its rejected tokens are dropped by the next read.
         """
         if self._tree is None:
             return
         tree, self._tree = self._tree, None
-        read = self._held - self._trunk  # the deepest level was drawn, not read
+        read = self._held - self._trunk  # the deepest level was drawn but not read
         known = [node - 1 for node in path if node <= read]
         with self._lanes.turns:
-            self._decoder.keep(self._slot, known)
+            self._decoder.keep_path(self._slot, known)
         self._chain_length = self._trunk
         self._append(self.bridge.own(tree.ids[known]))
 
     def read(self, committed: Ids, between: Callable[[], None] = lambda: None) -> None:
-        """Read all committed tokens but the last, whose logits the first draft needs.
+        """Read all committed tokens but the last, which the first draft reads.
 
-        ``between`` is called before each part of a long text, and may raise. What does not fit the
-        context is not read at all.
+        ``between`` is called before each part of a long text, and may raise. Reads nothing if the
+        tokens exceed the context.
         """
         context = self.bridge.context(committed)
         if len(context) <= self.context:
@@ -190,7 +190,7 @@ class Drafter:
         *,
         leave: int = 1,
     ) -> None:
-        """Read the drafter's ids ``context`` but for the last 1 to ``leave``."""
+        """Read the drafter's ids ``context`` except the last 1 to ``leave``."""
         self._tree = None
         self._roll_back(context[:-1])
         while (held := self._chain_length) < len(context) - leave:
@@ -201,7 +201,7 @@ class Drafter:
             self._append(part)
 
     def logits(self, committed: Ids) -> Floats:
-        """The drafter's logits [V] of the target's tokens after the committed ones."""
+        """Return the logits [V], over the target's tokens, after the committed ones."""
         return self._logits(self.bridge.context(committed))
 
     def _logits(self, context: NDArray[Any]) -> Floats:
@@ -212,9 +212,9 @@ class Drafter:
         return logits
 
     def _forward(self, passed: Pass, states: Floats | None = None) -> Floats:
-        """Run a pass; returns logits, and writes hidden states to ``states`` if that is given."""
+        """Run a pass and return its logits; writes hidden states to ``states`` if given."""
         with self._lanes.turns:
-            # copies, since the next pass, maybe another lane's, overwrites the decoder's buffers
+            # copies: the next pass, perhaps of another lane, overwrites the decoder's buffers
             output = self._decoder.forward([passed])[0]
             if states is not None:
                 states[:] = output.hidden
@@ -230,10 +230,10 @@ class Drafter:
         *,
         auto: bool = False,
     ) -> Draft:
-        """Draft a window after the committed tokens: at most the tree ``expansion``, by levels.
+        """Draft a window after the committed tokens, level by level, at most ``expansion``.
 
-        Ends early where every branch has come to an end token, or, if ``auto``, where no further
-        token is likely to be accepted.
+        Stops early when every branch ends in an end token or, if ``auto``, when no further token is
+        likely to be accepted.
         """
         tree = Tree()
         rows: list[Any] = []
@@ -263,16 +263,16 @@ class Drafter:
         return draft
 
     def states(self, at: NDArray[np.int64]) -> Floats:
-        """The hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""
+        """Return the hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""
         self.read_last()
         found: Floats = self._states[at]
         return found
 
     def read_last(self) -> None:
-        """Read the last window's last token, a chain's, which was only drawn so far.
+        """Read the last token of the last window, a chain, which has only been drawn.
 
-        A judged protocol reads it in any case, so that the next window begins by passes of the same
-        shape whether its state was needed or not: another shape rounds otherwise.
+        Judged protocols always read it, so that the next window begins with passes of the same
+        shape whether or not its state was needed: passes of other shapes round differently.
         """
         last = len(self._window) - 1
         if last >= 0 and self._chain_length == self._trunk + last:
@@ -284,7 +284,7 @@ class Drafter:
         return logits
 
     def _read_level(self, tree: Tree) -> Floats:
-        """Read the deepest level of the tree; its logits [nodes, V]."""
+        """Read the deepest level of the tree and return its logits [nodes, V]."""
         nodes = tree.level
         alone = len(tree) == len(tree.candidates)  # one node a level: a chain
         tokens = self.bridge.own(tree.ids[nodes.start - 1 :]).astype(np.int64)

@@ -1,9 +1,8 @@
-"""The device's end of an edge's session: what the edge holds, and the requests about it.
+"""The device's view of its session at the edge: which tokens the edge holds, and the requests.
 
-The edge follows the committed tokens and can be rebuilt from them: one that has forgotten the
-session is sent all tokens again, and since every draw is keyed by position the text goes on as it
-would have (DESIGN §7). In: drafts, or how many tokens are wanted of `stream`. Out: the edge's
-replies, recovered as often as the link's policy allows.
+An edge that has lost the session is sent all committed tokens again. Since every draw is keyed by
+position, the text goes on unchanged (DESIGN §7). In: drafts, or a number of tokens of `stream`.
+Out: the edge's replies; requests are repeated as often as the link's policy allows.
 """
 
 import secrets
@@ -32,9 +31,7 @@ from pilotfish.wire.protocols.exchange import NO_IDS
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
-_AHEAD = (
-    48  # tokens of a stream that are asked for ahead; an edge has room for 64 messages at least
-)
+_AHEAD = 48  # stream tokens asked for ahead; an edge has room for 64 messages at least
 _UNLIMITED = m.Limits(
     context=2**31 - 1, window=m.MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
 )
@@ -42,10 +39,10 @@ _UNLIMITED = m.Limits(
 
 @dataclass(slots=True)
 class Verified:
-    """A window's verdict and what it took.
+    """A window's verdict, its times and its bytes.
 
     frames: the verdict's. timings: of all exchanges, without drafting and settling. inquired:
-    hidden states that the edge asked for first. received_ns: when the verdict came.
+    number of hidden states that the edge asked for first. received_ns: when the verdict came.
     """
 
     verdict: m.Verdict
@@ -61,7 +58,7 @@ class Verified:
 class Streamed(NamedTuple):
     """Tokens of `stream`; the frames are their ids.
 
-    waited_ns: the time waited for them, which is short where they lay here already.
+    waited_ns: time spent waiting for them; short if they had arrived before.
     """
 
     reply: m.Tokens
@@ -70,9 +67,9 @@ class Streamed(NamedTuple):
 
 
 class EdgeSession:
-    """What one edge holds of the committed tokens; without a link, for `local`, there is no edge.
+    """One edge's copy of the committed tokens; without a link (`local`) there is none.
 
-    committed: the session's, which extends and cuts them. vocab_size: of its ids.
+    committed: owned by the session, which extends and cuts them. vocab_size: of their ids.
     """
 
     def __init__(self, link: EdgeLink | None, committed: Committed, vocab_size: int) -> None:
@@ -81,14 +78,14 @@ class EdgeSession:
         self._vocab_size = vocab_size
         self._id = secrets.token_bytes(16)
         self._generation = -1
-        self._held = 0  # a prefix of the committed tokens that the edge has too
+        self._held = 0  # committed tokens, from the first on, that the edge has too
         self._plan: Plan | None = None
         self._conditions: m.DecisionConditions | None = None
         self._known_limits = _UNLIMITED
 
     @property
     def limits(self) -> m.Limits:
-        """What the edge takes, as the last one that suits said."""
+        """The limits of the last suitable edge."""
         welcome = self._link.welcome if self._link is not None else None
         if welcome is not None:
             self._known_limits = welcome.limits
@@ -100,22 +97,22 @@ class EdgeSession:
             raise MalformedError("This device has no edge; only protocol local works without one.")
         return self._link
 
-    # What the edge holds
+    # The edge's tokens
 
     def prepare(self, plan: Plan, conditions: m.DecisionConditions | None) -> None:
         """Set the plan of the next generation, and the conditions that the edge decides by."""
         self._plan, self._conditions = plan, conditions
 
-    def keep(self, length: int) -> None:
-        """Note that only ``length`` committed tokens are left."""
+    def truncate(self, length: int) -> None:
+        """Note that the committed tokens were cut to ``length``."""
         self._held = min(self._held, length)
 
     def agree(self, length: int) -> None:
-        """Note that both ends have ``length`` committed tokens."""
+        """Note that the edge holds ``length`` committed tokens."""
         self._held = length
 
     def begin(self) -> None:
-        """Send the edge the committed tokens that it lacks, and how to sample after them."""
+        """Send `begin`: the committed tokens that the edge lacks, and how to sample."""
         assert self._plan is not None
         law = self._plan.law
         self._generation += 1
@@ -132,15 +129,15 @@ class EdgeSession:
             options=self._plan.exchange.options.given() if self._plan.exchange else {},
             conditions=self._conditions,
         )
-        missing = self._committed.ids[self._held :].copy()  # sent without a copy, may yet change
+        missing = self._committed.ids[self._held :].copy()  # may change while ZeroMQ sends it
         self._edge.tell(begin, [encode_ids(missing, self._vocab_size)])
         self._held = len(self._committed)
 
     def _begin_anew(self, reason: PilotfishError) -> None:
         """Send the edge all committed tokens again.
 
-        A session that it does not know gets a new name: the old one may belong to a connection
-        that broke, and without keys it cannot be shown that this was ours.
+        An unknown session gets a new id: without keys, the old id may belong to the broken
+        connection, and this end cannot prove that the session is its own.
         """
         if isinstance(reason, UnknownSessionError):
             self._id = secrets.token_bytes(16)
@@ -148,7 +145,7 @@ class EdgeSession:
         self.begin()
 
     def cancel(self) -> None:
-        """Tell the edge to stop working on the generation, if it is listening."""
+        """Tell the edge, if it is there, to stop working on the generation."""
         if self._link is not None and self._plan is not None and self._plan.protocol != LOCAL:
             self._link.try_send(m.Cancel(session=self._id, generation=self._generation))
 
@@ -160,7 +157,7 @@ class EdgeSession:
     # Windows
 
     def send(self, exchange: Exchange[Any], draft: Draft) -> Sent:
-        """Send a window, and before it a committed token that the edge does not hold yet."""
+        """Send a window, with the pending token before it if there is one."""
         all_held = self._held == len(self._committed)
         pending = NO_IDS if all_held else self._committed.ids[self._held :].copy()
         window = m.Window(
@@ -182,10 +179,10 @@ class EdgeSession:
         *,
         late: bool = False,
     ) -> Verified | None:
-        """Wait for the verdict on a window; an edge that lost the session is sent all tokens again.
+        """Wait for the verdict on a window; begins again at an edge that lost the session.
 
-        None if another edge has come that takes smaller windows only: then draft anew. late: the
-        drafter has worked since the window was sent.
+        Returns None if another edge with smaller windows has come: draft again. late: the drafter
+        has worked since the window was sent.
         """
         setbacks = Setbacks(self._edge)
         while True:
@@ -203,7 +200,7 @@ class EdgeSession:
             sent = self.send(exchange, draft)
 
     def _require_room(self, frames: Sequence[m.Buffer]) -> None:
-        """Raise `TooLargeError` for a longer message than the edge would even read."""
+        """Raise `TooLargeError` if the edge would not accept a message of this size."""
         most = self.limits.message_bytes
         if (size := sum(map(len, frames)) + m.HEADER_BYTES) > most:
             raise TooLargeError(
@@ -233,7 +230,7 @@ class EdgeSession:
         return found
 
     def _verified(self, answer: TimedReply, verdict: m.Verdict, ready_ns: int) -> Verified:
-        """One exchange; the link's meter learns from it."""
+        """Build a verified window from a reply, and feed the link's meter."""
         return Verified(
             verdict,
             answer.frames,
@@ -247,7 +244,7 @@ class EdgeSession:
     def _answers(
         self, start: int, *kinds: type[m.Verdict | m.Inquiry | m.Tokens]
     ) -> Callable[[m.Reply], bool]:
-        """Tells this round's reply from late ones of earlier rounds."""
+        """Return a test that tells this round's reply from late ones of earlier rounds."""
         generation = self._generation
 
         def wanted(reply: m.Reply) -> bool:
@@ -263,10 +260,9 @@ class EdgeSession:
     # `stream`
 
     def streamed(self, count: int) -> Iterator[Streamed]:
-        """Yield what the target generates alone; the caller commits each part before the next.
+        """Yield ``count`` tokens that the target generates; commit each part before the next.
 
-        ``count`` tokens are asked for ahead of time, at most as many as the edge keeps for a slow
-        reader.
+        Tokens are asked for ahead, at most as many as the edge keeps for a slow reader.
         """
         expected = len(self._committed) + count
         pulled = 0  # the tokens before this position have been asked for
@@ -301,6 +297,6 @@ class EdgeSession:
             setbacks = Setbacks(self._edge)
             reply = answer.reply
             assert isinstance(reply, m.Tokens)
-            if asked:  # others were on their way before more was asked for
+            if asked:  # other replies left the edge before this request reached it
                 self._edge.gauge.measure(answer, reply.times.received_ns, reply.times.held_ns)
             yield Streamed(reply, answer, answer.received_ns - before_ns)

@@ -1,13 +1,13 @@
-"""Energy of an answer, or of a service, from the INA3221 power monitors of a Jetson.
+"""Measure the energy of an answer or a service with a Jetson's INA3221 power monitors.
 
-In:  the current and voltage of each channel, as the hwmon driver shows them in sysfs:
-     ``in{n}_label``, ``in{n}_input`` in mV, ``curr{n}_input`` in mA. Out: joules.
+In:  voltage and current of each channel from sysfs (hwmon): ``in{n}_label``, ``in{n}_input`` in mV,
+     ``curr{n}_input`` in mA. Out: joules.
 
-Power is the whole module's where a rail feeds all of it: VDD_IN on Xavier NX, Orin NX and Orin
-Nano, POM_5V_IN on the first Nano. Elsewhere it is the sum of the rails that are measured, which
-may miss parts of the module, and of which one may feed another: good for comparing runs on one
-board, not for a total. The carrier board is never included. `source` names the rails. A reading
-costs a few I²C transfers, on a thread of its own.
+If one rail feeds the whole module, its power is used: VDD_IN on Xavier NX, Orin NX and Orin Nano,
+POM_5V_IN on the first Nano. Elsewhere the measured rails are added up; parts of the module may be
+missing and rails may feed each other, so the sum compares runs on one board but is no total. The
+carrier board is never included. `source` names the rails. A reading costs a few I²C transfers, in
+a thread of its own.
 """
 
 import threading
@@ -32,23 +32,23 @@ class Rail(NamedTuple):
     milliamperes: Path
 
     def watts(self) -> float:
-        """The power now; OSError or ValueError when the sensor does not answer."""
+        """Read the power; OSError or ValueError if the sensor does not answer."""
         return int(self.millivolts.read_text()) * int(self.milliamperes.read_text()) * 1e-6
 
 
 def rails(root: Path = _DEVICES) -> list[Rail]:
-    """The rails whose sum is the module's power, as nearly as it can be had; may be empty."""
+    """Find the rails that add up to the module's power, as nearly as possible; may be empty."""
     found = [rail for device in sorted(root.glob("*")) for rail in _channels(device)]
     return [rail for rail in found if rail.label in _WHOLE_MODULE][:1] or found
 
 
 def source(power: Sequence[Rail]) -> str | None:
-    """Where the joules come from, in words; None without a sensor."""
+    """Name the rails in words; None without a sensor."""
     return f"INA3221: {' + '.join(rail.label for rail in power)}" if power else None
 
 
 def _channels(device: Path) -> list[Rail]:
-    """The channels of one INA3221 that measure something and may be read; none of other chips."""
+    """List the connected, readable channels of an INA3221; none for other chips."""
     found = []
     try:
         if (device / "name").read_text().strip() != "ina3221":
@@ -65,7 +65,7 @@ def _channels(device: Path) -> list[Rail]:
         try:
             rail.watts()
         except (OSError, ValueError):
-            continue  # switched off, or not ours to read
+            continue  # switched off, or no permission
         if rail.label != _NOT_CONNECTED:
             found.append(rail)
     return found
@@ -79,9 +79,9 @@ def _label(path: Path) -> str:
 
 
 class Meter:
-    """Integrates the power of these rails while it is entered; ``joules`` afterwards.
+    """Integrates the power of these rails over a ``with`` block, into ``joules``.
 
-    ``joules`` is None without rails, or if a sensor failed meanwhile.
+    ``joules`` is None without rails, or if a sensor failed.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Meter:
             self._thread.join()
 
     def _run(self) -> None:
-        """The trapezoidal rule over samples, from the first moment to the last."""
+        """Integrate samples by the trapezoidal rule."""
         try:
             joules, then = 0.0, _sample(self._rails)
             while not self._stop.wait(self._period_s):
@@ -128,9 +128,9 @@ class Meter:
 class Watch:
     """Integrates the power of these rails from `start` until `close`; for a service.
 
-    joules: drawn so far, never falling. The time while a sensor does not answer is not counted.
-    watts: the newest sample's; None while a sensor does not answer. Without rails both stay None.
-    Both may be read from any thread.
+    joules: total so far, without the time in which a sensor did not answer. watts: the newest
+    sample; None while a sensor does not answer. Both are None without rails, and may be read from
+    any thread.
     """
 
     def __init__(self, power: Sequence[Rail], *, period_s: float = _WATCH_PERIOD_S) -> None:
@@ -143,14 +143,14 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> "Watch":
-        """Begin to sample; does nothing without rails."""
+        """Start sampling; does nothing without rails."""
         if self._rails and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="energy", daemon=True)
             self._thread.start()
         return self
 
     def close(self) -> None:
-        """Stop to sample; what was counted stays."""
+        """Stop sampling; keeps the total."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -170,13 +170,13 @@ class Watch:
 
 
 class _Sample(NamedTuple):
-    """Watts, and when."""
+    """The power in watts at a time (monotonic seconds)."""
 
     at_s: float
     watts: float
 
     def joules_since(self, then: "_Sample") -> float:
-        """Between two samples, by the trapezoidal rule."""
+        """Return the joules between two samples, by the trapezoidal rule."""
         return (self.at_s - then.at_s) * (then.watts + self.watts) / 2
 
 

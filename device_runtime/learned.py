@@ -1,6 +1,6 @@
-"""What the lanes of one device learn together: of the pair, the link's freight, and the choices.
+"""Evidence on a pair and the policies' state, shared by the lanes of a device.
 
-In: rounds, and what an edge said of itself. Out: evidence, and the plan that a policy picks by it.
+In: rounds, and the edge's welcome. Out: evidence, and the plan that a policy picks by it.
 Thread-safe.
 """
 
@@ -20,7 +20,10 @@ _log = logging.getLogger("pilotfish.choice")
 
 
 class Learned:
-    """drafter_pace: seconds of a pass by the number of its tokens, measured at start."""
+    """Collects evidence and applies the policies of "auto".
+
+    drafter_pace: seconds of a pass by the number of its tokens, measured at start.
+    """
 
     def __init__(self, drafter_pace: Mapping[int, float], sizes: Sizes) -> None:
         self._pace = drafter_pace
@@ -31,7 +34,7 @@ class Learned:
         self.evidence = Evidence(drafter_pace, {}, sizes)
 
     def meet(self, welcome: Welcome | None) -> None:
-        """The first edge tells how fast its target is; before that there was nothing to learn."""
+        """Take the target's pass times from the first edge's welcome."""
         with self._lock:
             if welcome is None or self._met:
                 return
@@ -40,7 +43,7 @@ class Learned:
             self.evidence = Evidence(self._pace, pace, self._sizes)
 
     def check(self, policy: str) -> None:
-        """Raise `UnsupportedError` for a policy that there is not."""
+        """Raise `UnsupportedError` for an unknown policy."""
         if policy not in self._policies:
             known = ", ".join(self._policies)
             raise UnsupportedError(f"There is no policy {policy!r}: {known}.")
@@ -48,7 +51,7 @@ class Learned:
     def choose(
         self, auto: Auto, plans: Sequence[Plan], state: LinkState | None
     ) -> tuple[Plan, Choice]:
-        """One of the plans, by what is known."""
+        """Choose one of the plans by the link's state and the evidence."""
         with self._lock:
             policy = self._policies[auto.policy]
             plan, choice = policy.choose(auto, plans, state or LinkState(), self.evidence)
@@ -56,12 +59,12 @@ class Learned:
         return plan, choice
 
     def freight(self, plan: Plan) -> float:
-        """Bytes of the longer message of a round under this plan."""
+        """Estimate the bytes of the longer message of a round under this plan."""
         with self._lock:
             return 0.0 if plan.exchange is None else max(self.evidence.freight(plan))
 
     def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
-        """Take in what an answer under this plan showed; rounds of the drafter alone are none."""
+        """Add an answer's rounds to the evidence, without those of the drafter alone."""
         with self._lock:
             own = [record for record in rounds if record.protocol == plan.protocol]
             self.evidence.add(plan, own)

@@ -1,7 +1,7 @@
 """The targets that one drafter has met: a pair for each vocabulary, and the evidence on it.
 
-In: the welcomes of edges. Out: the vocabulary to use with them, fetched where it is not known, and
-what was learned about that pair.
+In: the welcomes of edges. Out: the target's vocabulary, fetched if it is unknown, and the evidence
+on the pair.
 """
 
 import logging
@@ -24,9 +24,9 @@ _MOST = 3
 
 
 class Partner(NamedTuple):
-    """A target's vocabulary beside the drafter's, and what the pair has shown.
+    """A pair of drafter and target, and the evidence on it.
 
-    vocabulary: the digest by which the edge calls it.
+    vocabulary: the digest of the target's, as in its edge's welcome.
     """
 
     vocabulary: str
@@ -37,7 +37,7 @@ class Partner(NamedTuple):
 class Partners:
     """The partners of a device, shared by its lanes. Thread-safe.
 
-    pace: seconds of a drafter's pass by the number of its tokens. hidden_size: d of its states.
+    pace: seconds of the drafter's pass by the number of its tokens. hidden_size: d of its states.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Partners:
         self._hidden = hidden_size
         self._pace = pace
         self._progress = progress
-        # the drafter by itself, until an edge is met
+        # the drafter by itself, until an edge is greeted
         self.latest = self._alone = self._partner(own.digest, own)
-        # by the digest of the target's vocabulary; the drafter's own is the first
+        # by the digest of the target's vocabulary; the drafter's own comes first
         self._known = {own.digest: self.latest}
-        # the last digest that does not fit the drafter, and the error: finding out takes seconds,
-        # and under `local` would be repeated before every answer
+        # the last digest that does not fit the drafter, and the error: the check takes seconds, and
+        # under `local` would be repeated before every answer
         self._hopeless = ("", "")
 
     def _partner(self, name: str, target: Vocabulary) -> Partner:
@@ -64,26 +64,26 @@ class Partners:
         return Partner(name, pair, Learned(self._pace, Sizes(target.vocab_size, self._hidden)))
 
     def expect(self, welcome: Welcome) -> str:
-        """The digest of the vocabulary behind this welcome; "" if it cannot be fetched.
+        """Return the digest of the target's vocabulary; "" if it cannot be fetched.
 
-        An edge that tells none is older: it has the drafter's tokens, or cannot be used.
+        An older edge names none: it must have the drafter's tokens.
         """
         alike = welcome.tokenizer in ("", self._own.fingerprint)
         return welcome.vocabulary or (self._own.digest if alike else "")
 
     def meet(self, link: EdgeLink, welcome: Welcome) -> Partner:
-        """Find or make the partner for this welcome; fetches the vocabulary if it is unknown.
+        """Find or make the partner for this welcome; fetches an unknown vocabulary.
 
-        A target with the drafter's own tokens may have another template, which is fetched too, and
-        left out if it cannot be used. Raises what `target_vocabulary` raises, and
-        `PairMismatchError` for a pair that has nothing in common.
+        A target with the drafter's own tokens may have another template, which is fetched too, or
+        left out if it cannot be used. Raises like `target_vocabulary`, and `PairMismatchError` for
+        a pair without shared tokens.
         """
         name = self.expect(welcome)
         hopeless, complaint = self._hopeless
         if name and name == hopeless:
             raise PairMismatchError(complaint)
         known = self._known.get(name)
-        if known is None:  # lanes that meet it at the same time may each fetch it; one will do
+        if known is None:  # several lanes may fetch it at once; the first is kept
             found = self._found(name, link, welcome)
             for oldest in list(self._known)[1 : 1 - _MOST]:
                 self._known.pop(oldest, None)

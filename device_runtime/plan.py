@@ -1,8 +1,8 @@
-"""What a caller asks for, checked before anything is done: `Options` in, a `Plan` out."""
+"""Check how to generate an answer: `Options` in, a `Plan` out."""
 
 import math
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -23,19 +23,19 @@ from pilotfish.wire.protocols import (
 )
 
 AUTO = "auto"
-THRESHOLD = "threshold"  # the policy that goes by the RTT alone
-WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # what protocol "auto" has to choose from
-AUTO_LEVELS = 16  # with window "auto", confidence ends nearly every window before that
+THRESHOLD = "threshold"  # the policy that decides by the RTT alone
+WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # that protocol "auto" chooses from
+AUTO_LEVELS = 16  # with window "auto"; low confidence ends nearly every window earlier
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """Protocol "auto": link and pair decide on protocol and window, anew for each answer.
+    """Protocol "auto": chooses protocol and window for each answer by link and pair.
 
-    among: the protocols to choose from; by default all whose output has the target's law, and with
-    ``lossy`` all. policy: how to choose (`device_runtime.choice`). rtt_threshold_s: of policy
-    ``threshold``; None: the paper's 10 ms. Raises `UnsupportedError` for protocols that there are
-    not, and for a threshold that no RTT can be compared with or that nobody asks for.
+    among: the protocols to choose from; by default all lossless ones, and with ``lossy`` all.
+    policy: how to choose (`device_runtime.choice`). rtt_threshold_s: of policy ``threshold``; None:
+    the paper's 10 ms. Raises `UnsupportedError` for unknown protocols, and for a threshold that is
+    negative or given to another policy.
     """
 
     among: Sequence[str] | None = None
@@ -62,10 +62,10 @@ class Auto:
 
 
 class Options(TypedDict, total=False):
-    """How to generate; `plan` says what each means and what it is by default.
+    """How to generate; see `plan` for meanings and defaults.
 
-    ``protocol`` may be "auto", which stands for ``Auto()``. Beside these there are the protocols'
-    own options (`wire.protocols.option_types`).
+    ``protocol`` "auto" stands for ``Auto()``. The protocols add options of their own
+    (`wire.protocols.option_types`).
     """
 
     protocol: "str | Auto"
@@ -86,8 +86,8 @@ class Options(TypedDict, total=False):
 class Plan:
     """How one answer is generated.
 
-    law: the target's. drafting: the drafter's; the same seed names both ends' draws. exchange, with
-    its options, and expansion: of a drafting protocol; ``stream`` and ``local`` have neither. auto:
+    law: of the target's sampling; drafting: of the drafter's, with the same seed. exchange (with
+    its options) and expansion: of a drafting protocol; ``stream`` and ``local`` have neither. auto:
     a window may end before its expansion does.
     """
 
@@ -102,12 +102,12 @@ class Plan:
 
     @property
     def by_link(self) -> bool:
-        """Whether the edge decides by the link as it is for this request."""
+        """Whether the edge's decisions depend on the link as measured for this request."""
         return self.exchange is not None and self.exchange.by_link
 
     @property
     def needs(self) -> str:
-        """What not every edge has, and this plan needs; "" if it needs nothing of the kind."""
+        """The optional part of an edge that this plan needs; "" for none."""
         return self.exchange.needs if self.exchange is not None else ""
 
 
@@ -129,12 +129,12 @@ def plan(
 ) -> Plan:
     """Check the options; `UnsupportedError` says what is wrong and what is possible.
 
-    window: draft tokens a round (4), or "auto": the drafter stops where it loses confidence. An
-    edge may take fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature,
-    top_k, top_p: how the target's distribution is shaped; draft_…: the drafter's, by default as the
-    target's. Where neither end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64
-    tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. own: options
-    of any protocols, as these declare them; those of other protocols change nothing.
+    window: draft tokens a round (4), or "auto": until the drafter's confidence is low. An edge may
+    allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k,
+    top_p: of the target's sampling; draft_…: of the drafter's, by default the same. If neither end
+    is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
+    2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. own: the protocols' own options; those of
+    other protocols have no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
@@ -185,31 +185,33 @@ def own_options(given: Mapping[str, Any]) -> dict[type[ProtocolOptions], Protoco
     return found
 
 
-def expect_taken(protocol: str, given: Collection[str], mark: str = "") -> None:
-    """`UnsupportedError` for own options of other protocols, which would do nothing under this.
+def expect_taken(
+    protocol: str, given: Collection[str], written: Callable[[str], str] = str
+) -> None:
+    """Raise `UnsupportedError` for options that have no effect under this protocol.
 
-    mark: what stands before the name of an option where the caller writes it.
+    written: formats an option's name as the caller writes it.
     """
     taken = EXCHANGES[protocol].Options.__struct_fields__ if protocol in EXCHANGES else ()
     for name in given:
         if name not in taken:
             has = [one for one, each in EXCHANGES.items() if name in each.Options.__struct_fields__]
             raise UnsupportedError(
-                f"{mark}{name} goes with {mark}protocol {' or '.join(has)}, or {AUTO} that may "
-                f"take it, not with {protocol}."
+                f"{written(name)} goes with {written('protocol')} {' or '.join(has)}, or {AUTO} "
+                f"that may take it, not with {protocol}."
             )
 
 
 def alternatives(
     auto: Auto, options: Options, *, offered: Collection[str], most: int = MAX_WINDOW
 ) -> list[Plan]:
-    """What protocol "auto" may choose from: a plan for each protocol and window.
+    """List the plans that protocol "auto" may choose from: one for each protocol and window.
 
-    At temperature 0 the lossless ones are `greedy` and `stream`: there every drafting protocol
-    accepts alike, and `greedy` sends least. Above it, whoever gives a seed wants a text that can be
-    had again, so the lossless ones are `coupled` and `stream`, under which it is the same. A window
-    in the options is the only one to choose from. offered: what the edge has; it takes windows of
-    ``most`` tokens, all nodes of a tree counted. All plans have the same seed.
+    The lossless ones at temperature 0 are `greedy` and `stream`: every drafting protocol accepts
+    alike there, and `greedy` sends least. With a seed at a higher temperature they are `coupled`
+    and `stream`, whose texts are equal, so that the text can be repeated. A window in the options
+    is the only one. offered: the edge's protocols; it takes windows of ``most`` tokens, all nodes
+    of a tree counted. All plans have the same seed.
     """
     window = options.get("window")
     if isinstance(window, str) or options.get("expansion") is not None:
@@ -289,7 +291,7 @@ def _drafting(
     top_k: int | None,
     top_p: float | None,
 ) -> Sampling:
-    """How the drafter's distribution is shaped."""
+    """Return the drafter's sampling parameters."""
     shaped = _sampling(
         "draft_",
         target.temperature if temperature is None else temperature,
@@ -308,7 +310,7 @@ def _expansion(
     window: "int | Literal['auto'] | None",
     expansion: Sequence[int] | None,
 ) -> Expansion:
-    """⟨k₁…k_L⟩ of the windows; empty for the baselines."""
+    """Return ⟨k₁…k_L⟩ of the windows; empty for the baselines."""
     if window is None:
         window = 4 if expansion is None else len(expansion)
     elif expansion is not None:
@@ -338,7 +340,7 @@ def _check_window(window: object) -> None:
 
 
 def _fitting(expansion: Expansion) -> Expansion:
-    """As many of the levels as keep the tree within a window."""
+    """Cut the expansion to the levels that fit into a window."""
     while nodes_at_most(expansion) > MAX_WINDOW:
         expansion = expansion[:-1]
     return expansion

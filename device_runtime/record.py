@@ -1,4 +1,4 @@
-"""What happened: one record a round, and the answer that the rounds add up to."""
+"""Records of rounds, and of the answers that they add up to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 class Timings:
     """Seconds of each stage of a round (DESIGN §4).
 
-    uplink and downlink are told apart by the edge's clock, whose offset the quickest exchange tells
-    under the usual assumption that its two ways took equally long; their sum needs no assumption.
-    queue is all that the round spent at the edge outside of the target pass and the rule.
+    uplink and downlink are separated by the edge's clock; its offset is that of the quickest
+    exchange, assuming that both ways took equally long. Their sum needs no assumption. queue: time
+    at the edge outside of the target's pass and the rule.
     """
 
     draft: float = 0.0
@@ -33,7 +33,7 @@ class Timings:
         return float(sum(getattr(self, stage) for stage in STAGES))
 
     def __add__(self, other: "Timings") -> "Timings":
-        """Stage by stage."""
+        """Add stage by stage."""
         return Timings(**{s: getattr(self, s) + getattr(other, s) for s in STAGES})
 
 
@@ -52,21 +52,21 @@ class Round:
     timings: Timings = field(default_factory=Timings)
     notes: dict[str, float] = field(default_factory=dict)  # of the protocol's counters, by name
     inquired: int = 0  # hidden states that the edge asked for, in a second exchange
-    pass_s: float = 0.0  # of the target, as the edge told; `stream`'s may go on while nobody waits
+    pass_s: float = 0.0  # of the target; under `stream` the device may not have waited for it
 
     @property
     def verified(self) -> int:
-        """Positions that were looked at: those before a rejection, and that one (tslt 2.1)."""
+        """Positions verified: the accepted ones and the first rejected (tslt 2.1)."""
         return min(self.window, self.accepted + 1)
 
     @property
     def exchanges(self) -> int:
-        """Round trips that it took: a second one where the edge asked for something."""
+        """Round trips: 2 if the edge asked for hidden states, else 1."""
         return 1 + (self.inquired > 0)
 
 
 class Forecast(NamedTuple):
-    """What one alternative would cost: predicted seconds a committed token."""
+    """The predicted cost of one alternative, in seconds a committed token."""
 
     protocol: str
     window: int
@@ -77,8 +77,8 @@ class Forecast(NamedTuple):
 class Choice:
     """Protocol and window for one answer, and why.
 
-    token_s: predicted seconds a committed token; None where the policy predicts nothing.
-    forecasts: of all alternatives, the cheapest first.
+    token_s: predicted seconds a committed token; None if the policy predicts nothing. forecasts: of
+    all alternatives, the cheapest first.
     """
 
     policy: str
@@ -90,24 +90,24 @@ class Choice:
 
 
 class Probing(NamedTuple):
-    """What measuring the link has cost: pings, and their bytes both ways."""
+    """The cost of measuring the link: pings, and their bytes both ways."""
 
     pings: int = 0
     uplink_bytes: int = 0
     downlink_bytes: int = 0
 
     def since(self, before: "Probing") -> "Probing":
-        """What came on top of an earlier count."""
+        """Subtract an earlier count."""
         return Probing(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """One time that an answer lost its edge.
+    """A loss of the edge during an answer.
 
-    at: committed tokens by then, the prompt's included, as `Round.start`. lost_s: seconds from when
-    the loss was noticed until tokens were verified again, or until the answer ended without.
-    local_tokens: what the drafter said alone meanwhile.
+    at: committed tokens by then, the prompt's included, as `Round.start`. lost_s: seconds from
+    noticing the loss until tokens were verified again, or until the answer's end. local_tokens:
+    tokens that the drafter generated alone meanwhile.
     """
 
     at: int
@@ -117,11 +117,11 @@ class Recovery:
 
 @dataclass(kw_only=True)
 class Generation:
-    """One answer. ``tokens`` holds the end token, ``text`` neither it nor the stop string.
+    """One answer. ``tokens`` includes the end token, ``text`` neither it nor the stop string.
 
-    link: what was known of the link when the answer began; None without an edge. choice: what
-    protocol "auto" chose, and why; None where nothing was to choose. probing: what measuring the
-    link has cost this answer. recoveries: when the edge was lost, and for how long.
+    link: the link's state when the answer began; None without an edge. choice: that of protocol
+    "auto"; None for other protocols. probing: the cost of measuring the link for this answer.
+    recoveries: the losses of the edge.
     """
 
     protocol: str
@@ -149,15 +149,15 @@ class Generation:
 
     @property
     def notes(self) -> dict[str, float | None]:
-        """What the rounds noted, of every counter there is: whole numbers as their total.
+        """Every counter over all rounds: totals of whole numbers, shares of others.
 
-        Of others the share, which is None where there is nothing that it could be a share of.
+        A share is None if there is nothing to divide by.
         """
         return {name: counter.told(self.rounds) for name, counter in counters().items()}
 
     @property
     def rounded_notes(self) -> dict[str, float | None]:
-        """The same with six digits behind the point."""
+        """`notes`, rounded to six decimals."""
         return {
             name: round(value, 6) if isinstance(value, float) else value
             for name, value in self.notes.items()
@@ -165,7 +165,7 @@ class Generation:
 
 
 def acceptance(rounds: Sequence[Round]) -> float:
-    """α: the share accepted of the positions that were verified; 0 without drafts.
+    """Compute α: the share accepted of the positions that were verified; 0 without drafts.
 
     A position is verified when all before it were accepted (tslt Definition 2.1); in a tree it is
     accepted when one of its candidates is (tslt (39)).
@@ -176,11 +176,11 @@ def acceptance(rounds: Sequence[Round]) -> float:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an answer as it comes.
+    """A part of an answer.
 
     origin: ``drafted`` (and accepted), ``corrected`` (the target's token in place of a rejected
     one), ``bonus`` (after a window that was accepted whole), ``target`` (of `stream`), ``local``
-    (of the drafter alone: nobody verified it).
+    (of the drafter alone, not verified).
     """
 
     text: str

@@ -3,8 +3,8 @@
 The session owns the committed tokens. The drafter's K/V and the edge's session follow them, and
 both can be rebuilt from them.
 
-A window without a verdict may be dropped for `local`: the loss of the link causes it, never what
-was drawn, so the output's law stays. Nothing of it is kept, and `local` draws by another purpose.
+Under policy "local" a window without a verdict is dropped whole. Only the link decides that, never
+the tokens drawn, and `local` draws from another stream, so the output's law stays.
 """
 
 import time
@@ -49,16 +49,16 @@ class Session:
 
     @property
     def context(self) -> int:
-        """Tokens that both ends have room for, the prompt's included.
+        """The most tokens, the prompt's included, that both ends have room for.
 
-        A drafter with other tokens sets no limit: where its own context is full, it drafts nothing.
+        A drafter of another vocabulary sets no limit: when its context is full, it drafts nothing.
         """
         if not self._drafter.bridge.trivial:
             return self.edge.limits.context
         return min(self._drafter.context, self.edge.limits.context)
 
     def start(self, prompt: Prompt, plan: Plan, channel: Channel = _UNKNOWN) -> None:
-        """Prepare a generation: both ends keep what the session and the prompt share.
+        """Prepare a generation: both ends keep the prefix that session and prompt share.
 
         channel: the link as measured for this generation, for a decision head.
         """
@@ -80,11 +80,11 @@ class Session:
         self.committed.extend(ids[kept:])
         self._drafter.start(prompt)
         self._plan = plan
-        self.edge.keep(kept)
+        self.edge.truncate(kept)
         self.edge.prepare(plan, self._conditions(plan, channel))
 
     def shared(self, prompt: NDArray[np.uint32]) -> int:
-        """How many tokens of the prompt, from the first on, are this session's."""
+        """Count the first tokens of the prompt that the session holds already."""
         return common_prefix(self.committed.ids, prompt)
 
     def join(self) -> None:
@@ -95,7 +95,7 @@ class Session:
             self._drafter.read(self.committed.ids, self._interrupt.check)
 
     def _conditions(self, plan: Plan, channel: Channel) -> DecisionConditions | None:
-        """What the edge decides by besides the options; None where the link does not matter."""
+        """Return what a decision head needs of link and drafter; None for other protocols."""
         if not plan.by_link:
             return None
         return DecisionConditions(
@@ -107,10 +107,10 @@ class Session:
             loss=channel.loss,
         )
 
-    def keep(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Drop all but ``length`` committed tokens: the answer ended within a round."""
         self.committed.truncate(length)
-        self.edge.keep(length)
+        self.edge.truncate(length)
 
     # Speculation
 
@@ -139,7 +139,7 @@ class Session:
     def _draft(
         self, plan: Plan, exchange: Exchange[Any], remaining: int, ends: Collection[int]
     ) -> Draft:
-        """A window of at most ``plan.expansion`` and ``remaining`` − 1 tokens."""
+        """Draft a window of at most ``plan.expansion`` and ``remaining`` − 1 tokens."""
         levels = min(remaining, self.context - len(self.committed)) - 1
         expansion = self._room(plan.expansion, levels)
         return self._drafter.draft(
@@ -153,15 +153,15 @@ class Session:
         path, ids = draft.path(ruling.accepted), draft.ids.tolist()
         tokens = [*(ids[node - 1] for node in path), token]
         self.committed.extend(tokens)
-        # a token that was sampled here is pending: the edge learns it with the next window
+        # a token sampled here is pending: the edge gets it with the next window
         self.edge.agree(len(self.committed) - (ruling.token is None))
-        self._drafter.keep(path)
+        self._drafter.keep_path(path)
         return tokens
 
     def _room(self, expansion: Expansion, levels: int) -> Expansion:
         """Cut the expansion to ``levels``, the edge's window and the context.
 
-        Counts the most nodes that it may have: what is drawn must not decide what is sent.
+        Counts the most nodes that the tree may have: the tokens drawn must not decide its size.
         """
         expansion = expansion[: max(0, levels)]
         room = max(0, min(self.edge.limits.window, self.context - len(self.committed) - 1))
@@ -184,7 +184,7 @@ class Session:
         start = len(self.committed)
         self.committed.extend(ids)
         self.edge.agree(len(self.committed))
-        # only the part of the pass that was waited for: with a slow reader tokens lie here already
+        # only the part of the pass that was waited for: the tokens may have arrived before
         verify_ns = min(waited_ns, reply.times.verify_ns)
         return Round(
             protocol=STREAM,
@@ -214,7 +214,7 @@ class Session:
 
 
 def _ruling(draft: Draft, reply: Verified) -> Ruling:
-    """The verdict as a ruling; `MalformedError` if it does not fit the window that was sent."""
+    """Convert the verdict to a ruling; `MalformedError` if it does not fit the window."""
     verdict = reply.verdict
     if verdict.accepted > len(draft.ids):
         raise MalformedError("The edge's verdict does not fit the window that was sent.")

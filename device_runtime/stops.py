@@ -1,4 +1,4 @@
-"""Where an answer ends: end tokens, stop strings, the number of tokens."""
+"""Find the end of an answer: end tokens, stop strings, the number of tokens."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,7 +6,7 @@ from pilotfish.engines.tokenizer import TextStream, Tokenizer
 
 
 class AnswerBuffer:
-    """Collects the tokens and the text of one answer; knows when it has ended and why."""
+    """Collects the tokens and the text of one answer, and tells when and why it has ended."""
 
     def __init__(
         self,
@@ -31,12 +31,12 @@ class AnswerBuffer:
         return self._max_tokens - len(self.tokens) if self.finish_reason is None else 0
 
     def push(self, ids: Sequence[int]) -> tuple[list[int], str]:
-        """Take committed ids; returns those that belong to the answer and the text they release."""
+        """Add committed ids; returns those within the answer, and the text released."""
         if not self._stop:
             return self._push_all(ids)
         taken: list[int] = []
         released = ""
-        for token in ids:  # one by one: a stop string may end with any of them
+        for token in ids:  # one by one: a stop string may end at any of them
             if self.finish_reason is not None:
                 break
             more, text = self._push_all([token])
@@ -45,7 +45,7 @@ class AnswerBuffer:
         return taken, released
 
     def _push_all(self, ids: Sequence[int]) -> tuple[list[int], str]:
-        """Take ids up to an end token or the most tokens."""
+        """Add ids up to an end token or the most tokens."""
         taken = list(ids[: self.remaining])
         end = next((at for at, token in enumerate(taken) if token in self._eos), None)
         if end is not None:
@@ -59,7 +59,7 @@ class AnswerBuffer:
         return taken, released
 
     def end(self, reason: str) -> str:
-        """Close the answer; returns the text that was held back."""
+        """End the answer and return the text that was held back."""
         released = self._scan(self._stream.flush())
         if self.finish_reason is None:
             self.finish_reason = reason
@@ -69,7 +69,7 @@ class AnswerBuffer:
         return released
 
     def _scan(self, new: str) -> str:
-        """Release what of the text can no longer be part of a stop string."""
+        """Release the text that can no longer be part of a stop string."""
         if not self._stop:
             self.text += new
             return new
@@ -86,6 +86,6 @@ class AnswerBuffer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of ``text`` may begin ``stop``."""
+    """Count the characters at the end of ``text`` that may begin ``stop``."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

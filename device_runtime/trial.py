@@ -1,11 +1,11 @@
-"""Drafters on trial: what each would make of one target, measured and predicted before it is used.
+"""Predict the speed of several drafters with one target, from measurements.
 
 In:  artifacts of one vocabulary, prompts, the link's RTT. Out: a `DrafterTrial` of each drafter.
 
 The target answers the prompts alone, at temperature 1 with the prompt's number as seed. Along these
 answers both ends' distributions are compared: α is the mean of β = 1 − TV(p, q), the share of draft
-tokens that an optimal rule accepts (tslt (15)). Passes that are timed take turns, on a context of
-one answer; lower quartiles, which other work on the machine moves least. From these follow T and N
+tokens that an optimal rule accepts (tslt (15)). Passes are timed in turns, behind one answer; their
+lower quartiles are taken, which other work on the machine affects least. From these follow T and N
 of a round for every window (DESIGN §6.3):
 
     tokens/s = N / T,    N = (1 − α^{L+1}) / (1 − α),    T = L·T_draft + RTT + T_verify(L + 1)
@@ -40,11 +40,11 @@ SAMPLING = Sampling(temperature=1.0)
 
 @dataclass(frozen=True)
 class DrafterTrial:
-    """What a drafter would make of a target.
+    """The predicted speed of a drafter with a target.
 
-    acceptance: α at temperature 1; agreement: the share of positions where both ends' most probable
-    token is the same, which is what counts at temperature 0. draft_s: a pass of one token.
-    window: the one with the most tokens_per_s. streamed_per_s: of the target alone.
+    acceptance: α at temperature 1; agreement: α at temperature 0, the share of positions where both
+    ends' most probable token is the same. draft_s: a pass of one token. window: the one with the
+    most tokens_per_s. streamed_per_s: of the target alone.
     """
 
     acceptance: float
@@ -65,10 +65,10 @@ def try_drafters(
     target_s: float | None,
     progress: Progress,
 ) -> dict[str, DrafterTrial]:
-    """Each drafter's trial, by its name.
+    """Try each drafter; returns the trials by name.
 
-    All models are in memory at once. target_s: what a pass of the target takes, whatever it holds;
-    None: as it is measured here.
+    All models are in memory at once. target_s: seconds of any pass of the target; None: measure
+    them here.
 
     Raises:
         PairMismatchError: for a drafter of another vocabulary.
@@ -110,7 +110,7 @@ def try_drafters(
 def best_window(
     acceptance: float, draft_s: float, verify_s: Sequence[float], rtt_s: float
 ) -> tuple[int, float]:
-    """The window with the most tokens/s, and these; verify_s: of passes of `SIZES` tokens."""
+    """Find the window with the most tokens/s, and these; verify_s: of passes of `SIZES` tokens."""
     rates = {}
     for window in range(1, LONGEST + 1):
         verified = float(np.interp(window + 1, SIZES, verify_s))
@@ -132,7 +132,7 @@ def _check_vocabulary(drafter: Artifact, target: Artifact) -> None:
 def _answers(
     target: Artifact, prompts: Sequence[str], progress: Progress
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Prompt and answer but for its last token, i64 [n]; and how many tokens the answer has."""
+    """Return each prompt with its answer, i64 [n] less the last token, and the answer's length."""
     found = []
     with Device(target.path) as author:
         for seed, prompt in enumerate(prompts):
@@ -148,7 +148,7 @@ def _answers(
 
 
 def _probabilities(decoder: Decoder, text: NDArray[np.int64], rows: int) -> NDArray[np.floating]:
-    """Distributions [rows, V] of what follows the last tokens of a text."""
+    """Return the distributions [rows, V] after each of a text's last tokens."""
     decoder.rollback(0, 0)
     return probabilities(decoder.prefill(0, text, rows=rows).logits, SAMPLING)
 
@@ -156,7 +156,7 @@ def _probabilities(decoder: Decoder, text: NDArray[np.int64], rows: int) -> NDAr
 def _timed(
     wanted: Sequence[tuple[Decoder, int]], text: NDArray[np.int64], progress: Progress
 ) -> list[float]:
-    """Seconds of a pass of so many tokens behind a text; all take turns."""
+    """Time passes of these numbers of tokens behind a text, in turns; returns seconds."""
     for decoder in {id(decoder): decoder for decoder, _ in wanted}.values():
         decoder.rollback(0, 0)
         decoder.prefill(0, text, rows=0)

@@ -1,7 +1,7 @@
-"""A lock that is granted in the order in which it was asked for.
+"""A lock that is granted in the order of request.
 
-An ordinary lock may go back to the thread that has just released it, so that one which takes it
-again and again, as one that reads a long prompt does, keeps all others waiting.
+An ordinary lock may go back to the thread that has just released it, so that a thread which reads a
+long prompt, pass after pass, would keep all others waiting.
 """
 
 import threading

@@ -1,1 +1,1 @@
-"""The edge: a target model that verifies windows for many devices at once."""
+"""The edge: verifies windows for many devices at once with a target model."""

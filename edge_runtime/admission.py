@@ -1,7 +1,7 @@
-"""What a client may cost the edge: messages a second, and its share of the loop's time.
+"""Limit each client's messages a second and its share of the loop's time.
 
-In bounded memory, a bucket of each for every client. A client that is alone may take all the time
-that there is; what it took beyond its share counts against it as soon as another one speaks.
+Each client has two buckets, in bounded memory. A client that is alone may use all the time; time
+beyond its share counts against it as soon as another client sends messages.
 """
 
 from collections import OrderedDict
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from pilotfish.wire.errors import RateLimitedError
 
-_CLIENTS = 1024  # the longest silent is forgotten beyond these, which fills its buckets again
-_SHARE = 0.5  # of the loop's time, for one client, while others want some
-_AT_ONCE_S = 0.1  # so much of it, and so much too much, may come at once
-_WANTED_S = 1.0  # so long after its last message another client is taken to want some
+_CLIENTS = 1024  # most clients; beyond these the one silent longest is forgotten
+_SHARE = 0.5  # of the loop's time, for one client, while others send messages
+_AT_ONCE_S = 0.1  # of the loop's time that a client may use in a burst, and owe afterwards
+_WANTED_S = 1.0  # after its last message, during which another client counts as present
 
 
 @dataclass(slots=True)
@@ -23,16 +23,16 @@ class _Buckets:
 
 
 class Admission:
-    """Counts each client's messages and what they cost; the rate may be changed at any time."""
+    """Counts each client's messages and their time; the rate may be changed at any time."""
 
     def __init__(self, messages_per_s: float) -> None:
         self.rate = messages_per_s
         self._buckets: OrderedDict[bytes, _Buckets] = OrderedDict()
-        self._speaking = b""  # the client that spoke last, and when another one did
+        self._speaking = b""  # the client of the last message, and the time of another's last one
         self._another_s = self._spoke_s = -_WANTED_S
 
     def admit(self, owner: bytes, now_s: float) -> None:
-        """Take one message of ``owner`` into account; `RateLimitedError` if it came too soon."""
+        """Count one message of ``owner``; `RateLimitedError` if it came too soon."""
         if owner != self._speaking:
             self._speaking, self._another_s = owner, self._spoke_s
         self._spoke_s = now_s
@@ -54,7 +54,7 @@ class Admission:
         buckets.messages -= 1.0
 
     def charge(self, owner: bytes, spent_s: float) -> None:
-        """A message that was admitted has cost so much."""
+        """Count the time spent on an admitted message."""
         buckets = self._buckets.get(owner)
         if buckets is not None:
             buckets.seconds = max(-_AT_ONCE_S, buckets.seconds - spent_s)

@@ -1,6 +1,6 @@
-"""What an edge daemon and a node's are told: model, address, keys and limits.
+"""The settings of the edge daemon and the node daemon.
 
-Each setting stands here once: flags, TOML keys, help and reloads follow (`wire.settings`).
+Each is declared once: flags, TOML keys, help and reloads follow from it (`wire.settings`).
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ MEBIBYTE = 1024 * 1024
 
 _Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 _Listen: TypeAlias = Annotated[
-    str, setting("tcp://HOST:PORT; a socket that systemd gives goes before", metavar="ADDRESS")
+    str, setting("tcp://HOST:PORT, unless systemd passes a socket", metavar="ADDRESS")
 ]
 _Keys: TypeAlias = Annotated[
     Path,
@@ -31,64 +31,64 @@ _Keys: TypeAlias = Annotated[
 
 
 class EdgeLimits(Struct, frozen=True, kw_only=True):
-    """What the edge gives at most; every one of them ends in a typed error, not in a fall.
+    """The edge's limits; exceeding one raises a typed error.
 
-    context is further bounded by the model's own. The rate is a client's, sustained; its bursts may
-    be as long as one second. A device has one connection for each conversation that it can hold.
+    context is also bounded by the model's. The rate is sustained, per client, with bursts of up to
+    one second. A device has one connection for each lane.
     """
 
-    sessions: Annotated[int, setting("conversations held at once", ge=1)] = 16
-    sessions_per_client: Annotated[int, setting("of one key", ge=1, live=True)] = 8
-    context: Annotated[int, setting("tokens of one conversation", ge=2)] = 2048
+    sessions: Annotated[int, setting("sessions at once", ge=1)] = 16
+    sessions_per_client: Annotated[int, setting("sessions of one key", ge=1, live=True)] = 8
+    context: Annotated[int, setting("tokens of one session", ge=2)] = 2048
     window: Annotated[
         int, setting("draft tokens of one round", ge=0, le=MAX_WINDOW, flag="max_window")
     ] = 64
-    message_mib: Annotated[int, setting("size of one message", ge=1, le=2047, metavar="MIB")] = 64
+    message_mib: Annotated[int, setting("MiB of one message", ge=1, le=2047, metavar="MIB")] = 64
     messages_per_s: Annotated[
         float, setting("messages a second of one key", gt=0, flag="rate", metavar="N", live=True)
     ] = 2000.0
     idle_s: Annotated[
-        float, setting("after which a session yields to a new one", gt=0, live=True)
+        float, setting("seconds after which an idle session yields to a new one", gt=0, live=True)
     ] = 60.0
     expire_s: Annotated[
-        float, setting("after which an idle session ends anyway", gt=0, live=True)
+        float, setting("seconds after which an idle session ends in any case", gt=0, live=True)
     ] = 900.0
-    connections: Annotated[int, setting("at once", ge=2, live=True)] = 256
-    connections_per_client: Annotated[int, setting("of one key", ge=1, live=True)] = 32
+    connections: Annotated[int, setting("connections at once", ge=2, live=True)] = 256
+    connections_per_client: Annotated[int, setting("connections of one key", ge=1, live=True)] = 32
 
 
 class ClusterPlan(Struct, frozen=True, kw_only=True):
-    """A target on a cluster: replicas, each of so many stages."""
+    """A target on a cluster: a number of replicas, each of a number of stages."""
 
     runner: Annotated[
         Literal["ray"] | None,
         setting(
-            "the target runs as actors on a Ray cluster (pip install 'pilotfish[ray]')",
+            "run the target as actors on a Ray cluster (pip install 'pilotfish[ray]')",
             flag="cluster",
         ),
     ] = None
-    replicas: Annotated[int, setting("of the target", ge=1, le=1024, metavar="M")] = 1
+    replicas: Annotated[int, setting("replicas of the target", ge=1, le=1024, metavar="M")] = 1
     stages: Annotated[
         int,
         setting(
-            "of each replica; a --target that is whole is cut first, into the cache", ge=1, le=256
+            "stages of each replica; a whole --target is first cut, into the cache", ge=1, le=256
         ),
     ] = 1
     address: Annotated[
         str,
         setting(
-            'HOST:PORT of a Ray cluster to join; "auto": the one that this machine is part of '
-            "(default: one of its own, on this machine only)",
+            'HOST:PORT of a Ray cluster to join; "auto": that of this machine (default: start a '
+            "private one on this machine)",
             flag="cluster_address",
             metavar="ADDRESS",
         ),
     ] = ""
     late_s: Annotated[
-        float, setting("after which actors that do not answer are started again", gt=0)
+        float, setting("seconds after which actors that do not answer are restarted", gt=0)
     ] = 10.0
-    give_up_s: Annotated[
-        float, setting("after which a pass over actors fails in any case", gt=0)
-    ] = 120.0
+    give_up_s: Annotated[float, setting("seconds after which a pass over actors fails", gt=0)] = (
+        120.0
+    )
 
 
 class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
@@ -98,16 +98,16 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     federate: Annotated[
         Path | None,
         setting(
-            "the target is an ensemble of the workers in this TOML file; of --target only "
-            "vocabulary and chat template are used (docs/scale.md)",
+            "use the ensemble of the workers in this TOML file as target, with vocabulary and "
+            "chat template of --target (docs/scale.md)",
             metavar="FILE",
         ),
     ] = None
     pipeline: Annotated[
         Path | None,
         setting(
-            "the target is cut into stages (pilotfish export split): --target is the folder of "
-            "stage 1, this TOML file lists the nodes with the others",
+            "use a target in stages (pilotfish export split): --target is the folder of stage 1, "
+            "this TOML file lists the nodes of the others (docs/scale.md)",
             metavar="FILE",
         ),
     ] = None
@@ -117,23 +117,20 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     metrics: Annotated[
         tuple[str, int] | None,
         setting(
-            "where Prometheus may read figures; without HOST: on loopback (default: nowhere)",
+            "serve metrics for Prometheus here; without HOST: on loopback (default: nowhere)",
             form="host:port",
             metavar="HOST:PORT",
         ),
     ] = None
     drain_s: Annotated[
         float,
-        setting(
-            "seconds in which an edge that is told to stop answers what it has", ge=0, live=True
-        ),
+        setting("seconds to answer the windows under way after SIGTERM", ge=0, live=True),
     ] = 5.0
     heads: Annotated[
         tuple[str, ...] | None,
         setting(
-            "a decision head, for wisv-full and wisv-selective: a path, or the name of one that "
-            'ships (default: those that ship for this target); may be repeated; "none": none at '
-            "all",
+            "a decision head for wisv-full and wisv-selective: a path, or the name of a shipped "
+            'one (default: all shipped ones for this target); may be repeated; "none": no head',
             flag="head",
             metavar="NAME",
             repeat=True,
@@ -142,22 +139,22 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     threshold: Annotated[
         _Share | None,
         setting(
-            "reject a mismatch that its head finds harmful with more than this probability, where "
-            "a request does not say (default: as each head recommends)",
+            "reject mismatches that the head finds harmful with more than this probability, unless "
+            "a request says otherwise (default: as each head recommends)",
             metavar="ρ",
         ),
     ] = None
     relaxation: Annotated[
         Path | None,
         setting(
-            "how far protocol adaptive deviates where a request does not say, as judge calibrate "
-            "wrote it (default: built in)",
+            "the relaxation of protocol adaptive, from judge calibrate, unless a request says "
+            "otherwise (default: built in)",
             metavar="FILE",
         ),
     ] = None
-    limits: Annotated[
-        EdgeLimits, setting("a request beyond them is refused by name", title="limits")
-    ] = field(default_factory=EdgeLimits)
+    limits: Annotated[EdgeLimits, setting("requests beyond these are refused", title="limits")] = (
+        field(default_factory=EdgeLimits)
+    )
 
     def __post_init__(self) -> None:
         if len(self._kinds) > 1:
@@ -187,34 +184,32 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Of target (`edge_runtime.targets`)."""
+        """The kind of target (`edge_runtime.targets`)."""
         return (*self._kinds, "local")[0]
 
     @property
     def nodes(self) -> Path | None:
-        """The file that lists what the target consists of, where it is not all in this process."""
+        """The file that lists the target's nodes; None for a local target."""
         return self.federate or self.pipeline
 
     @property
     def judges(self) -> tuple[str, ...] | None:
-        """The decision heads to load; None: those that ship and were made for the target."""
-        # a federation's own artifact is there for its vocabulary: no head was made for its target
+        """The decision heads to load; None: the shipped ones that were made for the target."""
+        # a federation's artifact only gives the vocabulary, so no head fits its target
         if self.heads == ("none",) or (self.heads is None and self.kind == "federated"):
             return ()
         return self.heads
 
 
 class NodeConfig(EngineSettings, frozen=True, kw_only=True):
-    """A node's settings. sessions and context: as of the edge that it is to serve, at least."""
+    """A node's settings. sessions and context: at least those of its edge."""
 
     target: Annotated[
         Path,
-        setting(
-            "an artifact, or one stage of one that was cut (pilotfish export split)", metavar="DIR"
-        ),
+        setting("an artifact, or a stage of one (pilotfish export split)", metavar="DIR"),
     ]
     listen: _Listen = "tcp://127.0.0.1:7078"
     keys: _Keys | None = None
-    sessions: Annotated[int, setting("slots: as many as the edge has, or more", ge=1)] = 16
+    sessions: Annotated[int, setting("slots; at least the edge's --sessions", ge=1)] = 16
     context: Annotated[int, setting("tokens of a slot", ge=2)] = 2048
-    message_mib: Annotated[int, setting("size of one step", ge=1, le=2047, metavar="MIB")] = 256
+    message_mib: Annotated[int, setting("MiB of one step", ge=1, le=2047, metavar="MIB")] = 256

@@ -32,9 +32,9 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_WIDTHS = (1, 2, 4, 8, 16, 32)  # of the passes whose times devices are told
-_PATIENCE = 5.0  # longest passes that a watchdog has to wait for at least
-_LOADING_S = 600.0  # a large target may take so long, and a supervisor may not stop it before
+_WIDTHS = (1, 2, 4, 8, 16, 32)  # tokens of the passes whose times the welcome holds
+_PATIENCE = 5.0  # longest passes that the watchdog's interval must cover
+_LOADING_S = 600.0  # for loading a large target, during which a supervisor must not stop it
 
 
 def serve(
@@ -46,8 +46,8 @@ def serve(
 ) -> int:
     """Serve until SIGINT or SIGTERM, or until ``lifeline`` (a descriptor) closes at its other end.
 
-    ``announce`` is called with the endpoint, once devices may come; ``reread`` at SIGHUP, for the
-    configuration as it is by then. Returns the exit code.
+    ``announce`` is called with the endpoint once devices are served; ``reread`` at SIGHUP, to read
+    the configuration again. Returns the exit code.
     """
     supervisor = Supervisor.from_environment()
     supervisor.extend(_LOADING_S)
@@ -71,15 +71,14 @@ def serve(
         stack.callback(listener.close)
         try:
             with _handshakes(listener):
-                waiting = partial(_tell_of_waiting, supervisor, lifeline)
+                waiting = partial(_report_waiting, supervisor, lifeline)
                 target = open_target(Opening(config, artifact, keys, tally, waiting))
                 stack.callback(target.close)
                 supplies = supplies if target.states else supplies.stateless()
                 passes = _pass_times(target)
         except _OrphanedError:
             return 0
-        # a pass may be a piece of a prompt, or a window of every session, and a busy machine slower
-        # than it was now
+        # a pass may be a chunk of a prompt, or a window of every session, on a busier machine
         most = max(CHUNK, NARROW * config.limits.sessions, config.limits.window)
         longest_s = passes[-1].ns * 1e-9 * most / passes[-1].tokens
         supervisor.allow(_PATIENCE * longest_s)
@@ -96,7 +95,7 @@ def serve(
             tally=tally,
         )
         gc.collect()
-        gc.freeze()  # what was loaded stays; no collection between two rounds looks through it
+        gc.freeze()  # loaded objects stay: exempt them from collections between rounds
         signals.take_over()
         model = artifact.manifest.model
         loop = EdgeLoop(
@@ -122,11 +121,11 @@ def serve(
 
 
 class _OrphanedError(Exception):
-    """The parent went while nodes were waited for."""
+    """The parent process ended while the edge waited for nodes."""
 
 
-def _tell_of_waiting(supervisor: Supervisor, lifeline: int | None, trouble: str) -> None:
-    """While nodes are waited for: the supervisor is to wait too, and to see for what."""
+def _report_waiting(supervisor: Supervisor, lifeline: int | None, trouble: str) -> None:
+    """Ask the supervisor for more time while nodes are missing, and show which."""
     if lifeline is not None and select.select([lifeline], [], [], 0)[0]:
         raise _OrphanedError
     supervisor.extend(_LOADING_S)
@@ -134,7 +133,7 @@ def _tell_of_waiting(supervisor: Supervisor, lifeline: int | None, trouble: str)
 
 
 def _pass_times(target: Target) -> list[PassTime]:
-    """How long the target's passes take."""
+    """Time the target's passes."""
     times = least_times(partial(pass_s, target), _WIDTHS, target.context)
     return [
         PassTime(tokens=width, ns=max(1, int(seconds * 1e9))) for width, seconds in times.items()
@@ -143,7 +142,7 @@ def _pass_times(target: Target) -> list[PassTime]:
 
 @contextmanager
 def _handshakes(listener: Listener) -> Iterator[None]:
-    """Let devices in while the target loads: a restarted edge is not an absent one."""
+    """Accept connections while the target loads, so that a restarted edge is not taken as lost."""
     receiver = BackgroundReceiver(duties(listener))
     receiver.start()
     receiver.begin()
@@ -157,7 +156,7 @@ def _sender(listener: Listener, tally: Tally) -> Callable[[bytes, Reply, Sequenc
     def send(client: bytes, message: Reply, frames: Sequence[Buffer]) -> None:
         try:
             tally.bytes_out += listener.send(client, message, frames)
-        except zmq.ZMQError as error:  # it does not read, or went away: it asks again, or never
+        except zmq.ZMQError as error:  # the device does not read or is gone; it may ask again
             tally.drops += 1
             _log.debug("a reply was not taken: %s", error)
 

@@ -1,12 +1,12 @@
-"""A small HTTP server for figures, which costs the edge little whatever its clients do.
+"""A small HTTP server for metrics, whose cost to the edge is bounded for any clients.
 
-In:  a WSGI application that wants no more than method, path, query and headers. Out: its answers,
-over one thread and few connections.
+In:  a WSGI application that needs only method, path, query and headers. Out: its answers, with one
+thread and few connections.
 
-Law: at most `_CONNECTIONS` at once, none for longer than `_PATIENCE_S`. When one more comes, a
-client that has not asked yet gives way before one that is being answered; of these, one of the
-address with most connections, the oldest first. So a scrape comes through beside any number of
-idle connections, and beside clients that do not read their answers.
+Law: at most `_CONNECTIONS` at once, none for longer than `_PATIENCE_S`. For a further connection
+one is closed: one without a request yet, if any, else one being answered; among these the oldest of
+the address with most connections. So a scrape succeeds beside any number of idle connections and of
+clients that do not read their answers.
 """
 
 import logging
@@ -37,11 +37,11 @@ class _Client:
     address: str
     since_s: float = field(default_factory=time.monotonic)
     asked: bytes = b""
-    answer: memoryview | None = None  # what is left of it; None: the request is not complete
+    answer: memoryview | None = None  # its unsent rest; None: the request is not complete
 
 
 class Exposition:
-    """Answers on (host, port) until it is closed; raises `OSError` if it cannot listen there."""
+    """Serves on (host, port) until it is closed; raises `OSError` if it cannot listen there."""
 
     def __init__(self, application: Application, host: str, port: int) -> None:
         family, *_, address = socket.getaddrinfo(
@@ -60,7 +60,7 @@ class Exposition:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         self._wake.close()
         self._thread.join()
 
@@ -72,7 +72,7 @@ class Exposition:
                     return
                 if key.fileobj is self._listening:
                     self._accept()
-                elif key.data in self._clients:  # it may have given way in this very turn
+                elif key.data in self._clients:  # it may have been closed in this turn
                     self._go_on(key.data)
             before_s = time.monotonic() - _PATIENCE_S
             for client in [each for each in self._clients if each.since_s < before_s]:
@@ -81,13 +81,13 @@ class Exposition:
     def _accept(self) -> None:
         try:
             connection, address = self._listening.accept()
-        except (BlockingIOError, ConnectionError):  # it went again
+        except (BlockingIOError, ConnectionError):  # gone already
             return
         except OSError as error:  # no descriptor is left
             _log.error("figures cannot be asked for: %s", error)
             if self._clients:
                 self._leave(self._least())
-            else:  # the connection still waits in line: to try at once would never end
+            else:  # the connection stays queued: retrying at once would loop
                 time.sleep(_TICK_S)
             return
         connection.setblocking(False)
@@ -98,7 +98,7 @@ class Exposition:
         self._poller.register(connection, selectors.EVENT_READ, client)
 
     def _least(self) -> _Client:
-        """The client that gives way."""
+        """Return the client to close for a new one."""
         silent = [each for each in self._clients if each.answer is None] or self._clients
         crowd = Counter(each.address for each in silent)
         return max(silent, key=lambda each: crowd[each.address])  # of equals, the first
@@ -113,7 +113,7 @@ class Exposition:
                 self._leave(client)
         except BlockingIOError:
             pass
-        except OSError:  # it went
+        except OSError:  # gone
             self._leave(client)
 
     def _read(self, client: _Client) -> None:
@@ -160,7 +160,7 @@ class Exposition:
 
 
 def _environment(request: bytes) -> dict[str, Any] | None:
-    """Read a request as WSGI wants it; None for bytes that are no HTTP request."""
+    """Parse a request for WSGI; None for bytes that are no HTTP request."""
     first, *lines = request.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):

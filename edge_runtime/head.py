@@ -1,10 +1,10 @@
-"""The decision head (wisv §V-A): is a mismatch harmless, given both models' states and the link?
+"""Judge with a decision head (wisv §V-A) whether a mismatch is harmless.
 
 In:  for m mismatches the drafter's and the target's last-layer states at the draft token's own
-     position, both token ids, and what is known of the link.
+     position, both token ids, and the link's state.
 Out: logits z = w2·ReLU(w1·u + b1) + b2 of the probability ρ = σ(z) to reject, with
      u = [h_D ; h_T ; c], everything standardised as in training (wisv (23)-(25)); or, from a
-     `HeadJudge`, what is rejected at a threshold (wisv (27)).
+     `HeadJudge`, which mismatches are rejected at a threshold (wisv (27)).
 
 A head is made for one pair of models and refused for another (`suits`, `serves`).
 """
@@ -34,7 +34,7 @@ from pilotfish.wire.codecs.hidden import HiddenFormat
 from pilotfish.wire.errors import HeadError, PairMismatchError
 
 _log = logging.getLogger("pilotfish.edge")
-_ALONE = 1 << 18  # multiplications up to which OpenBLAS starts no second thread
+_ALONE = 1 << 18  # multiplications, up to which OpenBLAS starts no second thread
 _SHIPPED = Path(__file__).parent / "heads"
 
 Score = Callable[
@@ -43,12 +43,12 @@ Score = Callable[
 
 
 def shipped() -> list[str]:
-    """Names of the heads that come with Pilotfish."""
+    """List the names of the heads that come with Pilotfish."""
     return sorted(path.stem for path in _SHIPPED.glob("*.json"))
 
 
 def token_buckets(tokens: NDArray[np.integer], buckets: int) -> NDArray[np.int64]:
-    """The bucket, 0 to buckets − 1, of each token id; of the shape of ``tokens``.
+    """Hash each token id to a bucket, 0 to buckets − 1; keeps the shape.
 
     Knuth's multiplicative hash: the fraction of id·2654435761 / 2³², times the buckets.
     """
@@ -61,8 +61,8 @@ def token_buckets(tokens: NDArray[np.integer], buckets: int) -> NDArray[np.int64
 class HeadJudge:
     """A head bound to one request's link and threshold.
 
-    width: of the drafter's states that it reads; form: the format that they should be sent in.
-    bound: the threshold's logit. Safe to share between threads.
+    width: d of the drafter's states; form: the format that they should be sent in. bound: the
+    threshold's logit. Thread-safe.
     """
 
     width: int
@@ -76,9 +76,9 @@ class HeadJudge:
         target: NDArray[np.floating],
         tokens: NDArray[np.integer],
     ) -> NDArray[np.bool_]:
-        """Whether to reject each mismatch, bool [m]; arguments as for `DecisionHead.logits`.
+        """Return which mismatches to reject, bool [m]; arguments as for `DecisionHead.logits`.
 
-        What cannot be judged, for its states are too large, is rejected, unless nothing is.
+        Mismatches with states too large to be judged are rejected, except at threshold 1.
         """
         logits = self.score(drafter, target, tokens).astype(np.float64)
         if self.bound == math.inf:
@@ -87,10 +87,10 @@ class HeadJudge:
 
 
 class DecisionHead:
-    """A two-layer head and the card that says what it was made for.
+    """A two-layer head and its card.
 
-    card: its `HeadCard`; tensors: as they are in the file, see `edge_runtime.head_file`.
-    Raises `HeadError` if they do not fit together.
+    card: its `HeadCard`; tensors: as in the file, see `edge_runtime.head_file`. Raises `HeadError`
+    if they do not fit together.
     """
 
     def __init__(self, card: HeadCard, tensors: Tensors) -> None:
@@ -102,7 +102,7 @@ class DecisionHead:
 
     @classmethod
     def load(cls, name: str) -> "DecisionHead":
-        """The head that ships under this name, or else that of the path NAME.json or NAME.
+        """Load the shipped head of this name, or else that at the path NAME.json or NAME.
 
         Raises:
             HeadError: if there is none, or its files are damaged or too large.
@@ -130,7 +130,7 @@ class DecisionHead:
     def suits(self, target: Manifest) -> None:
         """Raise `PairMismatchError` unless the head was made for this target's weights.
 
-        Another precision of them is served, with one warning: states differ a little.
+        Another precision of them is accepted with a warning: states differ a little.
         """
         made = self.card.target
         if (made.origin, made.hidden) != (target.origin, target.dimensions.hidden):
@@ -148,7 +148,7 @@ class DecisionHead:
             )  # fmt: skip
 
     def serves(self, drafter_origin: str, hidden_size: int) -> bool:
-        """Whether the head was made for a drafter of these weights and this width of states."""
+        """Whether the head was made for a drafter of these weights and this hidden size."""
         made = self.card.drafter
         return (made.origin, made.hidden) == (drafter_origin, hidden_size)
 
@@ -159,11 +159,11 @@ class DecisionHead:
         tokens: NDArray[np.integer],
         channel: Channel,
     ) -> NDArray[np.float32]:
-        """z [m] of wisv (25), NaN where states are too large to be judged.
+        """Compute z [m] of wisv (25); NaN where states are too large to be judged.
 
         drafter [m, d_D] and target [m, d_T] are hidden states, tokens [m, 2] the ids of the draft
-        token and of the target's. A head reads either the states or the ids, and does not look at
-        the other. Raises ValueError for states or ids of another shape.
+        token and the target's. A head reads either the states or the ids and ignores the other.
+        Raises ValueError for states or ids of another shape.
         """
         return self._score(drafter, target, tokens, offset=self._offset(channel))
 
@@ -181,7 +181,7 @@ class DecisionHead:
         )
 
     def _fold(self) -> None:
-        """Standardising is affine, so the first layer takes it over; split w1 by what it reads."""
+        """Fold the standardisation, which is affine, into w1, and split w1 by its inputs."""
         w1, b1 = (self.tensors[name].astype(np.float64) for name in ("w1", "b1"))
         states = w1.shape[1] - self.card.link_width
         self._link = w1[:, states:]  # [h, 4] or [h, 0]
@@ -203,7 +203,7 @@ class DecisionHead:
             )
 
     def _offset(self, channel: Channel) -> NDArray[np.float32]:
-        """The part of w1·u + b1 that all mismatches of a request share, [h]."""
+        """Compute the part of w1·u + b1 that all mismatches of a request share, [h]."""
         if self.card.link is None:
             return self._b1.astype(np.float32)
         c = self.card.link.standardised(channel.features())
@@ -228,7 +228,7 @@ class DecisionHead:
             logits: NDArray[np.float32] = (
                 np.multiply(np.maximum(inner, 0.0), self._w2).sum(axis=1) + self._b2
             )
-        # ReLU would take −∞, an overflow, for a quiet 0
+        # ReLU would turn −∞, an overflow, into 0
         logits[~np.isfinite(inner).all(axis=1)] = np.nan
         return logits
 
@@ -257,10 +257,10 @@ class DecisionHead:
 
 
 def _product(states: NDArray[np.floating], weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """states [m, d] · weights [d, h], in pieces that BLAS does not share between threads.
+    """Multiply states [m, d] · weights [d, h], in pieces that BLAS computes in one thread.
 
-    On cores that others keep busy its threads wait for each other: 128 ms for what takes 70 µs.
-    What is much more than a round's mismatches, as in a sweep, may be shared.
+    On busy cores BLAS threads wait for each other: 128 ms instead of 70 µs. Many more rows than a
+    round's, as in a sweep, are multiplied at once.
     """
     single: NDArray[np.float32] = states.astype(np.float32, copy=False)
     piece = _ALONE // max(1, len(single) * weights.shape[1])
@@ -274,7 +274,7 @@ def _product(states: NDArray[np.floating], weights: NDArray[np.float32]) -> NDAr
 
 
 def _logit(threshold: float) -> float:
-    """log(threshold / (1 − threshold)), in (27) the bound of z; −∞ at 0 and ∞ at 1."""
+    """Compute log(threshold / (1 − threshold)), the bound of z in (27); −∞ at 0 and ∞ at 1."""
     if not 0.0 <= threshold <= 1.0:  # NaN is not either
         raise ValueError(f"A threshold must be within 0 and 1, not {threshold}.")
     if threshold in (0.0, 1.0):

@@ -1,10 +1,10 @@
-"""The two files of a decision head: what it was made for, and its weights.
+"""Read and write the two files of a decision head: its card, and its weights.
 
 In:  NAME.json, a `HeadCard`, and beside it NAME.safetensors, whose SHA-256 the card holds:
      w1 [h, n], b1 [h], w2 [h], b2 [1], and of a head that reads hidden states also mean and std
      [d_D + d_T]; float32 or float16. n is the width of u (wisv (23)): d_D + d_T for hidden
      states, 2·buckets for tokens, and 4 more for the link.
-Out: the same, checked: whatever is damaged, too large or contradictory is a `HeadError`.
+Out: the same, checked: `HeadError` for damaged, too large or contradictory files.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ from pilotfish.wire.codecs.hidden import HiddenFormat
 from pilotfish.wire.errors import HeadError, PilotfishError
 
 FORMAT: Final = 1
-CARD_BYTES = 1 << 16  # a card may have so many, and its weights these
+CARD_BYTES = 1 << 16  # the most of a card, and of its weights
 WEIGHTS_BYTES = 4_000_000
-HIDDEN_WIDTH = 1024  # h may be so large
+HIDDEN_WIDTH = 1024  # the largest h
 BUCKETS = 1 << 16
 
 Features = Literal["states", "tokens"]
@@ -39,7 +39,7 @@ Value = Annotated[str, msgspec.Meta(max_length=256)] | float | bool | int | None
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of the pair; origin and precision as in its `Manifest`, hidden its states' width."""
+    """A model of the pair; origin and precision as in its `Manifest`; hidden: d of its states."""
 
     model: Text
     origin: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
@@ -48,7 +48,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class LinkScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Mean and deviation of the link's features in training, and where c is cut, in deviations."""
+    """Mean and deviation of the link's features in training, and the bound of c in deviations."""
 
     names: tuple[Text, Text, Text, Text] = FEATURES
     mean: PerFeature
@@ -56,16 +56,16 @@ class LinkScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     clip: Annotated[float, msgspec.Meta(gt=0)]
 
     def standardised(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
-        """c of wisv (23), f64 [..., 4] as is `features`: NaN, unknown, becomes the mean, 0."""
+        """Compute c of wisv (23), f64 [..., 4] as `features`; NaN (unknown) becomes 0, the mean."""
         deviations = (features - np.array(self.mean)) / np.array(self.std)
         return np.where(np.isnan(deviations), 0.0, np.clip(deviations, -self.clip, self.clip))
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a threshold did on questions that were not trained with; None is what was not measured.
+    """A threshold's effect on questions kept out of training; None: not measured.
 
-    forgiven: the share of mismatches; logit: the threshold's, None at 0 and 1.
-    accuracy: the share of questions answered rightly; accepted_length: wisv's AAL, tokens a round.
+    forgiven: the share of mismatches; logit: the threshold's, None at 0 and 1. accuracy: the share
+    of correct answers; accepted_length: wisv's AAL, tokens a round.
     """
 
     threshold: Share
@@ -76,7 +76,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a head came to be; auc is that of questions kept out, `options` whatever else matters."""
+    """How a head was trained; auc: on questions kept out; options: all other settings."""
 
     questions: Count
     examples: Count
@@ -109,12 +109,12 @@ class HeadCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def link_width(self) -> int:
-        """How many features of the link the head reads: 4 or none."""
+        """Number of the link's features that the head reads: 4 or 0."""
         return 0 if self.link is None else len(FEATURES)
 
 
 def read_head(path: Path) -> tuple[HeadCard, Tensors]:
-    """The card at ``path``, which ends in .json, and the tensors beside it, both checked.
+    """Read and check the card at ``path``, which ends in .json, and the tensors beside it.
 
     Raises:
         HeadError: for a file that is missing, too large, damaged, or of a newer version.
@@ -133,10 +133,10 @@ def read_head(path: Path) -> tuple[HeadCard, Tensors]:
 
 
 def write_head(folder: Path, card: HeadCard, tensors: Tensors) -> tuple[Path, HeadCard]:
-    """Write NAME.safetensors and then NAME.json; returns the latter's path and what it holds.
+    """Write NAME.safetensors, then NAME.json; returns the path and card of the latter.
 
-    Each appears whole or not at all. Who is stopped between the two while replacing a head leaves
-    a pair that `read_head` refuses, for the digest is the other's.
+    Each file appears whole or not at all. If the process stops between the two while it replaces a
+    head, `read_head` refuses the pair, since the digests differ.
 
     Raises:
         HeadError: if a file would be larger than `read_head` allows, or cannot be written.
@@ -162,12 +162,12 @@ def write_head(folder: Path, card: HeadCard, tensors: Tensors) -> tuple[Path, He
 
 
 def checked_card(card: HeadCard) -> HeadCard:
-    """The card as it would be read again; `HeadError` where a value is not what it may be."""
+    """Return the card as `read_head` would; `HeadError` for values out of bounds."""
     return _decoded(msgspec.json.encode(card), f"The card of the head {card.name}")
 
 
 def check_tensors(card: HeadCard, tensors: Tensors) -> None:
-    """`HeadError` for tensors that are not those of this card, by name, shape, type or value."""
+    """Raise `HeadError` if name, shape, type or values of the tensors do not fit the card."""
     expected = {"w1", "b1", "w2", "b2"} | ({"mean", "std"} if card.features == "states" else set())
     if tensors.keys() != expected:
         raise _wrong(card, f"it has {_listed(tensors)}, and needs {_listed(expected)}")
@@ -216,9 +216,9 @@ def _decoded(data: bytes, told: str) -> HeadCard:
 
 
 def read_bounded(path: Path, most: int, kind: type[PilotfishError] = HeadError) -> bytes:
-    """A file's bytes; an error of this kind if there is none, or it has more than ``most``."""
+    """Read a file of at most ``most`` bytes; raises an error of this kind otherwise."""
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would wait
             raise kind(f"There is no file {path}.")
         with path.open("rb") as file:
             data = file.read(most + 1)

@@ -1,7 +1,7 @@
-"""The target's vocabulary, for devices whose drafter has another one.
+"""Serve the target's vocabulary, in parts, to devices of another vocabulary.
 
-In: a `Fetch`. Out: the `Part` that it asks for, compressed by itself, so that each is small enough
-to cross a slow link between two heartbeats. Nothing is tokenized here: that is the device's affair.
+In: a `Fetch`. Out: the `Part` that it asks for, compressed by itself, and small enough to cross a
+slow link between two heartbeats.
 """
 
 import hashlib
@@ -17,10 +17,10 @@ _log = logging.getLogger("pilotfish.edge")
 
 
 class Lexicon:
-    """The bytes of one vocabulary, in parts. One owner: the serving loop.
+    """The bytes of one vocabulary, in parts. Used by the serving loop only.
 
-    digest: their SHA-256 (hex); size: their number; "" and 0 for one that is too large to be had.
-    Raises `ArtifactError` if the artifact's tokenizer cannot be read.
+    digest: their SHA-256 (hex); size: their number; "" and 0 if the vocabulary is too large to be
+    served. Raises `ArtifactError` if the artifact's tokenizer cannot be read.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -34,10 +34,10 @@ class Lexicon:
         self.digest = hashlib.sha256(blob).hexdigest() if blob else ""
         self.size = len(blob)
         self._plain = [blob[at : at + m.PART_BYTES] for at in range(0, len(blob), m.PART_BYTES)]
-        self._packed: dict[int, bytes] = {}  # the parts that have been asked for
+        self._packed: dict[int, bytes] = {}  # the parts compressed so far
 
     def answer(self, fetch: m.Fetch) -> tuple[m.Part, tuple[bytes]]:
-        """The part and its frame; raises for another vocabulary, and for a part that is none."""
+        """Return the part and its frame; raises for another vocabulary or an unknown part."""
         if not self.digest or fetch.vocabulary != self.digest:
             raise PairMismatchError(
                 "This edge does not offer that vocabulary; maybe it serves another model now: "

@@ -1,8 +1,8 @@
 """`EdgeServer`: an edge daemon in a process of its own, for tests, demos and notebooks.
 
-It is the daemon that `pilotfish edge serve` runs, with a socket to its parent: over it the daemon
-says where it listens, or why it does not; and when the parent is gone, however it went, the daemon
-sees the socket close and stops. No orphans.
+It is the daemon of `pilotfish edge serve`, with a socket to its parent. The daemon sends its
+endpoint, or its error, over the socket, and stops when the socket closes: with the parent's end, of
+whatever cause, the daemon ends too.
 """
 
 import os
@@ -14,16 +14,16 @@ from types import TracebackType
 from pilotfish.wire.errors import EdgeLostError
 from pilotfish.wire.tie import TiedProcess
 
-START_S = 120.0  # loading a large target takes its time
+START_S = 120.0  # for loading a large target
 
 
 class EdgeServer:
-    """Starts an edge on entry and stops it on exit; ``endpoint`` is where it listens.
+    """Starts an edge on entry and stops it on exit; ``endpoint`` is its address.
 
     action: "serve", or "worker" for a node of another edge's target (`pilotfish edge worker`).
     target: the target's artifact. listen: port 0 takes a free one. keys: the folder with
-    ``edge.key`` and ``allowed/``; None is allowed on loopback only. cores: those that it may use;
-    None: all. options: further flags of the command, as ``sessions=4`` for ``--sessions 4``.
+    ``edge.key`` and ``allowed/``; None is allowed on loopback only. cores: to run on; None: all.
+    options: further flags of the command, as ``sessions=4`` for ``--sessions 4``.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class EdgeServer:
 
     @property
     def pid(self) -> int:
-        """The daemon's process."""
+        """The daemon's process id."""
         if self._child is None:
             raise EdgeLostError("The edge server is not running; enter it with `with` first.")
         return self._child.process.pid
@@ -63,15 +63,15 @@ class EdgeServer:
     def start(self) -> "EdgeServer":
         """Start the daemon and wait until it serves; a typed error if it cannot."""
         self._child = child = TiedProcess([*self._command, "--parent-fd"], START_S)
-        if self._cores is not None:  # long before it has threads, which inherit them
+        if self._cores is not None:  # before it starts threads, which inherit them
             os.sched_setaffinity(child.process.pid, self._cores)
         try:
             said = child.receive()
         except TimeoutError as error:
             self.stop()
             raise EdgeLostError(
-                f"The edge did not serve within {START_S:g} s: see its log. One whose target has "
-                "nodes waits for them."
+                f"The edge did not serve within {START_S:g} s: see its log. An edge whose target "
+                "has nodes waits for them."
             ) from error
         except BaseException:
             self.stop()

@@ -1,12 +1,12 @@
-"""Takes messages in while the serving thread makes a target pass, or rules on one.
+"""Receive messages in a thread while the serving thread makes a target pass or rules on one.
 
-The serving thread makes the target's passes itself: to hand a window to another thread, and the
-verdict back, would cost every round two wake-ups. So that pings, handshakes, refusals and the next
-windows need not wait for the end of a pass, this thread serves the sockets meanwhile.
+The serving thread makes the target's passes itself: handing windows to another thread, and verdicts
+back, would cost every round two wake-ups. During a pass this thread serves the sockets, so that
+pings, handshakes, refusals and the next windows need not wait for the pass.
 
 Law: sockets and sessions belong to the holder of ``turn`` or, outside of `begin` and `end`, to the
-serving thread. This thread waits on bare descriptors, which touches neither. Outside of passes the
-kernel is told to report none of them: a pass in which nothing arrives does not wake it at all.
+serving thread. This thread waits on bare descriptors, which touches neither. Outside of passes it
+watches none, so a pass without messages does not wake it.
 """
 
 import select
@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 
 
 class BackgroundReceiver(threading.Thread):
-    """Between `begin` and `end` does the duty of each descriptor that becomes readable.
+    """Calls the duty of each readable descriptor between `begin` and `end`.
 
-    A duty is done with ``turn`` held: it answers all that has arrived, and returns True if it left
-    something after all. (A ZeroMQ descriptor tells of what is new, not of what was left.)
+    A duty is called with ``turn`` held: it answers all messages, and returns True if some are left.
+    (A ZeroMQ descriptor signals new messages only.)
     """
 
     def __init__(self, duties: Mapping[int, Callable[[], bool]]) -> None:
@@ -26,26 +26,26 @@ class BackgroundReceiver(threading.Thread):
         self.turn = threading.Lock()
         self._duties = duties
         self._active = False
-        self._ready = select.epoll()  # the descriptors, which are one to the other epoll
+        self._ready = select.epoll()  # the descriptors; itself one descriptor of the other epoll
         for descriptor in duties:
             self._ready.register(descriptor, select.EPOLLIN)
         self._armed = select.epoll()
         self._armed.register(self._ready, 0)
 
     def begin(self) -> None:
-        """From now on this thread answers; call it when all that arrived has been answered."""
+        """Let this thread answer from now on; call it when all messages are answered."""
         self._active = True
         self._armed.modify(self._ready, select.EPOLLIN)
 
     def end(self) -> None:
-        """From now on it does not; waits for the turn that it is in, if it is, and for no other."""
-        self._active = False  # first: else it could take the lock again and again
+        """Let it answer no more; waits for at most one turn."""
+        self._active = False  # first: else the thread could take the lock again and again
         self._armed.modify(self._ready, 0)
         with self.turn:
             pass
 
     def run(self) -> None:
-        """The thread."""
+        """Wait for descriptors and call their duties."""
         left: set[int] = set()
         while True:
             self._armed.poll(0 if left else None)

@@ -1,7 +1,6 @@
-"""What `pilotfish judge calibrate` found for a pair: a relaxation, and what it did (NAME.json).
+"""Read and write the result of `pilotfish judge calibrate`: a relaxation and its effect.
 
-In:  the file. Out: a `RelaxationCard`, checked: whatever is damaged or too large is a
-     `RelaxationError`.
+In:  NAME.json. Out: a `RelaxationCard`, checked: `RelaxationError` for damaged or too large files.
 """
 
 import os
@@ -27,9 +26,9 @@ AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Means over the positions of some prompts' answers.
 
-    strict and relaxed: the probability that a draft is accepted, α. deviation: the total variation
-    from the target's law, which is by how much the two differ. key: the probability that a drafted
-    token is key. strict_tokens and relaxed_tokens: expected tokens of a round.
+    strict and relaxed: α without and with the relaxation. deviation: the total variation from the
+    target's law, which equals their difference. key: the probability that a drafted token is key.
+    strict_tokens and relaxed_tokens: expected tokens of a round.
     """
 
     prompts: Count
@@ -46,9 +45,9 @@ class RelaxationCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """NAME.json.
 
     tau and lambda1 to lambda3: the relaxation. budget: the deviation a position that it was chosen
-    for. temperature: of both ends; draft_top_k: of the drafter, 0 for all; window: γ. chosen: what
-    the relaxation did on the prompts that it was chosen by, kept_out: on others. prompts_sha256: of
-    all of them, each behind its length in bytes as u32.
+    for. temperature: of both ends; draft_top_k: of the drafter, 0 for all; window: γ. chosen: the
+    outcome on the prompts that it was chosen by, kept_out: on others. prompts_sha256: of all
+    prompts, each behind its length in bytes as u32.
     """
 
     format: Literal[1] = FORMAT
@@ -70,7 +69,7 @@ class RelaxationCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def relaxation(self) -> Relaxation:
-        """What the edge goes by."""
+        """The relaxation."""
         return Relaxation(
             tau=self.tau, lambda1=self.lambda1, lambda2=self.lambda2, lambda3=self.lambda3
         )
@@ -86,7 +85,7 @@ class RelaxationCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def read_relaxation(path: Path) -> RelaxationCard:
-    """The card at ``path``.
+    """Read the card at ``path``.
 
     Raises:
         RelaxationError: for a file that is missing, too large, damaged, or of a newer version.
@@ -108,7 +107,7 @@ def read_relaxation(path: Path) -> RelaxationCard:
 
 
 def expect_writable(path: Path) -> None:
-    """Raise `RelaxationError` if a card could not be written there; for before the long work."""
+    """Raise `RelaxationError` if a card could not be written there; to check before long work."""
     folder = next(each for each in path.absolute().parents if each.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise RelaxationError(f"{path} cannot be written: name a file in a folder that is yours.")

@@ -1,8 +1,8 @@
-"""The daemon's settings and allow-list, read again while it serves.
+"""Read the daemon's settings and allow-list again while it serves.
 
-Law: a configuration that is broken, or half written just now, changes nothing; the allow-list is
-looked up all the same. A key is in as long as a sound file on the list says so, whatever is wrong
-elsewhere: a key that was taken off is out, and so is one whose file broke.
+Law: a faulty or half-written configuration changes nothing, but the allow-list is read in any case.
+A key is allowed exactly as long as a valid file of the list holds it: a removed key is revoked, and
+so is one whose file is damaged.
 """
 
 import logging
@@ -24,11 +24,11 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_OWN_DESCRIPTORS = 128  # what the process has open besides connections
+_OWN_DESCRIPTORS = 128  # open files of the process besides connections
 
 
 def bounds_of(config: EdgeConfig) -> Bounds:
-    """What a configuration allows of connections, as far as the system's own limit lets it."""
+    """Return a configuration's bounds on connections, within the system's limit of open files."""
     limits = config.limits
     wanted = limits.connections + _OWN_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -45,9 +45,9 @@ def bounds_of(config: EdgeConfig) -> Bounds:
 
 
 class LiveSettings:
-    """What holds of the configuration and of the keys. ``troubles``: what was wrong with the rest.
+    """The configuration and keys in force. troubles: the faults of the last reload.
 
-    allowed: the keys that may come in, and their names; None: the edge has no keys.
+    allowed: names by allowed key; None: the edge has no keys.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class LiveSettings:
         self.config = config
         self.allowed = None if keys is None else keys.allowed
         self._started = config
-        self._folder = config.keys  # where the list is that holds
+        self._folder = config.keys  # of the allow-list in force
         self._secret = b"" if keys is None else keys.secret
         self._reread = reread
         self._tally = tally
         self.troubles: Sequence[str] = () if keys is None else keys.listed.broken
         tally.broken_keys = len(self.troubles)
-        self._tell("started")
+        self._report("started")
 
     @property
     def trouble(self) -> str:
-        """What is wrong, in a line; "" if nothing is."""
+        """The faults in one line; "" for none."""
         return in_brief(self.troubles)
 
     def reload(self, listener: Listener, service: Service) -> None:
-        """Read everything again and apply what is sound of it."""
+        """Read everything again and apply its valid parts."""
         troubles: list[str] = []
         try:
             config = self._reread()
@@ -83,12 +83,12 @@ class LiveSettings:
         else:
             self._adopt(config, listener)
         if self._folder is not None and listener.gate is not None:
-            troubles += self._look_up(self.config.keys or self._folder, self._folder)
+            troubles += self._reload_keys(self.config.keys or self._folder, self._folder)
             listener.gate.allowed = self.allowed or {}
         service.revise(self.config.limits, self.allowed)
         self.troubles = troubles
         self._tally.reloads["refused" if troubles else "done"] += 1
-        self._tell("reloaded")
+        self._report("reloaded")
 
     def _adopt(self, config: EdgeConfig, listener: Listener) -> None:
         fixed = fixed_changes(self._started, config)
@@ -100,12 +100,12 @@ class LiveSettings:
         held = listener.connections.bounds
         listener.connections.bounds = bounds_of(config)._replace(message_bytes=held.message_bytes)
 
-    def _look_up(self, folder: Path, before: Path) -> list[str]:
-        """Read which keys may come in; returns what is wrong with the list, or the edge's key."""
+    def _reload_keys(self, folder: Path, before: Path) -> list[str]:
+        """Read the allow-list again; returns its faults, and those of the edge's own key."""
         try:
             listed = AllowList.load(folder)
-        except KeysError as error:  # nothing says that a key was taken off it
-            return [str(error), *(self._look_up(before, before) if folder != before else ())]
+        except KeysError as error:  # not known whether keys were removed: keep them
+            return [str(error), *(self._reload_keys(before, before) if folder != before else ())]
         self._folder, self.allowed = folder, listed.names
         self._tally.broken_keys = len(listed.broken)
         try:
@@ -115,7 +115,7 @@ class LiveSettings:
             return [*listed.broken, str(error)]
         return [*listed.broken]
 
-    def _tell(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         self._tally.sound = not self.troubles
         if not self.troubles:
             self._tally.sound_s = time.time()

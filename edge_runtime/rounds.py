@@ -1,7 +1,7 @@
-"""The target's work for the sessions: prompts read, windows verified, streams generated.
+"""Turn the sessions' requests into jobs, and finished jobs into replies.
 
-In:  a session and what it wants; out: jobs for the scheduler. In: a job that is done; out: what it
-changes in the session, and the reply to the device.
+Jobs read prompts, verify windows and generate streams. A finished job updates its session, and the
+device gets its reply.
 """
 
 import time
@@ -26,7 +26,7 @@ Submit = Callable[[Job], None]
 
 
 class Rounds:
-    """What is under way at the target. ``ends`` are its end tokens, ``context`` its limit."""
+    """The sessions' work at the target. ends: the target's end tokens; context: its limit."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class Rounds:
         self._ends = frozenset(ends)
 
     def read(self, session: SessionState) -> None:
-        """Have all committed tokens but the last read: a prompt, while the device drafts."""
-        tokens = session.committed.ids[:-1].copy()  # the committed tokens go on changing
+        """Queue all committed tokens but the last: the prompt is read while the device drafts."""
+        tokens = session.committed.ids[:-1].copy()  # the committed tokens may change meanwhile
         self._queue(session, Job(session.id, session.slot, tokens, rows=0, rule=None))
 
     def verify(
         self, session: SessionState, round_: EdgeRound, exchange: Exchange[Any], law: Law
     ) -> None:
-        """Have a window verified."""
+        """Queue a window."""
         session.round, draft = round_, round_.draft
         # [committed + pending + n]
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
@@ -64,7 +64,7 @@ class Rounds:
         self._queue(session, job)
 
     def stream(self, session: SessionState) -> None:
-        """Generate the stream's next token, if there is one to come."""
+        """Queue the stream's next token, if more are wanted."""
         stream, law, length = session.stream, session.law, len(session.committed)
         if stream is None or law is None:
             return
@@ -80,7 +80,7 @@ class Rounds:
     def send_tokens(
         self, session: SessionState, start: int, ids: list[int], times: m.Times
     ) -> None:
-        """Tokens of a stream, from position ``start`` on."""
+        """Send tokens of a stream, from position ``start`` on."""
         assert session.stream is not None
         tokens = m.Tokens(
             session=session.id, generation=session.generation, start=start, times=times
@@ -89,14 +89,14 @@ class Rounds:
         self._send(session.stream.client, tokens, (frame,))
 
     def stop(self, session: SessionState) -> None:
-        """Give up the work under way; the committed tokens stay."""
-        session.call_off()
+        """Cancel the session's jobs; keeps the committed tokens."""
+        session.cancel_jobs()
         session.stream = None
         if session.round is not None and session.round.verdict is None:
             session.round = None
 
     def finish(self, session: SessionState, job: Job) -> None:
-        """Apply a job that the scheduler has done."""
+        """Apply a finished job and reply."""
         session.jobs.remove(job)
         if job.error is not None:
             self._fail(session, job.error)
@@ -117,7 +117,7 @@ class Rounds:
         self._submit(job)
 
     def _inquire(self, session: SessionState, job: Job, wanted: Wanted) -> None:
-        """Ask the device for what is needed to decide on its window."""
+        """Ask the device for the hidden states needed to decide on its window."""
         round_ = session.round
         if round_ is None:
             return
@@ -131,7 +131,7 @@ class Rounds:
         self._send(round_.client, round_.inquiry, round_.answer)
 
     def resolve(self, session: SessionState, frames: Sequence[m.Buffer], received_ns: int) -> None:
-        """Decide on a window by the answer to its inquiry; no pass is needed for that."""
+        """Decide on a window by the states that the device sent, without another pass."""
         round_, exchange = session.round, session.exchange
         assert round_ is not None
         assert round_.wanted is not None
@@ -154,13 +154,13 @@ class Rounds:
             times=times,
             notes=list(ruling.notes),
         )
-        self._send(round_.client, verdict, ruling.frames)  # the device waits for it
+        self._send(round_.client, verdict, ruling.frames)  # first of all: the device waits for it
         draft = round_.draft
         round_.settle(verdict, ruling.frames)
         accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
         token = [] if ruling.token is None else [ruling.token]
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])
-        session.due = not token
+        session.awaits_pending = not token
         if session.exchange is not None:
             spent = times if round_.inquiry is None else round_.inquiry.times
             self._tally.verdict(
@@ -174,7 +174,7 @@ class Rounds:
 
     def _streamed(self, session: SessionState, stream: Stream, job: Job, ruling: Ruling) -> None:
         start, token = len(session.committed), ruling.token
-        assert token is not None  # a stream's rule always chooses
+        assert token is not None  # a stream's rule always samples one
         session.committed.extend([token])
         stream.remaining -= 1
         self._tally.streamed += 1
@@ -185,12 +185,12 @@ class Rounds:
         self.stream(session)
 
     def _fail(self, session: SessionState, error: Exception) -> None:
-        """A pass failed: tell the device, and let it try the same round again."""
+        """Send the error of a failed pass; the device may send the same round again."""
         if not isinstance(error, PilotfishError):
             error = InternalError("The target failed at this round; see the edge's log.")
         waiting = session.round or session.stream
         start = len(session.committed)
-        self.stop(session)  # with its other jobs: the same round comes again
+        self.stop(session)  # its other jobs too: the same round comes again
         if waiting is not None:
             failure = m.Failure(
                 code=error.code,

@@ -1,20 +1,20 @@
-"""Batches the work of all sessions into target passes.
+"""Batch the jobs of all sessions into target passes.
 
-In:  jobs: "make the target hold this sequence, show me what it makes of its last rows, and rule".
-Out: the same jobs, done, in the order in which their passes come back.
+In:  jobs: "bring the target's slot to this sequence, compute its last rows, and rule on them".
+Out: the finished jobs, in the order in which their passes finish.
 
-One pass takes the oldest job's next piece and every other session's piece of like width: the
+A pass takes the next piece of the first job, and every other session's piece of similar width: the
 windows of several devices share a pass, and a long prompt advances in chunks between them, so that
-it holds no window up for longer than one chunk. Jobs of one slot never overtake each other.
+it delays no window by more than one chunk. Jobs of one slot keep their order.
 
-A target in this process makes one pass at a time. Others have lanes, and stages that work on
-different passes at once: there a pass starts as soon as its lane has room for one, and the jobs
-that wait are spread over several passes rather than made to share one.
+A local target makes one pass at a time. Other targets have lanes, and stages that work on different
+passes at once: there a pass starts as soon as its lane has room, and waiting jobs are spread over
+several passes.
 
-A pass that starts without a device that was about to arrive costs it a whole pass. So the scheduler
-remembers how soon each device came back after its last verdict, and waits for those that are due
-within a share of a pass. It waits for no device that is alone or far from ready, nor where the next
-pass need not wait for the end of this one.
+A window that arrives just after a pass has started waits for a whole pass. So the scheduler notes
+how soon each device sends its next window after a verdict, and waits for those due within a share
+of a pass. It does not wait for a device that is alone or far from ready, nor if the next pass can
+start before the end of this one.
 """
 
 import logging
@@ -39,20 +39,20 @@ _log = logging.getLogger("pilotfish.edge")
 
 CHUNK = 128  # tokens of a prompt per pass
 NARROW = 32  # a pass of at most so many tokens a session is a window's, not a prompt's
-_PATIENCE = 0.125  # of a pass: how long the jobs at hand wait for devices that are due
-_OWNERS = 1024  # whose last pass is remembered
-_LATE = 1.25  # times its last turnaround, and a device is not waited for any more
+_PATIENCE = 0.125  # of a pass, for which jobs wait for devices that are due
+_OWNERS = 1024  # most owners with a noted last pass
+_LATE = 1.25  # times its last turnaround, after which a device is no longer waited for
 
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """Work for the target on the slot of one session; ``session`` names whose.
+    """Work for the target on the slot of one session.
 
     tokens: the whole sequence, u32 [n], of which the slot may hold a part already.
     rule: turns logits [rows, V] and hidden states [rows, d] of the last ``rows`` tokens into a
-    ruling, or says what is needed for one; None for a prefill.
-    draft: the window that ends the sequence; if it is a tree, the slot keeps the accepted path.
-    owner: whose session it is. temperature: that the rule samples at.
+    ruling, or into the states needed for one; None for a prefill.
+    draft: the window that ends the sequence; of a tree, the slot keeps the accepted path.
+    owner: the session's. temperature: of the rule's sampling.
     """
 
     session: bytes
@@ -72,7 +72,7 @@ class Job:
 
 
 class Batch(NamedTuple):
-    """The jobs that share one target pass, each with what the pass does for it."""
+    """The jobs that share one target pass, each with its span."""
 
     number: int
     lane: int
@@ -81,14 +81,14 @@ class Batch(NamedTuple):
 
     @property
     def spans(self) -> list[Span]:
-        """What the target's slots do in the pass."""
+        """The spans of the pass."""
         return [span for _, span in self.members]
 
 
 class Scheduler:
     """Chooses the jobs of each pass, and rules on them by its logits.
 
-    One owner, the serving thread; others may call `submit`, and cancel jobs, meanwhile.
+    Used by the serving thread; any thread may call `submit` and cancel jobs.
     """
 
     def __init__(
@@ -101,32 +101,33 @@ class Scheduler:
         self._clock = clock
         self._tally = tally or Tally()
         self._inbox: deque[Job] = deque()
-        self._waiting: dict[int, deque[Job]] = {}  # by slot; the first one may be in a batch
+        self._waiting: dict[int, deque[Job]] = {}  # by slot; the first may be in a batch
         self._numbers = count()
-        self._batches: dict[int, Batch] = {}  # with the target
-        self._computing: set[int] = set()  # the slots in them
-        self._under_way = [0] * target.lanes  # how many of them, by lane
-        self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}  # whose tokens a slot holds
-        self._answered_ns: dict[int, int] = {}  # when a slot's last window was decided on
-        self._turnaround_ns: dict[int, int] = {}  # from there to the slot's next job, last time
-        # by lane: how long the last pass over windows took, and when the last pass ended
+        self._batches: dict[int, Batch] = {}  # under way
+        self._computing: set[int] = set()  # their slots
+        self._under_way = [0] * target.lanes  # their number, by lane
+        # session and tokens that each slot holds
+        self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}
+        self._answered_ns: dict[int, int] = {}  # time of a slot's last verdict
+        self._turnaround_ns: dict[int, int] = {}  # from a verdict to the slot's next job, last time
+        # by lane: duration of the last pass over windows, and end of the last pass
         self._pass_ns: dict[int, int] = {}
         self._free_ns: dict[int, int] = {}
         self._served_ns: dict[bytes, int] = {}  # when an owner's last pass began, oldest first
         self.passes = 0
 
     def submit(self, job: Job) -> None:
-        """Queue a job; `rule` hands it back, unless it is cancelled before its pass."""
+        """Queue a job; `rule` returns it, unless it is cancelled before its pass."""
         self._inbox.append(job)
 
     def wait_s(self) -> float | None:
-        """Seconds for which it pays to wait for more jobs before the next pass; None: no pass."""
+        """Return the seconds to wait for more jobs before the next pass; None: no pass."""
         self._take_in()
         heads = self._heads()
         return self._next(heads)[0] if heads else None
 
     def _next(self, heads: Mapping[int, Sequence[Job]]) -> tuple[float, int]:
-        """How long the jobs that go next had better wait, and their lane."""
+        """Return how long the jobs that go next should wait, and their lane."""
         wait_s, _, lane = min(
             (self._lane_wait_s(lane, jobs[0]), self._turn(jobs[0]), lane)
             for lane, jobs in heads.items()
@@ -134,7 +135,7 @@ class Scheduler:
         return wait_s, lane
 
     def _lane_wait_s(self, lane: int, first: Job) -> float:
-        """How long the first job of a lane had better wait for the devices that are due there."""
+        """Return how long the first job of a lane should wait for devices that are due there."""
         if self.target.depth > 1 or not self._answered_ns:
             return 0.0
         now_ns = self._clock()
@@ -152,7 +153,7 @@ class Scheduler:
         return (latest_ns - now_ns) * 1e-9 if self._span(first).size <= NARROW else 0.0
 
     def next_batch(self, *, patient: bool = False) -> Batch | None:
-        """The jobs of the pass that can start now; patient: unless it pays to wait for others."""
+        """Start a batch, if a pass can start now; patient: and waiting for others does not pay."""
         self._take_in()
         heads = self._heads()  # once: jobs may be cancelled meanwhile
         if not heads:
@@ -186,9 +187,9 @@ class Scheduler:
                 self._turnaround_ns[job.slot] = job.queued_ns - answered_ns
 
     def _heads(self) -> dict[int, list[Job]]:
-        """Of each slot the job that could be in the next pass, by their turn; by lanes with room.
+        """Return each slot's job for the next pass, in their order, by lane; drops cancelled jobs.
 
-        Those that were cancelled are forgotten.
+        A lane without room for a pass has none.
         """
         heads: dict[int, list[Job]] = {}
         for slot, queue in list(self._waiting.items()):
@@ -205,9 +206,9 @@ class Scheduler:
         return heads
 
     def _choose(self, lane: int, heads: Sequence[Job]) -> list[tuple[Job, Span]]:
-        """The job whose turn it is in a lane, and all that fit beside it.
+        """Choose the first job of a lane and all that fit beside it.
 
-        Where several passes are computed at once, those that can start now share the jobs evenly.
+        If several passes are computed at once, those that can start now share the jobs evenly.
         """
         batch = [(job, self._span(job)) for job in heads]
         if batch[0][1].size > NARROW:
@@ -217,14 +218,14 @@ class Scheduler:
         return windows[: -(-len(windows) // passes)]
 
     def _turn(self, job: Job) -> tuple[int, int]:
-        """Jobs go in this order: by when their owner's last pass began, then by their age."""
+        """Return a job's precedence: by the start of its owner's last pass, then by its age."""
         return self._served_ns.get(job.owner, 0), job.queued_ns
 
     def _span(self, job: Job) -> Span:
-        """What the job's next pass does.
+        """Return the span of the job's next pass.
 
-        What the slot holds of the same session and sequence is not run again. The rows that are
-        wanted come in one pass, however long.
+        Tokens of the same session and sequence that the slot holds are not run again. The job's
+        rows are computed in one pass, whatever their number.
         """
         whose, held = self._held.get(job.slot, (b"", job.tokens[:0]))
         base = 0
@@ -243,7 +244,7 @@ class Scheduler:
         )
 
     def rule(self, scores: Scores) -> list[Job]:
-        """Decide on the jobs that a pass has completed, by its logits; in their order."""
+        """Rule on the jobs that a pass has completed; returns them in order."""
         batch = self._batches.pop(scores.number)
         done = []
         if scores.error is not None:
@@ -254,7 +255,7 @@ class Scheduler:
                 done.append(job)
         else:
             for (job, span), output in zip(batch.members, scores.outputs, strict=True):
-                # of a tree nothing is held as long as no path is chosen
+                # a tree's nodes are not held until a path is chosen
                 self._held[job.slot] = (job.session, span.tokens[: len(span.tokens) - span.nodes])
                 if len(span.tokens) == len(job.tokens):
                     self._decide(job, span, output)
@@ -269,7 +270,7 @@ class Scheduler:
         return done
 
     def _note(self, batch: Batch, now_ns: int) -> None:
-        """A pass is over: what it took, and that its slots and its lane are free."""
+        """Note a finished pass: its duration, and that its slots and lane are free."""
         self.passes += 1
         self._free_ns[batch.lane] = now_ns
         self._under_way[batch.lane] -= 1
@@ -283,7 +284,7 @@ class Scheduler:
         self._tally.pass_tokens.add(tokens)
 
     def _decide(self, job: Job, span: Span, output: Output) -> None:
-        """Decide on a job; if that fails, the other jobs of the pass are none the worse."""
+        """Rule on a job; an error does not affect the pass's other jobs."""
         try:
             job.ruling = None if job.rule is None else job.rule(output.logits, output.hidden)
             if span.nodes and isinstance(job.ruling, Ruling):
@@ -292,13 +293,13 @@ class Scheduler:
             _log.exception("a rule failed")
             job.error = error
             if span.nodes:
-                self.target.keep(job.slot, [])
+                self.target.keep_path(job.slot, [])
 
     def _keep_path(self, job: Job, span: Span, ruling: Ruling) -> None:
-        """Of a tree, the slot keeps the accepted path."""
+        """Keep a tree's accepted path in the slot."""
         assert job.draft is not None
         path = [node - 1 for node in job.draft.path(ruling.accepted)]
-        self.target.keep(job.slot, path)
+        self.target.keep_path(job.slot, path)
         chain, nodes = np.split(span.tokens, [len(span.tokens) - span.nodes])
         self._held[job.slot] = (job.session, np.concatenate([chain, nodes[path]]))
 

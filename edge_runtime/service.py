@@ -1,7 +1,7 @@
-"""What the edge does with each message. The serving loop calls it; nothing here waits.
+"""Serve the devices' messages. Called by the serving loop; never waits.
 
-Every request ends in a reply or, where the wire says so, in silence. Whatever a client sends, the
-worst that happens is a typed failure for that client.
+Every request gets a reply, unless the protocol says otherwise. Any fault in a client's message ends
+in a typed failure for that client only.
 """
 
 import logging
@@ -46,10 +46,10 @@ _log = logging.getLogger("pilotfish.edge")
 
 
 class Service:
-    """Sessions, and the rules by which messages change them. One owner: the serving loop.
+    """Serves messages and owns the sessions. Used by the serving loop.
 
-    supplies: what it has for protocols. allowed: the keys that may talk to the edge, and their
-    names; None: it has no keys.
+    supplies: options and resources for protocols. allowed: names by allowed key; None: the edge has
+    no keys.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Service:
             limits.sessions, limits.sessions_per_client, limits.idle_s, tally=self._tally
         )
 
-    # The daemon's own wishes
+    # Called by the daemon
 
     def revise(self, limits: EdgeLimits, allowed: Mapping[bytes, str] | None) -> None:
-        """Other limits, another allow-list; sessions of keys that are not on it any more end."""
+        """Apply other limits and another allow-list; ends the sessions of removed keys."""
         self._admission.rate = limits.messages_per_s
         self._expire_s = limits.expire_s
         self.sessions.per_owner = limits.sessions_per_client
@@ -111,11 +111,11 @@ class Service:
                 self._tally.revoked += 1
 
     def expire(self) -> None:
-        """End the sessions that have idled for too long."""
+        """End the sessions that have been idle for too long."""
         self.sessions.expire(self._expire_s)
 
     def drain(self) -> None:
-        """Begin nothing new, and finish nothing but the windows that are here."""
+        """Refuse new work, and finish only the windows under way."""
         self._draining = True
         for session in self.sessions:
             if not session.undecided:
@@ -123,11 +123,11 @@ class Service:
 
     @property
     def drained(self) -> bool:
-        """Every window has been decided on."""
+        """Whether every window has been decided on."""
         return not any(session.jobs or session.undecided for session in self.sessions)
 
     def sessions_by_device(self) -> dict[str, int]:
-        """Open sessions by the name of their key on the allow-list."""
+        """Count the open sessions by the name of their key on the allow-list."""
         names = self._allowed or {}
         return Counter(names.get(session.owner, "") for session in self.sessions)
 
@@ -152,7 +152,7 @@ class Service:
             self._refuse(
                 envelope.client, request, InternalError("The edge failed at this; see its log.")
             )
-        if request is not None:  # to refuse a message unread costs next to nothing
+        if request is not None:  # refusing a message unread costs next to nothing
             self._admission.charge(envelope.owner, (time.monotonic_ns() - received_ns) * 1e-9)
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
@@ -245,7 +245,7 @@ class Service:
         session.committed.extend(new)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
         session.round = session.stream = None
-        session.due = False
+        session.awaits_pending = False
         if len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
 
@@ -284,9 +284,9 @@ class Service:
             return
         if last is not None and last.verdict is None:
             raise ConflictError(f"The window at {last.start} is still being verified.")
-        # all that costs nothing to look at comes before the distributions are decoded
+        # cheap checks come before decoding the distributions
         pending, drafted = exchange.extent(envelope.frames, self._vocab)
-        if pending != session.due:
+        if pending != session.awaits_pending:
             raise DivergedError(
                 "A token that the device samples comes with the next window, and with no other: "
                 "begin again."
@@ -301,7 +301,7 @@ class Service:
     def _retry(
         self, session: SessionState, last: EdgeRound, window: m.Window, envelope: Envelope
     ) -> None:
-        """The same window again: the reply was lost, or is still to come."""
+        """Answer a repeated window: send the lost reply again, or let the pass go on."""
         if window.hash != session.committed.hash_of(last.base):
             raise DivergedError(f"The edge holds other tokens before {last.base}: begin again.")
         if not last.came_as(envelope.frames):
@@ -312,13 +312,13 @@ class Service:
             self._send(last.client, reply, last.answer)
 
     def _states(self, states: m.States, envelope: Envelope, received_ns: int) -> None:
-        """What an inquiry asked for; or again, because the verdict was lost."""
+        """Take the states that an inquiry asked for, or repeat the verdict if it was lost."""
         session = self._generation(states, envelope.owner)
         last = session.round
         if last is None or last.start != states.start:
             raise DivergedError(f"The edge holds no window at {states.start}: begin again.")
         if last.inquiry is None:
-            raise MalformedError("Nobody asked for hidden states of this window.")
+            raise MalformedError("No hidden states of this window were asked for.")
         last.client = envelope.client
         if last.verdict is not None:
             self._send(last.client, last.verdict, last.answer)
@@ -372,10 +372,10 @@ class Service:
                 f"{self._limits.context}: there is no room for a window of {pending + drafted}."
             )
 
-    # Work that is done
+    # Finished jobs
 
     def answer(self, job: Job) -> None:
-        """Send what was ruled on a job to its device, and apply it to the session."""
+        """Apply a finished job to its session and send the reply."""
         session = self.sessions.get(job.session)
         if session is not None and not job.cancelled:
             self._rounds.finish(session, job)

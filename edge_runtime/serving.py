@@ -1,4 +1,4 @@
-"""The serving loop of both daemons, an edge's and a node's: it ends with an exit code.
+"""The serving loop of the edge daemon and the node daemon.
 
 One thread does it all, and it alone feeds the supervisor's watchdog, once a turn: a message, a rule
 or a pass that hangs starves it, whatever the background receiver still answers. A long prompt does
@@ -20,8 +20,8 @@ from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.supervisor import Supervisor
 from pilotfish.wire.transport import Envelope, Listener
 
-# Messages taken in one turn, and the time after which it takes no more: a flood, or messages that
-# cost much to read, do not keep replies from leaving.
+# Most messages of one turn, and its longest time: neither a flood nor costly messages keep replies
+# from leaving.
 _BURST, _TURN_S = 256, 0.01
 _TICK_S = 0.25  # how often connections, idle sessions and the status line are looked after
 STOPPED_BY = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # by SIGTERM: 0
@@ -66,7 +66,7 @@ class ServingLoop(ABC):
         # of the others the descriptors are polled, which costs a turn less than their sockets
         self._duties: dict[object, Callable[[], object]] = dict(duties(listener).items())
         self._duties[listener.socket] = self._receive
-        self._duties[signals.descriptor] = signals.hush
+        self._duties[signals.descriptor] = signals.clear
         if lifeline is not None:
             self._duties[lifeline] = partial(setattr, self, "_orphaned", True)
         self._poller = zmq.Poller()

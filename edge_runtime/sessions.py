@@ -1,12 +1,12 @@
-"""What the edge knows of each conversation, and how many it keeps.
+"""The edge's sessions, and which of them end when there is no room.
 
-Law: when all places are taken, a session that idles yields to a new one, and so does one of the
-owner with most, until the newcomer has as many. So no owner keeps all others out. Nor does one that
-begins and ends sessions over and over drive them out: `per_owner` times in ``idle_s`` may it end a
-session for which another had to go; after that none gives way to it but those that idle.
+Law: when all places are taken, a new session displaces an idle one, or one of the owner with most
+sessions until the new one's owner has as many. So no owner can keep all others out, nor drive them
+out by beginning and ending sessions over and over: after `per_owner` sessions in ``idle_s`` that
+displaced a busy one and have ended, an owner displaces idle sessions only.
 
-A session belongs to the key (or, without keys, the connection) that began it: to any other it
-does not exist. Only the serving loop touches this table.
+A session belongs to the key (or, without keys, the connection) that began it: to any other it does
+not exist. Used by the serving loop only.
 """
 
 import time
@@ -26,45 +26,45 @@ from pilotfish.wire.protocols import Draft, Exchange, Law, Wanted
 
 @dataclass(slots=True)
 class EdgeRound:
-    """A window on its way through the target, or the last one answered (``verdict``)."""
+    """A window under way, or the last one answered (with ``verdict``)."""
 
     client: bytes
-    start: int  # of the window's first token, behind a pending one
-    frames: Sequence[Buffer]  # as they came; none once it is answered
-    draft: Draft  # then without distributions
+    start: int  # position of the window's first token, behind a pending one
+    frames: Sequence[Buffer]  # as received; none after the answer
+    draft: Draft  # without distributions after the answer
     received_ns: int
     verdict: Verdict | None = None
-    answer: Sequence[Buffer] = ()  # the verdict's frames, or the inquiry's as long as there is none
-    inquiry: Inquiry | None = None  # what the device was asked, and
-    wanted: Wanted | None = None  # what the edge needs to know to decide
-    _trace: Sequence[tuple[int, int]] = ()  # of the frames, once it is answered
+    answer: Sequence[Buffer] = ()  # the verdict's frames, or before it the inquiry's
+    inquiry: Inquiry | None = None  # sent to the device
+    wanted: Wanted | None = None  # the states that the edge needs to decide
+    _trace: Sequence[tuple[int, int]] = ()  # of the frames, after the answer
 
     @property
     def base(self) -> int:
-        """The committed tokens that it builds on."""
+        """Number of committed tokens before the window."""
         return self.start - len(self.draft.pending)
 
     def settle(self, verdict: Verdict, answer: Sequence[Buffer]) -> None:
-        """It is answered. What may be megabytes of distributions is let go of."""
+        """Store the verdict, and drop the distributions, which may take megabytes."""
         self._trace = _trace_of(self.frames)
         self.verdict, self.answer, self.frames = verdict, answer, ()
         self.draft = Draft(self.draft.ids, pending=self.draft.pending)
 
     def came_as(self, frames: Sequence[Buffer]) -> bool:
-        """Are these the frames that it came with? A retry is known by that."""
+        """Whether the window came with these frames: then this is a retry."""
         if self.verdict is not None:
             return _trace_of(frames) == self._trace
         return [*map(bytes, frames)] == [*map(bytes, self.frames)]
 
 
 def _trace_of(frames: Sequence[Buffer]) -> list[tuple[int, int]]:
-    """By which frames are known again: not proof against forgery, which harms its sender alone."""
+    """Return checksums to recognise frames; a forged retry would harm its sender only."""
     return [(len(frame), crc32(frame)) for frame in frames]
 
 
 @dataclass
 class Stream:
-    """A `stream` in progress: tokens that are still to be generated."""
+    """A `stream` under way."""
 
     client: bytes
     remaining: int
@@ -73,41 +73,41 @@ class Stream:
 
 @dataclass
 class SessionState:
-    """One conversation: its committed tokens and the generation that is running."""
+    """The edge's state of one session: its committed tokens and the running generation."""
 
     id: bytes
     owner: bytes
     slot: int
-    costly: bool = False  # another owner's had to end for it, which did not idle
+    costly: bool = False  # it displaced a session of another owner that was not idle
     committed: Committed = field(default_factory=Committed)
     generation: int = -1
     law: Law | None = None
     exchange: Exchange[Any] | None = None  # None: the generation is a `stream`
     round: EdgeRound | None = None
-    due: bool = False  # the next window brings a token that the device samples (`dssd`)
+    awaits_pending: bool = False  # the next window brings a pending token (`dssd`)
     stream: Stream | None = None
     jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
 
     @property
     def undecided(self) -> bool:
-        """A window is with the target, or with the device, which was asked for its states."""
+        """Whether a window awaits the target, or states from the device."""
         return self.round is not None and self.round.verdict is None
 
     @property
     def busy(self) -> bool:
-        """The target works for it, or a window of it waits for the device's states."""
+        """Whether the session has jobs, or a window that is not decided on."""
         return bool(self.jobs) or self.undecided
 
-    def call_off(self) -> None:
-        """Whatever the target still has to do for this session is of no use any more."""
+    def cancel_jobs(self) -> None:
+        """Cancel the session's jobs."""
         for job in self.jobs:
             job.cancelled = True
         self.jobs.clear()
 
 
 class Sessions:
-    """The open sessions: bounded in all and per owner; see the law above for when room is needed.
+    """The open sessions, bounded in all and per owner by the law above.
 
     ``per_owner`` and ``idle_s`` may be changed at any time.
     """
@@ -126,7 +126,7 @@ class Sessions:
         self.idle_s = idle_s
         self._clock = clock
         self._tally = tally or Tally()
-        self._wasted: deque[tuple[float, bytes]] = deque()  # when a costly one ended, and whose
+        self._costly_ends: deque[tuple[float, bytes]] = deque()  # end and owner of costly sessions
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -135,14 +135,14 @@ class Sessions:
         return iter(list(self._by_id.values()))
 
     def get(self, session_id: bytes) -> SessionState | None:
-        """The session that the target has worked for, of any owner; that is not idling."""
+        """Return any owner's session after a pass for it, and note that it is not idle."""
         session = self._by_id.get(session_id)
         if session is not None:
             session.touched_s = self._clock()
         return session
 
     def find(self, session_id: bytes, owner: bytes) -> SessionState:
-        """The owner's session, or `UnknownSessionError`. To look it up is no `use` of it."""
+        """Return the owner's session, or raise `UnknownSessionError`; it may stay idle."""
         session = self._by_id.get(session_id)
         if session is None or session.owner != owner:
             raise UnknownSessionError(
@@ -151,14 +151,14 @@ class Sessions:
         return session
 
     def use(self, session_id: bytes, owner: bytes) -> SessionState:
-        """The owner's session, which is being worked with; or `UnknownSessionError`."""
+        """Return the owner's session, as `find`, and note that it is not idle."""
         session = self.find(session_id, owner)
         session.touched_s = self._clock()
         return session
 
     def open(self, session_id: bytes, owner: bytes) -> SessionState:
-        """A new, empty session; `TooManySessionsError` when there is no room."""
-        if session_id in self._by_id:  # of another owner: say no more than that it cannot be had
+        """Open a new, empty session; `TooManySessionsError` if there is no room."""
+        if session_id in self._by_id:  # of another owner: reveal nothing more
             raise UnknownSessionError("This session id cannot be used; choose another.")
         mine = [session for session in self._by_id.values() if session.owner == owner]
         costly = False
@@ -170,7 +170,7 @@ class Sessions:
             idle = self._idle(self)
             self._displace(idle or self._beyond_share(owner, len(mine)), reason)
             costly = not idle
-        # the lowest free slot: sessions side by side make the cheapest batch
+        # the lowest free slot: adjacent slots make the cheapest batch
         slot = min(self._free)
         self._free.remove(slot)
         session = SessionState(session_id, owner, slot, costly=costly, touched_s=self._clock())
@@ -178,18 +178,18 @@ class Sessions:
         return session
 
     def close(self, session: SessionState) -> None:
-        """Forget a session, which is over, and free its slot."""
+        """Forget a session and free its slot."""
         if session.costly:
-            self._wasted.append((self._clock(), session.owner))
+            self._costly_ends.append((self._clock(), session.owner))
         self._free_slot(session)
 
     def _free_slot(self, session: SessionState) -> None:
-        session.call_off()
+        session.cancel_jobs()
         del self._by_id[session.id]
         self._free.append(session.slot)
 
     def expire(self, after_s: float) -> None:
-        """Close the sessions that have been idle for so long."""
+        """Close the sessions that have been idle for ``after_s``."""
         now = self._clock()
         for session in self:
             if not session.jobs and now - session.touched_s >= after_s:
@@ -197,28 +197,28 @@ class Sessions:
                 self._tally.expired += 1
 
     def _idle(self, candidates: Iterable[SessionState]) -> list[SessionState]:
-        """Those that have been idle for so long that they yield to any other."""
-        # what waits for its turn at the target does not idle, however long that takes
+        """Return the sessions that have been idle for ``idle_s``."""
+        # a session that waits for a pass is not idle, however long it waits
         before = self._clock() - self.idle_s
         return [each for each in candidates if not each.jobs and each.touched_s <= before]
 
     def _beyond_share(self, owner: bytes, mine: int) -> list[SessionState]:
-        """The sessions of the owners with most, if ``owner``, with ``mine``, is to have another.
+        """Return the sessions that ``owner``, with ``mine`` of them, may displace.
 
-        That is so as long as it does not end with more than the other keeps: two that want all
-        there is settle at half, and do not take turns in driving each other out.
+        They are of the owners with most sessions, if these keep at least as many as ``owner`` then
+        has: so two owners that want everything end with half each, and stop displacing each other.
         """
         before = self._clock() - self.idle_s
-        while self._wasted and self._wasted[0][0] <= before:
-            self._wasted.popleft()
-        if sum(whose == owner for _, whose in self._wasted) >= self.per_owner:
+        while self._costly_ends and self._costly_ends[0][0] <= before:
+            self._costly_ends.popleft()
+        if sum(each == owner for _, each in self._costly_ends) >= self.per_owner:
             return []
         held = Counter(each.owner for each in self)
         most = max(held.values())
         return [each for each in self if held[each.owner] == most] if most > mine + 1 else []
 
     def _displace(self, candidates: list[SessionState], reason: str) -> None:
-        """End the one of these that is missed least: without work under way, then the idlest."""
+        """End one of these sessions: one without jobs if there is one, and the idlest of those."""
         if not candidates:
             raise TooManySessionsError(
                 f"{reason}, and none has been idle for {self.idle_s:g} s; try again later."

@@ -1,4 +1,4 @@
-"""Signals as something to poll: stop, stop at once, read the configuration again."""
+"""Make signals pollable: stop, stop at once, reload."""
 
 import os
 import signal
@@ -10,10 +10,10 @@ _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """From entry on SIGHUP is noted; from `take_over` on SIGINT and SIGTERM are too.
+    """Notes SIGHUP from entry on, and SIGINT and SIGTERM from `take_over` on.
 
-    Until then those two do what they do to every command. ``reload`` is True once a SIGHUP came,
-    until it is set to False.
+    Before that these two have their usual effect. ``reload`` is True after a SIGHUP, until it is
+    set to False.
     """
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class Signals:
         self._catch(*_STOPS)
 
     def take_stops(self) -> list[int]:
-        """The signals that ask for an end since this was last called, in order."""
+        """Return the stop signals since the last call, in order."""
         stops, self._stops = self._stops, []
         return stops
 
-    def hush(self) -> None:
-        """The descriptor has told what it had to tell."""
+    def clear(self) -> None:
+        """Empty the descriptor after it became readable."""
         try:
             while self._read.recv(4096):
                 pass
@@ -47,7 +47,7 @@ class Signals:
         if number != signal.SIGHUP:
             self._stops.append(number)
         elif self._terminal and not os.isatty(2):
-            self._stops.append(number)  # the terminal that it ran in was closed
+            self._stops.append(number)  # its terminal was closed
         else:
             self.reload = True
 

@@ -1,11 +1,9 @@
-"""Running a step on the slots of a model or a stage, on a node or as stage 1 on the edge.
+"""Run steps on the slots of a model or a stage, on a node or as stage 1 on the edge.
 
-In:  the step's items, the tokens or states that go with them, and the parents of all trees.
-Out: slots that end where the items go on, and what was computed there: in one pass for each item,
-     or in several, one after the other, where an edge brings a slot up to date.
+In:  the step's items, their tokens or states, and the parents of all trees.
+Out: outputs of the items; each is run in one pass, or in several if it brings a slot up to date.
 
-What a slot holds is not asked for: the edge says from where it goes on. What the edge says may be
-nonsense, and raises `MalformedError` then.
+The edge says where each item continues in its slot; contradictions raise `MalformedError`.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +20,13 @@ from pilotfish.wire.errors import MalformedError, TooLargeError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Item
 
-CHUNK = 128  # tokens that a slot takes in at once
+CHUNK = 128  # tokens of a slot in one pass
 
 States = NDArray[np.float32]
 
 
 class StepSlots:
-    """What the items of a step mean to a decoder or a stage: where slots go on, and what runs."""
+    """Converts the items of a step to passes of a decoder or a stage, and rolls slots back."""
 
     def __init__(self, held: Slots) -> None:
         self._held = held
@@ -43,7 +41,7 @@ class StepSlots:
     def passes(
         self, items: Sequence[Item], tokens: NDArray[np.int64], parents: Buffer
     ) -> list[list[Pass]]:
-        """Bring the slots to where the items go on; what is to be run there for each item.
+        """Roll the slots back to the items' beginnings; returns the passes of each item.
 
         tokens: i64 [Σ size]. Raises `MalformedError` for items and frames that contradict each
         other or what the slots hold, `TooLargeError` for more tokens than a slot has room for.
@@ -63,8 +61,8 @@ class StepSlots:
         return passes
 
     def _of(self, item: Item, tokens: NDArray[np.int64], tree: NDArray[np.int64]) -> list[Pass]:
-        """An item's passes, of at most `CHUNK` tokens each."""
-        # what a tree hangs on is part of it, at the cost of its square: no more than need be
+        """Split an item into passes of at most `CHUNK` tokens."""
+        # a decoder takes the chain before a tree as part of it, at quadratic cost: keep it short
         far = item.nodes and item.size > CHUNK
         head = item.size - max(item.rows, item.nodes + 1) if far else 0
         chain = item.size - item.nodes - head
@@ -78,12 +76,12 @@ class StepSlots:
         if item.kept is not None:
             chain = self._chains[item.slot]
             path = [*range(chain), *(chain + node for node in item.kept)]
-            self._held.keep(item.slot, path)
+            self._held.keep_path(item.slot, path)
         self._held.rollback(item.slot, item.start)
 
 
 class ModelSlots:
-    """A decoder, run by items; ``breathe`` is called between the passes of a long one."""
+    """Runs items on a decoder; ``breathe`` is called between the passes of a long one."""
 
     def __init__(self, decoder: Decoder, breathe: Callable[[], None] = lambda: None) -> None:
         self.decoder = decoder
@@ -97,10 +95,9 @@ class ModelSlots:
     def run(
         self, items: Sequence[Item], tokens: NDArray[np.int64], parents: Buffer
     ) -> list[Output]:
-        """An answer for each item, good until the next call; tokens: i64 [Σ size].
+        """Return an output for each item, valid until the next call; tokens: i64 [Σ size].
 
-        Raises `MalformedError` for what does not fit, `CapacityError` for more tokens than a slot
-        has room for.
+        Raises `MalformedError` for contradictions, `CapacityError` if a slot is too short.
         """
         passes = self._slots.passes(items, tokens, parents)
         try:
@@ -111,7 +108,7 @@ class ModelSlots:
             raise MalformedError(f"A step does not fit: {error}.") from error
 
     def _piece(self, piece: Pass) -> Output:
-        """The answer to a part of an item, which the next forward does not overwrite."""
+        """Run a part of an item; returns a copy of the output."""
         self._breathe()
         (output,) = self.decoder.forward([piece])
         return Output(output.logits.copy(), output.hidden.copy())
@@ -125,7 +122,7 @@ def _joined(pieces: Sequence[Output]) -> Output:
 
 
 class StageSlots:
-    """A stage, run by items; ``breathe`` is called between the passes of a long one."""
+    """Runs items on a stage; ``breathe`` is called between the passes of a long one."""
 
     def __init__(self, stage: Stage, breathe: Callable[[], None] = lambda: None) -> None:
         self.stage = stage
@@ -139,11 +136,11 @@ class StageSlots:
     def run(
         self, items: Sequence[Item], states: "States | NDArray[np.int64]", parents: Buffer
     ) -> States:
-        """What the stage makes of states f32 [Σ size, width], or the first one of tokens i64.
+        """Run the stage on states f32 [Σ size, width], or the first stage on tokens i64 [Σ size].
 
-        Out: f32 [Σ size, width]; of the last stage hidden states f32 [Σ rows, answer_width]. Good
-        until the next call. Raises `MalformedError` for what does not fit, `CapacityError` for more
-        tokens than a slot has room for.
+        Returns states f32 [Σ size, width]; the last stage hidden states f32 [Σ rows, answer_width].
+        Valid until the next call. Raises `MalformedError` for contradictions, `CapacityError` if a
+        slot is too short.
         """
         tokens = states if self.stage.first else np.zeros(len(states), np.int64)
         passes = self._slots.passes(items, tokens.astype(np.int64, copy=False), parents)
@@ -164,7 +161,7 @@ class StageSlots:
 
 
 def numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
-    """The numbers of a frame, i64 [n]."""
+    """Read the numbers of a frame, i64 [n]."""
     if len(frame) % np.dtype(dtype).itemsize:
         raise MalformedError(f"A frame of {len(frame)} bytes does not hold numbers of {dtype}.")
     return np.frombuffer(frame, dtype).astype(np.int64)
@@ -173,7 +170,7 @@ def numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
 def check_items(
     items: Sequence[Item], total: int, trees: NDArray[np.int64], slots: int, context: int
 ) -> None:
-    """Raise unless the items have ``total`` tokens together, a slot each, and room there.
+    """Raise unless the items have ``total`` tokens together, and a slot with room each.
 
     trees: the parents of all their trees.
     """

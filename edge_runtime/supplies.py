@@ -1,9 +1,9 @@
-"""What an edge has for protocols: the options that it chose itself, and what they need of it.
+"""Give protocols the edge's own options and resources.
 
 In:  a protocol and the `Begin` of a generation. Out: the exchange of that generation.
 
-A protocol names what it ``needs``; `Supplies` finds it by that name. Today there is one such thing,
-the decision heads of `wisv`. What a request leaves open in its options is as the edge has it.
+A protocol names the resource that it ``needs``; `Supplies` finds it by name. There is one kind so
+far, the decision heads of `wisv`. Options that a request leaves open are the edge's.
 """
 
 from collections.abc import Sequence
@@ -21,27 +21,27 @@ from pilotfish.wire.protocols.judged import Judged, JudgingOptions
 
 
 class Supply(Protocol):
-    """One kind of thing that protocols need of an edge."""
+    """One kind of resource that protocols need of an edge."""
 
     def serves(self, drafter: str, hidden_size: int) -> bool:
-        """Whether there is one for a drafter of this origin and this width of states."""
+        """Whether there is one for a drafter of this origin and hidden size."""
 
     def find(self, conditions: DecisionConditions, options: Any) -> Any:
-        """Find the one for a generation; `UnsupportedError` if the edge has no such thing."""
+        """Find the resource for a generation; `UnsupportedError` if there is none."""
 
 
 class Heads:
-    """Decision heads that were made for this edge's target, each for one drafter."""
+    """The decision heads for this edge's target, each made for one drafter."""
 
     def __init__(self, heads: Sequence[DecisionHead] = ()) -> None:
         self.heads = list(heads)
 
     @classmethod
     def of(cls, target: Manifest, names: Sequence[str] | None) -> "Heads":
-        """The heads of these names, or those that ship and were made for the target.
+        """Load the heads of these names, or the shipped ones that were made for the target.
 
-        Raises `HeadError` for what cannot be read, `PairMismatchError` for what was named and made
-        for another target.
+        Raises `HeadError` for unreadable heads, `PairMismatchError` for named heads of another
+        target.
         """
         heads = []
         for name in shipped() if names is None else names:
@@ -60,7 +60,7 @@ class Heads:
         return any(one.serves(drafter, hidden_size) for one in self.heads)
 
     def find(self, conditions: DecisionConditions, options: JudgingOptions) -> HeadJudge:
-        """The drafter's head, bound to the link and the threshold."""
+        """Return the drafter's head, bound to the link and the threshold."""
         for head in self.heads:
             if head.serves(conditions.drafter, conditions.hidden_size):
                 return head.judge(conditions.channel, options.threshold)
@@ -71,7 +71,7 @@ class Heads:
 
 
 class Supplies:
-    """heads: its decision heads. options: the edge's own, where requests leave them open."""
+    """An edge's decision heads, and its own options for those that requests leave open."""
 
     def __init__(self, heads: Heads | None = None, options: Sequence[ProtocolOptions] = ()) -> None:
         self._heads = heads or Heads()
@@ -86,10 +86,10 @@ class Supplies:
         threshold: float | None,
         relaxation: Path | None = None,
     ) -> "Supplies":
-        """What an edge's configuration says: see `Heads.of`, and for ``relaxation`` its file.
+        """Load them by the configuration; heads: see `Heads.of`; relaxation: its file.
 
-        Raises `RelaxationError` for a file that cannot be read, `PairMismatchError` for one that
-        was calibrated for another target.
+        Raises `RelaxationError` for an unreadable file, `PairMismatchError` if it was calibrated
+        for another target.
         """
         own: list[ProtocolOptions] = [JudgingOptions(threshold=threshold)]
         if relaxation is not None:
@@ -100,11 +100,14 @@ class Supplies:
 
     @property
     def heads(self) -> list[str]:
-        """What the decision heads are called."""
+        """The names of the decision heads."""
         return [head.card.name for head in self._heads.heads]
 
     def stateless(self) -> "Supplies":
-        """The same for a target without hidden states; `UnsupportedError` for heads in vain."""
+        """Return the same without heads, for a target without hidden states.
+
+        Raises `UnsupportedError` if there are heads.
+        """
         if self._heads.heads:
             raise UnsupportedError(
                 "This kind of target has no hidden states, so no decision head can judge by them: "
@@ -113,15 +116,15 @@ class Supplies:
         return self
 
     def protocols(self, drafter: str, hidden_size: int) -> list[str]:
-        """The drafting protocols for a drafter of this origin."""
+        """List the drafting protocols for a drafter of this origin."""
         there = {need for need, one in self._by_need.items() if one.serves(drafter, hidden_size)}
         return [name for name, one in EXCHANGES.items() if not one.needs or one.needs in there]
 
     def exchange(self, exchange: Exchange[Any], begin: Begin) -> Exchange[Any]:
-        """The protocol for one generation, with its options and what it needs.
+        """Return the protocol with the options and resources of one generation.
 
-        Raises `MalformedError` for options that make no sense, `UnsupportedError` if the edge lacks
-        what the protocol needs.
+        Raises `MalformedError` for bad options, `UnsupportedError` if the edge lacks a resource
+        that the protocol needs.
         """
         options = exchange.asked(begin.options).over(self._own.get(exchange.Options))
         exchange = exchange.asking(options)

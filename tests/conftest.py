@@ -118,7 +118,7 @@ def device(pair: Pair, edge: EdgeServer) -> Iterator[Device]:
 
 @pytest.fixture(scope="session")
 def service(pair: Pair, edge: EdgeServer) -> Iterator[Serving]:
-    """A device service on loopback, for everybody here, with three lanes."""
+    """A device service on loopback, shared by all tests, with three lanes."""
     from tests.support.serving import serving  # OpenAI's client takes a while to import
 
     with serving(pair.draft, edge.endpoint, "--lanes", 3) as started:

@@ -1,4 +1,4 @@
-"""Between a drafter's vocabulary and its target's."""
+"""Translate between a drafter's vocabulary and its target's."""
 
 from pilotfish.device_runtime.bridge.bridge import Bridge, TrivialBridge
 from pilotfish.device_runtime.bridge.pair import Pair

@@ -1,9 +1,8 @@
-"""How the target's vocabulary comes to a device: from its cache, or in parts from the edge.
+"""Get the target's vocabulary: from the device's cache, or in parts from the edge.
 
-In: an edge that was greeted, and its `Welcome`, which says what vocabulary it has. Out: that very
-`Vocabulary`, whatever the edge sends: its bytes have the digest that was promised, and its tokens
-the fingerprint by which the edge knows them. What was fetched once is kept in the cache, whose
-files are hashed again when they are read; anything there may be deleted.
+In: a greeted edge and its `Welcome`. Out: the `Vocabulary` that the welcome names, and no other:
+its bytes must have the digest there, its tokens the fingerprint. Fetched vocabularies are cached;
+cached files are hashed again when read, and may be deleted at any time.
 """
 
 import hashlib
@@ -22,23 +21,23 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import MalformedError, PairMismatchError, PilotfishError
 from pilotfish.wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
 
-Progress = Callable[[int, int], None]  # bytes that are there, bytes in all
+Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 _log = logging.getLogger("pilotfish.device")
 
 _DIGEST = re.compile("[0-9a-f]{64}")
-_SLACK_BYTES = 1024  # that zlib adds to what it cannot compress, and more
+_SLACK_BYTES = 1024  # more than zlib adds to incompressible bytes
 _KEPT = 16  # vocabularies; the least recently used ones are deleted
 
 
 def target_vocabulary(
     link: EdgeLink, welcome: Welcome, progress: Progress | None = None
 ) -> Vocabulary:
-    """The vocabulary of the edge's target.
+    """Return the vocabulary of the edge's target.
 
-    ``progress`` hears of every part that is fetched. Raises `PairMismatchError` for an edge that
-    offers none, or another one by now; `MalformedError` for one that sends other bytes; and what
-    `EdgeLink.ask` raises, if the edge goes away and does not come back.
+    ``progress`` is called after every part. Raises `PairMismatchError` if the edge offers no
+    vocabulary, or another one by now; `MalformedError` if it sends other bytes; and like
+    `EdgeLink.ask` if it is lost.
     """
     digest, size = welcome.vocabulary, welcome.vocabulary_bytes
     if not digest:
@@ -53,13 +52,13 @@ def target_vocabulary(
             f"{MAX_VOCABULARY} bytes, and is called by its SHA-256."
         )
     path = cache_directory() / "vocabularies" / f"{digest}.bin"
-    kept = _kept(path, digest, size)
+    kept = _cached(path, digest, size)
     if kept is not None:
         return _checked(kept, welcome)
     blob = _fetched(link, welcome, progress)
     if hashlib.sha256(blob).hexdigest() != digest:
         raise _broken("its bytes are not those that it promised")
-    _keep(path, blob)  # first: what is of no use need not cross the link again to show that
+    _store(path, blob)  # before the check: a useless vocabulary need not be fetched again
     return _checked(blob, welcome)
 
 
@@ -84,7 +83,7 @@ def _part_sizes(size: int) -> Iterator[int]:
 
 
 def _part(link: EdgeLink, fetch: Fetch) -> Buffer:
-    """The frame of one part; an edge that is busy is waited for as the link's policy says."""
+    """Fetch the frame of one part; waits for a busy edge as the link's policy says."""
 
     def wanted(reply: Reply) -> bool:
         return (
@@ -106,7 +105,7 @@ def _part(link: EdgeLink, fetch: Fetch) -> Buffer:
 
 
 def _unpacked(frame: Buffer, expected: int) -> bytes:
-    """The bytes of a part; never more are made of a frame than the part has."""
+    """Decompress a part, to no more bytes than expected."""
     if len(frame) > expected + _SLACK_BYTES:
         raise _broken(f"a part of {expected} bytes came as {len(frame)}")
     unpacking = zlib.decompressobj()
@@ -144,8 +143,8 @@ def _broken(reason: str) -> PilotfishError:
 # The cache
 
 
-def _kept(path: Path, digest: str, size: int) -> bytes | None:
-    """What was kept; None if nothing was, or it cannot be read, or is damaged."""
+def _cached(path: Path, digest: str, size: int) -> bytes | None:
+    """Read a cached vocabulary; None if there is none, or it is unreadable or damaged."""
     try:
         if path.stat().st_size == size:
             blob = path.read_bytes()
@@ -161,7 +160,7 @@ def _kept(path: Path, digest: str, size: int) -> bytes | None:
     return None
 
 
-def _keep(path: Path, blob: bytes) -> None:
+def _store(path: Path, blob: bytes) -> None:
     try:
         replace_file(path, blob)
         keep_newest(path.parent, "*.bin", _KEPT)

@@ -1,9 +1,8 @@
-"""A bridge: the drafter reads and predicts its own tokens, and what is committed are the target's.
+"""A bridge maps between the drafter's tokens, which it reads and predicts, and the target's.
 
-Where both ends have the same vocabulary, whatever its padding, the bridge is trivial. Otherwise
-the drafter's distribution is taken over the tokens that both have and renormalised there: that is
-the q that is sampled and sent, so every protocol works as it does without a bridge (Timor et al.
-2025, token-level intersection).
+If both vocabularies are the same, whatever their padding, the bridge is trivial. Otherwise the
+drafter's distribution is renormalised over the shared tokens. This is the q that is sampled and
+sent, so every protocol works as without a bridge (Timor et al. 2025, token-level intersection).
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +20,7 @@ Ids = NDArray[np.uint32]
 
 
 class Bridge(ABC):
-    """One drafter's lane and one target.
+    """The bridge between one drafter's lane and one target.
 
     vocab_size: the target's, without padding. trivial: both have the same tokens, so that one
     context bounds both ends.
@@ -32,25 +31,25 @@ class Bridge(ABC):
 
     @abstractmethod
     def start(self, prompt: Prompt) -> None:
-        """A generation begins after this prompt."""
+        """Begin a generation after this prompt."""
 
     @abstractmethod
     def context(self, committed: Ids) -> NDArray[Any]:
-        """The drafter's ids [m], m ≥ 1, for the committed tokens [n], which begin with the prompt.
+        """Return the drafter's ids [m], m ≥ 1, of the committed tokens [n], the prompt's first.
 
-        They depend on these alone, and hold until the next call.
+        They depend on the committed tokens alone, and are valid until the next call.
         """
 
     @abstractmethod
     def project(self, logits: Floats) -> Floats:
-        """The drafter's logits [n, V of its own] as logits [n, V] of the target's tokens.
+        """Map the drafter's logits [n, V_d] to logits [n, V] over the target's tokens.
 
-        They share no memory with ``logits``, and hold until the next call.
+        They share no memory with ``logits``, and are valid until the next call.
         """
 
     @abstractmethod
     def own(self, drafted: Ids) -> NDArray[Any]:
-        """The drafter's ids [n] of tokens [n] that were drawn from projected logits."""
+        """Return the drafter's ids [n] of tokens [n] drawn from projected logits."""
 
 
 class TrivialBridge(Bridge):
@@ -62,27 +61,27 @@ class TrivialBridge(Bridge):
         self.vocab_size = vocab_size
 
     def start(self, prompt: Prompt) -> None:
-        """There is nothing to prepare."""
+        """Do nothing."""
 
     def context(self, committed: Ids) -> NDArray[Any]:
-        """The committed tokens."""
+        """Return the committed tokens."""
         return committed
 
     def project(self, logits: Floats) -> Floats:
-        """A copy."""
+        """Return a copy."""
         copy: Floats = logits.copy()
         return copy
 
     def own(self, drafted: Ids) -> NDArray[Any]:
-        """The drafted tokens."""
+        """Return the drafted tokens."""
         return drafted
 
 
 class SharedTokensBridge(Bridge):
     """The two vocabularies have some tokens in common.
 
-    After the prompt, which the drafter reads as its own template wants it, its context is the
-    answer's text in its own tokens.
+    The drafter's context is the prompt in the drafter's own template, then the answer's text in the
+    drafter's own tokens.
     """
 
     trivial = False
@@ -92,19 +91,19 @@ class SharedTokensBridge(Bridge):
         self._shared = shared
         self._projection = Projection(shared)
         self._answer = context
-        self._after = 0  # so many committed tokens are the prompt's
-        self._ids = np.empty(256, dtype=np.int64)  # the prompt's, then the answer's
-        self._prompt = 0  # so many of them are the prompt's
+        self._after = 0  # committed tokens of the prompt
+        self._ids = np.empty(256, dtype=np.int64)  # own ids: the prompt's, then the answer's
+        self._prompt = 0  # own ids of the prompt
 
     def start(self, prompt: Prompt) -> None:
-        """The answer's text is empty again."""
+        """Begin a generation with an empty answer."""
         self._after, self._prompt = len(prompt.ids), len(prompt.own)
         self._reserve(self._prompt)
         self._ids[: self._prompt] = prompt.own
         self._answer.restart()
 
     def context(self, committed: Ids) -> NDArray[Any]:
-        """The prompt's ids, then those of the answer's text."""
+        """Return the prompt's ids, then those of the answer's text."""
         answer = self._answer.of(committed[self._after :])
         length = self._prompt + len(answer)
         self._reserve(length)
@@ -117,9 +116,9 @@ class SharedTokensBridge(Bridge):
             self._ids = np.concatenate([self._ids, more])
 
     def project(self, logits: Floats) -> Floats:
-        """−∞ where the drafter has no such token."""
+        """Map the logits to the shared tokens; −∞ elsewhere."""
         return self._projection(logits)
 
     def own(self, drafted: Ids) -> NDArray[Any]:
-        """All of them are shared, for others had no probability."""
+        """Return the drafter's ids; all are shared, since others had no probability."""
         return self._shared.to_own.take(drafted)

@@ -1,17 +1,17 @@
-"""The drafter's own tokens of an answer that grows in the target's tokens.
+"""Translate a growing answer from the target's tokens to the drafter's.
 
 In: the target's ids of the answer so far. Out: the drafter's (*own*) ids of the same bytes.
 
-The law: every run of text becomes what the drafter's tokenizer makes of that whole run as the
-continuation of a text, so that the result depends on the answer alone and never on how it came.
-A run ends at the answer's end, at a special token, and at bytes that are not UTF-8 (yet: a
-character may still lack its last bytes). Such bytes are one token each.
+The law: each run of text is encoded whole by the drafter's tokenizer, as the continuation of a
+text, so the result depends on the answer alone and not on the parts in which it came. A run ends at
+the answer's end, at a special token, and at bytes that are not UTF-8 (perhaps not yet: a character
+may lack its last bytes). Such bytes are one token each.
 
-The cost is that of the new tokens: of the last run only a tail is encoded again, that behind the
-last *cut*. A text may be cut where (1) what comes later cannot change a token before the cut, and
-(2) what stands behind it encodes as it would alone. `cut_of` knows such places for the two families
-of vocabularies, and where a tokenizer is of a form that it does not know, nothing is ever cut. Were
-a rule wrong for an unusual pattern of splitting, drafts would be worse and the output the same.
+The cost is that of the new tokens: of the last run only the tail behind the last *cut* is encoded
+again. A text may be cut where (1) later text cannot change a token before the cut, and (2) the text
+behind it encodes as it would alone. `cut_of` finds such places for the two families of
+vocabularies; texts of any other tokenizer are never cut. If a rule is wrong for an unusual
+pattern, drafts get worse but the output stays the same.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from numpy.typing import NDArray
 from pilotfish.engines.tokenizer import SPACE_MARK, Tokenizer, character_pairs, without_first_space
 
 RAW = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as "surrogateescape" has them
-# A pattern that looks behind, or at where the text begins, makes (2) uncertain.
+# A pattern that looks behind, or tests for the text's beginning, makes (2) uncertain.
 LOOKS_BEHIND = re.compile(r"\(\?<|\\[ABGKby]|(?:^|[(|])\^")
-# Of the text behind a cut, so many characters must be known: GPT-4o's pattern has "don't" as one
-# word and "don'" as two, and 'll is its longest ending.
+# Characters that must be known behind a cut: GPT-4o's pattern has "don't" as one word but "don'" as
+# two, and 'll is its longest ending.
 LOOK_AHEAD = 3
 MARKS = (" ", SPACE_MARK)
 MARK_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
-# Of a BPE model: what makes the tokens of a part of a word depend on the rest.
+# Settings of a BPE model by which the tokens of a part of a word depend on the rest.
 WHOLE_WORD_RULES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
 
 # (text, its encoding) -> characters and tokens before the cut; (0, 0) if there is none
@@ -46,32 +46,32 @@ Cut = Callable[[str, tokenizers.Encoding], tuple[int, int]]
 
 
 class Context:
-    """The drafter's own tokens of an answer that grows. Not for use by two threads at once.
+    """Translates one growing answer at a time. Not thread-safe.
 
     Args:
         target, own: the tokenizers of the answer and of the drafter.
-        specials: the drafter's special token for one of the target's; others are left out.
+        specials: the drafter's special tokens by the target's; others are left out.
     """
 
     def __init__(self, target: Tokenizer, own: Tokenizer, specials: Mapping[int, int]) -> None:
         self._target, self._own, self._specials = target, own, specials
         self._cut = cut_of(own)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._raw: dict[int, list[int]] = {}  # own tokens of a byte, for those met so far
+        self._raw: dict[int, list[int]] = {}  # own tokens by byte, for those seen so far
         self.restart()
 
     def restart(self) -> None:
         """Begin another answer."""
-        self._decoder.reset()  # it holds the bytes of a character that is not whole yet
+        self._decoder.reset()  # it holds the bytes of an incomplete character
         self._answer = np.empty(0, np.uint32)  # [n] as last seen
-        self._settled = np.empty(0, np.int64)  # [m] own ids that stay as they are
-        self._text = ""  # what follows them
-        self._encoded, self._tail = "", list[int]()  # what of it is encoded, and its own ids
+        self._settled = np.empty(0, np.int64)  # [m] own ids that no longer change
+        self._text = ""  # the text behind them
+        self._encoded, self._tail = "", list[int]()  # its encoded part, and that part's own ids
 
     def of(self, answer: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Own ids [m] of the answer, target ids [n].
+        """Return the own ids [m] of the answer, target ids [n].
 
-        One that continues the last costs only its new tokens; any other is begun anew.
+        An answer that continues the last one costs only its new tokens.
         """
         known = len(self._answer)
         if not np.array_equal(answer[:known], self._answer):
@@ -85,7 +85,7 @@ class Context:
         return np.concatenate([self._settled, np.array(tail, np.int64)])
 
     def _grow(self, ids: list[int]) -> None:
-        """Take in target ids that follow those known."""
+        """Append target ids to the answer."""
         settled: list[int] = []
         for special, run in groupby(ids, self._target.is_special):
             if special:
@@ -104,7 +104,7 @@ class Context:
         self._settled = np.concatenate([self._settled, np.array(settled, np.int64)])
 
     def _read(self, decoded: str) -> list[int]:
-        """Append to the text; returns the ids of what raw bytes in it bring to an end."""
+        """Append to the text; returns the ids of the runs that raw bytes in it end."""
         text, *others = RAW.split(decoded)
         self._text += text
         settled: list[int] = []
@@ -114,13 +114,13 @@ class Context:
         return settled
 
     def _finish(self) -> list[int]:
-        """The ids of the text, which ends here."""
+        """End the run of text and return its ids."""
         ids: list[int] = self._own.encode_rest(self._text).ids if self._text else []
         self._text = ""
         return ids
 
     def _raw_ids(self, data: bytes) -> list[int]:
-        """Own ids of bytes that are not text."""
+        """Return the own ids of bytes that are not UTF-8."""
         for byte in data:
             if byte not in self._raw:
                 id = self._own.byte_token(byte)
@@ -130,13 +130,13 @@ class Context:
 
 
 def cut_of(own: Tokenizer) -> Cut:
-    """Where a text can be cut for good, by the kind of its tokenizer."""
+    """Choose the rule for cutting a text, by the kind of its tokenizer."""
     if not _finds_added_tokens_by_themselves(own.steps):
         return _never
     if _splits_into_words(own.steps):
         return _cut_between_words(_added_pairs(own.steps))
     if _merges_all(own):
-        return _cut_between_strangers(own.neighbours | _added_pairs(own.steps))
+        return _cut_between_unmerged(own.neighbours | _added_pairs(own.steps))
     return _never
 
 
@@ -145,12 +145,12 @@ def _never(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
 
 
 def _cut_between_words(pairs: Set[str]) -> Cut:
-    """For a vocabulary that splits text into words by patterns, then merges within each.
+    """Cut before a word, for a vocabulary that splits text into words and merges within each.
 
-    Patterns read from left to right: where a word begins, nothing before it matters any more. It
-    is there for good when the pattern that matched before it has met another kind of character,
-    for runs of one kind may be taken together, and contractions are known to be none. A normalizer
-    (NFC) does not reach across a character that composes with none before it.
+    Patterns match from left to right, so tokens from a word's beginning on do not depend on the
+    text before it. The beginning is certain once the match before it has ended at a character of
+    another kind (runs of one kind may be taken together) and no contraction is possible. A
+    normalizer (NFC) does not reach across a character that composes with none before it.
     """
 
     def cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
@@ -171,9 +171,9 @@ def _cut_between_words(pairs: Set[str]) -> Cut:
 
 
 def _separate(left: str, right: str) -> bool:
-    """Whether neighbours are of different kinds, and no normal form joins them."""
-    # Marks compose with letters before them, and change places. The letters that compose with
-    # what is before them, Hangul's vowels and finals, do so with letters.
+    """Whether adjacent characters are of different kinds, and no normal form joins them."""
+    # Marks compose with letters before them, and change places. Letters that compose with the
+    # character before, Hangul's vowels and finals, do so with letters.
     return _kind(left) != _kind(right) and category(right)[0] in "LNPSZ"
 
 
@@ -183,8 +183,10 @@ def _kind(character: str) -> str:
     return major if major in "ZLN" else "O"
 
 
-def _cut_between_strangers(pairs: Set[str]) -> Cut:
-    """For a vocabulary that merges across words: what no token has side by side is never merged."""
+def _cut_between_unmerged(pairs: Set[str]) -> Cut:
+    """Cut between characters that no token has side by side, for a vocabulary that merges across
+    words: these are never merged.
+    """
 
     def cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
         marked = text.replace(" ", SPACE_MARK)
@@ -197,23 +199,23 @@ def _cut_between_strangers(pairs: Set[str]) -> Cut:
 
 
 def _added(steps: dict[str, Any]) -> list[dict[str, Any]]:
-    """Added tokens that count in literal text: all, if any of them is not special.
+    """List the added tokens that matter for literal text: all, if any of them is not special.
 
-    Those that are not special are found in a text before anything else is done; special ones are
-    not taken, yet hide others that overlap with them.
+    Those that are not special are found in a text before any other step; special ones are not
+    taken, but hide others that overlap with them.
     """
     added: list[dict[str, Any]] = steps["added_tokens"] or []
     return [] if all(token["special"] for token in added) else added
 
 
 def _added_pairs(steps: dict[str, Any]) -> Set[str]:
-    """Neighbours in an added token, which a text is not cut between."""
+    """Return the adjacent characters within added tokens, where a text is not cut."""
     contents = [token["content"].replace(" ", mark) for token in _added(steps) for mark in MARKS]
     return frozenset(chain.from_iterable(map(character_pairs, contents)))
 
 
 def _finds_added_tokens_by_themselves(steps: dict[str, Any]) -> bool:
-    """Whether nothing around an added token decides on it, nor another form of the text."""
+    """Whether added tokens are found regardless of the text around them and of normal forms."""
     rules = ["single_word", "lstrip", "rstrip"]
     if any(_flat(steps["normalizer"])):
         rules.append("normalized")
@@ -222,7 +224,7 @@ def _finds_added_tokens_by_themselves(steps: dict[str, Any]) -> bool:
 
 
 def _splits_into_words(steps: dict[str, Any]) -> bool:
-    """Whether the tokenizer is byte-level and splits text in ways that are known."""
+    """Whether the tokenizer is byte-level and splits text in known ways."""
     kinds = {step["type"] for step in _flat(steps["normalizer"])}
     splits = list(_flat(steps["pre_tokenizer"]))
     return (
@@ -241,7 +243,7 @@ def _is_known(split: dict[str, Any]) -> bool:
 
 
 def _merges_all(own: Tokenizer) -> bool:
-    """Whether the tokenizer is SentencePiece's BPE: spaces are marked, and then merges decide."""
+    """Whether the tokenizer is SentencePiece's BPE: it marks spaces, then merges."""
     model = own.steps["model"]
     merges = model["type"] == "BPE" and not any(model.get(name) for name in WHOLE_WORD_RULES)
     # Characters without a token must not become one unknown token together.
@@ -260,7 +262,7 @@ def _merges_all(own: Tokenizer) -> bool:
 
 
 def _flat(step: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, sequences unfolded."""
+    """Yield the steps of a normalizer or pre-tokenizer, with sequences unfolded."""
     if step is None:
         return ()
     if step["type"] != "Sequence":

@@ -1,4 +1,4 @@
-"""A pair: a drafter's vocabulary, its target's, and what stands between them."""
+"""A pair of vocabularies, the drafter's and the target's: its prompts and bridges."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,7 +17,7 @@ from pilotfish.wire.errors import PromptTooLongError, TokenOutOfRangeError, Unsu
 
 
 class Pair:
-    """Makes prompts for both, and bridges. Thread-safe.
+    """Makes prompts and bridges for two vocabularies. Thread-safe.
 
     Raises `PairMismatchError` if the two have no token in common.
     """
@@ -33,16 +33,16 @@ class Pair:
 
     @property
     def digests(self) -> tuple[str, str]:
-        """Those of the drafter's vocabulary and the target's."""
+        """The digests of the drafter's vocabulary and the target's."""
         return self.drafter.digest, self.target.digest
 
     @property
     def fingerprint(self) -> str:
-        """That of the target's vocabulary."""
+        """The fingerprint of the target's vocabulary."""
         return self.target.fingerprint
 
     def bridge(self) -> Bridge:
-        """A bridge for one lane."""
+        """Make a bridge for one lane."""
         if self.shared is None:
             return TrivialBridge(self.target.vocab_size)
         return SharedTokensBridge(self.shared, self._context())
@@ -54,12 +54,12 @@ class Pair:
     # Prompts
 
     def prompt(self, asked: Asked, *, chat: bool = True, most: int | None = None) -> Prompt:
-        """A prompt of what was asked.
+        """Make a prompt of a text, messages or token ids.
 
-        chat: a text is one user message where the target has a chat template; otherwise it is
-        taken as it is, like token ids. Messages need a template: `UnsupportedError` without,
-        `TemplateError` if it refuses them. Raises `TokenOutOfRangeError` for ids that the target
-        does not have. most: what has clearly more tokens is refused early, `PromptTooLongError`.
+        chat: a text becomes one user message if the target has a chat template; otherwise it is
+        used as it is, like token ids. Messages need a template: `UnsupportedError` without one,
+        `TemplateError` if it refuses them. Raises `TokenOutOfRangeError` for ids outside the
+        target's vocabulary. most: tokens; clearly longer prompts raise `PromptTooLongError` early.
         """
         ids: Sequence[int]
         own: Sequence[int] | None
@@ -84,13 +84,13 @@ class Pair:
         return self.target.dialogue.ids(messages, most)
 
     def _in_own_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        """What the drafter reads for these messages; None if it has no template for them."""
+        """Render messages in the drafter's template; None without a suitable one."""
         if self.trivial:
             return None
         try:
             dialogue = self.drafter.dialogue
             return None if dialogue is None else dialogue.ids(messages)
-        except TemplateError:  # such as one that knows no system message
+        except TemplateError:  # such as that of a template without system messages
             return None
 
     def _read(self, told: NDArray[np.uint32], own: Sequence[int] | None) -> NDArray[Any]:
@@ -98,7 +98,7 @@ class Pair:
         return read if len(read) else self._something
 
     def _translated(self, ids: NDArray[np.uint32]) -> NDArray[Any]:
-        """The drafter's ids for the target's: the same text, special tokens where it has them."""
+        """Translate the target's ids to the drafter's: the same text and shared special tokens."""
         own = self._context().of(ids)
         beginning = np.array(self.drafter.tokenizer.beginning, dtype=np.int64)
         if np.array_equal(own[: len(beginning)], beginning):
@@ -107,7 +107,7 @@ class Pair:
 
     @cached_property
     def _something(self) -> NDArray[Any]:
-        """A token to go on from, where the drafter knows none of the prompt's."""
+        """Return a token to start from when the drafter has none of the prompt's tokens."""
         own = self.drafter
         known = [id for id in (own.bos_id, own.turn_end, 0) if id is not None]
         return np.array(known[:1], dtype=np.int64)

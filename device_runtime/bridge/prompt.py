@@ -1,4 +1,4 @@
-"""What an answer goes on from: in the target's tokens, and as the drafter reads it."""
+"""A prompt: in the target's tokens, and in the drafter's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Asked: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]]"
 
 
 def are_messages(asked: Asked) -> TypeGuard[Sequence[Mapping[str, Any]]]:
-    """Whether it is messages, and neither a text nor token ids; an empty list is no messages."""
+    """Whether a prompt consists of messages, not a text or token ids; an empty list does not."""
     return not isinstance(asked, str) and len(asked) > 0 and isinstance(asked[0], Mapping)
 
 
@@ -22,10 +22,10 @@ def are_messages(asked: Asked) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 class Prompt:
     """A prompt in the vocabularies of one pair.
 
-    asked, chat: what it was made of, and whether a text of these is a user message. ids: u32 [n],
-    the target's tokens, which are committed. own: the drafter's [m], m ≥ 1 unless n is 0.
-    vocabulary: fingerprint of the target's. pair: digests of both vocabularies, the drafter's
-    first; another drafter reads the same tokens otherwise, and another template has others.
+    asked: the text, messages or token ids; chat: whether a text is a user message. ids: u32 [n],
+    the target's tokens, to be committed. own: the drafter's [m], m ≥ 1 unless n is 0. vocabulary:
+    fingerprint of the target's. pair: digests of both vocabularies, the drafter's first; with
+    another drafter or template the tokens would differ.
     """
 
     asked: Asked
@@ -37,13 +37,13 @@ class Prompt:
 
     @classmethod
     def unread(cls, asked: Asked, chat: bool) -> Prompt:
-        """A prompt without tokens, to be made anew where the vocabularies are known."""
+        """Make a prompt without tokens, to be tokenised once the vocabularies are known."""
         none = np.empty(0, dtype=np.uint32)
         return cls(asked, chat, none, none, "", ("", ""))
 
     @property
     def in_words(self) -> bool:
-        """Whether it can be said in another vocabulary, too: it was not made of token ids."""
+        """Whether it can be tokenised in another vocabulary: it was not made of token ids."""
         return isinstance(self.asked, str) or are_messages(self.asked)
 
     def __len__(self) -> int:

@@ -1,16 +1,15 @@
-"""What a drafter and a target of another vocabulary have in common, and whether that is enough.
+"""Report how much a drafter and a target of another vocabulary share, and whether it suffices.
 
-Two figures on a text. *Coverage*: the share of the target's tokens of it that are shared. No other
-can be drafted, and a draft is accepted with probability Σ min(p, q) ≤ p(shared): coverage is the
-most that acceptance α can be on such a text, however good the drafter is. *Mass*: what the
-drafter's own distribution has on shared tokens, on average. It bounds nothing, because q is
-renormalised; but q is 1 − mass (total variation) away from what the drafter believes, and what is
-left of an opinion that it mostly cannot voice is seldom the target's.
+Two figures on a text. *Coverage*: the share of the text's target tokens that are shared. Only those
+can be drafted, and a draft is accepted with probability Σ min(p, q) ≤ p(shared), so coverage bounds
+acceptance α on such a text, for any drafter. *Mass*: the average probability that the drafter's own
+distribution gives to shared tokens. It bounds nothing, since q is renormalised; but q differs from
+the drafter's own distribution by 1 − mass (total variation), and a distribution that has lost most
+of its mass is seldom close to the target's.
 
-So a pair is judged by their product. With α below 0.2 a round, however long, commits fewer than
-1/(1 − α) = 1.25 tokens on average, where the edge alone commits 1 with no drafting and no upload:
-that is hopeless. The judgement is about vocabularies; it says nothing about how alike the models
-are.
+A pair is judged by the product of both. With α below 0.2 a round of any length commits fewer than
+1/(1 − α) = 1.25 tokens on average, while the edge alone commits 1 without drafting or upload: that
+is hopeless. The report compares vocabularies, not models.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Progress: TypeAlias = Callable[[str, int, "int | None"], None]
 Ids = NDArray[np.int64]
 
 HOPELESS = 0.2  # of coverage · mass; less is
-MOST_POSITIONS = 4096  # at which the drafter is run
+MOST_POSITIONS = 4096  # of the drafter's passes
 _CONTEXT = 1024
 _LABEL = "running the drafter"
 _CHUNK = 64  # rows of logits at a time: 64 · 152k · 4 bytes are 39 MB
@@ -74,12 +73,12 @@ sollte das Schloss und die Brücke über den Fluss nicht verpassen.
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a pair shares.
+    """The tokens that a pair shares.
 
-    specials: strings of the special tokens that are shared, the target's → the drafter's.
-    turn_end: the target's token that ends a turn; it is not drafted where `specials` lacks it.
-    target_tokens: the length of the text in the target's tokens, of which the share `coverage` is
-    shared. positions: at which the drafter's mass on shared tokens was averaged.
+    specials: strings of the shared special tokens, the target's → the drafter's. turn_end: the
+    target's token that ends a turn; it is drafted only if it is among `specials`. target_tokens:
+    the length of the text in the target's tokens, of which the share `coverage` is shared.
+    positions: number over which the drafter's mass on shared tokens was averaged.
     """
 
     drafter: str
@@ -96,7 +95,7 @@ class Report:
 
     @property
     def hopeless(self) -> bool:
-        """Whether drafting cannot be expected to save anything."""
+        """Whether drafting cannot be expected to save time."""
         return self.coverage * self.mass < HOPELESS
 
 
@@ -111,12 +110,12 @@ def report(
 ) -> Report:
     """Compare two vocabularies, and run the drafter on a text of at least one token.
 
-    Raises `ArtifactError` for a target whose tokenizer no device takes from an edge,
-    `PairMismatchError` if no text is a token of both, `UnsupportedError` for a text that is
-    empty to one of them.
+    Raises `ArtifactError` if devices would refuse the target's tokenizer from an edge,
+    `PairMismatchError` if no text is a token of both, `UnsupportedError` if the text has no tokens
+    in one of them.
     """
     own, there = Vocabulary.of(drafter), Vocabulary.of(target)
-    other = Vocabulary.decode(there.encode(), there.model)  # as a device takes it, or does not
+    other = Vocabulary.decode(there.encode(), there.model)  # with a device's checks
     shared = SharedTokens.between(own, other)
     ids = other.tokenizer.encode(text)
     read = [*own.tokenizer.beginning, *own.tokenizer.encode(text)]
@@ -148,7 +147,7 @@ def report(
 
 
 def _logits(decoder: Decoder, ids: Ids) -> Iterator[NDArray[Any]]:
-    """The logits [≤ chunk, V] after each token; after `decoder.context` of them it starts anew."""
+    """Yield the logits [≤ chunk, V] after each token; restarts after `decoder.context` of them."""
     for start in range(0, len(ids), decoder.context):
         decoder.rollback(0, 0)
         part = ids[start : start + decoder.context]

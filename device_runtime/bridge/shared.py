@@ -1,16 +1,14 @@
-"""Which tokens two vocabularies have in common, and a drafter's logits over them.
+"""Find the tokens that two vocabularies share, and map a drafter's logits to them.
 
-Two tokens are the same if they stand for the same bytes, however their vocabularies spell them:
-"Ġthe" (byte-level) and "▁the" (SentencePiece), "Ċ" and "<0x0A>". Where several tokens of one
-vocabulary stand for the same bytes, one of them, the canonical one, is shared. Special tokens are
-the same if their strings are, and never the same as text; the two tokens that end a turn are the
-same whatever they are called. Beginnings are not: no answer needs a bos, and SmolLM2's is what
-other models begin a message with.
+Two tokens are the same if they stand for the same bytes, whatever their spelling: "Ġthe"
+(byte-level) and "▁the" (SentencePiece), "Ċ" and "<0x0A>". If several tokens of one vocabulary stand
+for the same bytes, only the canonical one is shared. Special tokens are the same if their strings
+are, and never the same as text; the two tokens that end a turn are the same whatever their names.
+Tokens that begin a text are not: no answer needs one, and SmolLM2's begins a message elsewhere.
 
-The law: the drafter proposes from its own distribution, renormalised over the shared tokens. That
-is the q which is sampled and sent, so what the target commits is distributed as ever; a token that
-is not shared is never drafted, which costs acceptance only (Timor et al. 2025, token-level
-intersection).
+The law: the drafter proposes from its own distribution, renormalised over the shared tokens. This
+is the q that is sampled and sent, so the output's law stays; a token that is not shared is never
+drafted, which only costs acceptance (Timor et al. 2025, token-level intersection).
 """
 
 from __future__ import annotations
@@ -36,21 +34,21 @@ from pilotfish.wire.errors import PairMismatchError
 
 _log = logging.getLogger("pilotfish.device")
 
-RULE = 1  # of what is shared; a file that was written under another one is not read
+RULE = 1  # version of these rules; files of other versions are not read
 SUFFIX = ".bridge"
 MOST_BYTES = 1 << 26  # of a file; 8 bytes a token
-MOST_FILES = 64  # edges come and go: the oldest pairs are forgotten
-MOST_ENCODED = 1024  # texts with several tokens; honest vocabularies have 256 such at most
+MOST_FILES = 64  # pairs; the oldest are deleted
+MOST_ENCODED = 1024  # texts with several tokens; honest vocabularies have 256 at most
 
 
 @dataclass(frozen=True, eq=False)
 class SharedTokens:
-    """The tokens that two vocabularies have in common. Each belongs to one of the other's.
+    """The tokens that two vocabularies share, one to one.
 
     own: i64 [n], the drafter's ids, in the order of `target`.
     target: i64 [n], the target's ids, ascending.
-    specials: of these, the special ones: target id → the drafter's id.
-    own_size, target_size: the true sizes of the vocabularies; every id is below.
+    specials: the special ones among them: target id → drafter's id.
+    own_size, target_size: sizes of the vocabularies without padding.
     """
 
     own: NDArray[np.int64]
@@ -61,9 +59,9 @@ class SharedTokens:
 
     @classmethod
     def between(cls, drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
-        """Those of a pair, out of the cache if they were found before (then in milliseconds).
+        """Find the shared tokens of a pair, or read them from the cache (in milliseconds).
 
-        Raises `PairMismatchError` if no text at all is a token of both.
+        Raises `PairMismatchError` if no text is a token of both.
         """
         path = cache_directory() / "bridges" / f"{drafter.digest}-{target.digest}{SUFFIX}"
         shared = _read(path, drafter, target)
@@ -74,7 +72,7 @@ class SharedTokens:
 
     @cached_property
     def to_own(self) -> NDArray[np.int32]:
-        """i32 [V_t]: the drafter's id of a target token, −1 where it is not shared."""
+        """i32 [V_t]: the drafter's id of each target token, −1 if it is not shared."""
         ids = np.full(self.target_size, -1, np.int32)
         ids[self.target] = self.own
         return ids
@@ -84,20 +82,20 @@ class SharedTokens:
 
 
 class Projection:
-    """The drafter's logits as the target's; one lane's, for its buffer is reused."""
+    """Maps the drafter's logits to the target's tokens; for one lane, since it reuses a buffer."""
 
     def __init__(self, shared: SharedTokens) -> None:
         self._size = shared.target_size
-        # [V_d] the target's id of each of the drafter's; one that is not shared has a place behind
+        # [V_d] the target's id of each drafter's id; V_t for those not shared
         self._places = np.full(shared.own_size, self._size, np.int64)
         self._places[shared.own] = shared.target
         # f32 [most rows so far, V_t + 1]; only shared columns and the last are ever written
         self._buffer = self._rows(1)
 
     def __call__(self, logits: Floats) -> Floats:
-        """f32 [n, V_d] → f32 [n, V_t], −∞ where not shared: a view that the next call overwrites.
+        """Map f32 [n, V_d] to f32 [n, V_t], −∞ where not shared; the next call overwrites it.
 
-        Its softmax is the drafter's distribution renormalised over the shared tokens.
+        Its softmax is the drafter's distribution, renormalised over the shared tokens.
         """
         if len(logits) > len(self._buffer):
             self._buffer = self._rows(len(logits))
@@ -111,7 +109,7 @@ class Projection:
 
 
 def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
-    """Go through both vocabularies."""
+    """Compare two vocabularies."""
     own_text, own_special = _tokens(drafter)
     text, special = _tokens(target)
     # target id → own id
@@ -135,9 +133,9 @@ def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
 
 
 def _tokens(vocabulary: Vocabulary) -> tuple[dict[bytes, int], dict[str, int]]:
-    """The canonical id of every text that is a token, and the id of every special token.
+    """Return the canonical ids by the tokens' bytes, and the special tokens' ids by string.
 
-    What ends a generation is special, even if the tokenizer has it as text.
+    End tokens are special even if the tokenizer has them as text.
     """
     tokenizer = vocabulary.tokenizer
     ends = set(vocabulary.eos_ids)
@@ -158,8 +156,8 @@ def _tokens(vocabulary: Vocabulary) -> tuple[dict[bytes, int], dict[str, int]]:
 
 
 def _canonical(tokenizer: Tokenizer, data: bytes, ids: Iterable[int]) -> int:
-    """Of tokens for the same bytes: what the text is encoded as, else no byte token, else the
-    lowest.
+    """Choose among tokens of the same bytes: the text's own encoding, else one that is no byte
+    token, else the lowest id.
     """
     with suppress(UnicodeDecodeError):
         encoded = tokenizer.encode(data.decode("utf-8"))
@@ -169,9 +167,9 @@ def _canonical(tokenizer: Tokenizer, data: bytes, ids: Iterable[int]) -> int:
 
 
 def _join_turn_ends(specials: dict[int, int], drafter: Vocabulary, target: Vocabulary) -> None:
-    """Let the drafter's end of a turn be the target's, unless either ends both by its name.
+    """Map the target's end of a turn to the drafter's, unless a name maps one to an end token.
 
-    It is then nothing else: a name that it shares with another special token does not count.
+    The drafter's then stands for nothing else, even if it shares a name with another token.
     """
     own, end = drafter.turn_end, target.turn_end
     if own is None or end is None or own >= drafter.vocab_size or end >= target.vocab_size:
@@ -185,7 +183,7 @@ def _join_turn_ends(specials: dict[int, int], drafter: Vocabulary, target: Vocab
 
 
 class _StoredPair(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept of a pair, behind the SHA-256 of its msgpack. `own` and `target` are <i4."""
+    """The cached shared tokens, stored behind the SHA-256 of their msgpack; ids are <i4."""
 
     rule: int
     drafter: str  # digest
@@ -196,7 +194,7 @@ class _StoredPair(msgspec.Struct, frozen=True, array_like=True):
 
 
 def _write(path: Path, shared: SharedTokens) -> None:
-    """Keep it, if that can be."""
+    """Write the shared tokens to the cache, if possible."""
     drafter, target = path.stem.split("-")
     own_ids, target_ids = (ids.astype("<i4").tobytes() for ids in (shared.own, shared.target))
     content = msgspec.msgpack.encode(
@@ -210,7 +208,7 @@ def _write(path: Path, shared: SharedTokens) -> None:
 
 
 def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens | None:
-    """What was kept; None if nothing was, or it is damaged or another pair's (which is logged)."""
+    """Read cached shared tokens; None without a file, or if it is damaged or another pair's."""
     try:
         if not path.is_file():
             return None
@@ -230,7 +228,7 @@ def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens |
         )
         _check(shared)
         with suppress(OSError):
-            path.touch()  # it is of use still
+            path.touch()  # marks it as used
     except (OSError, ValueError, msgspec.DecodeError) as error:
         _log.warning("%s is not used: %s", path, error)
         return None

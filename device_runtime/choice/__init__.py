@@ -1,4 +1,4 @@
-"""protocol="auto": which protocol and window an answer gets. One file a policy, one line here."""
+"""Choose protocol and window for protocol="auto". One file a policy, one line here."""
 
 from pilotfish.device_runtime.choice.evidence import Evidence
 from pilotfish.device_runtime.choice.policy import Policy

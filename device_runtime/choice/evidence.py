@@ -1,20 +1,19 @@
-"""What a device has seen of its pair: acceptance, computing times and bytes.
+"""Estimate acceptance, computing times and bytes of a plan from past rounds.
 
-In:  the rounds of each answer, and before the first one the times that both ends measured when they
-     started. Out: what is to be expected of a plan, tried or not.
+In:  the rounds of each answer, and the pass times that both ends measured at start. Out: estimates
+     for any plan, tried or not.
 
-A protocol is expected to accept at depth k as often as it did; where it has hardly been tried, as
-often as the others do there, scaled by the protocols' typical ``agreement``; and where nothing has
-been tried, often: what is expected too well gets tried and corrected, what is expected too badly
-would never be. Evidence fades from answer to answer, so that after a long time without drafting it
-is tried again.
+The acceptance at depth k is the protocol's own so far; with little evidence, that of the others
+there, scaled by the protocols' typical ``agreement``; with none, a high one: an optimistic estimate
+gets tried and corrected, a pessimistic one never would. Evidence fades from answer to answer, so
+that drafting is tried again after a long time without it.
 
-What a lossy protocol accepts says two things: how much is accepted under all of its family, and,
-without what its counters say it gained, what the target would have said itself.
+A lossy protocol's rounds are evidence for its whole family and, without the tokens that its
+counters report as gained, for the lossless protocols.
 
-Computing times are what both ends measured at start, times the factor by which the last rounds took
-longer, whatever their protocol, times a factor of the protocol's own: so what else the machines had
-to do while one of them ran counts neither for nor against it.
+Computing times are those measured at start, times the factor by which the last rounds of any
+protocol took longer, times a factor of the protocol's own: so other work of the machines while one
+protocol ran does not count against it.
 """
 
 from collections import Counter, defaultdict, deque
@@ -32,25 +31,25 @@ from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, Exchange, counters
 from pilotfish.wire.protocols.exchange import Freight, Sizes
 
-_HOPE = 0.8  # α of a pair of which nothing is known
-_HOPE_WEIGHT = 4.0  # positions, or rounds, that this hope counts for
-_POOL_WEIGHT = 16.0  # and what is known of other depths or protocols
+_HOPE = 0.8  # α of a pair without evidence
+_HOPE_WEIGHT = 4.0  # positions, or rounds, that this counts for
+_POOL_WEIGHT = 16.0  # and the evidence on other depths or protocols
 _FADE = 0.97  # an answer
 _RECENT = 24  # rounds
 _SLOWER = 4.0
 _OWN_MOST = 2.0  # a protocol's own factor, or its inverse; the rest is the machine's
-_OWN_ANSWERS, _OWN_IDLE = 8, 16  # answers that it follows, and after which it is forgotten
+_OWN_ANSWERS, _OWN_IDLE = 8, 16  # answers that it averages; answers without, to forget it
 _MOST = 0.98  # α, however the protocols scale
 
 
 def _kind(plan: Plan) -> tuple[str, bool]:
-    """What accepts alike: the protocols of a family, by whether the target is greedy."""
+    """Return the key of plans that accept alike: family, and whether the target is greedy."""
     family = plan.exchange.family if plan.exchange is not None else ""
     return family or plan.protocol, plan.law.sampling.greedy
 
 
 def _strict_agreement(exchange: Exchange[Any], *, greedy: bool) -> float:
-    """α over that of `dsd`, of what the target would have said itself."""
+    """Return the protocol's lossless α as a multiple of that of `dsd`."""
     if greedy:
         return 1.0
     return exchange.agreement if exchange.lossless else exchange.strict_agreement
@@ -63,20 +62,20 @@ class _Recent(deque[float]):
         super().__init__(maxlen=_RECENT)
 
     def median(self, otherwise: float) -> float:
-        """Their median, or what is said instead as long as there are none."""
+        """Return their median; ``otherwise`` if there are none."""
         return median(self) if self else otherwise
 
     def mean(self, otherwise: float, weight: float = 0.0) -> float:
-        """Their mean, together with ``weight`` values of what is said otherwise."""
+        """Return their mean, with ``weight`` further values of ``otherwise``."""
         count = weight + len(self)
         return (weight * otherwise + sum(self)) / count if count else otherwise
 
 
 class _PassPace:
-    """How much longer passes take than they should: a machine's factor times a protocol's own.
+    """Slowdown of passes against the start: a machine's factor times a protocol's own.
 
-    The machine's follows the last rounds, a protocol's own only whole answers: what changes soon is
-    the machine. What is not observed any more fades.
+    The machine's follows the last rounds, since it changes soon; a protocol's own only whole
+    answers. Both fade without new values.
     """
 
     def __init__(self) -> None:
@@ -85,7 +84,7 @@ class _PassPace:
         self._idle: Counter[str] = Counter()
 
     def add(self, name: str, factors: Sequence[float]) -> None:
-        """An answer's passes under this protocol took so many times as long."""
+        """Add the factors of an answer's passes under this protocol."""
         factors = [factor for factor in factors if factor > 0.0]  # nothing takes no time
         if not factors:
             self.fade()
@@ -101,12 +100,12 @@ class _PassPace:
             del self._idle[other]
 
     def fade(self) -> None:
-        """An answer in which there were no such passes: what is known of the machine gets older."""
+        """Note an answer without such passes: the machine's factor gets older."""
         if self._machine:
             self._machine.popleft()
 
     def factor(self, name: str) -> float:
-        """What is to be expected now."""
+        """Return the factor to expect now."""
         return self._machine.median(1.0) * self._of(name)
 
     def _of(self, name: str) -> float:
@@ -114,10 +113,10 @@ class _PassPace:
 
 
 class _Acceptance:
-    """How often each depth of a window was reached, and accepted; f64 [`MAX_WINDOW`] each.
+    """Counts how often each depth of a window was reached and accepted; f64 [`MAX_WINDOW`] each.
 
-    agreed: and how often the target would have said the same. Which of the accepted tokens were
-    gained beyond that is not known, so each counts as a share.
+    agreed: accepted without those that the protocol's counters report as gained. Which tokens were
+    gained is not known, so each accepted one counts as a share.
     """
 
     def __init__(self) -> None:
@@ -138,7 +137,7 @@ class _Acceptance:
 
 
 class Evidence:
-    """Of one device and one edge.
+    """Evidence on one device and one edge.
 
     drafter_pace, target_pace: seconds of a pass by the number of its tokens, measured at start; the
     target's may be missing.
@@ -151,13 +150,13 @@ class Evidence:
         sizes: Sizes,
     ) -> None:
         self._drafter_pace = drafter_pace
-        # an edge that did not tell: slower than the drafter, and as fast for many tokens as for one
+        # without times of the edge: slower than the drafter, and as fast for many tokens as for one
         slow_s = _SLOWER * drafter_pace[1]
         self._target_pace = dict(sorted(target_pace.items())) or {1: slow_s, MAX_WINDOW: slow_s}
         self._sizes = sizes
         # by family, and whether the target is greedy
         self._acceptance: dict[tuple[str, bool], _Acceptance] = defaultdict(_Acceptance)
-        self._hazards: dict[tuple[str, bool], NDArray[np.float64]] = {}  # what follows from that
+        self._hazards: dict[tuple[str, bool], NDArray[np.float64]] = {}  # computed from these
         self._drafting, self._verifying = _PassPace(), _PassPace()
         self._around_s: dict[str, _Recent] = defaultdict(_Recent)  # encode, settle
         self._queue_s, self._between_s = _Recent(), _Recent()
@@ -165,10 +164,10 @@ class Evidence:
         self._down: dict[str, _Recent] = defaultdict(_Recent)
         self._again: dict[str, _Recent] = defaultdict(_Recent)  # further exchanges, likewise
 
-    # What happened
+    # Observations
 
     def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
-        """Take in the rounds of an answer, or those so far of one that was given up."""
+        """Add the rounds of an answer, complete or not."""
         self._hazards.clear()
         for seen in self._acceptance.values():
             seen.fade()
@@ -195,7 +194,7 @@ class Evidence:
             return
         self._verifying.add(name, verifying)
         if plan.exchange is None:
-            # tokens may come in bursts: only means tell how far apart they are
+            # tokens may come in bursts, so only the mean distance counts
             if rounds:
                 waited_s = fmean(round_.timings.total for round_ in rounds)
                 self._between_s.append(max(0.0, waited_s - fmean(r.pass_s for r in rounds)))
@@ -209,19 +208,21 @@ class Evidence:
             if (again := self._expected_again(plan, round_.window)) > 0.0:
                 self._again[name].append((round_.exchanges - 1) / again)
 
-    # What is to be expected
+    # Estimates
 
     def hazards(self, plan: Plan) -> NDArray[np.float64]:
-        """α at each depth of the plan's window, given that it is reached; f64 [γ]."""
+        """Estimate α at each depth of the plan's window, given that it is reached; f64 [γ]."""
         kind = _kind(plan)
         if kind not in self._hazards:
             self._hazards[kind] = self._expected_acceptance(*kind)
         return self._hazards[kind][: len(plan.expansion)]
 
     def _expected_acceptance(self, kind: str, greedy: bool) -> NDArray[np.float64]:
-        """α at each depth, f64 [`MAX_WINDOW`]: own evidence over all protocols' over hope."""
+        """Estimate α at each depth, f64 [`MAX_WINDOW`]: own evidence, then all protocols', then
+        `_HOPE`.
+        """
         members = {one.family or name: one for name, one in EXCHANGES.items()}
-        # only what the target agreed to is pooled
+        # only the lossless part is pooled
         scale = {name: _strict_agreement(one, greedy=greedy) for name, one in members.items()}
         reached, agreed = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
         for (name, was_greedy), seen in self._acceptance.items():
@@ -238,11 +239,11 @@ class Evidence:
         return found / (_POOL_WEIGHT + own.reached)
 
     def tokens(self, plan: Plan) -> float:
-        """N, the expected tokens of a round: 1 + Σ_k Π_{i≤k} αᵢ (tslt (8), with an α a depth)."""
+        """Estimate N, the tokens of a round: 1 + Σ_k Π_{i≤k} αᵢ (tslt (8), with an α a depth)."""
         return 1.0 + float(np.cumprod(self.hazards(plan)).sum())
 
     def computing_s(self, plan: Plan) -> float:
-        """Seconds of a round but for the link: draft, encode, queue, verify, settle."""
+        """Estimate the seconds of a round off the link: draft, encode, queue, verify, settle."""
         name, expansion = plan.protocol, plan.expansion
         draft_s = self._drafting_s(plan, expansion) * self._drafting.factor(name)
         verify_s = self._verifying_s(expansion) * self._verifying.factor(name)
@@ -250,30 +251,27 @@ class Evidence:
         return draft_s + verify_s + around_s
 
     def freight(self, plan: Plan) -> Freight:
-        """Bytes of a round: as many as its protocol took, as a share of what it said it would."""
+        """Estimate the bytes of a round: the protocol's own estimate, corrected by past rounds."""
         up, down = self._expected_freight(plan, len(plan.expansion))
         name = plan.protocol
         return Freight(up * self._up[name].mean(1.0), down * self._down[name].mean(1.0))
 
     def exchanges(self, plan: Plan) -> float:
-        """Round trips of a round: what its protocol says, corrected by how often there were more.
-
-        No round has more than two.
-        """
+        """Estimate the round trips of a round, 1 to 2: the protocol's estimate, corrected."""
         again = self._expected_again(plan, len(plan.expansion))
         return 1.0 + min(1.0, again * self._again[plan.protocol].mean(1.0, _HOPE_WEIGHT))
 
     def streamed_pass_s(self) -> float:
-        """Seconds from one token of `stream` to the next."""
+        """Estimate the seconds from one token of `stream` to the next."""
         pass_s = self._verifying_s(()) * self._verifying.factor(STREAM)
         return pass_s + self._between_s.median(0.0)
 
     def local_token_s(self) -> float:
-        """Seconds of a token of `local`."""
+        """Estimate the seconds of a token of `local`."""
         return self._paced(self._drafter_pace, 1) * self._drafting.factor(LOCAL)
 
     def _alpha(self, plan: Plan, window: int) -> float:
-        """The mean α of a window of so many levels."""
+        """Return the mean α of a window of so many levels."""
         hazards = self.hazards(plan)[:window]
         return float(hazards.mean()) if len(hazards) else 0.0
 
@@ -287,14 +285,14 @@ class Evidence:
         )
 
     def _expected_again(self, plan: Plan, window: int) -> float:
-        """Round trips of a round beyond the first."""
+        """Estimate the round trips of a round beyond the first."""
         assert plan.exchange is not None
         return plan.exchange.exchanges(plan.expansion[:window], self._alpha(plan, window)) - 1.0
 
     def _drafting_s(self, plan: Plan, expansion: Sequence[int]) -> float:
-        """Seconds of one drafter pass a level; a level reads the nodes of the one above it.
+        """Sum the drafter's passes: one for each level, which reads the nodes of the level above.
 
-        And of one for the last level, where the protocol has it read before the window is sent.
+        Includes one for the last level if the protocol reads it before sending the window.
         """
         last = plan.exchange is not None and plan.exchange.reads_last and len(expansion) > 0
         nodes, total = 1, 0.0
@@ -304,12 +302,12 @@ class Evidence:
         return total
 
     def _verifying_s(self, expansion: Sequence[int]) -> float:
-        """Seconds of the target's pass over a window."""
+        """Return the seconds of the target's pass over a window."""
         return self._paced(self._target_pace, 1 + nodes_at_most(tuple(expansion)))
 
     @staticmethod
     def _paced(pace: Mapping[int, float], width: int) -> float:
-        """Seconds of a pass over so many tokens, between or beyond those measured."""
+        """Interpolate the seconds of a pass over so many tokens."""
         widths = list(pace)
         seconds = list(pace.values())
         if width <= widths[-1]:

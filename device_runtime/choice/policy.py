@@ -1,4 +1,4 @@
-"""What a policy is: it is asked with plans, and answers with one of them."""
+"""The interface of policies, which choose one of several plans."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,24 +11,24 @@ from pilotfish.wire.link.state import LinkState
 
 
 class Policy(ABC):
-    """Picks one of several plans for an answer, by what is known of link and pair."""
+    """Chooses one of several plans for an answer, by the state of the link and the evidence."""
 
     name: ClassVar[str]
-    # it picks no other protocols than those that need what not every edge has
+    # it chooses only protocols that need an optional part of the edge, such as a decision head
     wants_supplied: ClassVar[bool] = False
 
     @abstractmethod
     def choose(
         self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
-        """One of the plans, and why. `UnsupportedError` if none of them will do.
+        """Choose one of the plans; `UnsupportedError` if none is suitable.
 
-        auto: by whose wish the plans are these.
+        auto: the request's, from which the plans were made.
         """
 
 
 def link_in_words(link: LinkState) -> str:
-    """RTT and rates, for a log line."""
+    """Format RTT and rates for a log line."""
     rtt = "RTT ?" if link.rtt is None else f"RTT {link.rtt.value * 1e3:.1f} ms"
     rates = [
         f"{way} ?" if reading is None else f"{way} {reading.value * 1e-6:.3g} Mbit/s"

@@ -1,9 +1,9 @@
 """predictive: the plan with the least predicted time per committed token.
 
-T/N by `speculation.latency`, with the link as it was last measured, and acceptance, computing times
-and bytes as they were last seen (`evidence`). A rate that was never measured counts as slow. What
-was chosen last is kept until another plan is clearly better, so that noise does not flip a choice
-back and forth; equal plans go to the protocol that is registered first.
+T/N by `speculation.latency`, with the link as last measured and the `evidence` on acceptance,
+computing times and bytes. A rate that was never measured counts as slow. The last choice is kept
+until another plan is clearly better, so that noise does not flip it back and forth; between equal
+plans the protocol registered first is taken.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
 
-_CLEARLY = 0.95  # of the held plan's time: below that another one takes over
-_UNKNOWN_BPS = 1e6  # what a rate counts as before it was measured
+_CLEARLY = 0.95  # of the held plan's time: below that another one is chosen
+_UNKNOWN_BPS = 1e6  # assumed rate before the first measurement
 _UNKNOWN_RTT_S = 0.05
-_KINDS = 64  # of requests, whose choices are remembered
+_KINDS = 64  # kinds of requests, each with its last choice
 _STREAM_BYTES = 60.0  # down, of a token under `stream`
 
 
 class Predictive(Policy):
-    """Holds a choice for each kind of request, that is, for each set of plans."""
+    """Keeps a choice for each kind of request, that is, for each set of plans."""
 
     name = "predictive"
 
@@ -35,7 +35,7 @@ class Predictive(Policy):
     def choose(
         self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
-        """The cheapest plan, or the one held so far if that is hardly dearer."""
+        """Choose the cheapest plan, or the last choice if that is hardly dearer."""
         known = link_known(link)
         costs = [predicted_token_s(plan, known, evidence) for plan in plans]
         order = sorted(range(len(plans)), key=costs.__getitem__)
@@ -61,7 +61,7 @@ class Predictive(Policy):
 
 
 def predicted_token_s(plan: Plan, link: Link, evidence: Evidence) -> float:
-    """Seconds a committed token under this plan."""
+    """Predict the seconds a committed token under this plan."""
     if plan.protocol == STREAM:
         return streamed_token_s(evidence.streamed_pass_s(), _STREAM_BYTES, link, plan.max_tokens)
     if plan.exchange is None:
@@ -70,7 +70,7 @@ def predicted_token_s(plan: Plan, link: Link, evidence: Evidence) -> float:
 
 
 def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
-    """Seconds of a round under this plan, which drafts."""
+    """Predict the seconds of a round under this plan, which drafts."""
     up, down = evidence.freight(plan)
     exchanges = evidence.exchanges(plan)
     # an RTT is measured with small messages, so their own bytes are in it
@@ -82,7 +82,7 @@ def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
 
 
 def link_known(state: LinkState) -> Link:
-    """The link as it was measured; what never was counts as bad."""
+    """Fill the unmeasured values of the link with bad ones."""
     return Link(
         rtt_s=state.rtt.value if state.rtt else _UNKNOWN_RTT_S,
         up_bps=state.up.value if state.up else _UNKNOWN_BPS,
@@ -97,7 +97,7 @@ def _named(plan: Plan) -> tuple[str, int]:
 def _reason(
     forecasts: Sequence[Forecast], chosen: tuple[str, int], token_s: float, link: LinkState
 ) -> str:
-    """The choice in one line, with the best of each other protocol beside it."""
+    """Describe the choice in one line, with the best plan of each other protocol."""
     best: dict[str, Forecast] = {}
     for forecast in forecasts:
         best.setdefault(forecast.protocol, forecast)
@@ -114,5 +114,5 @@ def _reason(
 
 
 def in_words(protocol: str, window: int) -> str:
-    """A protocol and its window, if it has one."""
+    """Name a protocol and its window, if it has one."""
     return f"{protocol}, window {window}" if window else protocol

@@ -1,11 +1,11 @@
-"""threshold: the paper's own rule (wisv §VII-B), by the RTT as it was measured for this request.
+"""threshold: the paper's own rule (wisv §VII-B), by the RTT as measured for this request.
 
-Above the threshold, 10 ms unless the request says otherwise, a second exchange costs more than all
-hidden states in the first one, so they are all uploaded; at or below it only those are which the
-edge asks for. An RTT that is not known counts as a long one: then one exchange is the safer choice.
+Above the threshold, 10 ms by default, a second exchange costs more than uploading all hidden states
+in the first, so all are uploaded; at or below it, only those that the edge asks for. An unknown RTT
+counts as long: one exchange is the safer choice.
 
-The paper leaves the window to whoever runs it. Here it is the request's, or else the one of that
-protocol's which the cost model of `predictive` finds cheapest.
+The paper leaves the window open. Here it is the request's, or else the cheapest one by the cost
+model of `predictive`.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Threshold(Policy):
     def choose(
         self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
-        """The plan of the protocol that the RTT asks for."""
+        """Choose the protocol by the RTT, and its cheapest plan."""
         threshold_s = RTT_S if auto.rtt_threshold_s is None else auto.rtt_threshold_s
         far = link_known(link).rtt_s > threshold_s
         wanted = FULL if far else SELECTIVE
@@ -50,7 +50,7 @@ class Threshold(Policy):
 
 
 def _refusal(wanted: str, auto: Auto, plans: Sequence[Plan]) -> str:
-    """Why the protocol is not to choose from, and what to do."""
+    """Explain why no plan of the protocol is among the plans, and what to do."""
     rule = f"Policy {THRESHOLD} chooses between {FULL} and {SELECTIVE}"
     if auto.among is None and not auto.lossy:
         return (

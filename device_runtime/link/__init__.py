@@ -1,1 +1,1 @@
-"""The device's side of the connection to the edge."""
+"""The device's connection to the edge: requests, losses, and measuring the link."""

@@ -1,10 +1,10 @@
-"""The connection to the edge: wait for it, greet it, ask it, and ask again after a loss.
+"""The link to the edge: wait for it, greet it, send requests, and repeat them after a loss.
 
-An edge that has come back may be another one: another model, other limits, another release. So the
-handshake (`Hello`, `Welcome`) comes before anything else on every connection.
+After a loss another edge may answer: another model, other limits, another release. So every
+connection begins with the handshake (`Hello`, `Welcome`).
 
-A request is bytes that may be sent again: when the connection breaks and comes back, or a reply is
-overdue, the very same bytes go out, and the edge repeats what it has answered already.
+When the connection has broken and is back, or a reply is overdue, a request is sent again as the
+same bytes; an edge that has answered it already repeats its reply.
 """
 
 import logging
@@ -40,13 +40,13 @@ from pilotfish.wire.messages import VERSION, Buffer, Failure, Hello, Reply, Requ
 
 _log = logging.getLogger("pilotfish.device")
 
-_NEWS_S = 0.02  # until news of a lost connection, after a message could not be sent
-_GLANCE_S = 0.2  # at the start, for the connection to an edge that may also come later
+_NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
+_GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
 _NONE = 0  # no connection
 
 
 class Sent(NamedTuple):
-    """A request as it was sent: its bytes, and when it left (monotonic)."""
+    """A request as sent: its message, frames, bytes, and time (monotonic)."""
 
     message: Request
     frames: Sequence[Buffer]
@@ -55,14 +55,14 @@ class Sent(NamedTuple):
 
 
 class EdgeLink(Line):
-    """One edge, connected or to be connected. Raises typed errors that say what to do.
+    """One edge, connected or not yet. Raises typed errors that say what to do.
 
-    It never hangs: `patience` says how long an edge may be away, `interrupt` ends every wait. One
-    thread talks; `up`, `state` and `redirect` are for any.
+    Every wait is bounded: ``patience`` says how long an edge may be away, and ``interrupt`` ends
+    any wait. Used by one thread; `up`, `state` and `redirect` are for any.
 
-    met: what the edge that was greeted last said, even if it does not suit. welcome: the same; None
-    if its vocabulary is not the one required. lost_ns: when the loss of the edge was noticed
-    (monotonic); None while tokens are verified.
+    met: the last welcome, even of an unsuitable edge. welcome: the same, or None if the vocabulary
+    is not the one required. lost_ns: when the loss of the edge was noticed (monotonic); None while
+    tokens are verified.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class EdgeLink(Line):
         self._greeted = self._asked = self._unsuited = self._sent_on = _NONE
         self._ask_again_s = self._busy_until_s = 0.0
         self._pauses = backoff()
-        self._away_s: float | None = time.monotonic()  # since when there is no edge
+        self._away_s: float | None = time.monotonic()  # since when the edge is away
 
-    # Which edge suits
+    # Suitable edges
 
     def introduce(self, manifest: Manifest) -> None:
-        """Set what every edge is told of the drafter when it is greeted."""
+        """Set what `Hello` says of the drafter."""
         self._hello = Hello(
             version=VERSION,
             tokenizer=manifest.tokenizer_fingerprint,
@@ -100,28 +100,28 @@ class EdgeLink(Line):
         )
 
     def require_vocabulary(self, fingerprint: str | None) -> None:
-        """Accept only edges with this vocabulary from now on; None: with any."""
+        """Accept only edges with this vocabulary from now on; None: any."""
         if fingerprint != self._required:
             self._required = fingerprint
             self._unsuited = self._asked = _NONE
             self.meet(self.met)
 
     def meet(self, welcome: Welcome | None) -> None:
-        """Take note of what an edge says of itself."""
+        """Note an edge's welcome."""
         self.met = welcome
         suits = self._required in (None, self.vocabulary)
         self.welcome = welcome if suits else None
 
     @property
     def vocabulary(self) -> str | None:
-        """Fingerprint of the vocabulary of the edge met last; an older edge has the drafter's."""
+        """Fingerprint of the last edge's vocabulary; older edges, which send none, have ours."""
         if self.met is None or self._hello is None:
             return None
         return self.met.tokenizer or self._hello.tokenizer
 
     @property
     def _ready(self) -> bool:
-        """Is there a connection, over which the edge was greeted, and does it suit?"""
+        """Whether a suitable edge was greeted over the present connection."""
         if not self.channel.connected:
             return False
         if self._hello is None:
@@ -135,7 +135,7 @@ class EdgeLink(Line):
         self._await_connection(EdgeUnreachableError)
 
     def greet(self) -> None:
-        """Wait for the edge, and greet it if that has not been done."""
+        """Wait for the edge, and greet it if needed."""
         self.catch_up()
         self._await_edge()
 
@@ -173,12 +173,12 @@ class EdgeLink(Line):
             arrived = self.receive(left_s)
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
-            # Else it came before the connection broke, or it is back and answers what was sent
-            # before the news of that was read. It comes again, for the request is sent again.
+            # Else it is a reply from before the break, or to a request sent before the break was
+            # noticed. It will come again, since the request is sent again.
         self._away_s = None
 
     def _say_hello(self, wait_s: float) -> None:
-        """Greet the edge if that has not been done, and wait up to ``wait_s`` for its welcome."""
+        """Greet the edge if needed, and wait up to ``wait_s`` for its welcome."""
         now = time.monotonic()
         if self._asked != self.connection or now >= self._ask_again_s:
             self._asked, self._ask_again_s = self.connection, now + RESEND_S
@@ -213,9 +213,9 @@ class EdgeLink(Line):
     # Without waiting
 
     def look(self) -> bool:
-        """Is the edge there and ready? Greets one that has come back; does not wait.
+        """Check without waiting whether the edge is ready; greets an edge that is back.
 
-        Raises if the edge does not suit, except under "local".
+        Raises if the edge is unsuitable, except under "local".
         """
         try:
             return self._look()
@@ -247,7 +247,7 @@ class EdgeLink(Line):
         return self._ready
 
     def look_out(self) -> None:
-        """Give an edge that is there at the start the time to answer."""
+        """Wait briefly, at the start, for an edge that may come later."""
         begun_s = time.monotonic()
         while not self.look():
             spent_s = time.monotonic() - begun_s
@@ -258,7 +258,7 @@ class EdgeLink(Line):
     # Requests
 
     def tell(self, message: Request, frames: Sequence[Buffer] = ()) -> None:
-        """Send what has no reply of its own."""
+        """Send a message that has no reply."""
         self.gauge.sent_ahead(self.send(message, frames).size)
 
     def ask(
@@ -268,7 +268,7 @@ class EdgeLink(Line):
         return self.wait(self.send(message, frames), wanted)
 
     def send(self, message: Request, frames: Sequence[Buffer] = ()) -> Sent:
-        """Send as soon as the edge is there and greeted."""
+        """Send a request as soon as the edge is greeted."""
         give_up = time.monotonic() + self._patience.silent_s
         while True:
             self._await_edge()
@@ -285,9 +285,9 @@ class EdgeLink(Line):
     def wait(
         self, sent: Sent, wanted: Callable[[Reply], bool], *, late: bool = False
     ) -> TimedReply:
-        """Wait for the reply that is ``wanted``; older ones are dropped, and a loss is repaired.
+        """Wait for the ``wanted`` reply; drops older ones, and sends again after a loss.
 
-        late: something else was done since it was sent, so the reply may lie here already.
+        late: time has passed since the request was sent, so the reply may have arrived before.
         """
         message, frames, size, sent_ns = sent
         now = time.monotonic()
@@ -319,7 +319,7 @@ class EdgeLink(Line):
         raise self._silent()
 
     def state(self) -> LinkState:
-        """What is known about the link now, and how old that is. For any thread."""
+        """Return the link's state, with the age of each reading. For any thread."""
         return self.gauge.state(self.channel.segments())
 
     # Losses
@@ -330,14 +330,14 @@ class EdgeLink(Line):
             self.lost_ns = time.monotonic_ns()
 
     def verified(self) -> None:
-        """Note that tokens were verified: the edge works again."""
+        """Note that tokens were verified: the edge is back."""
         self.lost_ns = None
         self._pauses = backoff()
 
     def refused(self, error: PilotfishError, since_s: float) -> None:
-        """Wait before a busy edge is asked again; raises ``error`` where the policy says so.
+        """Wait before asking a busy edge again, or raise ``error`` if the policy says so.
 
-        One that drains is about to be gone, and has the time that a lost one has.
+        An edge that drains counts as lost, with the same time to come back.
         """
         self.lost()
         policy, spent_s = self._patience.policy, time.monotonic() - since_s
@@ -348,11 +348,11 @@ class EdgeLink(Line):
         self._interrupt.sleep(next(self._pauses))
 
     def _put_off(self) -> None:
-        """Do not look for a busy edge for a while, and next time for a longer one."""
+        """Pause the checks for a busy edge, longer each time."""
         self._busy_until_s = time.monotonic() + next(self._pauses)
 
     def _silent(self) -> EdgeLostError:
-        """The error for an edge that does not answer over a connection that stands."""
+        """Return the error for an edge that does not answer over an open connection."""
         self.lost()
         self._greeted = self._asked = _NONE  # an edge that drops one request may drop them all
         return EdgeLostError(
@@ -362,6 +362,6 @@ class EdgeLink(Line):
 
 
 def _concerns(failure: Failure, message: Request) -> bool:
-    """Whether a failure is about this request; one that names none is about what was sent last."""
+    """Whether a failure concerns this request; one without a generation concerns the last."""
     generation = getattr(message, "generation", None)
     return failure.generation is None or failure.generation == generation

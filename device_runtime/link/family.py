@@ -1,4 +1,4 @@
-"""The edge's address, shared by all links of one device; it may change at any time."""
+"""The links of one device to one edge, whose address may change at any time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Family:
         self._lock = threading.Lock()
 
     def open(self, patience: Patience, interrupt: Interrupt) -> EdgeLink:
-        """Open a link that follows the address."""
+        """Open a link to the present address; later changes reach it too."""
         with self._lock:
             link = EdgeLink(*self.address, patience, interrupt)
             self._links.add(link)
@@ -33,7 +33,7 @@ class Family:
             self._links.discard(link)
 
     def redirect(self, edge: str, folder: str | Path | None) -> None:
-        """Point all links at another address; folder None: with the same keys."""
+        """Point all links at another address; folder None: keep the keys."""
         with self._lock:
             address = edge, load_keys(edge, folder) if folder is not None else self.address[1]
             if address[1] is None:

@@ -1,7 +1,7 @@
-"""Measures the link from the edge's replies: a `LinkMeter` that follows the connection.
+"""Measure the link by the edge's replies, with a `LinkMeter` that follows the connection.
 
 In: replies with their sizes and times. Out: the stages of rounds, and the link's state.
-Thread-safe: one thread measures, any may read.
+One thread measures, any may read.
 """
 
 import threading
@@ -20,8 +20,8 @@ class TimedReply(NamedTuple):
     """A reply, the bytes both ways, and when the request left and the reply came (monotonic).
 
     resent: the request went out more than once, so the times say nothing about the link.
-    connection: the one over which the reply came. late: it lay here already when it was looked for,
-    so its time of arrival is unknown, and the times say nothing about the link either.
+    connection: that of the reply. late: the reply had arrived before it was waited for, so its time
+    of arrival is unknown, and the times say nothing about the link either.
     """
 
     reply: Reply
@@ -36,7 +36,7 @@ class TimedReply(NamedTuple):
 
 
 class Gauge:
-    """The meter of one link, and what it must know besides the replies."""
+    """Feeds the meter of one link: tells connections apart, and counts bytes sent ahead."""
 
     def __init__(self) -> None:
         self._meter = LinkMeter()
@@ -51,18 +51,18 @@ class Gauge:
         self._ahead_bytes += size
 
     def next_answer(self) -> None:
-        """Attribute what is measured from now on to the next answer."""
+        """Note that the next answer begins; see `rtt_is_new`."""
         with self._lock:
             self._meter.next_answer()
 
     @property
     def rtt_is_new(self) -> bool:
-        """Has an RTT been measured since the last answer?"""
+        """Whether an RTT was measured since `next_answer`."""
         with self._lock:
             return self._meter.rtt_is_new
 
     def measure(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> Transit:
-        """Seconds that an exchange spent on the link each way; the meter learns from it."""
+        """Return the seconds that an exchange spent on the link each way, and feed the meter."""
         ahead, self._ahead_bytes = self._ahead_bytes, 0
         with self._lock:
             if self._connection != answer.connection:  # maybe another path and clock
@@ -79,9 +79,9 @@ class Gauge:
             )
 
     def timings(self, answer: TimedReply, times: Times, ready_ns: int) -> Timings:
-        """The stages of an exchange whose request was ready to be encoded at ``ready_ns``.
+        """Return the stages of an exchange whose encoding began at ``ready_ns``.
 
-        Without `settle`, and of `draft` only what the drafter still did while the reply lay here.
+        Without `settle`; `draft` holds only the drafter's work after the reply had arrived.
         """
         # the edge's times are not trusted to fit
         held_ns = min(times.held_ns, answer.received_ns - answer.sent_ns)
@@ -99,12 +99,12 @@ class Gauge:
         )
 
     def pinged(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> None:
-        """Learn from the reply to a ping."""
+        """Feed the meter with the reply to a ping."""
         self.measure(answer, edge_received_ns, held_ns)
         pings, up, down = self.probing
         self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)
 
     def state(self, segments: Segments | None) -> LinkState:
-        """What is known about the link now, and how old that is."""
+        """Return the link's state, with the age of each reading."""
         with self._lock:
             return self._meter.state(segments, signal_dbm())

@@ -1,7 +1,7 @@
 """The socket to the edge, which may be replaced by one to another address at any time.
 
-One thread sends and receives. Other threads may ask whether there is a connection, redirect the
-line or strike the interrupt; they wait for a moment at most, and hold nothing up.
+One thread sends and receives. Other threads may ask for the connection's state, redirect the line
+or strike the interrupt, at once and without blocking the first.
 """
 
 import threading
@@ -20,12 +20,12 @@ from pilotfish.wire.errors import (
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Buffer, Reply, Request
 
-_SLICE_S = 0.1  # of a wait: after each the interrupt and a new address are looked for
+_SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
 _REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
 
 
 class Line:
-    """A `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address."""
+    """An `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address."""
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: Interrupt) -> None:
         self.channel = EdgeChannel(endpoint, keys, _REPLY_BYTES)
@@ -44,7 +44,7 @@ class Line:
     def try_send(self, message: Request, frames: Sequence[Buffer] = ()) -> int | None:
         """Hand a message to ZeroMQ; returns its bytes, or None if there is no connection.
 
-        ZeroMQ may know of a lost connection before `channel.connected` tells of it.
+        ZeroMQ may notice a lost connection before `channel.connected` is False.
         """
         with self._turn:
             if self._closed:
@@ -55,9 +55,9 @@ class Line:
                 return None
 
     def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
-        """The next message, its frames and bytes; None after a while or a change of the link.
+        """Return the next message, its frames and bytes; None after a time-out or a change.
 
-        The while may be shorter than ``timeout_s``. Raises `InterruptedGenerationError`.
+        Times out after ``timeout_s`` or earlier. Raises `InterruptedGenerationError`.
         """
         self._interrupt.check()
         with self._turn:
@@ -67,14 +67,14 @@ class Line:
             return self.channel.receive(min(timeout_s, _SLICE_S))
 
     def catch_up(self) -> None:
-        """Take note of what has become of the connection, without waiting."""
+        """Update the connection's state without waiting."""
         with self._turn:
             self._replace()
             self.channel.catch_up()
 
     def up(self) -> bool:
-        """Is there a connection? For any thread."""
-        # a thread that waits on the channel just now takes note by itself
+        """Whether there is a connection. For any thread."""
+        # a thread that waits on the channel now updates the state itself
         if self._turn.acquire(blocking=False):
             try:
                 if self._closed:
@@ -99,9 +99,9 @@ class Line:
             unused.close(0)
 
     def _denied(self) -> AccessDeniedError:
-        """The error for a refused key, after which the next attempt takes a new socket.
+        """Return the error for a refused key, and replace the socket.
 
-        ZeroMQ itself makes no further attempt.
+        ZeroMQ does not try again with the old one.
         """
         endpoint = self.channel.endpoint
         with self._exchange:
@@ -115,7 +115,7 @@ class Line:
     def _absent(
         self, otherwise: type[PilotfishError], greeted_before: bool, waited_s: float
     ) -> PilotfishError:
-        """The error for an edge to which there is no connection."""
+        """Return the error for an edge without a connection."""
         endpoint = self.channel.endpoint
         # an edge greeted before will be back; until then something else may answer there
         if self.channel.broken_handshakes and not greeted_before:

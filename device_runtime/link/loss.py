@@ -1,11 +1,11 @@
-"""What a device does while its edge is away: the policies, their times, and how to end a wait.
+"""Policies for a lost edge: how long to wait, how to end a wait, and a log of the losses.
 
 ``fail``: the edge has 2.2 s to come back, then the answer ends in a typed error. ``wait``: it has
 as long as the caller says. ``local``: after a second the drafter goes on alone, and its tokens are
 marked as its own, until the edge is back.
 
-An edge that answers, but takes nothing new (it drains, it is full, it is asked too often, it lacks
-a part of its target), is away like one that does not answer.
+An edge counts as away also if it answers but takes no work: it drains, is full, is asked too often,
+or lacks a part of its target.
 """
 
 import threading
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 OnLinkLoss = Literal["wait", "local", "fail"]
 
 CONNECT_S = 2.2  # until an edge that does not answer counts as absent
-GRACE_S = 1.0  # and under `local`, where another can go on at once
+GRACE_S = 1.0  # the same under `local`, where the drafter can go on at once
 RESEND_S = 10.0  # a reply that is overdue for so long may have been lost
 SILENT_S = 120.0  # after so long an overdue reply is given up
 
@@ -55,10 +55,9 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.25, 4.0
 
 @dataclass(frozen=True)
 class Patience:
-    """How long an edge may be away. All in seconds.
+    """How long an edge may be away, in seconds.
 
-    absent_s: to come back. silent_s: to answer over a connection that stands. starts_alone: it need
-    not be there when the device starts.
+    absent_s: to come back. silent_s: to answer over an open connection.
     """
 
     policy: OnLinkLoss
@@ -67,12 +66,12 @@ class Patience:
 
     @property
     def starts_alone(self) -> bool:
-        """An edge that is absent at the start is waited for when it is needed, or done without."""
+        """Whether the device may start without the edge."""
         return self.policy != "fail"
 
     @classmethod
     def under(cls, policy: OnLinkLoss, patience_s: float) -> "Patience":
-        """The times of a policy; `UnsupportedError` for an unknown name."""
+        """Return the times of a policy; `UnsupportedError` for an unknown name."""
         if policy not in get_args(OnLinkLoss):
             known = ", ".join(get_args(OnLinkLoss))
             raise UnsupportedError(f"There is no policy {policy!r} for a lost link: {known}.")
@@ -89,7 +88,7 @@ FAIL = Patience.under("fail", SILENT_S)
 
 
 def backoff() -> Iterator[float]:
-    """Seconds to wait before each further attempt."""
+    """Yield the seconds to wait before each further attempt."""
     wait_s = _FIRST_BACKOFF_S
     while True:
         yield wait_s
@@ -97,9 +96,9 @@ def backoff() -> Iterator[float]:
 
 
 class Interrupt:
-    """Lets another thread end what this one waits for. Thread-safe.
+    """Lets another thread end the waits of this one. Thread-safe.
 
-    looked_s: when this one last checked (monotonic), which is a sign of life.
+    looked_s: when the waiting thread last called `check` (monotonic): a sign of life.
     """
 
     def __init__(self) -> None:
@@ -107,7 +106,7 @@ class Interrupt:
         self.looked_s = time.monotonic()
 
     def arm(self) -> None:
-        """Forget earlier strikes: an answer begins."""
+        """Forget earlier strikes, at the start of an answer."""
         self._event.clear()
         self.looked_s = time.monotonic()
 
@@ -128,9 +127,9 @@ class Interrupt:
 
 
 class Setbacks:
-    """Counts the failures of one request, and says when there were enough."""
+    """Counts the failures of one request, and raises when there are too many."""
 
-    _MOST = 3  # an edge that forgets a session more often in one round will not learn it
+    _MOST = 3  # times that an edge may lose the session within one round
 
     def __init__(self, link: "EdgeLink") -> None:
         self._link = link
@@ -139,7 +138,7 @@ class Setbacks:
         self._forgotten = 0
 
     def add(self, error: PilotfishError) -> None:
-        """Count one more; returns when it is time to try again, or raises ``error``."""
+        """Count a failure and wait until the next attempt, or raise ``error``."""
         if isinstance(error, BUSY):
             self._link.refused(error, self._since_s)
             return
@@ -151,7 +150,7 @@ class Setbacks:
 
 
 class LossLog:
-    """Turns the rounds of one answer, and what the link says of itself, into `Recovery` records."""
+    """Collects a `Recovery` for every loss of the edge during one answer."""
 
     def __init__(self) -> None:
         self.recoveries: list[Recovery] = []
@@ -160,7 +159,7 @@ class LossLog:
         self._local = 0
 
     def add(self, record: Round, lost_ns: int | None, now_ns: int) -> bool:
-        """Take in a round; True if it is the first verified one after a loss."""
+        """Add a round; True if it is the first verified one after a loss."""
         if lost_ns is None:
             return False
         if self._since_ns is None:
@@ -172,7 +171,7 @@ class LossLog:
         return True
 
     def end(self, now_ns: int) -> None:
-        """Close an open loss: the edge is back, or the answer ends without it."""
+        """End an open loss: the edge is back, or the answer ends."""
         if self._since_ns is not None:
             lost_s = (now_ns - self._since_ns) * 1e-9
             self.recoveries.append(Recovery(at=self._at, lost_s=lost_s, local_tokens=self._local))

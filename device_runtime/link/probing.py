@@ -1,4 +1,4 @@
-"""Measure the link with pings, where real messages have not told enough lately."""
+"""Measure the link with pings where recent messages do not suffice."""
 
 import secrets
 
@@ -15,7 +15,7 @@ _PINGS = 2  # at most, for one RTT
 def ping(link: EdgeLink, size: int = 0) -> None:
     """Measure the RTT, or the rates with ``size`` bytes each way; waits for the reply.
 
-    An edge that is older than this measure sends none back: then the downlink stays unknown.
+    An older edge sends no bytes back: then the downlink stays unknown.
     """
     nonce = secrets.randbits(63)
     frames = (secrets.token_bytes(size),) if size else ()  # random, so that no link compresses it
@@ -29,11 +29,10 @@ def ping(link: EdgeLink, size: int = 0) -> None:
 
 
 def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
-    """Make sure that RTT, and rates if wanted, are known; with one ping, or none.
+    """Measure what is unknown or old of RTT and, if wanted, rates, with one ping at most.
 
-    What real messages have told lately needs none. One ping cannot tell both: rates that are due go
-    first, as long as the RTT is not as old. anew: the RTT is measured now, whatever was known, and
-    both are where rates are due.
+    One ping measures only one of them: rates that are due come first, unless the RTT is as old.
+    anew: always measure the RTT, and the rates as well if they are due.
     """
     if anew:
         _measure_rtt(link)
@@ -47,9 +46,9 @@ def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
 
 
 def _measure_rtt(link: EdgeLink) -> None:
-    """Measure the RTT by a ping; by another one if that told nothing.
+    """Measure the RTT with a ping, and with another one if the first was of no use.
 
-    A ping tells nothing where it was sent twice, or behind a prompt that is still being read.
+    A ping is of no use if it was sent twice, or waited behind a prompt that the edge was reading.
     """
     link.gauge.next_answer()
     for _ in range(_PINGS):

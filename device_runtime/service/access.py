@@ -1,12 +1,12 @@
-"""Who may ask: API keys, and on loopback without keys nobody but this machine's own programs.
+"""Control access: by API keys, or without keys to this machine's own programs on loopback.
 
 A key file has a key a line, ``NAME:KEY`` or a bare key; empty lines and those that begin with #
-are skipped. Keys are kept and compared as SHA-256 digests, all of them each time, so that how long
-it takes tells nothing.
+are skipped. Keys are stored and compared as SHA-256 digests, all of them each time, so that the
+time of a comparison reveals nothing.
 
-Without keys a service listens on loopback only, where a browser is the stranger: a page from
-anywhere can send requests to 127.0.0.1 (CSRF), or have its own name resolve there (DNS rebinding).
-So the Host must be this machine and the Origin, if there is one, the service itself.
+Without keys a service listens on loopback only, where the danger is a browser: a foreign page can
+send requests to 127.0.0.1 (CSRF), or have its own name resolve there (DNS rebinding). So the Host
+must be this machine and the Origin, if there is one, the service itself.
 """
 
 import hashlib
@@ -28,10 +28,10 @@ CREDENTIAL = "api-keys"
 
 
 class ApiKeys:
-    """The keys that a service knows.
+    """The API keys of a service.
 
-    digests: name of the client → SHA-256 of its key. broken: what is wrong with their file, in
-    sentences that show no key.
+    digests: name of the client → SHA-256 of its key. broken: the faults of their file, in sentences
+    that show no key.
     """
 
     def __init__(self, digests: Mapping[str, bytes], broken: Sequence[str] = ()) -> None:
@@ -40,7 +40,7 @@ class ApiKeys:
 
     @classmethod
     def load(cls, path: Path) -> "ApiKeys":
-        """Read a key file that holds keys and nothing else; otherwise `KeysError` says why."""
+        """Read a key file; `KeysError` for any faulty line."""
         keys = cls.of_sound_lines(path)
         if keys.broken:
             raise KeysError(keys.broken[0])
@@ -48,9 +48,9 @@ class ApiKeys:
 
     @classmethod
     def of_sound_lines(cls, path: Path) -> "ApiKeys":
-        """The keys in those lines of a file that hold one; there may be none.
+        """Read the keys of a file's valid lines; there may be none.
 
-        `KeysError`: the file itself cannot be read, which says nothing of what is in it.
+        Raises `KeysError` only if the file as a whole cannot be read.
         """
         try:
             with path.open("rb") as file:
@@ -83,7 +83,7 @@ class ApiKeys:
         return len(self._digests)
 
     def owner(self, authorization: str | None) -> str | None:
-        """The name of the client whose key stands in this ``Authorization`` header."""
+        """Return the name of the client with the key in this ``Authorization`` header."""
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             return None
@@ -98,7 +98,7 @@ class ApiKeys:
 def _entry(line: str, where: str) -> tuple[str, str]:
     name, colon, key = line.partition(":")
     if not colon:
-        # the client needs a name that is not its key
+        # a client's name must not reveal its key
         name, key = f"key-{_digest(line).hex()[:8]}", line
     if not _NAME.fullmatch(name):
         raise KeysError(f"{where}: a name has letters, digits, dots, dashes and underscores.")
@@ -117,10 +117,10 @@ def _digest(key: str) -> bytes:
 def api_keys(
     named: Path | None, listen: str, read: Callable[[Path], ApiKeys] = ApiKeys.load
 ) -> ApiKeys | None:
-    """The keys in the file that systemd hands over, else in the one named; None without any.
+    """Read the keys from systemd's credentials, else from the file named; None without either.
 
-    Raises `KeysError` as ``read`` does, and `ListenError` where a service that listens there
-    (``HOST:PORT``) must have some.
+    Raises `KeysError` as ``read`` does, and `ListenError` if a service that listens there
+    (``HOST:PORT``) needs keys.
     """
     path = named
     handed = os.environ.get("CREDENTIALS_DIRECTORY")
@@ -137,15 +137,15 @@ def api_keys(
 
 
 class Access:
-    """Decides about each request. ``keys`` may be exchanged while requests run."""
+    """Admits or refuses requests. ``keys`` may be replaced while requests run."""
 
     def __init__(self, keys: ApiKeys | None) -> None:
         self.keys = keys
 
     def client(self, headers: Mapping[str, str], peer: str, *, needs_key: bool) -> str:
-        """Who asks: the key's name, or the address. Refuses who may not.
+        """Return the client's name: that of its key, or its address. Raises a refusal otherwise.
 
-        headers: names in lower case. needs_key: False for what everybody may see.
+        headers: names in lower case. needs_key: False for public routes.
         """
         if self.keys is None:
             _check_own(headers)
@@ -165,7 +165,7 @@ class Access:
 
 
 def _check_own(headers: Mapping[str, str]) -> None:
-    """Refuses what a browser sends on behalf of a foreign page."""
+    """Refuse requests that a browser sends for a foreign page."""
     host = headers.get("host", "")
     if host and not is_loopback(f"http://{host}"):
         raise _foreign("Host", host)

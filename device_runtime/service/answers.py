@@ -1,8 +1,8 @@
-"""What a client gets: OpenAI's bodies and chunks, made of pieces and of the finished generation.
+"""Format answers as OpenAI's bodies and chunks.
 
-Two things stand beside OpenAI's fields, where clients that do not know them look past them: each
-chunk says where its tokens come from (``choices[0].pilotfish``), and the whole answer, or its last
-chunk, has a summary of the generation (``pilotfish``).
+In: pieces, and the finished generation. Two fields are added, which other clients ignore: each
+chunk has the origin of its tokens (``choices[0].pilotfish``), and the whole answer, or its last
+chunk, a summary of the generation (``pilotfish``).
 """
 
 import secrets
@@ -15,7 +15,7 @@ Body = dict[str, Any]
 
 
 class AnswerFormat:
-    """One answer in the form of its route."""
+    """Formats one answer for its route, chat or text."""
 
     def __init__(self, *, chat: bool, model: str) -> None:
         self._chat = chat
@@ -24,7 +24,7 @@ class AnswerFormat:
         self._created = int(time.time())
 
     def whole(self, generation: Generation) -> Body:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         choice: Body = {
             "index": 0,
             "finish_reason": generation.finish_reason,
@@ -46,16 +46,16 @@ class AnswerFormat:
         }
 
     def beginning(self) -> list[Body]:
-        """What is streamed before the first token: in a chat, whose turn it is."""
+        """Return the chunks before the first token: in a chat, the role."""
         return [self._chunk({"role": "assistant", "content": ""})] if self._chat else []
 
     def piece(self, piece: Piece) -> Body:
-        """One piece."""
+        """Return the chunk of one piece."""
         said = {"content": piece.text} if self._chat else piece.text
         return self._chunk(said, told={"origin": piece.origin, "tokens": len(piece.tokens)})
 
     def end(self, generation: Generation, *, include_usage: bool) -> list[Body]:
-        """What is streamed after the last token."""
+        """Return the chunks after the last token."""
         last = self._chunk({} if self._chat else "", finish=generation.finish_reason)
         if not include_usage:
             return [{**last, "pilotfish": summary(generation)}]
@@ -88,7 +88,7 @@ class AnswerFormat:
 
 
 def usage(generation: Generation) -> Body:
-    """Tokens of prompt and answer, the end token included."""
+    """Count the tokens of prompt and answer, the end token included."""
     prompt, completion = generation.prompt_tokens, len(generation.tokens)
     return {
         "prompt_tokens": prompt,
@@ -98,7 +98,7 @@ def usage(generation: Generation) -> Body:
 
 
 def summary(generation: Generation) -> Body:
-    """How the answer came about. Bytes are frames as sent, times milliseconds."""
+    """Summarise a generation. Bytes are of frames as sent, times milliseconds."""
     rounds = generation.rounds
     return {
         "protocol": generation.protocol,

@@ -1,7 +1,7 @@
-"""The HTTP service: routes, and what every request passes on its way in and out.
+"""The HTTP service's routes, access control and errors.
 
-A request is looked at (who asks?), read within bounds, checked, and then answered by a lane. All
-errors are OpenAI's objects. Nothing is served that is not listed here or in the page's routes.
+A request is admitted, read within bounds, checked, and then answered by a lane. All errors are
+OpenAI's objects. All routes are listed here and in `page`.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import EXCHANGES, STREAM
 
 _LEAST_BODY_BYTES = 64 * 1024
-_MOST_BODY_BYTES = 1 << 26  # whatever context the edge says that it has
-_BODY_BYTES_PER_TOKEN = 64  # a token is some characters, and JSON may take six bytes for each
-_READERS = 2  # prompts that are tokenised at once
-STUCK_S = 180.0  # a lane without a sign of life for so long hangs
+_MOST_BODY_BYTES = 1 << 26  # for any context of the edge
+_BODY_BYTES_PER_TOKEN = 64  # a token is some characters, of up to six bytes each in JSON
+_READERS = 2  # prompts tokenised at once
+STUCK_S = 180.0  # without a sign of life, after which a lane counts as hanging
 
 
 class DeviceService:
-    """What the routes share. Lives on the serving loop."""
+    """The state that the routes share. Used on the serving loop only."""
 
     def __init__(
         self,
@@ -66,44 +66,42 @@ class DeviceService:
 
     @property
     def device(self) -> Device:
-        """One of them, which has met the edge if any has; they share it, and its vocabulary."""
+        """A device that has greeted the edge, if any has; all share the edge's vocabulary."""
         devices = [lane.device for lane in self.lanes.lanes]
         return next((one for one in devices if one.welcome is not None), devices[0])
 
     @property
     def link_up(self) -> bool:
-        """Whether some lane has the edge."""
+        """Whether any lane is connected to the edge."""
         return any(lane.device.link_up for lane in self.lanes.lanes)
 
     @property
     def link_state(self) -> LinkState | None:
-        """What the lanes know of the link; each has a connection of its own."""
+        """The youngest readings of all lanes' connections."""
         return freshest(lane.device.link_state() for lane in self.lanes.lanes)
 
     @property
     def options(self) -> Options:
-        """What holds for a request that does not say otherwise."""
+        """The defaults of requests."""
         return self.config.options
 
     @property
     def body_bytes(self) -> int:
-        """The longest body that is read."""
+        """The most bytes of a body."""
         wanted = _BODY_BYTES_PER_TOKEN * self.context
         return min(max(_LEAST_BODY_BYTES, wanted), _MOST_BODY_BYTES)
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and answer together, as far as it is known: the edge's limit may come
-        later.
-        """
+        """The most tokens of prompt and answer together; an edge greeted later may allow fewer."""
         return self.device.context
 
     def stuck(self) -> list[int]:
-        """Lanes that hang."""
+        """List the lanes that hang."""
         return self.lanes.stuck(STUCK_S)
 
     def health(self) -> tuple[bool, Body]:
-        """Whether an answer can be had now, and why not."""
+        """Return whether requests can be answered now, and a body that says why not."""
         alone = self.config.edge is None or self.config.on_link_loss == "local"
         state = "ok"
         if self.inspection.damage:
@@ -123,22 +121,22 @@ class DeviceService:
         }
 
     async def read(self, wanted: CompletionRequest) -> Prompt:
-        """The prompt, in the vocabulary of the edge that was met last."""
+        """Tokenise the prompt, in the vocabulary of the edge greeted last."""
         loop = asyncio.get_running_loop()
         read = partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat)
         return await loop.run_in_executor(self._readers, read)
 
     def refused(self, refusal: RefusalError) -> None:
-        """Count it."""
+        """Count a refusal."""
         self.metrics.refused(refusal.reason)
 
     def close(self) -> None:
-        """End the readers."""
+        """End the readers' threads."""
         self._readers.shutdown(wait=False, cancel_futures=True)
 
 
 def application(service: DeviceService) -> ASGIApp:
-    """The whole service as an ASGI application."""
+    """Build the service as an ASGI application."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     _add_completions(app, service)
     _add_models(app, service)
@@ -153,8 +151,8 @@ def application(service: DeviceService) -> ASGIApp:
 
     for expected in (HTTPException, RefusalError, PilotfishError, EngineError):
         app.add_exception_handler(expected, refuse)
-    app.add_exception_handler(Exception, refuse)  # after which the connection ends
-    return Entrance(app, service)
+    app.add_exception_handler(Exception, refuse)  # uvicorn then closes the connection
+    return AccessControl(app, service)
 
 
 def _as_refusal(error: Exception) -> Exception:
@@ -190,7 +188,7 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
 
 
 def _check_sound(service: DeviceService) -> None:
-    """No answer is better than a wrong one: without the edge it would be the drafter's."""
+    """Refuse if the drafter's files are damaged: without the edge its tokens would be answers."""
     if service.inspection.damage:
         raise RefusalError(
             503,
@@ -263,15 +261,15 @@ def _add_state(app: FastAPI, service: DeviceService) -> None:
         return json_response(told)
 
 
-class Entrance:
-    """What is around all routes: who may come in, and how long it took."""
+class AccessControl:
+    """Wraps all routes: admits clients and times requests."""
 
     def __init__(self, app: ASGIApp, service: DeviceService) -> None:
         self._app = app
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Serve one request."""
         began_s = time.monotonic()
         status = 500
 
@@ -304,5 +302,5 @@ class Entrance:
 
 
 def _is_open(path: str) -> bool:
-    """Whether everybody may see it: the page's files, and whether the service is well."""
+    """Whether a route is public: the page's files and `/health`."""
     return path in ("/", "/health") or path.startswith("/page/")

@@ -1,9 +1,9 @@
-"""One answer over HTTP: a place in the queue, a lane, and pieces sent as they come.
+"""Answer one request over HTTP: a place in the queue, a lane, and pieces sent as they come.
 
-Nothing is sent before the first piece is there or `QUIET_S` are over, so that what can be known at
-once is answered with a status of its own. After that a fault is an event, ``data: {"error": …}``,
-which ends the stream. While nothing comes, as when the edge is lost, a comment every `QUIET_S`
-shows the client that it is still being served.
+The status is sent with the first piece or after `QUIET_S`, so that early errors get a status of
+their own. Later errors are events, ``data: {"error": …}``, which end the stream. While there are no
+pieces, as when the edge is lost, a comment every `QUIET_S` shows the client that it is being
+served.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 async def bounded_body(request: Request, limit_bytes: int) -> bytes:
-    """The body of a request. Of one that is too long, or too slow, no more is read."""
+    """Read the body of a request; stops and refuses if it is too long or too slow."""
     too_long = RefusalError(
         413,
         f"The body is longer than {limit_bytes:,} bytes.",
@@ -61,10 +61,10 @@ async def bounded_body(request: Request, limit_bytes: int) -> bytes:
 
 
 class Completion(Response):
-    """The answer to a request that made sense.
+    """The answer to a checked request.
 
-    read: makes the prompt; it may take a while, so it runs in a thread. refused: is
-    told of what went wrong once the answer had begun.
+    read: makes the prompt, in a thread since it may take long. refused: is called with errors after
+    the answer has begun.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Completion(Response):
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; raises what can still be told by a status."""
+        """Send the answer; raises errors that can still get a status of their own."""
         wanted = self._wanted
         with self._lanes.admit(self._client) as job:
             watch = asyncio.ensure_future(self._watch(job, receive))
@@ -134,11 +134,11 @@ class Completion(Response):
         await send({"type": "http.response.body", "body": b""})
 
     def _taken(self, job: AnswerJob) -> tuple[list[bytes], bool]:
-        """The events that are there, and whether these were all."""
+        """Take the events so far; returns them, and whether the answer has ended."""
         events: list[bytes] = []
         while job.behind:
             if events and job.failed:
-                break  # what came before it is sent first
+                break  # the events before it are sent first
             event = job.take()
             if isinstance(event, Generation):
                 last = self._answer.end(event, include_usage=self._wanted.include_usage)
@@ -154,7 +154,7 @@ def _event(body: Body) -> bytes:
 def json_response(
     body: Any, status: int = 200, headers: "dict[str, str] | None" = None
 ) -> Response:
-    """A body as JSON."""
+    """Encode a body as a JSON response."""
     return Response(
         msgspec.json.encode(body), status, headers=headers, media_type="application/json"
     )

@@ -1,12 +1,11 @@
-"""A connection that cannot be held open for nothing: uvicorn's HTTP/1.1 with bounds of its own.
+"""Bound uvicorn's HTTP/1.1 connections in time and number.
 
-uvicorn waits for ever for the rest of a head, and for a client that does not read. Here a head must
-be complete in time, what was written must be taken in time, and of too many connections the one
-that has been without a request for longest makes room.
+uvicorn waits forever for the rest of a head, and for a client that does not read. Here a head must
+be complete in time, written bytes must be taken in time, and of too many connections the one that
+has been idle longest is closed.
 
-With a certificate a connection begins with a handshake. uvicorn does not know of it before that has
-ended; so it is bounded here, too. The certificate may be exchanged at any time, for the connections
-that follow.
+TLS handshakes, which uvicorn does not see before they end, are bounded here as well. The
+certificate may be replaced at any time, for later connections.
 """
 
 import asyncio
@@ -18,12 +17,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 HEAD_S = 10.0  # for a head, and between two requests
-STALL_S = 20.0  # for what was written to be taken
+STALL_S = 20.0  # for a client to take written bytes
 CONNECTIONS = 256
 
 
 class Connection(H11Protocol):
-    """One client's connection."""
+    """One client's connection, with time-outs."""
 
     head_s: ClassVar[float] = HEAD_S
     stall_s: ClassVar[float] = STALL_S
@@ -44,7 +43,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A client came."""
         super().connection_made(transport)
-        self._rest()
+        self._await_request()
         if len(self.connections) > self.most:
             self._make_room()
 
@@ -60,29 +59,29 @@ class Connection(H11Protocol):
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came: of a head, or of a body."""
+        """Take bytes of a head or a body; ends the head's time-out once a request runs."""
         super().data_received(data)
         if self._busy:
             _cancel(self._head)
 
     def on_response_complete(self) -> None:
-        """An answer is over; the next request may have come already."""
+        """Wait for the next request after an answer, unless it has come already."""
         super().on_response_complete()
         if not self._busy:
-            self._rest()
+            self._await_request()
 
     def pause_writing(self) -> None:
-        """The client does not take what was written."""
+        """Start the time-out of a client that does not read."""
         super().pause_writing()
         self._stall = self.loop.call_later(self.stall_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """End that time-out."""
         super().resume_writing()
         _cancel(self._stall)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """End the time-outs."""
         super().connection_lost(exc)
         _cancel(self._head)
         _cancel(self._stall)
@@ -91,14 +90,14 @@ class Connection(H11Protocol):
     def _busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _rest(self) -> None:
-        """Wait for a request, but not for ever."""
+    def _await_request(self) -> None:
+        """Start the time-out of the next request."""
         _cancel(self._head)
         self._idle_since_s = self.loop.time()
         self._head = self.loop.call_later(self.head_s, self._hang_up)
 
     def _hang_up(self) -> None:
-        """Nothing was asked; but of the last answer something may still be on its way."""
+        """Close an idle connection, after the rest of the last answer has been sent."""
         if self.transport.get_write_buffer_size():
             self._head = self.loop.call_later(self.stall_s, self.transport.abort)
         else:
@@ -111,18 +110,18 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 class Config(uvicorn.Config):
-    """uvicorn's, with the certificate of the connections to come; None for HTTP in clear text."""
+    """uvicorn's configuration with the certificate of later connections; None for plain HTTP."""
 
     tls: ssl.SSLContext | None = None
 
 
-class Doorway(asyncio.Protocol):
-    """A new client: a handshake first, where there is a certificate, then a `Connection`."""
+class TlsHandshake(asyncio.Protocol):
+    """Makes the TLS handshake with a new client, if there is a certificate, then a `Connection`."""
 
     handshake_s: ClassVar[float] = HEAD_S
     most: ClassVar[int] = CONNECTIONS
     # handshakes under way, the oldest first
-    _greeting: ClassVar[dict[asyncio.Transport, "asyncio.Task[None]"]] = {}
+    _under_way: ClassVar[dict[asyncio.Transport, "asyncio.Task[None]"]] = {}
 
     def __init__(
         self,
@@ -134,35 +133,35 @@ class Doorway(asyncio.Protocol):
         self._tls = config.tls
         self._loop = _loop or asyncio.get_event_loop()
         self._connection = Connection(config, server_state, app_state, _loop)
-        self._early = b""  # what came with the end of the handshake
+        self._early = b""  # received with the end of the handshake
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A client came."""
         if self._tls is None:
             self._hand_over(transport)
             return
-        # The task begins before anything is read, and start_tls pauses until it is ready for that.
-        # To pause here as well would undo it: Python 3.10 would lose the client's first words.
-        greeting = self._greeting
-        greeting[transport] = self._loop.create_task(self._greet(transport, self._tls))
+        # The task begins before anything is read, and start_tls pauses reading until it is ready.
+        # A second pause here would undo that: Python 3.10 would lose the client's first bytes.
+        greeting = self._under_way
+        greeting[transport] = self._loop.create_task(self._shake_hands(transport, self._tls))
         if len(greeting) > self.most:
             next(iter(greeting)).abort()
 
     @classmethod
-    def turn_away(cls) -> None:
-        """End all handshakes that are under way."""
-        for transport in list(cls._greeting):
+    def abort_all(cls) -> None:
+        """Abort all handshakes under way."""
+        for transport in list(cls._under_way):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """The handshake is over, but `_greet` has not heard of it yet."""
+        """Keep bytes that come after the handshake and before `_shake_hands` has resumed."""
         self._early += data
 
     def _hand_over(self, transport: asyncio.Transport) -> None:
         transport.set_protocol(self._connection)
         self._connection.connection_made(transport)
 
-    async def _greet(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+    async def _shake_hands(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         try:
             secured = await self._loop.start_tls(
                 transport,
@@ -171,7 +170,7 @@ class Doorway(asyncio.Protocol):
                 server_side=True,
                 ssl_handshake_timeout=self.handshake_s,
             )
-        except OSError:  # it speaks no TLS, or none that will do, or went away, or was too slow
+        except OSError:  # no TLS or an old version, or the client was gone or too slow
             transport.abort()
         else:
             if secured is not None and not secured.is_closing():
@@ -179,4 +178,4 @@ class Doorway(asyncio.Protocol):
                 if self._early:
                     self._connection.data_received(self._early)
         finally:
-            self._greeting.pop(transport, None)
+            self._under_way.pop(transport, None)

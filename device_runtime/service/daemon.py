@@ -1,9 +1,9 @@
-"""The serving loop's side of the service: signals, reloads, the watchdog, and its end.
+"""Run the service: signals, reloads, the watchdog, and the end.
 
-SIGTERM and SIGINT drain: nothing new is taken, what runs may end, within limits. SIGHUP reads keys
-and configuration again while answers run; what is broken then leaves everything as it was, except
-that an API key that was taken off its file is out. The watchdog is fed by this loop, and only while
-every lane that works shows signs of life.
+SIGTERM and SIGINT drain: no new requests are taken, and running answers may end within limits.
+SIGHUP reads keys and configuration again while answers run; any fault leaves everything as it was,
+except that API keys removed from their file are revoked. This loop feeds the watchdog while every
+busy lane shows signs of life.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.access import Access, ApiKeys, api_keys
 from pilotfish.device_runtime.service.app import DeviceService, application
-from pilotfish.device_runtime.service.connection import HEAD_S, Config, Doorway
+from pilotfish.device_runtime.service.connection import HEAD_S, Config, TlsHandshake
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.metrics import Metrics
 from pilotfish.device_runtime.service.status import Status
@@ -41,20 +41,20 @@ _log = logging.getLogger("pilotfish.service")
 _TICK_S = 1.0
 _HEAD_BYTES = 32 * 1024
 _BACKLOG = 128
-# Every answer is of the type that it names, and no page from elsewhere may embed it.
+# Responses have exactly the type that they name, and foreign pages may not embed them.
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 ]
 _SOFTWARE = 70  # sysexits.h
-_END_S = 10.0  # for what was interrupted to end
-_TROUBLE = (PilotfishError, EngineError, OSError)  # what reading them again can raise
+_END_S = 10.0  # for interrupted answers to end
+_TROUBLE = (PilotfishError, EngineError, OSError)  # raised by reading keys or configuration again
 
 Reread = Callable[[], ServiceConfig]
 
 
 class Daemon:
-    """The serving loop's side of it all."""
+    """Runs the service on its serving loop."""
 
     def __init__(
         self,
@@ -82,9 +82,12 @@ class Daemon:
         self._stopping = False
 
     async def run(self, listener: socket.socket, announce: Callable[[str], None]) -> int:
-        """Serve on this socket until a signal says otherwise; returns the exit code."""
+        """Serve on this socket until a signal; returns the exit code."""
         self._lanes = Lanes(
-            self._devices, places=self._config.queue, told=self._told, counted=self._counted
+            self._devices,
+            places=self._config.queue,
+            told=self._note_generation,
+            counted=self._note_queue,
         )
         self._service = DeviceService(
             self._config, self._lanes, self._access, self.metrics, self.status, self._inspection
@@ -94,7 +97,7 @@ class Daemon:
         self._http, self._server = http, _Server(http)
         serving = asyncio.ensure_future(self._server.serve([listener]))
         ticking = asyncio.ensure_future(self._tick())
-        ticking.add_done_callback(self._fell_over)
+        ticking.add_done_callback(self._tick_failed)
         try:
             while not self._server.started and not serving.done():
                 await asyncio.sleep(0.005)
@@ -124,7 +127,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
 
     def _stop(self, number: signal.Signals) -> None:
-        """The first time, drain; the second time, be quick about it."""
+        """Drain at the first signal; interrupt the answers at the second."""
         if self._stopping:
             self._lanes.interrupt()
             return
@@ -140,8 +143,7 @@ class Daemon:
     def _reload(self) -> None:
         """Read keys and configuration again.
 
-        What is broken leaves everything as it was, but for the API keys: one that was taken off
-        its file is out, whatever is wrong elsewhere.
+        Any fault leaves everything as it was, except that removed API keys are revoked in any case.
         """
         self._supervisor.reloading()
         troubles: list[str] = []
@@ -150,7 +152,7 @@ class Daemon:
             config = self._reread() if self._reread is not None else config
         except _TROUBLE as error:
             troubles.append(str(error))
-        sound = self._look_up(config, troubles)
+        sound = self._reload_keys(config, troubles)
         try:
             if not troubles:
                 self._adopt(config)
@@ -161,23 +163,23 @@ class Daemon:
             _log.error("nothing was reloaded%s: %s", besides, trouble)
         self._supervisor.reloaded(self._line(), in_brief(troubles))
 
-    def _look_up(self, config: ServiceConfig, troubles: list[str]) -> bool:
-        """Take the keys that stand in their file by now; whether there is one and it was read."""
+    def _reload_keys(self, config: ServiceConfig, troubles: list[str]) -> bool:
+        """Read the API keys again; returns whether there is a key file and it was read."""
         try:
-            # it listens where it did
+            # the address stays the present one
             keys = api_keys(config.api_keys, self._config.listen, ApiKeys.of_sound_lines)
-        except _TROUBLE as error:  # nothing says that a key was taken off
+        except _TROUBLE as error:  # not known whether keys were removed: keep them
             troubles.append(str(error))
             held = self._config
-            return config.api_keys != held.api_keys and self._look_up(held, troubles)
+            return config.api_keys != held.api_keys and self._reload_keys(held, troubles)
         self._access.keys = keys
-        # also where the rest is not adopted: the next reload must not go back to the file before
+        # even if the rest is not adopted: the next reload must not go back to the earlier file
         self._config = replace(self._config, api_keys=config.api_keys)
         troubles += () if keys is None else keys.broken
         return keys is not None
 
     def _certificate(self, config: ServiceConfig) -> ssl.SSLContext | None:
-        """That of the connections to come; whether they are encrypted at all stays as it was."""
+        """Load the certificate for later connections; TLS itself cannot be turned on or off."""
         tls = tls_context(config.tls_cert, config.tls_key)
         if (tls is None) != (self._tls is None):
             raise CertificateError("to begin or to end the use of TLS needs a restart.")
@@ -188,7 +190,7 @@ class Daemon:
         tls = self._certificate(config)
         edge = _edge_of(config)
         if edge != self._edge and config.edge is not None:
-            self._devices[0].redirect(config.edge, config.keys)  # and all beside it
+            self._devices[0].redirect(config.edge, config.keys)  # and all devices beside it
         self._http.tls, self._edge = tls, edge
         if fixed := fixed_changes(before, config):
             _log.warning("needs a restart to change: %s", ", ".join(fixed))
@@ -196,13 +198,13 @@ class Daemon:
         self._service.config = self._config
         _log.info("reloaded")
 
-    # What is told
+    # Reports
 
     async def _tick(self) -> None:
         feed_s = self._supervisor.feed_s
         pause_s = _TICK_S if feed_s is None else min(_TICK_S, feed_s / 2)
         while True:
-            self._lanes.tend()
+            self._lanes.repeat_interrupts()
             up, state = self._service.link_up, self._service.link_state
             self.metrics.link(up, state)
             self.status.link(up, state)
@@ -216,8 +218,8 @@ class Daemon:
                 self._supervisor.status(self._line())
             await asyncio.sleep(pause_s)
 
-    def _fell_over(self, ticking: "asyncio.Future[None]") -> None:
-        """Nobody looks after the service any more: better to start again, and to say why."""
+    def _tick_failed(self, ticking: "asyncio.Future[None]") -> None:
+        """Log the error that ended `_tick`, and stop, so that systemd starts the service again."""
         if not ticking.cancelled() and (error := ticking.exception()) is not None:
             _log.error("the service cannot look after itself", exc_info=error)
             self._code = _SOFTWARE
@@ -235,12 +237,12 @@ class Daemon:
             f"{where}; last protocol: {self._protocol}"
         )
 
-    def _told(self, generation: Generation) -> None:
+    def _note_generation(self, generation: Generation) -> None:
         self._protocol = generation.protocol
         self.metrics.generation(generation)
         self.status.generation(generation)
 
-    def _counted(self, waiting: int, running: int) -> None:
+    def _note_queue(self, waiting: int, running: int) -> None:
         self.metrics.queue(waiting, running)
         self.status.queue(waiting, running)
 
@@ -253,17 +255,17 @@ class _Server(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End; a client in the middle of its handshake is not waited for."""
-        Doorway.turn_away()
+        """Shut down, without waiting for TLS handshakes."""
+        TlsHandshake.abort_all()
         await super().shutdown(sockets)
 
 
 def _uvicorn(app: ASGIApp, drain_s: float) -> Config:
-    # it warns of each thing that is no request, so that a stranger could fill the log
+    # uvicorn warns of every malformed request, so any client could fill the log
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return Config(
         app,
-        http=Doorway,
+        http=TlsHandshake,
         loop="asyncio",
         lifespan="off",
         ws="none",
@@ -280,5 +282,5 @@ def _uvicorn(app: ASGIApp, drain_s: float) -> Config:
 
 
 def _edge_of(config: ServiceConfig) -> "tuple[str | None, DeviceKeys | None]":
-    """The edge and the keys to it, as far as a change of them shows."""
+    """Return the edge and its keys, to notice a change of either."""
     return config.edge, DeviceKeys.load(config.keys) if config.keys is not None else None

@@ -1,4 +1,4 @@
-"""A job: one answer that a client waits for, between the lane that makes it and who sends it."""
+"""A job: an answer on its way from the lane that generates it to the connection that sends it."""
 
 import asyncio
 from collections import deque
@@ -10,10 +10,10 @@ from pilotfish.device_runtime.record import Generation, Piece
 
 
 class AnswerJob:
-    """One answer that a client waits for. Belongs to the loop; a lane reads what never changes.
+    """An answer for a client. Used on the loop; a lane only reads the constant attributes.
 
-    prompt: there from `Lanes.submit` on. events: pieces, if they are wanted, and at last the
-    `Generation` or the error.
+    prompt: set by `Lanes.submit`. events: pieces, if streamed, and at last the `Generation` or the
+    error.
     """
 
     def __init__(self, client: str) -> None:
@@ -21,13 +21,13 @@ class AnswerJob:
         self.prompt: Prompt
         self.options: Options = {}
         self.streamed = False
-        self.given_up: BaseException | None = None  # why nobody wants it any more; lanes look here
+        self.given_up: BaseException | None = None  # the reason; checked by the lane
         self._events: deque[Piece | Generation | BaseException] = deque()
         self._news = asyncio.Event()
         self.ended = False
 
     def post(self, event: "Piece | Generation | BaseException") -> None:
-        """Called on the loop."""
+        """Add an event. On the loop only."""
         if self.ended:
             return
         self.ended = not isinstance(event, Piece)
@@ -36,7 +36,7 @@ class AnswerJob:
 
     @property
     def behind(self) -> int:
-        """Events that the client has not been sent."""
+        """Number of events not sent to the client yet."""
         return len(self._events)
 
     @property
@@ -45,7 +45,7 @@ class AnswerJob:
         return bool(self._events) and isinstance(self._events[0], BaseException)
 
     async def ready(self, limit_s: float | None = None) -> bool:
-        """Wait until there is an event, so long at most."""
+        """Wait for an event, up to ``limit_s``; returns whether there is one."""
         if not self._events:
             self._news.clear()
             with suppress(asyncio.TimeoutError):
@@ -53,7 +53,7 @@ class AnswerJob:
         return bool(self._events)
 
     def take(self) -> "Piece | Generation":
-        """The next event; raises it where it is an error."""
+        """Return the next event, or raise it if it is an error."""
         event = self._events.popleft()
         if isinstance(event, BaseException):
             raise event

@@ -1,13 +1,12 @@
-"""Several clients, a few conversations: who is served when, where, and for how long.
+"""Share a few lanes among many clients.
 
 A lane is a thread that owns one `Device`, and so one conversation with its K/V. The serving loop
-owns all else: which job waits, which lane runs what. A lane only takes jobs from its inbox and
-posts to the loop what became of them, so nothing here needs a lock.
+owns the queue and the assignment. A lane takes jobs from its inbox and posts their events to the
+loop, so nothing here needs a lock.
 
-Who waits is served in turns: of the clients that wait, the one with the fewest answers in the
-making, and of these the one that was served longest ago. A job gets the free lane where least has
-to be read again, now or later (`Lane.gain`). Places are counted, for all and for each client;
-beyond them `Lanes.admit` refuses.
+The next client is the one with the fewest running answers, and among these the one served longest
+ago. A job gets the free lane where the fewest tokens must be read again, now or later
+(`Lane.gain`). Places are limited in all and per client; beyond that `Lanes.admit` refuses.
 """
 
 import asyncio
@@ -29,10 +28,10 @@ from pilotfish.wire.errors import DrainingError
 
 _log = logging.getLogger("pilotfish.service")
 
-BUFFERED = 1024  # pieces that may wait for a client that reads slowly
-_HALF_LIFE_S = 300.0  # of the hope that a conversation goes on
+BUFFERED = 1024  # pieces that may wait for a slow client
+_HALF_LIFE_S = 300.0  # of the probability that a conversation goes on
 _DRAINING = "The service is stopping; it answers nothing new."
-_FIRST_GUESS_S = 5.0  # of how long an answer takes
+_FIRST_GUESS_S = 5.0  # of an answer's duration
 _LONGEST_RETRY_S = 60.0
 
 
@@ -44,43 +43,44 @@ class Lane(threading.Thread):
         self.device = device
         self.number = number
         self.job: AnswerJob | None = None  # the loop's
-        self.stirred_s = time.monotonic()  # a job began, or a piece came
+        self.active_s = time.monotonic()  # a job began, or a piece came
         self.served_s = 0.0  # when the last job began
         self.held = 0  # tokens of the conversation, as of the last answer
         self._post = post
         self._inbox: queue.SimpleQueue[AnswerJob | None] = queue.SimpleQueue()
 
     def gain(self, prompt: Prompt) -> tuple[float, float]:
-        """How good it is to answer this prompt here, while the lane is free.
+        """Rate this free lane for a prompt: the higher, the better.
 
-        What need not be read again, less what the conversation that rests here loses; the longer
-        it has rested, the less that counts. Among equals the one that rested longest is let go.
+        The rating is the prompt's tokens that the lane holds, less those that its conversation
+        would lose; the latter count less the longer it has rested. Between equals the lane that has
+        rested longest is better.
         """
         shared = self.device.shared(prompt)
-        rested_s = time.monotonic() - self.stirred_s
+        rested_s = time.monotonic() - self.active_s
         lost = max(0, self.held - shared) * 0.5 ** (rested_s / _HALF_LIFE_S)
         return shared - lost, rested_s
 
     def take(self, job: AnswerJob | None) -> None:
-        """Called on the loop, when the lane is free; None ends the thread."""
+        """Give the free lane a job; None ends the thread. On the loop only."""
         self.job = job
-        self.stirred_s = self.served_s = time.monotonic()
+        self.active_s = self.served_s = time.monotonic()
         self._inbox.put(job)
 
     def run(self) -> None:
-        """The thread."""
+        """Answer jobs until None comes."""
         while (job := self._inbox.get()) is not None:
             try:
                 outcome: Generation | BaseException = self._answer(job)
             except BaseException as error:
                 outcome = error
             self._post(self, job, outcome)
-            del job, outcome  # a free lane holds on to nothing
+            del job, outcome  # a free lane keeps nothing in memory
 
     def _answer(self, job: AnswerJob) -> Generation:
         with closing(self._pieces(job)) as pieces:
             for piece in pieces:
-                self.stirred_s = time.monotonic()
+                self.active_s = time.monotonic()
                 if job.streamed:
                     self._post(self, job, piece)
                 if job.given_up is not None:
@@ -96,10 +96,10 @@ class Lane(threading.Thread):
 
 
 class Lanes:
-    """The lanes and those who wait for them. All methods are called on the loop.
+    """The lanes and the queue before them. All methods are called on the loop.
 
-    devices: one each. places: jobs that may wait beyond those that run. told: is called with each
-    finished generation. counted: is called with how many wait and run, whenever that changes.
+    devices: one a lane. places: jobs that may wait. told: is called with each finished generation.
+    counted: is called with the numbers of waiting and running jobs when they change.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class Lanes:
         self._loop = asyncio.get_running_loop()
         self.lanes = [Lane(device, at, self._post) for at, device in enumerate(devices)]
         self._most = len(self.lanes) + places
-        # one client alone does not fill the places of all
+        # one client alone cannot take all places
         self._most_each = len(self.lanes) + (places + 1) // 2
         self._told, self._counted = told, counted
         self._held: Counter[str] = Counter()  # places, by client
         self._waiting: dict[str, deque[AnswerJob]] = {}
-        # of those with places: the turn in which they were last served, or before which they came
+        # by client with places: the turn in which it was last served, or after which it came
         self._served: dict[str, int] = {}
         self._turn = 0
         self._typical_s = _FIRST_GUESS_S
@@ -138,23 +138,23 @@ class Lanes:
 
     @contextmanager
     def admit(self, client: str) -> Iterator[AnswerJob]:
-        """A place for one job of this client, as long as the block lasts; refuses when it is full.
+        """Hold a place for one job of this client during the block; refuses if none is free.
 
         A job that has not ended by the end of the block is given up.
         """
         self._refuse_if_draining()
         if self._held.total() >= self._most or self._held[client] >= self._most_each:
-            whose = "for you" if self._held.total() < self._most else "for anybody"
+            full = "Your share of the queue" if self._held.total() < self._most else "The queue"
             raise RefusalError(
                 429,
-                f"There is no place {whose} in the queue now; try again later.",
+                f"{full} is full; try again later.",
                 code="busy",
                 reason="busy",
                 retry_s=self._retry_s(),
             )
         job = AnswerJob(client)
         self._held[client] += 1
-        # before whom is served now, but not before those who have waited longer
+        # before the clients served since, but not before those that have waited longer
         self._served.setdefault(client, self._turn - 1)
         try:
             yield job
@@ -164,10 +164,10 @@ class Lanes:
                 del self._held[client]
                 self._served.pop(client, None)
             self.give_up(job, gone())
-            self._tell()
+            self._report()
 
     def submit(self, job: AnswerJob, prompt: Prompt, options: Options, *, streamed: bool) -> None:
-        """Let the job wait for its turn."""
+        """Queue a job."""
         self._refuse_if_draining()
         job.prompt, job.options, job.streamed = prompt, options, streamed
         if job.given_up is None:
@@ -175,7 +175,7 @@ class Lanes:
             self._assign()
 
     def give_up(self, job: AnswerJob, reason: BaseException) -> None:
-        """Nobody wants this job any more: it leaves the queue, or its lane becomes free soon."""
+        """Drop a job: takes it off the queue, or interrupts its lane."""
         if job.ended or job.given_up is not None:
             return
         job.given_up = reason
@@ -190,7 +190,7 @@ class Lanes:
         job.post(reason)
 
     def refuse_waiting(self) -> None:
-        """Begin to drain: what runs may end, what waits is told to go elsewhere."""
+        """Drain: refuse waiting and new jobs, let running ones end."""
         self.draining = True
         for job in [job for jobs in self._waiting.values() for job in jobs]:
             self.give_up(job, DrainingError(_DRAINING))
@@ -200,30 +200,30 @@ class Lanes:
             raise DrainingError(_DRAINING)
 
     def interrupt(self) -> None:
-        """End what runs."""
+        """Interrupt the running jobs."""
         for lane in self.lanes:
             if lane.job is not None:
                 self.give_up(
                     lane.job, DrainingError("The service stopped before the answer ended.")
                 )
 
-    def tend(self) -> None:
-        """Once a second: an interruption that came before the device had begun is repeated."""
+    def repeat_interrupts(self) -> None:
+        """Interrupt given-up jobs again, in case their device had not begun; call each second."""
         for lane in self.lanes:
             if lane.job is not None and lane.job.given_up is not None:
                 lane.device.interrupt()
 
     def stuck(self, limit_s: float) -> list[int]:
-        """The lanes whose jobs have given no sign of life for so long.
+        """List the lanes whose jobs have shown no sign of life for ``limit_s``.
 
-        No piece, and no look for an interruption: who waits for an edge or reads a long prompt
-        looks all the time.
+        Signs are pieces and checks for an interruption, which also happen while a lane waits for
+        the edge or reads a long prompt.
         """
         now_s = time.monotonic()
         return [
             lane.number
             for lane in self.lanes
-            if lane.job is not None and now_s - max(lane.stirred_s, lane.device.looked_s) > limit_s
+            if lane.job is not None and now_s - max(lane.active_s, lane.device.looked_s) > limit_s
         ]
 
     def close(self, limit_s: float) -> bool:
@@ -233,15 +233,15 @@ class Lanes:
             lane.take(None)
         for lane in self.lanes:
             lane.join(max(0.0, until_s - time.monotonic()))
-            if not lane.is_alive():  # one that hangs still uses its device
+            if not lane.is_alive():  # a hanging lane still uses its device
                 lane.device.close()
         return not any(lane.is_alive() for lane in self.lanes)
 
     def _post(
         self, lane: Lane, job: AnswerJob, event: "Piece | Generation | BaseException"
     ) -> None:
-        """Called by the lanes' threads."""
-        with suppress(RuntimeError):  # the loop is over, and with it everybody who would listen
+        """Deliver an event on the loop. Called by the lanes' threads."""
+        with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._deliver, lane, job, event)
 
     def _deliver(
@@ -261,7 +261,7 @@ class Lanes:
             lane.held += len(event.tokens)
             self._told(event)
         elif job.given_up is not None:
-            event = job.given_up  # whatever the interruption made of it
+            event = job.given_up  # rather than the interruption's own error
         job.post(event)
         self._assign()
 
@@ -275,20 +275,19 @@ class Lanes:
                 del self._waiting[client]
             self._turn += 1
             self._served[client] = self._turn
-            # where nothing is shared, the conversation that rested longest is let go
             lane = max(free, key=lambda lane: lane.gain(job.prompt))
             shares = lane.device.shared(job.prompt)
             _log.info("lane %d shares %d of %d tokens", lane.number, shares, len(job.prompt))
             lane.take(job)
-        self._tell()
+        self._report()
 
     def _precedence(self, client: str) -> tuple[int, int]:
         running = sum(lane.job is not None and lane.job.client == client for lane in self.lanes)
         return running, self._served[client]
 
     def _retry_s(self) -> float:
-        """About when a place will be free."""
+        """Estimate the seconds until a place is free."""
         return min(_LONGEST_RETRY_S, self._typical_s * max(1, self.waiting) / len(self.lanes))
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._counted(max(0, self.waiting), self.running)

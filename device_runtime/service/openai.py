@@ -1,14 +1,14 @@
-"""What a client may ask for: the bodies of OpenAI's two completion routes, checked.
+"""Read and check the bodies of OpenAI's two completion routes.
 
 In: the bytes of a request. Out: a `CompletionRequest`, or a `RefusalError` that names the field at
 fault. Unknown fields, and known ones that would change the answer and are not supported, are
 refused; fields that cannot change a text are ignored.
 
-Beyond OpenAI's fields there are ``top_k`` and an object ``pilotfish``, for those who measure:
-protocol, among, lossy, policy, rtt_threshold_s, window, expansion, draft_temperature, draft_top_k,
-draft_top_p, as `device_runtime.plan` has them, and the protocols' own options. Where it names a
-protocol, the service's own window, expansion and drafting do not apply; where it says how ``auto``
-is to choose, nothing that the service says of that does.
+Beyond OpenAI's fields there are ``top_k`` and an object ``pilotfish`` for measurements: protocol,
+among, lossy, policy, rtt_threshold_s, window, expansion, draft_temperature, draft_top_k,
+draft_top_p, as in `device_runtime.plan`, and the protocols' own options. If it names a protocol,
+the service's defaults for window, expansion and drafting do not apply; if it sets anything for
+``auto``, none of the service's defaults for ``auto`` do.
 """
 
 import re
@@ -52,7 +52,7 @@ _INERT = frozenset(
         "user",
     )
 )
-# Fields that would change it and are not offered, with the values that ask for nothing.
+# Unsupported fields that would change it, with the values that have no effect.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "frequency_penalty": (None, 0),
     "logit_bias": (None, {}),
@@ -80,10 +80,10 @@ _NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {
     **_NEUTRAL,
     "best_of": (None, 1),
     "echo": (None, False),
-    "logprobs": (None,),  # 0 asks for the chosen token's
+    "logprobs": (None,),  # 0 means the chosen token's
     "suffix": (None, ""),
 }
-# Of the object ``pilotfish``: what goes with a protocol.
+# Fields of ``pilotfish`` that belong to a protocol.
 _DRAFTING = ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p")
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Stop = Annotated[str, msgspec.Meta(max_length=_STOP_CHARACTERS)]
@@ -97,11 +97,11 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """OpenAI's ``stream_options``."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # there is none, which a client cannot see
+    include_obfuscation: bool | None = None  # ignored
 
 
 class Extension(msgspec.Struct, forbid_unknown_fields=True):
-    """The object ``pilotfish`` but for the protocols' own options, which `_extension` adds."""
+    """The object ``pilotfish`` without the protocols' own options, which `_extension` adds."""
 
     protocol: str | None = None
     among: Annotated[list[str], msgspec.Meta(max_length=128)] | None = None
@@ -117,7 +117,7 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
 
 @cache
 def _extension(kinds: tuple[type[ProtocolOptions], ...]) -> type[Extension]:
-    """`Extension` with the options of these types."""
+    """Add the options of these types to `Extension`."""
     own: list[tuple[str, Any, None]] = [
         (name, hint | None, None)
         for kind in kinds
@@ -150,14 +150,14 @@ class _TextRequest(_Request, forbid_unknown_fields=True, kw_only=True):
     prompt: msgspec.Raw
 
 
-# What a body may hold, each read further only when that is known: reading ends at the first other.
+# The fields of a body, with values unread: reading ends at the first unknown field.
 _ChatBody = fields_of("_ChatBody", (*_ChatRequest.__struct_fields__, *_NEUTRAL_CHAT, *_INERT))
 _TextBody = fields_of("_TextBody", (*_TextRequest.__struct_fields__, *_NEUTRAL_TEXT, *_INERT))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionRequest:
-    """A request that makes sense.
+    """A checked request.
 
     prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
     without ``max_tokens`` the answer may fill the context.
@@ -172,7 +172,7 @@ class CompletionRequest:
 
 
 def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
-    """``POST /v1/chat/completions``. defaults: the service's own options."""
+    """Read a ``POST /v1/chat/completions``. defaults: the service's own options."""
     request = _read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
     messages = [message_of(message, at) for at, message in enumerate(request.messages)]
     most = request.max_completion_tokens or request.max_tokens
@@ -180,7 +180,7 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
 
 
 def text_request(body: bytes, defaults: Options) -> CompletionRequest:
-    """``POST /v1/completions``."""
+    """Read a ``POST /v1/completions``."""
     request = _read(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
     return _wanted(
         request,
@@ -219,7 +219,7 @@ def _read(
 
 
 def _read_extension(raw: msgspec.Raw) -> Extension:
-    """The object ``pilotfish``; an empty one where a request has none."""
+    """Read the object ``pilotfish``; an empty one if the request has none."""
     kind = _extension(option_types())
     try:
         return msgspec.json.decode(raw, type=kind | None) or kind()
@@ -231,7 +231,7 @@ def _read_extension(raw: msgspec.Raw) -> Extension:
 
 
 def _refusal(error: Exception, said: str) -> RefusalError:
-    """A value that a field cannot have, or a field that there is not; said: by msgspec."""
+    """Return the refusal of a bad value or an unknown field; said: msgspec's message."""
     param = _param(said)
     if param is not None and (name := unknown_name(error)) is not None:
         return unknown(f"{param}.{name}")
@@ -239,7 +239,7 @@ def _refusal(error: Exception, said: str) -> RefusalError:
 
 
 def _param(message: str) -> str | None:
-    """The field that msgspec complains of."""
+    """Return the field in msgspec's message."""
     at = re.search(r"at `\$\.([\w.\[\]]+)", message) or re.search(r"field `(\w+)`", message)
     return at[1] if at else None
 
@@ -257,7 +257,7 @@ def _wanted(
         options["max_tokens"] = most
     protocol = options.get("protocol")
     if isinstance(protocol, str) and protocol != AUTO:
-        plan(**options)  # now, not when its turn has come
+        plan(**options)  # check now, before the request waits
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     return CompletionRequest(
         chat=chat,

@@ -1,8 +1,8 @@
-"""The page at `/`: a chat, and what the link, the rounds and the tokens are like meanwhile.
+"""Serve the page at `/`: a chat that shows link, rounds and tokens.
 
-Files that lie beside this one, nothing else: no third party, no inline script or style, no
-HTML made of what a model said. The page asks `/v1/models`, `/v1/chat/completions` and `/status`, so
-it may see what whoever opens it may; the files themselves are public.
+It consists of the files in `static/` only: no third party, no inline script or style, no HTML made
+of a model's text. The files are public. The page requests `/v1/models`, `/v1/chat/completions` and
+`/status` with the user's API key.
 """
 
 from hashlib import sha256
@@ -21,7 +21,7 @@ _TYPES = {
     "service.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-# Beside those that all answers have.
+# In addition to those of all responses.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -34,7 +34,7 @@ HEADERS = {
 
 
 class _PageFile(NamedTuple):
-    """One of the page's files, and the tag by which a browser asks whether it has changed."""
+    """One of the page's files, with its ETag."""
 
     content: bytes
     media_type: str
@@ -59,13 +59,13 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def index(request: Request) -> Response:
-    """The page."""
+    """Serve the page."""
     return _answer(_files["index.html"], request)
 
 
 @router.get("/page/{name}")
 async def part(name: str, request: Request) -> Response:
-    """A script, the style or the icon of the page; 404 for anything else."""
+    """Serve a script, the style or the icon of the page; 404 for other names."""
     file = _files.get(name)
     if file is None:
         raise HTTPException(404)

@@ -1,10 +1,10 @@
-"""Prompts: what of a request becomes one, and how.
+"""Read the prompt of a request.
 
-In: messages, a raw text, or token ids, in JSON. Out: a `Prompt` of the device's pair. What is no
-prompt is refused by the name of its field.
+In: messages, a raw text, or token ids, in JSON. Out: a `Prompt` of the device's pair. Anything else
+is refused with the name of its field.
 
-JSON is read as what is wanted there, and no further than to where it is something else: megabytes
-of empty lists would become millions of objects first, and all others would wait for that.
+JSON is decoded straight to the expected types, and decoding ends at the first other one: otherwise
+megabytes of empty lists would become millions of objects while all clients wait.
 """
 
 import re
@@ -22,7 +22,7 @@ from pilotfish.wire.errors import PromptTooLongError, TokenOutOfRangeError, Unsu
 _Prompt = str | list[int]
 _NEUTRAL_BYTES = 64
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`( - at `[^`]*`)?", re.DOTALL)
-# What a message of an earlier answer comes back with.
+# Fields of messages that clients send back from earlier answers, and their harmless values.
 _NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
     "annotations": (None, []),
     "audio": (None,),
@@ -30,16 +30,16 @@ _NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
     "refusal": (None,),
     "tool_calls": (None, []),
 }
-# What depends on the edge that will be met.
+# Errors that depend on the edge's vocabulary.
 _OF_THE_PAIR = (PromptTooLongError, TemplateError, TokenOutOfRangeError, UnsupportedError)
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 def prompt_for(device: Device, asked: Asked, *, chat: bool) -> Prompt:
-    """The prompt of a request; chat: it is messages.
+    """Make the prompt of a request; chat: it consists of messages.
 
-    While the edge's vocabulary is not known, what makes no prompt in the drafter's is left for the
-    lane to read, which meets the edge.
+    While the edge's vocabulary is unknown, a prompt that fails in the drafter's is returned unread:
+    the lane tokenises it after greeting the edge.
     """
     try:
         prompt = device.prompt(asked, chat=chat)
@@ -62,20 +62,20 @@ def prompt_for(device: Device, asked: Asked, *, chat: bool) -> Prompt:
 
 
 def fields_of(name: str, fields: Iterable[str]) -> type[msgspec.Struct]:
-    """A JSON object with these fields and no others, whose values are not read yet."""
+    """Define a JSON object with exactly these fields, and unread values."""
     absent = [(field, msgspec.Raw, msgspec.Raw()) for field in dict.fromkeys(fields)]
     return msgspec.defstruct(name, absent, forbid_unknown_fields=True)
 
 
 def given(fields: msgspec.Struct, names: Iterable[str] | None = None) -> dict[str, msgspec.Raw]:
-    """Those that are there; of these names, if some are given."""
+    """Return the fields that are present, out of ``names`` if given."""
     chosen = fields.__struct_fields__ if names is None else names
     values = ((name, getattr(fields, name)) for name in chosen)
     return {name: value for name, value in values if memoryview(value).nbytes}
 
 
 class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A message as it came. ``role`` is read at once, so that "{}" a million times is not."""
+    """A message with unread values. ``role`` is decoded, so that "{}" is refused at once."""
 
     role: str
     content: msgspec.Raw = msgspec.Raw()
@@ -88,7 +88,7 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def message_of(message: MessageFields, at: int) -> dict[str, str]:
-    """A message as the chat template wants it; ``at`` is its place among them."""
+    """Convert a message for the chat template; ``at`` is its index."""
     where = f"messages[{at}]."
     refuse_unless_neutral(given(message, _NEUTRAL_MESSAGE), _NEUTRAL_MESSAGE, where)
     role = message.role
@@ -140,7 +140,7 @@ def _content(value: msgspec.Raw, role: str, where: str) -> str:
 
 
 def prompt_of(prompt: msgspec.Raw) -> str | list[int]:
-    """A raw prompt: one text, or one list of token ids; also as the only one of a list."""
+    """Read a raw prompt: one text or one list of token ids, or a list with one of these."""
     for kind in (_Prompt, tuple[_Prompt]):
         try:
             found = msgspec.json.decode(prompt, type=kind)
@@ -158,9 +158,9 @@ def prompt_of(prompt: msgspec.Raw) -> str | list[int]:
 def refuse_unless_neutral(
     fields: Mapping[str, msgspec.Raw], neutral: Mapping[str, tuple[object, ...]], where: str = ""
 ) -> None:
-    """Refuse, by its name, a field that asks for something that is not offered.
+    """Refuse an unsupported field unless its value has no effect.
 
-    neutral: fields that are not offered, and the values by which they ask for nothing.
+    neutral: unsupported fields, and their values without effect.
     """
     for name, value in fields.items():
         if name in neutral and not _is_one_of(value, neutral[name]):
@@ -174,7 +174,7 @@ def refuse_unless_neutral(
 
 
 def _is_one_of(value: msgspec.Raw, values: tuple[object, ...]) -> bool:
-    """Whether it is among these small values; a long one is not even read."""
+    """Whether a value is one of these small ones; does not decode a long value."""
     try:
         return len(memoryview(value)) <= _NEUTRAL_BYTES and msgspec.json.decode(value) in values
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -182,7 +182,7 @@ def _is_one_of(value: msgspec.Raw, values: tuple[object, ...]) -> bool:
 
 
 def unknown(name: str) -> RefusalError:
-    """The refusal of a field that nobody here knows."""
+    """Return the refusal of an unknown field."""
     name = name[:80]
     return RefusalError(
         400,
@@ -194,6 +194,6 @@ def unknown(name: str) -> RefusalError:
 
 
 def unknown_name(error: Exception) -> str | None:
-    """Name the unknown field that an error is about; None for another error."""
+    """Return the unknown field that an error is about; None for another error."""
     found = _UNKNOWN.fullmatch(str(error))
     return found and found[1]

@@ -1,8 +1,7 @@
-"""What a client is told when it does not get what it asked for, in OpenAI's form.
+"""Refuse requests in OpenAI's form.
 
-`RefusalError` carries the HTTP status and the error body; `refusal_of` makes one of whatever went
-wrong below. What a client is told never holds more than the message of a typed error: the rest is
-logged.
+`RefusalError` carries the HTTP status and the error body; `refusal_of` makes one of any error. A
+client never gets more than the message of a typed error: the rest is logged.
 """
 
 import logging
@@ -33,7 +32,7 @@ Body = dict[str, Any]
 
 _MESSAGE_CHARACTERS, _PARAM_CHARACTERS = 500, 80
 
-# The client's own fault, and what it is counted as.
+# Errors of the client, and their names in the metrics.
 _FAULTS: dict[type[Exception], str] = {
     PromptTooLongError: "too-long",
     TooLargeError: "too-long",
@@ -41,7 +40,7 @@ _FAULTS: dict[type[Exception], str] = {
     TokenOutOfRangeError: "malformed",
     TemplateError: "malformed",
 }
-# Nobody can be served now; it is worth trying again.
+# No request can be answered now; a later try may succeed.
 _ABSENT = (
     AccessDeniedError,
     DrainingError,
@@ -55,11 +54,11 @@ _ABSENT = (
 
 
 class RefusalError(Exception):
-    """An answer that is an error.
+    """A response with an error.
 
-    status: of HTTP. code: what a program may look at. param: the field of the request that is at
-    fault. reason: what it is counted as in the metrics. retry_s: when another try may succeed.
-    close: the connection ends with it, since the request was not read to its end.
+    status: of HTTP. code: for programs. param: the request's field at fault. reason: its name in
+    the metrics. retry_s: when another try may succeed. close: end the connection, since the request
+    was not read to its end.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class RefusalError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        # it may quote what the client sent, or a chat template that came from the edge
+        # it may quote the client's request, or the edge's chat template
         self.message = one_line(message, _MESSAGE_CHARACTERS)
         self.code = code
         self.param = param and param[:_PARAM_CHARACTERS]
@@ -85,7 +84,7 @@ class RefusalError(Exception):
 
     @property
     def body(self) -> Body:
-        """OpenAI's error object."""
+        """The response's body, OpenAI's error object."""
         return {
             "error": {
                 "message": self.message,
@@ -97,7 +96,7 @@ class RefusalError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that go with it."""
+        """The response's headers."""
         found = {}
         if self.retry_s is not None:
             found["retry-after"] = str(max(1, math.ceil(self.retry_s)))
@@ -119,12 +118,12 @@ _TYPES = {
 
 
 def gone(message: str = "The client is gone.") -> RefusalError:
-    """Why nobody wants an answer any more; nobody hears it, but it is counted."""
+    """Return the refusal of an answer whose client is gone: counted, but not sent."""
     return RefusalError(499, message, code="gone", reason="gone")
 
 
 def refusal_of(error: BaseException) -> RefusalError:
-    """The refusal that this error amounts to."""
+    """Convert any error to a refusal."""
     if isinstance(error, RefusalError):
         return error
     for kind, reason in _FAULTS.items():
@@ -137,7 +136,7 @@ def refusal_of(error: BaseException) -> RefusalError:
         assert isinstance(error, PilotfishError)
         code = error.code.replace("-", "_")
         return RefusalError(503, str(error), code=code, reason=error.code, retry_s=5.0)
-    if isinstance(error, PilotfishError):  # what an edge should not have sent
+    if isinstance(error, PilotfishError):  # the edge is at fault
         _log.warning("an answer failed: %s: %s", type(error).__name__, error)
         code = error.code.replace("-", "_")
         return RefusalError(502, str(error), code=code, reason=error.code)

@@ -1,7 +1,7 @@
 """Start the service: read keys and certificate, take the address, load the drafter, then serve.
 
-What is wrong with the configuration shows before anything is loaded. The HTTP part is imported
-while the drafter loads: both take about as long.
+Faults of the configuration show before anything is loaded. The HTTP part is imported while the
+drafter loads: both take about as long.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ def serve(
 ) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code.
 
-    reread: gives the configuration as it is now; it is asked at SIGHUP. announce: is called with
-    ``http(s)://HOST:PORT`` when requests are taken.
+    reread: reads the configuration again, at SIGHUP. announce: is called with
+    ``http(s)://HOST:PORT`` once requests are taken.
     """
     supervisor = Supervisor.from_environment()
     where = _host_and_port(config.listen)
@@ -71,7 +71,7 @@ def serve(
         )
         rounds += [daemon.metrics.round, daemon.status.round]
         gc.collect()
-        gc.freeze()  # what was loaded stays; no collection between two rounds looks through it
+        gc.freeze()  # loaded objects stay: exempt them from collections between rounds
         return asyncio.run(daemon.run(listener, announce))
 
 
@@ -84,7 +84,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _listening(host: str, port: int, *, locked: bool) -> Iterator[socket.socket]:
-    """A socket that is bound there. locked: there are keys."""
+    """Bind a socket to this address. locked: there are API keys."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, where = found[0]
@@ -92,7 +92,7 @@ def _listening(host: str, port: int, *, locked: bool) -> Iterator[socket.socket]
     except OSError as error:
         raise ListenError(f"The service cannot listen on {host}: {error.strerror}.") from error
     with listener:
-        # "localhost" is what the machine says it is
+        # "localhost" may resolve to another address
         if not locked and not ipaddress.ip_address(where[0]).is_loopback:
             raise ListenError(f"{host} is no loopback address, and there are no API keys.")
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -107,7 +107,7 @@ def _listening(host: str, port: int, *, locked: bool) -> Iterator[socket.socket]
 
 
 def _devices(config: ServiceConfig, on_round: Callable[[Round], None]) -> list[Device]:
-    """One device a lane, on the same weights."""
+    """Make one device a lane, all with the same weights."""
     first = Device(
         config.draft,
         config.edge,

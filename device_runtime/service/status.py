@@ -1,8 +1,7 @@
-"""`GET /status`: what a person wants to know of the service now, as JSON.
+"""`GET /status`: the service's state as JSON, for people.
 
-In:  each round, answer and look at the link, as they happen. Out: `Status.snapshot`. Only the last
-rounds and recoveries are kept, and running sums. Times are seconds, rates bit/s; what is not
-known is null.
+In:  each round, answer and reading of the link. Out: `Status.snapshot`. Only the last rounds and
+recoveries are kept, and running sums. Times are seconds, rates bit/s; unknown values are null.
 """
 
 import threading
@@ -31,7 +30,7 @@ _READINGS = {
 
 
 def freshest(states: Iterable[LinkState | None]) -> LinkState | None:
-    """What several connections to one edge know together: of each reading, the youngest."""
+    """Combine the states of several connections to one edge: the youngest of each reading."""
     known = [state for state in states if state is not None]
     if not known:
         return None
@@ -44,10 +43,9 @@ def freshest(states: Iterable[LinkState | None]) -> LinkState | None:
 
 
 class Status:
-    """What happened lately. Thread-safe, and of bounded size.
+    """Collects recent rounds and answers. Thread-safe, and of bounded size.
 
-    drafter: the drafter's name. lanes: conversations that can be answered at once. energy: the
-    service's own watch over its power, as `Metrics.energy`.
+    drafter: the drafter's name. lanes: number of lanes. energy: that of `Metrics`.
     """
 
     def __init__(self, *, drafter: str, lanes: int, energy: Watch | None = None) -> None:
@@ -55,7 +53,7 @@ class Status:
         self._began_s = time.monotonic()
         self._lock = threading.Lock()
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
-        # since the service began, by name: what each counter may be a part of, and what it noted
+        # since the start, by counter: the totals that shares refer to, and the sums noted
         self._parts: Counter[str] = Counter()
         self._noted: dict[str, float] = defaultdict(int)
         self._recoveries: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_RECOVERIES)
@@ -69,7 +67,7 @@ class Status:
         self._queue = 0, 0
 
     def round(self, record: Round) -> None:
-        """A round is over."""
+        """Add a round."""
         with self._lock:
             self._rounds.append(record)
             self._parts["verified"] += record.verified
@@ -78,7 +76,7 @@ class Status:
                 self._noted[name] += value
 
     def generation(self, generation: Generation) -> None:
-        """An answer has come to its end."""
+        """Add a complete answer."""
         now_s = time.monotonic()
         with self._lock:
             self._answers += 1
@@ -100,7 +98,7 @@ class Status:
                 self._recoveries.append((now_s, told))
 
     def link(self, up: bool, state: LinkState | None) -> None:
-        """What is known of the link now; call it every second or so, and before `snapshot`."""
+        """Set the link's state; call it every second or so, and before `snapshot`."""
         now_s = time.monotonic()
         with self._lock:
             if up != self._up:
@@ -108,12 +106,12 @@ class Status:
             self._link = state, now_s
 
     def queue(self, waiting: int, running: int) -> None:
-        """So many requests wait for a lane, and so many have one."""
+        """Set the numbers of waiting and running requests."""
         with self._lock:
             self._queue = waiting, running
 
     def snapshot(self, *, edge: str | None = None, target: str | None = None) -> dict[str, Any]:
-        """All of it as JSON's types. edge: its address now; target: the name of its model."""
+        """Return the status as JSON types. edge: its address; target: the name of its model."""
         with self._lock:
             now_s = time.monotonic()
             rounds = list(self._rounds)
@@ -168,7 +166,7 @@ class Status:
 
 
 def _recent(rounds: Sequence[Round]) -> dict[str, Any] | None:
-    """Medians of the last rounds, as far as they were under the newest one's protocol."""
+    """Return medians of the last rounds under the newest round's protocol."""
     if not rounds:
         return None
     alike = [r for r in rounds if r.protocol == rounds[-1].protocol]
@@ -184,7 +182,7 @@ def _recent(rounds: Sequence[Round]) -> dict[str, Any] | None:
 
 
 def _chosen(generation: Generation) -> dict[str, Any]:
-    """The protocol of the newest answer, and why it was taken."""
+    """Return the protocol of the newest answer, and the reason of the choice."""
     choice = generation.choice
     if choice is None:
         return {"name": generation.protocol, "window": None, "policy": None, "reason": None}

@@ -1,4 +1,4 @@
-"""TLS: the certificate that the service shows, and its key, checked before anything is served."""
+"""Load the service's TLS certificate and key, and check both before serving."""
 
 import logging
 import os
@@ -13,10 +13,10 @@ _NOT_YET_VALID, _EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_…
 
 
 def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """What a server answers handshakes by, TLS 1.2 or later; None without files.
+    """Load a context for TLS 1.2 or later; None without files.
 
-    certificate: PEM, the service's own first, then those of the authorities between. key: PEM, not
-    encrypted, not for every user of the machine to read. Raises `CertificateError`.
+    certificate: PEM, the service's own first, then the intermediate authorities'. key: PEM, not
+    encrypted, not readable by every user. Raises `CertificateError`.
     """
     if certificate is None and key is None:
         return None
@@ -32,7 +32,7 @@ def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | 
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
 
-    def password() -> str:  # else the library would ask for one at the terminal
+    def password() -> str:  # or OpenSSL would ask at the terminal
         raise CertificateError(
             f"{key} is encrypted, and a service has no terminal to ask for its password: "
             f"write it without one (`openssl pkey -in {key} -out NEW`)."
@@ -60,9 +60,9 @@ def _check_readable(path: Path) -> None:
 
 
 def _warn_of_dates(context: ssl.SSLContext, certificate: Path) -> None:
-    """Say so if the certificate does not hold today, as a client finds it.
+    """Log a warning if the certificate is not valid today.
 
-    No reason not to serve: a board may not know the time yet.
+    It is no error, since a board's clock may not be set yet.
     """
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
@@ -81,4 +81,4 @@ def _warn_of_dates(context: ssl.SSLContext, certificate: Path) -> None:
                 _log.warning("%s: %s; clients will refuse it", certificate, error.verify_message)
             return
         except ssl.SSLError:
-            return  # the client here is not every client
+            return  # other clients may accept it

@@ -1,1 +1,1 @@
-"""A node of some edge's target: `pilotfish edge worker`."""
+"""A node of an edge's target: `pilotfish edge worker`."""

@@ -1,8 +1,8 @@
-"""A whole model or a stage of one as an actor of a cluster (`edge_runtime.targets.cluster`).
+"""Run a whole model or a stage as an actor of a cluster (`edge_runtime.targets.cluster`).
 
-A plain class; the cluster's runtime makes an actor of it, starts it again when it is lost, and
-hands its methods what the edge or the actor before it gives. Started again it holds nothing, and
-says so to an edge that takes it to hold more.
+A plain class; the cluster's runtime makes it an actor, restarts it after a loss, and passes its
+methods the arguments from the edge or the actor before it. A restarted actor holds nothing, and
+refuses steps that assume more.
 """
 
 import os
@@ -22,7 +22,7 @@ from pilotfish.wire.nodes import Item
 
 
 class Holds(NamedTuple):
-    """What an actor holds. context: positions of each slot; pid: of its process."""
+    """An actor's state. context: positions of each slot; pid: of its process."""
 
     digest: str
     context: int
@@ -30,7 +30,7 @@ class Holds(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What has become of a step so far.
+    """The result of a step so far.
 
     states: f32 [Σ size, width] for the next stage; of the last stage and of a whole model hidden
     states [Σ rows, d]. logits: of a whole model, f32 [Σ rows, V]. compute_ns: of each actor so far.
@@ -42,7 +42,7 @@ class Made(NamedTuple):
 
 
 class NodeActor:
-    """One actor. Raises as `Decoder` and `Stage` do for what cannot be loaded."""
+    """One actor. Raises like `Decoder` and `Stage` if its artifact cannot be loaded."""
 
     def __init__(
         self, path: str, *, slots: int, context: int, threads: int | None, provider: str
@@ -56,7 +56,7 @@ class NodeActor:
         self._slots = ModelSlots(held) if isinstance(held, Decoder) else StageSlots(held)
 
     def hold(self, incarnation: bytes) -> Holds:
-        """Begin anew with empty slots."""
+        """Empty all slots, under a new incarnation."""
         self._slots.forget()
         self._incarnation = incarnation
         return Holds(self._digest, self._context, os.getpid())
@@ -68,12 +68,12 @@ class NodeActor:
         given: "NDArray[np.int64] | Made",
         parents: bytes,
     ) -> Made:
-        """Do a step on tokens i64 [Σ size], or on what the stage before has made.
+        """Run a step on tokens i64 [Σ size], or on the result of the stage before.
 
-        `TargetLostError` if it was started again since the edge last had it hold something.
+        `TargetLostError` if the actor was restarted since `hold`.
         """
         if incarnation != self._incarnation:
-            raise TargetLostError("An actor of the target has lost what it held.")
+            raise TargetLostError("An actor of the target has lost its slots.")
         begun_ns = time.monotonic_ns()
         before = given.compute_ns if isinstance(given, Made) else ()
         if isinstance(self._slots, StageSlots):

@@ -1,4 +1,4 @@
-"""The node daemon: load what it holds, listen, do steps until told to stop."""
+"""The node daemon: load the artifact, listen, run steps until told to stop."""
 
 import gc
 import logging
@@ -28,8 +28,8 @@ from pilotfish.wire.transport import Listener
 _log = logging.getLogger("pilotfish.edge")
 
 _LOADING_S = 600.0
-_CONNECTIONS = 32  # edges, stages, and who they were a moment ago
-_PATIENCE_S = 60.0  # a watchdog waits at least so long for one pass
+_CONNECTIONS = 32  # of edges and stages, with their earlier ones
+_PATIENCE_S = 60.0  # the watchdog's least interval, for one pass
 
 
 def serve_node(
@@ -40,7 +40,7 @@ def serve_node(
 ) -> int:
     """Serve until SIGINT or SIGTERM, or until ``lifeline`` (a descriptor) closes at its other end.
 
-    ``announce`` is called with the endpoint, once edges may come. Returns the exit code.
+    ``announce`` is called with the endpoint once edges are served. Returns the exit code.
     """
     supervisor = Supervisor.from_environment()
     supervisor.extend(_LOADING_S)
@@ -76,7 +76,7 @@ def serve_node(
 def _load(
     artifact: Artifact, config: NodeConfig, keys: EdgeKeys | None, breathe: Callable[[], None]
 ) -> Work:
-    """What the artifact is for, with its weights."""
+    """Load the artifact's weights as a worker or a stage."""
     options: Any = {
         "slots": config.sessions,
         "context": config.context,
@@ -89,10 +89,10 @@ def _load(
 
 
 class NodeLoop(ServingLoop):
-    """Steps in, scores out, until a signal ends it.
+    """Runs steps until a signal ends it.
 
-    While it computes no message is answered. That costs little: an edge has a node for itself, and
-    heartbeats are ZeroMQ's.
+    No message is answered during a step. That costs little: a node serves one edge, and ZeroMQ
+    sends the heartbeats.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class NodeLoop(ServingLoop):
         self._note(broken)
 
     def step(self) -> None:
-        """Do the steps that have come, and see to the attachment."""
+        """Run the steps that have come, and update the attachment."""
         self._watch(self._work.sources)
         self._take_in(self._idle_s)
-        self._service.attend()
+        self._service.update_attachment()
 
     @property
     def status(self) -> str:
-        """What `systemctl status` shows."""
+        """The status line for systemd."""
         doing = "attached" if self._service.attached else "waiting for an edge"
         trouble = f"; not in force: {self._trouble}" if self._trouble else ""
         return f"{self._work.ready.model}: {doing}, {self._service.steps} steps{trouble}"
@@ -136,12 +136,12 @@ class NodeLoop(ServingLoop):
         return STOPPED_BY.get(number, 0)
 
     def _reload(self) -> str:
-        """Read the allow-list again; what is sound of it holds from now on."""
+        """Read the allow-list again and apply its valid part."""
         if self._config.keys is None or self._listener.gate is None:
             return self._trouble
         try:
             listed = AllowList.load(self._config.keys)
-        except KeysError as error:  # nothing says that a key was taken off it
+        except KeysError as error:  # not known whether keys were removed: keep them
             self._note([str(error)])
         else:
             self._listener.gate.allowed = listed.names

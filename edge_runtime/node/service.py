@@ -1,9 +1,9 @@
-"""What a node does with each message. The node's loop calls it; nothing here waits.
+"""Serve a node's messages. Called by the node's loop; never waits.
 
-A node works for one edge at a time. Another one with the same key takes over, for it is the same
-edge started again; one with another key may when the first is gone. Those that know the incarnation
-may bring steps: the edge, and the stage before this one. What any other sends ends in a typed
-refusal for it alone.
+A node works for one edge at a time. Another edge with the same key takes over, since it is the same
+one restarted; an edge with another key may attach when the first is gone. Steps must name the
+incarnation: they come from the edge, and from the stage before this one. Other messages get a typed
+refusal.
 """
 
 import logging
@@ -23,20 +23,20 @@ _log = logging.getLogger("pilotfish.edge")
 
 
 class NodeService:
-    """One owner: the node's loop. ``steps`` counts what was done."""
+    """Serves messages and keeps the attachment. Used by the node's loop. steps: done so far."""
 
     def __init__(self, listener: Listener, work: Work, message_bytes: int) -> None:
         self._listener = listener
         self._work = work
         self._message_bytes = message_bytes
-        self._edge, self._owner = b"", b""  # whose it is
+        self._edge, self._owner = b"", b""  # connection and key of the attached edge
         self._incarnation: bytes | None = None
-        self._joining = False  # the edge has not been told yet that it has the node
+        self._joining = False  # the attachment has not been confirmed to the edge yet
         self.steps = 0
 
     @property
     def attached(self) -> bool:
-        """It is some edge's, who is there."""
+        """Whether an edge is attached and connected."""
         return self._incarnation is not None and self._listener.connections.has(self._edge)
 
     def handle(self, envelope: Envelope) -> None:
@@ -69,8 +69,8 @@ class NodeService:
             told = InternalError(f"The node failed at this step ({error}); see its log.")
             self._refuse(envelope.client, told, concerns)
 
-    def attend(self) -> None:
-        """See to the attachment: is it complete, does it still stand?"""
+    def update_attachment(self) -> None:
+        """Confirm a complete attachment to the edge, or end a failed one."""
         if self._incarnation is None:
             return
         try:
@@ -90,7 +90,7 @@ class NodeService:
         self._work.attach(attach)
         self._edge, self._owner = envelope.client, envelope.owner
         self._incarnation, self._joining = attach.incarnation, True
-        self.attend()
+        self.update_attachment()
 
     def _step(self, step: Step, frames: Sequence[Buffer]) -> None:
         begun_ns = time.monotonic_ns()
@@ -105,7 +105,7 @@ class NodeService:
             self._reply(self._edge, scored, made)
 
     def _refuse(self, client: bytes, error: PilotfishError, concerns: bytes | None) -> None:
-        """Say so; where the node's attachment is concerned, to its edge, and it ends."""
+        """Send a refusal; if it concerns the attachment, send it to the edge and detach."""
         if concerns is not None and concerns == self._incarnation:
             self._incarnation, client = None, self._edge
             self._work.close()  # the connection to the next stage would not be read any more
@@ -115,5 +115,5 @@ class NodeService:
     def _reply(self, client: bytes, report: msgspec.Struct, frames: Sequence[Buffer] = ()) -> None:
         try:
             self._listener.send(client, report, frames)
-        except zmq.ZMQError as error:  # it went away: it asks again, or never
+        except zmq.ZMQError as error:  # the peer is gone; it may ask again
             _log.debug("a report was not taken: %s", error)

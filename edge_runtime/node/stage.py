@@ -1,6 +1,6 @@
-"""A stage of a pipeline: some layers of a model, between two others (decentralized §2.2).
+"""Run a stage of a pipeline: some layers of a model (decentralized §2.2).
 
-States in, states out, to the next stage; the last one answers the edge with hidden states.
+Takes states and sends states to the next stage; the last stage sends hidden states to the edge.
 """
 
 import time
@@ -20,14 +20,14 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import VERSION, Attach, Ready, Refused, Step, decode_report
 from pilotfish.wire.transport import is_loopback
 
-_JOIN_S = 10.0  # in which the next stage must be reached
-_REPLY_BYTES = 1 << 16  # a stage that is handed steps has nothing to say
+_JOIN_S = 10.0  # for connecting to the next stage
+_REPLY_BYTES = 1 << 16  # the next stage only sends refusals
 
 
 class StageWork(Work):
-    """A stage and the way to the next one.
+    """A stage and its connection to the next one.
 
-    keys: the node's own, by which the next one knows it. breathe: called within a long step.
+    keys: the node's own, for that connection. breathe: called within a long step.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class StageWork(Work):
             self._join_by_s, self._reached = time.monotonic() + _JOIN_S, 0
 
     def do(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
-        """The states after these layers, handed on; of the last stage the hidden states."""
+        """Run the layers; sends the states to the next stage, or returns the hidden states."""
         begun_ns = time.monotonic_ns()
         if len(frames) != 2:
             raise MalformedError(f"A step has 2 frames, not {len(frames)}.")
@@ -100,7 +100,7 @@ class StageWork(Work):
 
     @property
     def joined(self) -> bool:
-        """The next stage is reached; `TargetLostError` if it was, or should have been by now."""
+        """Whether the next stage is connected; `TargetLostError` if it was lost or is overdue."""
         if self._next is None:
             return True
         self._read_next(self._next)
@@ -121,7 +121,7 @@ class StageWork(Work):
         return True
 
     def _read_next(self, following: EdgeChannel) -> None:
-        """The next stage has nothing to say, but that it will not take what it was handed."""
+        """Read the next stage's messages; it only sends refusals, which raise."""
         following.catch_up()
         while (taken := following.take(0.0)) is not None:
             report = decode_report(taken[0])
@@ -130,17 +130,17 @@ class StageWork(Work):
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """The way to the next stage."""
+        """The connection to the next stage."""
         return () if self._next is None else self._next.sources
 
     def close(self) -> None:
-        """Let go of the next stage."""
+        """Close the connection to the next stage."""
         if self._next is not None:
             self._next.close(0.0)
             self._next = None
 
     def _expect_safe(self, attach: Attach) -> None:
-        """Raise unless what this stage makes stays on the machine, or is encrypted."""
+        """Raise unless the next stage is on this machine, or the connection is encrypted."""
         if attach.next and not attach.next.startswith("tcp://"):
             raise UnsupportedError(
                 f"{attach.next!r} is no address of a node; write tcp://HOST:PORT."
@@ -148,8 +148,8 @@ class StageWork(Work):
         bare = attach.next and not attach.next_key
         if bare and (self._keys is not None or not is_loopback(attach.next)):
             raise UnsupportedError(
-                f"{self._cut} hands nothing on to {attach.next} without its key: name it in the "
-                "list of stages."
+                f"{self._cut} sends nothing to {attach.next} without its key: name it in the list "
+                "of stages."
             )
 
     def _keys_for(self, key: bytes) -> DeviceKeys | None:

@@ -1,4 +1,4 @@
-"""What a node does with the steps that it gets: one subclass for each thing that it can hold."""
+"""The interface of a node's work: one subclass for each kind of artifact."""
 
 import time
 from abc import ABC, abstractmethod
@@ -15,41 +15,41 @@ if TYPE_CHECKING:
 
 
 class Work(ABC):
-    """One owner: the node's loop.
+    """Runs the steps of a node. Used by the node's loop.
 
     Attributes:
-        ready: what the node holds, as it tells an edge that greets it.
+        ready: the node's artifact and room, for the reply to an edge's greeting.
     """
 
     ready: Ready
 
     @abstractmethod
     def attach(self, attach: Attach) -> None:
-        """Begin anew for an edge, with empty slots; a typed error if it asks for the impossible."""
+        """Empty all slots for an edge; a typed error if its request cannot be met."""
 
     @abstractmethod
     def do(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
-        """The frames of the answer; None if the step went on to the next node.
+        """Run a step; returns the answer's frames, or None if it went on to the next node.
 
-        A typed error for a step that makes no sense, or that cannot go on.
+        A typed error for a malformed step, or if the next node is lost.
         """
 
     @property
     def joined(self) -> bool:
-        """What `attach` began is complete; a typed error if it cannot be, or is not any more."""
+        """Whether the attachment is complete; a typed error if it failed or was lost."""
         return True
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """What may be polled to learn of news; after it, ask whether it is ``joined``."""
+        """Sockets to poll for events; after one, check ``joined``."""
         return ()
 
     def close(self) -> None:
-        """Let go of connections; an attachment is over, or the node ends."""
+        """Close connections at the end of an attachment or of the node."""
         return
 
 
 def timed(step: Step, begun_ns: int) -> Step:
-    """The step with the time that this node has computed for it since ``begun_ns``."""
+    """Add this node's computing time since ``begun_ns`` to the step."""
     spent_ns = time.monotonic_ns() - begun_ns
     return msgspec.structs.replace(step, compute_ns=[*step.compute_ns, spent_ns])

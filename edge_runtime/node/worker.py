@@ -1,4 +1,4 @@
-"""A worker of a federation: of every row that is wanted it tells the top K (specfed §II-§III)."""
+"""Run a worker of a federation: send the top K of every row asked for (specfed §II-§III)."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ from pilotfish.wire.nodes import VERSION, Attach, Ready, Step
 
 
 class Worker(Work):
-    """A whole model. Tokens in, the top K of the rows that are wanted out.
+    """A whole model. Takes tokens, and sends the top K of the rows asked for.
 
     breathe: called within a long step.
     """
@@ -49,7 +49,7 @@ class Worker(Work):
         self._kept, self._values = attach.kept, attach.values
 
     def do(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer]:
-        """The top K of each row, in the order of the items."""
+        """Run a step; returns the top K of each row, in the order of the items."""
         if len(frames) != 2:
             raise MalformedError(f"A step has 2 frames, not {len(frames)}.")
         tokens = numbers(frames[0], "<u4")

@@ -1,4 +1,4 @@
-"""The kinds of target that an edge can have. A new one is one file and one line here."""
+"""The kinds of target. A new one is one file and one line here."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -16,9 +16,9 @@ KINDS = {
 
 
 def open_target(opening: Opening) -> Target:
-    """The target of the kind that the configuration names, ready to compute.
+    """Open the target of the configured kind; may take long.
 
-    May take long. Raises what the kind's own ``open_target`` does.
+    Raises like the kind's own ``open_target``.
     """
     kind: Callable[[Opening], Target] = import_module(KINDS[opening.config.kind]).open_target
     return kind(opening)

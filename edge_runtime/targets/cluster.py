@@ -1,15 +1,15 @@
 """The target as replicas on a Ray cluster, each a whole model or a chain of stages.
 
-In:  passes. A slot belongs to one replica, so its session sticks to that.
-Out: their scores. What stages make goes from actor to actor; the edge sees the first and the last.
+In:  passes. A slot belongs to one replica, so its session stays there.
+Out: their scores. States go from actor to actor; the edge talks to the first and the last.
 
-Ray places the actors, and starts again what is lost: an actor, a worker process, a node. It does
-not bring back what they held, and does not notice a process that is stopped. So a replica whose
-actor was lost is joined anew, and its passes are sent again with as much of their sequences as
-they take; and one that is overdue has its actors killed, for Ray to start others.
+Ray places the actors, and restarts lost actors, worker processes and nodes. It does not restore
+their slots, and does not notice a frozen process. So a replica that lost an actor is joined again,
+and its passes are sent again with as much of their sequences as needed; the actors of an overdue
+replica are killed, so that Ray restarts them.
 
-Within the cluster Ray carries Python objects by pickle, and what reaches its ports may run code:
-it is for machines that trust each other, behind a firewall (`docs/scale.md`).
+Ray carries pickled Python objects, and anything that reaches its ports may run code: a cluster is
+for machines that trust each other, behind a firewall (`docs/scale.md`).
 """
 
 import logging
@@ -40,14 +40,14 @@ from pilotfish.wire.errors import ConfigError, TargetLostError
 
 _log = logging.getLogger("pilotfish.edge")
 
-_LOADING_S = 600.0  # actors may take so long over their weights, at first
-_LOADED = 10.0  # later, times so long as they took then
-_RETRY_S = 0.5  # until a replica whose actors could not be joined is tried again
+_LOADING_S = 600.0  # for an actor's first loading of its weights
+_LOADED = 10.0  # for later ones, times as long as the first took
+_RETRY_S = 0.5  # between attempts to join a replica's actors
 
 
 @dataclass(eq=False)
 class _ReplicaPass(RemotePass):
-    """A pass under way; its spans are by the slots of its replica. size: tokens that were sent."""
+    """A pass under way; its spans use the slots of its replica. size: tokens sent."""
 
     lane: int = 0
     size: int = 0
@@ -55,22 +55,22 @@ class _ReplicaPass(RemotePass):
 
 @dataclass(eq=False)
 class _Replica:
-    """One lane: its actors, first stage first."""
+    """One lane: its actors, in the order of the stages."""
 
     actors: list[Any]
     holding: Holding
-    incarnation: bytes = b""  # as which its actors hold, or are being told to
-    joining: int = 0  # actors that have not said yet that they do
+    incarnation: bytes = b""  # that its actors have, or are asked to take
+    joining: int = 0  # actors that have not confirmed it yet
     standing: bool = False
     retry_s: float | None = 0.0  # when to join them
-    joined_s: float = 0.0  # since when that is tried
-    loading_s: float | None = None  # how long that may take, once that is known
+    joined_s: float = 0.0  # when joining began
+    loading_s: float | None = None  # the longest that joining may take, once known
     news_s: float = 0.0  # when the last pass came in
     held: dict[int, Holds] = field(default_factory=dict)
 
 
 class _News(NamedTuple):
-    """What a call of an actor came to: of ``hold`` by an actor's index, or of a pass's number."""
+    """The result of a call: of ``hold``, with the actor's index, or of a step, with its number."""
 
     lane: int
     incarnation: bytes
@@ -98,7 +98,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         self._over = ""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._ringing = threading.Lock()  # held by who rings, and who takes the bell away
+        self._ringing = threading.Lock()  # guards writing to the bell, and closing it
         self._closed = False
         self.lanes = len(chains)
         self.depth = len(chains[0])
@@ -117,19 +117,19 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
     # A target's
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Send the pass to its replica, or do so when that stands."""
+        """Send the pass to its replica, as soon as that can compute."""
         lane = spans[0].slot % self.lanes
         own = [span._replace(slot=span.slot // self.lanes) for span in spans]
         one = self._passes[number] = _ReplicaPass(number, own, time.monotonic(), lane=lane)
         if self._replicas[lane].standing:
             self._send(one)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
-        """The replica is told with the slot's next step."""
-        self._replicas[slot % self.lanes].holding.keep(slot // self.lanes, path)
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep the path; the replica gets it with the slot's next step."""
+        self._replicas[slot % self.lanes].holding.keep_path(slot // self.lanes, path)
 
-    def _attend(self, now_s: float) -> None:
-        """Hear the actors, and see to the replicas and to passes that are overdue."""
+    def _work(self, now_s: float) -> None:
+        """Take the actors' results, join replicas, and handle overdue passes."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         while not self._news.empty():
@@ -138,17 +138,17 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             if news.incarnation == replica.incarnation:
                 self._receive(replica, news)
         for lane, replica in enumerate(self._replicas):
-            self._look_after(lane, replica)
+            self._attach_if_ready(lane, replica)
         for one in list(self._passes.values()):
-            self._hurry(one, now_s)
+            self._reattach_if_overdue(one, now_s)
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """Rings when a call of an actor has come to an end."""
+        """A descriptor that is readable after a call of an actor has ended."""
         return (self._bell,)
 
     def _deadlines(self) -> list[float]:
-        """When a replica is to be joined, or a pass is overdue."""
+        """The times at which a replica is to be joined, or a pass is overdue."""
         ends_s = [replica.retry_s for replica in self._replicas if replica.retry_s is not None]
         ends_s += [self._overdue_at(one) for one in self._passes.values() if one.sent_s is not None]
         ends_s += [r.joined_s + (r.loading_s or _LOADING_S) for r in self._replicas if r.joining]
@@ -156,18 +156,18 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     @property
     def trouble(self) -> str:
-        """Which replicas do not stand."""
+        """The replicas that cannot compute."""
         away = [str(n) for n, replica in enumerate(self._replicas, 1) if not replica.standing]
         return f"replica {', '.join(away)} being started" if away else ""
 
     @property
     def nodes(self) -> Mapping[str, bool]:
-        """The replicas."""
+        """The replicas by name, and whether each can compute."""
         return {_named(lane): replica.standing for lane, replica in enumerate(self._replicas)}
 
     @property
     def over(self) -> str:
-        """An actor is gone, and Ray starts no other."""
+        """Why no pass can be computed any more: Ray will not restart an actor."""
         return self._over
 
     def close(self) -> None:
@@ -204,11 +204,11 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         actor: int | None = None,
         number: int | None = None,
     ) -> None:
-        """Have the end of a call told; Ray tells it in a thread of its own."""
-        tell = partial(self._tell, lane, replica.incarnation, actor, number)
+        """Report the end of a call, which Ray signals in a thread of its own."""
+        tell = partial(self._post, lane, replica.incarnation, actor, number)
         call.future().add_done_callback(tell)
 
-    def _tell(
+    def _post(
         self, lane: int, incarnation: bytes, actor: int | None, number: int | None, future: Any
     ) -> None:
         error = future.exception()
@@ -233,13 +233,13 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
                     self._fail(one, own)
                     return
                 if news.number is not None:
-                    return  # it was given up
+                    return  # the pass was given up
             if never_again(news.error):
                 self._over = f"An actor of {_named(news.lane)} is gone for good: {news.error}"
             self._lost(news.lane, news.error)
 
     def _lost(self, lane: int, error: BaseException) -> None:
-        """An actor of a replica cannot be called any more."""
+        """Note that an actor of a replica is lost."""
         replica = self._replicas[lane]
         if replica.standing:
             self._note(lane, "gone")
@@ -264,7 +264,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             self._replicas[one.lane].holding.forget(span.slot)
 
     def _overdue_at(self, one: _ReplicaPass) -> float:
-        """When a pass should have come in: ``late_s`` for each chunk of tokens that it brings."""
+        """Return when a pass is overdue: ``late_s`` for each chunk of tokens that it brings."""
         assert one.sent_s is not None
         since_s = max(one.sent_s, self._replicas[one.lane].news_s)
         return since_s + self._plan.late_s * max(1, -(-one.size // CHUNK))
@@ -278,8 +278,8 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             f"{self._plan.give_up_s:g} s."
         )
 
-    def _hurry(self, one: _ReplicaPass, now_s: float) -> None:
-        """Have actors started again that take too long, unless the pass is given up now."""
+    def _reattach_if_overdue(self, one: _ReplicaPass, now_s: float) -> None:
+        """Restart the actors of an overdue pass, unless it is given up now."""
         if one.sent_s is None or now_s >= self._gives_up_at(one):
             return
         if now_s > self._overdue_at(one):
@@ -290,7 +290,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
     # Replicas
 
     def _break_up(self, replica: _Replica) -> None:
-        """What its actors hold is of no use any more; they are to be joined again."""
+        """Mark a replica's slots as lost; its actors are to be joined again."""
         replica.standing, replica.incarnation, replica.joining = False, b"", 0
         replica.retry_s = time.monotonic() + _RETRY_S
         for one in self._passes.values():
@@ -303,8 +303,8 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             restart(actor)
         self._break_up(replica)
 
-    def _look_after(self, lane: int, replica: _Replica) -> None:
-        """Join what is to be joined, and send what waits for it."""
+    def _attach_if_ready(self, lane: int, replica: _Replica) -> None:
+        """Join a replica if it is due, and send its waiting passes."""
         now_s = time.monotonic()
         if replica.retry_s is not None and now_s >= replica.retry_s:
             replica.retry_s, replica.joined_s = None, now_s
@@ -341,7 +341,7 @@ def _first_line(error: object) -> str:
 
 
 def open_target(opening: Opening) -> ClusterTarget:
-    """Replicas on the cluster that the configuration names, when all of them stand."""
+    """Start the replicas on the configured cluster; returns when all can compute."""
     config, plan = opening.config, opening.config.cluster
     artifacts = [opening.artifact]
     head = None

@@ -1,27 +1,27 @@
-"""How many passes a row of stages can work on at once.
+"""Find how many passes a row of stages should work on at once.
 
-In:  how long steps took all the way, and what each stage computed for them. Out: a number of
-     passes: fewer leave stages idle, more only wait before the slowest one.
+In:  the steps' durations, and each stage's computing time. Out: a number of passes: fewer leave
+     stages idle, more only wait before the slowest one.
 """
 
 from collections.abc import Sequence
 
 
 class PipelineDepth:
-    """``passes``: as many as the slowest stage computes while one of them goes all the way.
+    """``passes``: as many as the slowest stage computes while one of them crosses all stages.
 
-    But no fewer than there are stages, and no more than slots.
+    At least the number of stages, and at most the number of slots.
     """
 
     def __init__(self, stages: int, slots: int) -> None:
         self._least, self._most = min(stages, slots), slots
-        self._hops_s = 0.0  # of a step's way, all but computing
+        self._hops_s = 0.0  # of a step, without computing
         self.passes = self._least
 
     def learn(self, taken_s: float, compute_ns: Sequence[int], *, alone: bool) -> None:
-        """A step took so long from stage 1 to its answer, with so much computing in each stage.
+        """Learn from a step's duration from stage 1 to its answer, and its computing times.
 
-        One that was not alone may have waited for others: then it took no less than the way takes.
+        A step that was not alone may have waited for others: its duration is then an upper bound.
         """
         computed_s = sum(compute_ns) * 1e-9
         hops_s = max(0.0, taken_s - sum(compute_ns[1:]) * 1e-9)

@@ -4,14 +4,14 @@ In:  passes, which every worker makes by itself, with its own model on its own m
 Out: scores: logits of Σ w_m p̃_m at every position of each window and at the bonus position,
      rebuilt from the top K that each worker has told.
 
-Words: a worker is *late* when it has not answered within ``late_s``, and *gone* when it is not
-attached. What becomes of a pass then is the federation's policy: ``wait`` for it, up to
-``give_up_s``; ``drop`` it from this pass, the other weights renormalised; or ``fail`` the pass.
-A worker whose answer makes no sense is treated as gone until it has been attached anew. All of it
-is counted. What a worker has missed it is fed with its next step; under ``drop``, if that is long,
-by a step of its own, while the others go on.
+A worker is *late* if it has not answered within ``late_s``, and *gone* if it is not attached. The
+federation's policy decides on such a pass: ``wait`` for the worker, up to ``give_up_s``; ``drop``
+it from the pass and renormalise the other weights; or ``fail`` the pass. A worker with a malformed
+answer is gone until it is attached again. All these events are counted. Tokens that a worker has
+missed are sent with its next step; under ``drop``, if they are many, in a step of their own while
+the others go on.
 
-The ensemble has no hidden states. Its logits are meant for the temperature that was asked for
+The ensemble has no hidden states. Its logits are valid for the request's temperature
 (`speculation.ensemble`); top-k and top-p act on the average.
 """
 
@@ -43,11 +43,11 @@ _NOTHING = np.empty((0, 0), np.float32)
 
 @dataclass(eq=False)
 class _EnsemblePass(RemotePass):
-    """A pass under way. missing: the members that it waits for; rows: those of the others."""
+    """A pass under way. missing: members that have not answered; rows: the others' answers."""
 
     missing: set[int] = field(default_factory=set)
     rows: dict[int, TopRows] = field(default_factory=dict)
-    late: bool = False  # has that been counted?
+    late: bool = False  # its late members were counted
 
 
 class FederatedTarget(RemoteTarget[_EnsemblePass]):
@@ -72,8 +72,8 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
                 self._members.append(Member(listed, spot, federation, opening))
             stack.pop_all()
 
-    def settle_in(self) -> None:
-        """All that can be known of the workers is; from now on it must stay so."""
+    def fix_context(self) -> None:
+        """Fix context and digest by the attached workers; later changes make a worker unfit."""
         for member in self._members:
             if member.ready is not None and member.ready.context < self.context:
                 _log.warning(
@@ -90,7 +90,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
 
     @property
     def attached(self) -> int:
-        """Workers that can take part."""
+        """Number of workers that can take part."""
         return sum(member.attached for member in self._members)
 
     # A target's
@@ -102,24 +102,24 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         self._passes[number] = _EnsemblePass(number, list(spans), now_s, missing=everyone)
         for member in self._members:
             if not member.take_part(number, spans, now_s):
-                member.pass_over(spans)
+                member.skip(spans)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
-        """Every worker that was in the slot's last pass is told with its next step."""
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep the path; each worker in the slot's last pass gets it with its next step."""
         for member in self._members:
-            member.keep(slot, path)
+            member.keep_path(slot, path)
 
-    def _attend(self, now_s: float) -> None:
-        """Hear the workers, count those that are late, and finish what is complete."""
+    def _work(self, now_s: float) -> None:
+        """Take the workers' answers, apply the policy to late ones, and finish complete passes."""
         for index, member in enumerate(self._members):
             for number, rows in member.receive():
                 waiting = self._passes.get(number)
                 if waiting is not None and index in waiting.missing:
                     waiting.missing.discard(index)
                     waiting.rows[index] = rows
-            member.look_after()
+            member.attach_if_ready()
             for number, one in self._passes.items():
-                if index in one.missing and not member.owes(number):
+                if index in one.missing and not member.awaits(number):
                     member.take_part(number, one.spans, time.monotonic())
         for one in list(self._passes.values()):
             if one.missing:
@@ -133,7 +133,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         return [source for member in self._members for source in member.sources]
 
     def _deadlines(self) -> list[float]:
-        """When a worker is late, or is to be asked again."""
+        """The times at which a worker is late, or is to be asked again."""
         now_s = time.monotonic()
         ends_s = [now_s + due for member in self._members if (due := member.due_s) is not None]
         late_s = self._federation.late_s
@@ -141,12 +141,12 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
 
     @property
     def trouble(self) -> str:
-        """Which workers cannot take part, or are late, and why."""
+        """The workers that cannot take part or are late, and why."""
         return ", ".join(filter(None, (member.trouble for member in self._members)))
 
     @property
     def nodes(self) -> Mapping[str, bool]:
-        """The workers."""
+        """The workers by name, and whether each takes part."""
         return {member.name: member.takes_part for member in self._members}
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
                 self._members[index].note("late")
         if of.late == "drop" and one.rows:
             for index in list(one.missing):
-                if one.late or not self._members[index].owes(one.number):
+                if one.late or not self._members[index].awaits(one.number):
                     one.missing.discard(index)
                     self._members[index].note("dropped")
 
@@ -181,14 +181,14 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         return f"Of this edge's federation {names} did not answer within {age_s:.1f} s."
 
     def _complete(self, one: _EnsemblePass) -> None:
-        self._tell_of_changes(one)
+        self._log_changes(one)
         try:
             self._finish(one, self._averaged(one))
-        except Exception as error:  # no memory, say: whatever ails this pass, the edge goes on
+        except Exception as error:  # such as MemoryError: only this pass fails
             self._fail(one, error)
 
     def _averaged(self, one: _EnsemblePass) -> list[Output]:
-        """The logits of each span."""
+        """Average the workers' rows; returns each span's logits."""
         present = sorted(one.rows)
         outputs = []
         if any(span.rows for span in one.spans):
@@ -206,8 +206,8 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
             outputs.append(Output(logits, _NOTHING))
         return outputs
 
-    def _tell_of_changes(self, one: _EnsemblePass) -> None:
-        """Log which workers are left out of the ensemble from this pass on, and which are back."""
+    def _log_changes(self, one: _EnsemblePass) -> None:
+        """Log workers that are left out from this pass on, or are back."""
         for index, member in enumerate(self._members):
             left_out = index not in one.rows
             if left_out and not member.left_out:
@@ -219,9 +219,9 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
 
 
 def open_target(opening: Opening) -> FederatedTarget:
-    """The federation that the list names, when all its workers are attached.
+    """Open the listed federation; returns when all its workers are attached.
 
-    Under ``drop`` it begins without those that do not come within ``give_up_s``, if one does.
+    Under ``drop`` it starts with the workers that are there after ``give_up_s``, at least one.
     """
     path = opening.config.nodes
     if path is None:
@@ -244,5 +244,5 @@ def open_target(opening: Opening) -> FederatedTarget:
     except BaseException:
         target.close()
         raise
-    target.settle_in()
+    target.fix_context()
     return target

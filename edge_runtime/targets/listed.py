@@ -1,7 +1,7 @@
-"""The files that list a target's nodes: of a federation, and of a pipeline (`docs/scale.md`).
+"""Read the files that list the nodes of a federation or a pipeline (`docs/scale.md`).
 
-In:  a TOML file. Out: typed settings; `ConfigError` says what is wrong with it. Files of keys that
-     it names are looked for beside it.
+In:  a TOML file. Out: typed settings; `ConfigError` for a bad file. Paths of keys are relative to
+     the file.
 """
 
 import stat
@@ -22,9 +22,9 @@ Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
 class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node.
 
-    address: tcp://HOST:PORT. key: the file of its public key. name: in logs and figures; its
-    address by default. digest: of the artifact that it must hold; by default that which it had when
-    the edge started.
+    address: tcp://HOST:PORT. key: the file of its public key. name: in logs and metrics; by default
+    the address. digest: of the artifact that it must hold; by default of the one that it holds when
+    the edge starts.
     """
 
     address: str
@@ -56,9 +56,9 @@ class NodePatience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An ensemble of workers (specfed §II-III).
 
-    late: what becomes of a pass for which a worker is late or gone: ``wait`` for it; ``drop`` it,
-    the other workers' weights renormalised; or ``fail``. kept: K. values: how probabilities travel.
-    reconstruction: of what is not among the top K.
+    late: policy for a late or lost worker: ``wait`` for it; ``drop`` it from the pass and
+    renormalise the other weights; or ``fail``. kept: K. values: format of probabilities.
+    reconstruction: of the tokens outside the top K.
     """
 
     worker: Annotated[list[ListedWorker], msgspec.Meta(min_length=1, max_length=64)]
@@ -71,7 +71,7 @@ class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=
 class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The stages behind the first one, which the edge runs itself (decentralized §2.2).
 
-    states: how hidden states travel from stage to stage; ``fp32`` loses nothing.
+    states: format of hidden states between stages; ``fp32`` is exact.
     """
 
     stage: Annotated[list[Listed], msgspec.Meta(max_length=255)] = []
@@ -79,7 +79,7 @@ class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def lacks_room(ready: Ready, slots: int, context: int) -> str:
-    """Whether a node has fewer slots, or less room in them, than the edge needs; what to do."""
+    """Describe a lack of slots or context at a node, and what to do; "" if there is none."""
     if ready.slots < slots:
         return f"it has {ready.slots} slots, this edge {slots}: start it with --sessions {slots}"
     if ready.context < context:
@@ -94,7 +94,7 @@ L = TypeVar("L", Federation, Pipeline)
 
 
 def read_list(path: Path, kind: type[L]) -> L:
-    """The settings in a file; `ConfigError` if it cannot be read, or says something else."""
+    """Read the settings in a file; `ConfigError` if it is unreadable or invalid."""
     try:
         if path.stat().st_mode & stat.S_IWOTH:
             raise ConfigError(
@@ -103,12 +103,12 @@ def read_list(path: Path, kind: type[L]) -> L:
         return msgspec.toml.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:  # msgspec's, and a number's that is too long
+    except (ValueError, RecursionError) as error:  # msgspec's, and int's for long numbers
         raise ConfigError(f"{path} is not valid: {error}. See docs/scale.md.") from error
 
 
 def places(path: Path, nodes: Sequence[Listed]) -> list[NodeAddress]:
-    """Where the nodes of the file ``path`` are; `KeysError` for a key that is none."""
+    """Return the addresses of the nodes in the file ``path``; `KeysError` for a bad key."""
     found = [
         NodeAddress(
             node.name or node.address,

@@ -1,4 +1,4 @@
-"""The target in this process: a decoder, which has finished when `start` returns."""
+"""The target in this process: a decoder that computes in `start`."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from pilotfish.engines.decoder import Decoder, Pass
 
 
 class LocalTarget(Target):
-    """A decoder with its slots. The serving thread computes."""
+    """A decoder, run by the serving thread."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -19,7 +19,7 @@ class LocalTarget(Target):
         self.digest = decoder.artifact.manifest.digest
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Compute."""
+        """Compute the pass."""
         try:
             for span in spans:
                 self._decoder.rollback(span.slot, span.base)
@@ -30,19 +30,19 @@ class LocalTarget(Target):
         else:
             self._finished.append(Scores(number, outputs))
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
-        """Its keys and values move behind the chain; nothing is computed again."""
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Move the K/V of these nodes behind the chain, without computing again."""
         chain = self._chains[slot]
-        self._decoder.keep(slot, [*range(chain), *(chain + node for node in path)])
+        self._decoder.keep_path(slot, [*range(chain), *(chain + node for node in path)])
 
     def finished(self) -> Sequence[Scores]:
-        """What was computed since the last call."""
+        """Return the scores computed since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
 
 def open_target(opening: Opening) -> LocalTarget:
-    """The artifact's weights, loaded here."""
+    """Load the artifact's weights."""
     config = opening.config
     return LocalTarget(
         Decoder(
@@ -56,7 +56,7 @@ def open_target(opening: Opening) -> LocalTarget:
 
 
 def as_pass(span: Span) -> Pass:
-    """The same for a decoder; to it the chain before a tree is part of the tree."""
+    """Convert a span for a decoder, which takes the chain before a tree as part of the tree."""
     tokens = span.tokens[span.base :].astype(np.int64)
     if span.parents is None:
         return Pass(span.slot, tokens, span.rows)

@@ -1,4 +1,4 @@
-"""One worker of a federation as the edge knows it: what it holds, what it owes, what it may say.
+"""The edge's view of one worker of a federation: its slots, open steps, and answers.
 
 In:  passes; out: whether the worker takes part in them, and its top K of each row.
 """
@@ -25,26 +25,26 @@ from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Ready, Scored, Step
 
-DEPTH = 2  # one pass with the workers, and one on its way to them
-_BEHIND = 2 * DEPTH  # steps that a worker has not answered: it is sent no more
-_CATCHING_UP = 2**61  # steps from this number on belong to no pass
+DEPTH = 2  # passes: one at the workers, and one on its way to them
+_BEHIND = 2 * DEPTH  # most unanswered steps of a worker
+_CATCHING_UP = 2**61  # first number of steps without a pass
 _ROUNDING = 1.0 - 1e-3  # of a row's mass
-_TRIED = 32  # rows of a pass whose time the start measures
-_TOKEN_BYTES = 16  # of one of the top K in an answer, at most; and of a row besides
+_TRIED = 32  # rows of the largest pass that is timed at the start
+_TOKEN_BYTES = 16  # at most, of each of the top K in an answer; and of a row in addition
 
 
-class _Owed(NamedTuple):
-    """A step that was not answered yet: since when, and how many rows it wants."""
+class _OpenStep(NamedTuple):
+    """An unanswered step: when it was sent, and its number of rows."""
 
     since_s: float
     rows: int
 
 
 class Member:
-    """One worker, its weight, and its part in the federation.
+    """One worker and its weight in the federation.
 
-    digest: of what it must hold, once that is known. context: positions that it must have room for
-    in each slot, once that is fixed. left_out: of the last pass that finished.
+    digest: of the artifact that it must hold, once known. context: positions that its slots must
+    have, once fixed. left_out: whether the last finished pass was without it.
     """
 
     def __init__(
@@ -60,33 +60,33 @@ class Member:
         self._tally = opening.tally
         most = _answer_bytes(limits, federation, self._manifest)
         self._peer = Peer(place, opening.keys, most, expect=self._unfit, happened=self.note)
-        self._incarnation: bytes | None = None  # as which it was attached when last looked at
+        self._incarnation: bytes | None = None  # of the attachment noted last
         self._holding = Holding(self._slots)
-        self._owed: dict[int, _Owed] = {}
+        self._open_steps: dict[int, _OpenStep] = {}
         self._extra = count(_CATCHING_UP)
-        self._catch_up = -1  # the last step that told it what it had missed
+        self._catch_up = -1  # number of the last step with missed tokens only
         self.name = place.name
         self.sources = self._peer.sources
         self.close = self._peer.close
 
     @property
     def attached(self) -> bool:
-        """It is here, and will do."""
+        """Whether it is attached."""
         return self._peer.incarnation is not None
 
     @property
     def takes_part(self) -> bool:
-        """It is sent passes."""
+        """Whether it is sent passes now."""
         return self.attached and not self._catching_up
 
     @property
     def ready(self) -> Ready | None:
-        """What it holds, if that will do."""
+        """Its artifact and room, if suitable."""
         return self._peer.ready
 
     @property
     def trouble(self) -> str:
-        """Why it takes no part, or is waited for; "" if neither."""
+        """Why it takes no part or is late; "" if neither."""
         if self._peer.trouble:
             return self._peer.trouble
         if self._catching_up:
@@ -98,22 +98,22 @@ class Member:
         """Seconds until it is to be asked again."""
         return self._peer.due_s
 
-    def owes(self, number: int) -> bool:
-        """It was sent this step and has not answered."""
-        return number in self._owed
+    def awaits(self, number: int) -> bool:
+        """Whether it has not answered this step yet."""
+        return number in self._open_steps
 
     def take_part(self, number: int, spans: Sequence[Span], now_s: float) -> bool:
-        """Send it a pass, which it owes from now on; False if it cannot be sent one.
+        """Send it a pass; False if it cannot take one now.
 
-        Under ``drop`` the others do not wait while one reads all that it has missed: it is told
-        that by itself, and takes part when it has caught up.
+        Under ``drop`` a worker that has missed many tokens gets them in a step of their own, and
+        takes part again after that, so that the others do not wait.
         """
         if not self._able:
             return False
         if self._federation.late == "drop":
-            missed = [span for span in spans if self._holding.start(span) < span.base]
-            # by slot: what many sessions go on by meanwhile is not to keep it out for ever
-            if any(span.base - self._holding.start(span) > CHUNK for span in missed):
+            missed = [span for span in spans if self._holding.first_missing(span) < span.base]
+            # by slot, since the new tokens of many sessions together would keep it out forever
+            if any(span.base - self._holding.first_missing(span) > CHUNK for span in missed):
                 self._catch_up = next(self._extra)
                 told = [Span(span.slot, span.tokens[: span.base], span.base, 0) for span in missed]
                 self._send(self._catch_up, told, now_s)
@@ -121,38 +121,38 @@ class Member:
         self._send(number, spans, now_s)
         return True
 
-    def pass_over(self, spans: Sequence[Span]) -> None:
-        """It does not take part in this pass, for now."""
+    def skip(self, spans: Sequence[Span]) -> None:
+        """Note a pass without it."""
         for span in spans:
-            self._holding.pass_over(span)
+            self._holding.skip(span)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
-        """If it was in the slot's last pass, it is told with its next step."""
-        self._holding.keep(slot, path)
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep the path; if it was in the slot's last pass, it gets it with its next step."""
+        self._holding.keep_path(slot, path)
 
     def receive(self) -> Iterator[tuple[int, TopRows]]:
-        """Its answers, by the numbers of their steps; one without sense ends its attachment."""
+        """Yield its answers by the numbers of their steps; a malformed one detaches it."""
         for scored, frames in self._peer.receive():
             if scored.incarnation != self._peer.incarnation:
-                continue  # it came behind nonsense
+                continue  # an answer before it was malformed
             try:
                 rows = self._rows(scored, frames)
             except MalformedError as error:
                 self.note("lied")
-                self._peer.leave(f"its answer makes no sense: {error}")
+                self._peer.detach(f"its answer makes no sense: {error}")
                 continue
-            del self._owed[scored.number]
+            del self._open_steps[scored.number]
             self._peer.proved()
             self._tally.node_compute_s[self.name] += sum(scored.compute_ns) * 1e-9
             yield scored.number, rows
         self._tally.node_bytes_in[self.name] = self._peer.received_bytes
 
-    def look_after(self) -> None:
-        """Attach it when it is here; note that it holds nothing when that has happened."""
+    def attach_if_ready(self) -> None:
+        """Attach it if it is there; notes that its slots are empty then."""
         if self._incarnation != self._peer.incarnation:
             self._incarnation = self._peer.incarnation
             self._holding.lose()
-            self._owed.clear()
+            self._open_steps.clear()
         if (ready := self._peer.unattached) is not None:
             self.digest = self.digest or ready.digest
             of = self._federation
@@ -166,20 +166,20 @@ class Member:
 
     @property
     def _catching_up(self) -> bool:
-        """It was told what it had missed, and has not read it yet."""
-        return self.owes(self._catch_up)
+        """Whether it has not answered the step with its missed tokens yet."""
+        return self.awaits(self._catch_up)
 
     @property
     def _able(self) -> bool:
         """Whether it can be sent a step now."""
-        if self._incarnation is None or len(self._owed) >= _BEHIND or self._catching_up:
+        if self._incarnation is None or len(self._open_steps) >= _BEHIND or self._catching_up:
             return False
         return self._federation.late != "drop" or self._waited_s <= self._federation.late_s
 
     @property
     def _waited_s(self) -> float:
-        """How long it has owed the oldest answer that it owes."""
-        oldest_s = min((owed.since_s for owed in self._owed.values()), default=math.inf)
+        """Seconds since its oldest unanswered step was sent."""
+        oldest_s = min((owed.since_s for owed in self._open_steps.values()), default=math.inf)
         return time.monotonic() - oldest_s
 
     def _send(self, number: int, spans: Sequence[Span], now_s: float) -> None:
@@ -187,16 +187,16 @@ class Member:
         items, tokens = zip(*map(self._holding.item, spans), strict=True)
         step = Step(incarnation=self._incarnation, number=number, items=list(items))
         frames = (np.concatenate(tokens).astype("<u4").tobytes(), parents_of(spans))
-        self._owed[number] = _Owed(now_s, sum(span.rows for span in spans))
+        self._open_steps[number] = _OpenStep(now_s, sum(span.rows for span in spans))
         self._tally.node_bytes_out[self.name] += self._peer.send(step, frames)
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:
-        """What an answer says; `MalformedError` if no model can have said it."""
-        if scored.number != next(iter(self._owed), None):
+        """Decode an answer; `MalformedError` if no model can have made it."""
+        if scored.number != next(iter(self._open_steps), None):
             raise MalformedError(f"It is to step {scored.number}, whose turn it is not.")
         if len(frames) != 1:
             raise MalformedError(f"An answer has 1 frame, not {len(frames)}.")
-        due, vocab = self._owed[scored.number].rows, self._manifest.vocab_size
+        due, vocab = self._open_steps[scored.number].rows, self._manifest.vocab_size
         rows = decode_topk(frames[0], due, self._federation.kept, vocab)
         # the K most probable of V tokens have at least K/V together
         if due and rows.retained.min() < _ROUNDING * rows.kept / vocab:
@@ -204,7 +204,7 @@ class Member:
         return rows
 
     def _unfit(self, ready: Ready) -> str:
-        """What is wrong with what it holds."""
+        """Describe why its artifact or room does not suit; "" if it does."""
         if ready.stages:
             return "it holds one stage of a model: a federation wants whole models"
         known = (self._manifest.tokenizer_fingerprint, self._manifest.vocab_size)
@@ -222,6 +222,6 @@ class Member:
 
 
 def _answer_bytes(limits: EdgeLimits, federation: Federation, manifest: Manifest) -> int:
-    """What an answer has at most: to a window of every session, or to what the start measures."""
+    """Bound an answer: to a window of every session, or to the largest timed pass."""
     rows = max(limits.sessions * (limits.window + 1), _TRIED)
     return MEBIBYTE + rows * (min(federation.kept, manifest.vocab_size) + 1) * _TOKEN_BYTES

@@ -1,10 +1,8 @@
-"""One node as the edge knows it: away, here, or attached.
+"""The edge's connection to one node: lost, connected, or attached.
 
-The connection comes back by itself, and then the node is greeted and attached anew: one that was
-gone, for however short, counts as one that holds nothing. A node that cannot be used, since it
-serves another model, told nonsense, or goes away at the first step, is left alone for a while and
-then asked again: each time for twice as long, until it has given a good answer. What it says
-meanwhile is not listened to.
+After a loss of any length ZeroMQ connects again, and the node is greeted and attached with empty
+slots. An unusable node (it holds another model, sent a malformed answer, or left at its first step)
+is ignored for a pause and then asked again; the pause doubles until the node gives a good answer.
 """
 
 import logging
@@ -34,9 +32,9 @@ from pilotfish.wire.transport import is_loopback
 
 _log = logging.getLogger("pilotfish.edge")
 
-_RETRY_S = (0.5, 30.0)  # how long a node that cannot be used is left alone: doubling, up to this
-_MESSAGES = 64  # taken in one turn
-# why there may be no handshake; with a key, and without
+_RETRY_S = (0.5, 30.0)  # first and longest pause of an unusable node
+_MESSAGES = 64  # received in one turn
+# possible reasons for a missing handshake: with a key, and without
 _MUTE = {
     True: "it answers, but not to this handshake: is the key in the list its present edge.pub?",
     False: "it answers, but not to this handshake: it may demand keys (key = ..., and --keys)",
@@ -44,7 +42,7 @@ _MUTE = {
 
 
 class NodeAddress(NamedTuple):
-    """Where a node is. key: its public key in Z85; "" where there are no keys."""
+    """A node's name and address. key: its public key in Z85; "" without keys."""
 
     name: str
     address: str
@@ -52,10 +50,10 @@ class NodeAddress(NamedTuple):
 
 
 class Peer:
-    """A connection to one node, and what became of it. Nothing here waits.
+    """A connection to one node. Never waits.
 
-    expect: says what is wrong with what the node holds; "" if nothing is. happened: is told what is
-    worth counting, in one word. Raises `UnsupportedError` for an address that is none.
+    expect: returns why the node's artifact or room does not suit; "" if it does. happened: is
+    called with the name of each event. Raises `UnsupportedError` for a malformed address.
     """
 
     def __init__(
@@ -73,26 +71,26 @@ class Peer:
         if keys is not None and place.key:
             own = DeviceKeys(keys.secret, zmq.curve_public(keys.secret), place.key)
         self._channel = EdgeChannel(place.address, own, message_bytes)
-        self._connections = 0  # of the channel's, the last one that was noted
-        self._broken = 0  # its broken handshakes until then
+        self._connections = 0  # number of the channel's connection noted last
+        self._broken = 0  # the channel's broken handshakes noted so far
         self._retry_s = _RETRY_S[0]
-        self._alone_until_s = 0.0
+        self._paused_until_s = 0.0
         self._greeted = False
-        self._doubtful = False  # it was sent a step since it was attached, and not one good answer
+        self._doubtful = False  # sent a step since it was attached, without a good answer so far
         self._reason = "not there yet"
-        self.received_bytes = 0  # of all that it said, headers included
-        self.ready: Ready | None = None  # what it holds, if that will do
-        self._asked: bytes | None = None  # the incarnation that it was asked to be attached as
-        self.incarnation: bytes | None = None  # as which it is attached
+        self.received_bytes = 0  # headers included
+        self.ready: Ready | None = None  # the node's artifact and room, if suitable
+        self._asked: bytes | None = None  # the incarnation of the last attach request
+        self.incarnation: bytes | None = None  # of the attachment; None: not attached
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """What may be polled to learn of news."""
+        """Sockets to poll for events."""
         return self._channel.sources
 
     @property
     def unattached(self) -> Ready | None:
-        """What the node holds, if it is to be attached now."""
+        """The node's artifact and room, if it is ready to be attached."""
         return None if self._asked else self.ready
 
     @property
@@ -105,10 +103,10 @@ class Peer:
         """Seconds until it is to be asked again."""
         if self._greeted or not (self._channel.connected or self._channel.given_up):
             return None
-        return max(0.0, self._alone_until_s - time.monotonic())
+        return max(0.0, self._paused_until_s - time.monotonic())
 
     def receive(self) -> list[tuple[Scored, list[Buffer]]]:
-        """Take in what has arrived; its answers, of the attachment that holds."""
+        """Read its messages; returns the answers of the present attachment."""
         self._watch()
         answers = []
         for _ in range(_MESSAGES):
@@ -123,7 +121,7 @@ class Peer:
                 report = decode_report(taken[0])
             except MalformedError as error:
                 self._happened("lied")
-                self.leave(f"it talks nonsense: {error}")
+                self.detach(f"it talks nonsense: {error}")
                 continue
             match report:
                 case Ready():
@@ -135,35 +133,35 @@ class Peer:
                 case Refused():
                     if report.incarnation in (None, self._asked):
                         if self.incarnation and report.code == TargetLostError.code:
-                            self._retry_s = _RETRY_S[0]  # it lost the next one: no fault of its own
-                        self.leave(report.message)
+                            self._retry_s = _RETRY_S[0]  # the fault is the next stage's
+                        self.detach(report.message)
                 case Scored():
                     if report.incarnation == self.incarnation:
                         answers.append((report, taken[1]))
         return answers
 
     def attach(self, attach: Attach) -> None:
-        """Ask the node to be this edge's; it is when ``incarnation`` says so."""
+        """Ask to attach the node; ``incarnation`` is set when it has confirmed."""
         self._asked, self.incarnation = attach.incarnation, None
         self._reason, self._doubtful = "being attached", False
         self._send(attach)
 
     def send(self, step: Step, frames: Sequence[Buffer]) -> int:
-        """Hand a step to an attached node; returns its bytes. If it cannot be sent, it is away."""
+        """Send a step to an attached node; returns its bytes, or 0 if the node is lost."""
         self._doubtful = True
         return self._send(step, frames)
 
-    def leave(self, reason: str) -> None:
-        """Leave it alone for a while: it cannot be used."""
+    def detach(self, reason: str) -> None:
+        """Detach the unusable node and ignore it for a pause."""
         if self.ready is not None or reason != self._reason:
             _log.warning("%s cannot be used: %s", self.place.name, reason)
             self._happened("refused")
         self._reason = reason
         self._forget()
-        self._put_off()
+        self._pause()
 
     def proved(self) -> None:
-        """It gave a good answer."""
+        """Note a good answer: the next pause is short again."""
         self._retry_s, self._doubtful = _RETRY_S[0], False
 
     def close(self) -> None:
@@ -171,7 +169,7 @@ class Peer:
         self._channel.close(0.0)
 
     def _watch(self) -> None:
-        """Note a connection that was lost, and greet one that is new, or is to be tried again."""
+        """Note a lost connection, and greet the node over a new one or after a pause."""
         channel = self._channel
         channel.catch_up()
         if self._connections != channel.connections or not channel.connected:
@@ -180,20 +178,20 @@ class Peer:
             self._connections, self._broken = channel.connections, channel.broken_handshakes
         elif channel.denied:
             channel.denied = False
-            self.leave("it does not let this edge in: put edge.pub on its allow-list")
+            self.detach("it does not let this edge in: put edge.pub on its allow-list")
         elif channel.broken_handshakes > self._broken:
             self._broken = channel.broken_handshakes
             self._reason = _MUTE[bool(self.place.key)]
-        if channel.given_up and not self._alone:
+        if channel.given_up and not self._paused:
             channel.try_again()
-        if channel.connected and not self._greeted and not self._alone:
+        if channel.connected and not self._greeted and not self._paused:
             self._greeted = True
             self._send(Greet(version=VERSION))
 
     @property
-    def _alone(self) -> bool:
-        """It is being left alone."""
-        return time.monotonic() < self._alone_until_s
+    def _paused(self) -> bool:
+        """Whether the node is in a pause."""
+        return time.monotonic() < self._paused_until_s
 
     def _note_loss(self) -> None:
         if self._asked:
@@ -201,38 +199,38 @@ class Peer:
             self._happened("gone")
             self._reason = "gone"
             if self._doubtful:
-                self._put_off()
+                self._pause()
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing of what it said holds any more."""
+        """Forget the node's state."""
         self.ready = self._asked = self.incarnation = None
         self._greeted = self._doubtful = False
 
-    def _put_off(self) -> None:
-        self._alone_until_s = time.monotonic() + self._retry_s
+    def _pause(self) -> None:
+        self._paused_until_s = time.monotonic() + self._retry_s
         self._retry_s = min(2.0 * self._retry_s, _RETRY_S[1])
 
     def _welcome(self, ready: Ready) -> None:
         if ready.version != VERSION:
-            self.leave(
+            self.detach(
                 f"it speaks version {ready.version} of the nodes' wire, this edge {VERSION}: "
                 "install the same Pilotfish release on both"
             )
         elif reason := self._expect(ready):
-            self.leave(reason)
+            self.detach(reason)
         else:
             self.ready = ready
 
     def _send(self, message: "Greet | Attach | Step", frames: Sequence[Buffer] = ()) -> int:
         try:
             return self._channel.send(message, frames)
-        except zmq.Again:  # it went away just now, and will be heard of
+        except zmq.Again:  # just lost; the event will follow
             return 0
 
 
 def expect_locked(path: Path, places: Sequence[NodeAddress], keys: EdgeKeys | None) -> None:
-    """Raise unless everything that leaves this machine goes to a node whose key is known."""
+    """Raise if a node beyond loopback, or any node of an edge with keys, has no key listed."""
     for place in places:
         if place.key and keys is None:
             raise KeysError(f"{path} names a key for {place.name}, but this edge has none: --keys.")

@@ -2,12 +2,12 @@
 
 In:  passes. The edge itself runs stage 1 and the head; the other stages are nodes.
 Out: their scores, once each pass has crossed all nodes: edge → stage 2 → … → stage N → edge, N hops
-     a round, whatever the window. Nothing but hidden states crosses them.
+     a round for any window. Only hidden states cross them.
 
-A pass is a step, after others that bring its slots up to date, if they are far behind. Steps follow
-each other through the stages, so several sessions, or the pieces of a long one, keep these busy at
-once. Law: answers come in the order of the steps. When the stages are attached anew, every pass
-under way is sent again, with as much of its sequence as it takes.
+A pass is one step, after further steps if its slots are far behind. Steps follow each other through
+the stages, so several sessions, or the pieces of a long prompt, keep all stages busy. Law: answers
+come in the order of the steps. When the stages are attached again, every pass under way is sent
+again, with as much of its sequence as needed.
 """
 
 import logging
@@ -38,21 +38,21 @@ from pilotfish.wire.nodes import Scored
 
 _log = logging.getLogger("pilotfish.edge")
 
-_TRIES = 8  # of a pass: it may be what the stages are lost of
+_TRIES = 8  # of a pass, since the pass itself may break the stages
 
 
 @dataclass(eq=False)
 class _PipelinePass(RemotePass):
-    """A pass under way; tries: how often it was begun anew."""
+    """A pass under way; tries: how often it was sent again."""
 
     tries: int = 0
 
 
 class _SentStep(NamedTuple):
-    """A step that is with the stages.
+    """A step under way.
 
-    pass_number: of the pass that it completes; None: it only brings tokens. alone: no other step
-    was with the stages when it was sent.
+    pass_number: of the pass that it completes; None: it only brings a slot up to date. alone: no
+    other step was under way when it was sent.
     """
 
     number: int
@@ -63,7 +63,7 @@ class _SentStep(NamedTuple):
 
 
 class PipelineTarget(RemoteTarget[_PipelinePass]):
-    """Stage 1 and the head here, the others at their places, in their order."""
+    """Runs stage 1 and the head here, and the other stages at the nodes, in order."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         super().__init__()
         self._first, self._head = StageSlots(stage), head
         self._stages = Stages(stage, pipeline, spots, opening)
-        self._incarnation = self._stages.incarnation  # as which they hold what follows
+        self._incarnation = self._stages.incarnation  # that the following belongs to
         self._holding = Holding(stage.slots)
         self._sent: deque[_SentStep] = deque()
         self._pipeline = pipeline
@@ -92,28 +92,28 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     @property
     def standing(self) -> bool:
-        """All stages are attached."""
+        """Whether all stages are attached."""
         return self._stages.incarnation is not None
 
     # A target's
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Run stage 1 and send what it makes on its way, or do so when the stages are there."""
+        """Run stage 1 and send its states on, as soon as the stages are attached."""
         one = self._passes[number] = _PipelinePass(number, list(spans), time.monotonic())
         if self._incarnation is not None:
             self._send(one)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
-        """The stages are told with the slot's next step."""
-        self._holding.keep(slot, path)
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep the path; the stages get it with the slot's next step."""
+        self._holding.keep_path(slot, path)
 
-    def _attend(self, now_s: float) -> None:
-        """Hear the stages, see to them, and send the next step."""
+    def _work(self, now_s: float) -> None:
+        """Take the stages' answers, attach stages, and send the next steps."""
         for scored, frames in self._stages.receive():
             self._take(scored, frames)
         for name, size in self._stages.received_bytes.items():
             self._tally.node_bytes_in[name] = size
-        self._hurry()
+        self._reattach_if_overdue()
         if self._stages.incarnation != self._incarnation:
             self._begin_anew()
         if (waiting := self._next_to_send()) is not None:
@@ -125,7 +125,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         return self._stages.sources
 
     def _deadlines(self) -> list[float]:
-        """When a step can be sent or is overdue, or a stage is to be asked again."""
+        """The times at which a step can be sent or is overdue, or a stage is to be asked again."""
         now_s, due_s = time.monotonic(), self._stages.due_s
         ends_s = [] if due_s is None else [now_s + due_s]
         if self._sent:
@@ -136,12 +136,12 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     @property
     def trouble(self) -> str:
-        """Which stages are not attached, and why."""
+        """The stages that are not attached, and why."""
         return self._stages.trouble
 
     @property
     def nodes(self) -> Mapping[str, bool]:
-        """The stages but the first."""
+        """The stages but the first by name, and whether each is attached."""
         return self._stages.nodes
 
     def close(self) -> None:
@@ -151,16 +151,17 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     # Steps out
 
     def _next_to_send(self) -> _PipelinePass | None:
-        """A pass that has steps to send; one at a time, for each costs stage 1 a pass.
+        """Return a pass with a step to send now, if any.
 
-        No more than keeps the stages busy: what comes next is not to wait behind all of a prompt.
+        Only as many steps are under way as keep the stages busy, so that a new pass need not wait
+        behind a whole prompt.
         """
         if self._incarnation is None or len(self._sent) > self.abreast:
             return None
         return next((one for one in self._passes.values() if one.sent_s is None), None)
 
     def _send(self, one: _PipelinePass) -> None:
-        """Run stage 1 for the next step of a pass; it goes on from there."""
+        """Run stage 1 for the next step of a pass, and send the states on."""
         spans = self._next_step(one)
         last = spans is one.spans
         items, tokens = zip(*map(self._holding.item, spans), strict=True)
@@ -170,7 +171,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             states = self._first.run(items, np.concatenate(tokens).astype(np.int64), parents)
             spent_ns = time.monotonic_ns() - begun_ns
             frame = encode_hidden(states, self._pipeline.states) if len(self._stages) else b""
-        except Exception as error:  # whatever ails this pass, the edge goes on
+        except Exception as error:  # only this pass fails
             self._fail(one, error)
             return
         if last:
@@ -188,9 +189,9 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         self._stages.send(step.number, items, (frame, parents), spent_ns)
 
     def _next_step(self, one: _PipelinePass) -> Sequence[Span]:
-        """What is left, all together; if a slot is too far behind for that, a piece of its own."""
+        """Take the pass's remaining spans, or a piece for a slot that is far behind."""
         for at, span in enumerate(one.spans):
-            start = self._holding.start(span)
+            start = self._holding.first_missing(span)
             end = min(start + CHUNK, len(span.tokens) - max(span.rows, span.nodes))
             if start < end and len(span.tokens) - start > CHUNK:
                 one.spans[at] = span._replace(base=end)
@@ -200,9 +201,9 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     # Answers in
 
     def _take(self, scored: Scored, frames: Sequence[Buffer]) -> None:
-        """What the last stage has made; nonsense ends the attachment of all."""
+        """Take an answer of the last stage; a malformed one detaches all stages."""
         if self._stages.incarnation is None:
-            return  # an answer before it was nonsense
+            return  # an answer before it was malformed
         try:
             if not self._sent or scored.number != self._sent[0].number:
                 raise MalformedError(f"It answers step {scored.number} out of turn.")
@@ -212,13 +213,13 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
                 frames[0], self._sent[0].rows, self._head.width, self._pipeline.states
             )
         except MalformedError as error:
-            self._stages.lied(f"its answer makes no sense: {error}")
+            self._stages.reject_answer(f"its answer makes no sense: {error}")
             return
         self._stages.proved()
         self._count(scored.compute_ns)
         step = self._sent.popleft()
         now_s = time.monotonic()
-        # stages that are slower than one is patient for are not to be hurried with every step
+        # stages slower than the limit must not be attached again at every step
         waited_s = now_s - max(step.sent_s, self._news_s)
         self._patience_s = max(self._pipeline.late_s, min(self._patience_s, 2.0 * waited_s))
         self._news_s = now_s
@@ -229,7 +230,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
                 self._bring_in(one, hidden)
 
     def _set_depth(self) -> None:
-        """As many passes as keep the stages busy; all may wait together for stages to come."""
+        """Set the depth that keeps the stages busy; without stages, allow all passes to wait."""
         self.abreast = self._depth.passes
         self.depth = self.abreast if self.standing else self._first.stage.slots
 
@@ -248,10 +249,10 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         self._count([time.monotonic_ns() - begun_ns])
         self._finish(one, shared_out(one.spans, logits, hidden))
 
-    # What goes wrong
+    # Losses
 
     def _begin_anew(self) -> None:
-        """The stages were lost, or are back: they hold nothing, and all is to be sent again."""
+        """Send all passes again, after the stages were lost or attached with empty slots."""
         self._incarnation = self._stages.incarnation
         self._set_depth()
         self._sent.clear()
@@ -269,11 +270,11 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
                 )
 
     def _overdue_at(self, step: _SentStep) -> float:
-        """When the step that is due next should have been answered."""
+        """Return when the next answer is overdue."""
         return max(step.sent_s, self._news_s) + self._patience_s
 
-    def _hurry(self) -> None:
-        """Attach all stages anew if an answer is overdue; be more patient then."""
+    def _reattach_if_overdue(self) -> None:
+        """Attach all stages again if an answer is overdue, and double the limit."""
         if self._sent and time.monotonic() > self._overdue_at(self._sent[0]):
             _log.warning(
                 "a step over the stages has taken %.1f s: they are attached anew", self._patience_s
@@ -296,7 +297,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
 
 def open_target(opening: Opening) -> PipelineTarget:
-    """The pipeline that the list names, when all its stages are attached."""
+    """Open the listed pipeline; returns when all its stages are attached."""
     config = opening.config
     if config.nodes is None:
         raise ConfigError("A pipeline needs a list of its stages (--pipeline FILE).")

@@ -1,9 +1,9 @@
-"""What the edge wants of Ray: a cluster, actors on it, and that they are started again.
+"""Use Ray: join or start a cluster, place actors on it, and restart them.
 
-Nothing else here knows Ray, and nothing imports it until a cluster is asked for. A private cluster
-ends with the thread that made it, and is for this process only: it listens on loopback, and wants a
-token of its own. Most of what makes it so is told to Ray by the environment, before it is
-imported (measured with 2.60: docs/scale.md).
+Only this module uses Ray, and Ray is imported only when a cluster is configured. A private cluster
+ends with the thread that started it, and serves this process only: it listens on loopback, with a
+token of its own. Most of its settings are environment variables that Ray reads at import (measured
+with 2.60: docs/scale.md).
 """
 
 import logging
@@ -19,32 +19,31 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.wire.errors import ConfigError, TargetLostError
 
 _STORE_BYTES = 80 * 2**20  # of a private cluster's object store, about Ray's least
-_ROWS = 2 * 16  # of logits for each session that are there at once: longer windows go by the disk
+_ROWS = 2 * 16  # of logits for each session in the store; those of longer windows go to disk
 _STORE_SHARE = 4  # of the machine's memory, at most
-_PROBE_S = 3.0  # Ray waits for minutes for a cluster that is not there
+_PROBE_S = 3.0  # Ray itself would wait for minutes for a missing cluster
 
 _ENVIRONMENT = {
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # SIGTERM is the daemon's
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # what a call came to is told by its future
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # futures report the errors of calls
     # a lost actor shows after 0.2 s instead of 1.5
     "RAY_timeout_ms_task_wait_for_death_info": "100",
     "RAY_core_worker_internal_heartbeat_ms": "100",
 }
 _OF_ITS_OWN = {
     "RAY_AUTH_MODE": "token",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # so that it binds to loopback: one node will do
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds to loopback, for a single node
     "RAY_worker_niceness": "0",
     "RAY_worker_oom_score_adjustment": "0",
-    "RAY_kill_worker_timeout_milliseconds": "500",  # of one that is stopped; 5 s by default
+    "RAY_kill_worker_timeout_milliseconds": "500",  # of a frozen worker; 5 s by default
 }
 
 
 def actors_for(opening: Opening, artifacts: Sequence[Artifact]) -> list[list[Any]]:
-    """The actors of each replica, one for each of its artifacts, as Ray's handles of `NodeActor`.
+    """Start each replica's actors, one for each of its artifacts; returns handles of `NodeActor`.
 
-    On the cluster that the configuration names, or on one of their own. Raises `ConfigError`
-    without Ray, or for more actors than the cluster has room for; `TargetLostError` where there is
-    no cluster.
+    They run on the configured cluster, or on a private one. Raises `ConfigError` without Ray, or
+    for more actors than the cluster has room for; `TargetLostError` if there is no cluster.
     """
     config, plan = opening.config, opening.config.cluster
     total = plan.replicas * plan.stages
@@ -64,7 +63,7 @@ def actors_for(opening: Opening, artifacts: Sequence[Artifact]) -> list[list[Any
         num_cpus=threads,
         num_gpus=gpus,
         max_restarts=-1,
-        max_task_retries=0,  # a lost call is told of at once: done again, it would find empty slots
+        max_task_retries=0,  # report a lost call at once: a repeated one would find empty slots
         scheduling_strategy="SPREAD",
     )
     slots = -(-config.limits.sessions // plan.replicas)
@@ -84,7 +83,7 @@ def actors_for(opening: Opening, artifacts: Sequence[Artifact]) -> list[list[Any
 
 
 def restart(actor: Any) -> None:
-    """Kill an actor's process, also one that is stopped; Ray starts another."""
+    """Kill an actor's process, even a frozen one; Ray starts another."""
     import ray
 
     ray.kill(actor, no_restart=False)
@@ -98,16 +97,16 @@ def leave() -> None:
 
 
 def fault_of(error: BaseException) -> Exception | None:
-    """What a method itself has raised; None where it could not be called, or its actor was lost."""
+    """Return the error that a method raised; None if the call failed or the actor was lost."""
     from ray.exceptions import RayActorError, RayTaskError
 
     cause = error.cause if isinstance(error, RayTaskError) else None
-    # a stage whose argument never came says so with the error of the stage before it
+    # without its argument, a stage's call fails with the error of the stage before it
     return None if isinstance(cause, RayActorError) else cause
 
 
 def never_again(error: BaseException) -> bool:
-    """Whether a call's error says that its actor is gone, and Ray will start no other."""
+    """Whether a call's error means that Ray will not restart its actor."""
     from ray.exceptions import ActorDiedError
 
     return isinstance(error, ActorDiedError)
@@ -121,14 +120,14 @@ def _start(cpus: int, store_bytes: int) -> None:
 
 
 def _join(address: str) -> None:
-    """Join the cluster at HOST:PORT, or "auto": that of this machine."""
+    """Join the cluster at HOST:PORT; "auto": this machine's."""
     if address != "auto":
         host, _, port = address.rpartition(":")
         if "://" in address or not host or not port.isdecimal() or int(port) >= 2**16:
             raise ConfigError(f"--cluster-address is HOST:PORT or auto, not {address}.")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
-        except (OSError, UnicodeError) as error:  # the latter for names that no host can have
+        except (OSError, UnicodeError) as error:  # the latter for impossible host names
             raise TargetLostError(f"There is no Ray cluster at {address}: {error}.") from error
     try:
         _init({}, address=address)
@@ -142,7 +141,7 @@ def _join(address: str) -> None:
 def _init(environment: Mapping[str, str], address: str = "local", **options: Any) -> None:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ.update(environment)  # whatever the caller has there for other clusters
+    os.environ.update(environment)  # overrides settings for other clusters
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -159,7 +158,7 @@ def _init(environment: Mapping[str, str], address: str = "local", **options: Any
 
 
 def _expect_room(wanted: Mapping[str, int]) -> None:
-    """Raise `ConfigError` where the cluster could never run all actors at once."""
+    """Raise `ConfigError` if the cluster could never run all actors at once."""
     import ray
 
     found = ray.cluster_resources()

@@ -1,7 +1,7 @@
-"""A target whose passes are made by nodes: the table of those under way, and when one is given up.
+"""The base of targets with nodes: the table of passes under way, and their time-outs.
 
-In:  passes that start, and what the nodes make of them. Out: their scores, or `TargetLostError`
-     for one that has taken too long.
+In:  passes, and the nodes' results. Out: scores, or `TargetLostError` for a pass that has taken too
+     long.
 """
 
 import time
@@ -19,8 +19,8 @@ from pilotfish.wire.errors import TargetLostError
 class RemotePass:
     """A pass under way.
 
-    spans: what is left to send of it. started_s and sent_s: by ``time.monotonic()``; sent_s: when
-    its last step was sent, None as long as it is to be.
+    spans: still to be sent. started_s, sent_s: start, and when its last step was sent (None before
+    that), by ``time.monotonic()``.
     """
 
     number: int
@@ -33,16 +33,16 @@ P = TypeVar("P", bound=RemotePass)
 
 
 class RemoteTarget(Target, Generic[P]):
-    """A target with nodes; what kind of nodes is up to the subclass."""
+    """A target with nodes; their kind is the subclass's."""
 
     def __init__(self) -> None:
         self._passes: dict[int, P] = {}  # by number, the oldest first
         self._scores: list[Scores] = []  # of passes that have finished
 
     def finished(self) -> Sequence[Scores]:
-        """Hear the nodes and see to them; the scores of the passes that are over."""
+        """Let the subclass work (`_work`), give up overdue passes, and return finished scores."""
         now_s = time.monotonic()
-        self._attend(now_s)
+        self._work(now_s)
         for one in list(self._passes.values()):
             if now_s >= self._gives_up_at(one):
                 self._fail(one, TargetLostError(self._complaint(one, now_s)))
@@ -51,28 +51,28 @@ class RemoteTarget(Target, Generic[P]):
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until a pass is late or given up, or a node is to be seen to."""
+        """Seconds until `finished` must be called again, for a time-out or a node."""
         ends_s = [*self._deadlines(), *map(self._gives_up_at, self._passes.values())]
         return max(0.0, min(ends_s) - time.monotonic()) if ends_s else None
 
     @abstractmethod
-    def _attend(self, now_s: float) -> None:
-        """Hear the nodes, bring in what they have made, and send what can be sent."""
+    def _work(self, now_s: float) -> None:
+        """Take the nodes' results, and send what can be sent."""
 
     @abstractmethod
     def _deadlines(self) -> Iterable[float]:
-        """When `_attend` is needed even without news, by ``time.monotonic()``."""
+        """The times at which `_work` is due even without messages, by ``time.monotonic()``."""
 
     @abstractmethod
     def _gives_up_at(self, one: P) -> float:
-        """When a pass has taken too long, by ``time.monotonic()``."""
+        """Return when a pass is given up, by ``time.monotonic()``."""
 
     @abstractmethod
     def _complaint(self, one: P, now_s: float) -> str:
-        """What is said of a pass that has taken too long."""
+        """Return the error message for a pass that has taken too long."""
 
     def _forget(self, one: P) -> None:
-        """It is not known what the nodes hold of the slots of a pass that failed."""
+        """Treat the slots of a failed pass as empty, since the nodes' content is unknown."""
         return
 
     def _finish(self, one: P, outputs: Sequence[Output]) -> None:

@@ -1,10 +1,10 @@
-"""The stages behind the first one, as one whole: attached together, or not at all.
+"""The stages behind the first one, attached together or not at all.
 
-In:  steps, with the states that stage 1 has made of them.
+In:  steps, with stage 1's states.
 Out: the last stage's answers, in the order of the steps.
 
-Law: what the stages hold belongs together. When one of them is lost, or has lost the next one, all
-are attached anew, as another incarnation, and hold nothing.
+Law: the stages' slots belong together. When a stage is lost, or has lost the next one, all are
+attached again with empty slots, under another incarnation.
 """
 
 import secrets
@@ -24,9 +24,9 @@ from pilotfish.wire.nodes import Attach, Item, Ready, Scored, Step
 
 
 class Stages:
-    """The nodes at their places, in their order; there may be none. Nothing here waits.
+    """The nodes of the stages, in order; there may be none. Never waits.
 
-    stage: the first one, which says of which cut the others have to be, and how large.
+    stage: the first one, which the others must fit.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Stages:
         self._peer_of = {source: peer for peer in self._peers for source in peer.sources}
         for source in self._peer_of:
             self._poller.register(source, zmq.POLLIN)
-        self._asked: bytes | None = None  # as which all were asked to be attached
-        # as which all of them are attached; None if they are not
+        self._asked: bytes | None = None  # the incarnation of the last attach requests
+        # of the attachment; None if not all are attached
         self.incarnation: bytes | None = None if spots else b""
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class Stages:
 
     @property
     def received_bytes(self) -> dict[str, int]:
-        """What each has said so far, by name."""
+        """Bytes received from each node, by name."""
         return {peer.place.name: peer.received_bytes for peer in self._peers}
 
     @property
@@ -77,16 +77,16 @@ class Stages:
 
     @property
     def due_s(self) -> float | None:
-        """Until one of them is to be asked again."""
+        """Seconds until a node is to be asked again."""
         return min((due for peer in self._peers if (due := peer.due_s) is not None), default=None)
 
     @property
     def trouble(self) -> str:
-        """Which are not attached, and why."""
+        """The nodes that are not attached, and why."""
         return ", ".join(filter(None, (peer.trouble for peer in self._peers)))
 
     def receive(self) -> list[tuple[Scored, list[Buffer]]]:
-        """The answers that have come; and see to it that all are attached."""
+        """Read the nodes' messages, attach the nodes, and return the answers."""
         answers: list[tuple[Scored, list[Buffer]]] = []
         news = {self._peer_of[source] for source, _ in self._poller.poll(0)}
         for peer in self._peers:
@@ -95,14 +95,14 @@ class Stages:
                 if peer is self._peers[-1]:
                     answers = received
         if self.incarnation is None:
-            answers = []  # to what was sent before all were lost
-        self._look_after()
+            answers = []  # these belong to an earlier attachment
+        self._attach_if_ready()
         return answers
 
     def send(
         self, number: int, items: Sequence[Item], frames: Sequence[Buffer], spent_ns: int
     ) -> None:
-        """Hand stage 1's states of a step, and its trees' parents, to the next stage."""
+        """Send stage 1's states of a step, and its trees' parents, to the next stage."""
         assert self.incarnation is not None
         step = Step(
             incarnation=self.incarnation, number=number, items=list(items), compute_ns=[spent_ns]
@@ -110,29 +110,29 @@ class Stages:
         self._tally.node_bytes_out[self._peers[0].place.name] += self._peers[0].send(step, frames)
 
     def proved(self) -> None:
-        """They gave a good answer."""
+        """Note a good answer."""
         for peer in self._peers:
             peer.proved()
 
-    def lied(self, reason: str) -> None:
-        """The last one's answer makes no sense."""
+    def reject_answer(self, reason: str) -> None:
+        """Detach all after a malformed answer."""
         self._note(-1, "lied")
-        self._peers[-1].leave(reason)
-        self._look_after()
+        self._peers[-1].detach(reason)
+        self._attach_if_ready()
 
     def late(self) -> None:
-        """The last one owes an answer for too long: whatever went wrong, begin anew with all."""
+        """Detach all after an overdue answer."""
         self._note(-1, "late")
         self.incarnation = self._asked = None
-        self._look_after()
+        self._attach_if_ready()
 
     def close(self) -> None:
         """Close the connections."""
         for peer in self._peers:
             peer.close()
 
-    def _look_after(self) -> None:
-        """Attach all together, when all are here."""
+    def _attach_if_ready(self) -> None:
+        """Attach all together, when all are there."""
         if not self._peers:
             return
         as_which = {peer.incarnation for peer in self._peers}
@@ -146,12 +146,12 @@ class Stages:
             self.incarnation = self._asked
 
     def _attach(self) -> None:
-        """From the last one on, so that each finds the next one attached."""
+        """Attach from the last one on, so that each finds the next one attached."""
         end = self._stage.cut.end
         for peer in self._peers:
             assert peer.ready is not None
             if peer.ready.first_layer != end:
-                peer.leave(
+                peer.detach(
                     f"its first layer is {peer.ready.first_layer}, but {end} follows on the stage "
                     "before: take the stages that one `pilotfish export split` has made"
                 )
@@ -170,7 +170,7 @@ class Stages:
             )
 
     def _unfit(self, index: int, ready: Ready) -> str:
-        """What is wrong with what a node holds, for stage ``index`` + 2."""
+        """Describe why a node does not suit as stage ``index`` + 2; "" if it does."""
         cut, wanted = self._stage.cut, index + 2
         if (ready.stage, ready.stages, ready.whole) != (wanted, cut.count, cut.whole):
             holds = f"stage {ready.stage} of {ready.stages}" if ready.stages else "a whole model"

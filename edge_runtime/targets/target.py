@@ -1,13 +1,12 @@
-"""What makes the target's passes, wherever its weights are.
+"""The interface of targets: they compute passes, in this process or at nodes.
 
 In:  numbered passes over a few slots, each with the sequence that its slot is to hold.
-Out: their scores: the logits and hidden states of the rows that were wanted, or what went wrong.
+Out: their scores: the logits and hidden states of the rows asked for, or an error.
 
-The serving loop starts a pass and goes on; a target in this process has finished by then, others
-finish when their nodes have answered. Law: a slot is in one pass at a time; what a slot holds
-follows from its last finished pass and the path that was kept since, whatever the target's nodes
-went through in between: a node that lost its keys and values is fed them again, out of the
-sequence.
+The serving loop starts a pass and goes on; a local target has finished it by then, others finish
+when their nodes have answered. Law: a slot is in one pass at a time. Its content follows from its
+last finished pass and the path kept since; a node that lost its K/V caches is fed the sequence
+again.
 """
 
 import logging
@@ -30,19 +29,19 @@ from pilotfish.wire.keys import EdgeKeys
 
 _log = logging.getLogger("pilotfish.edge")
 
-_TRIALS = count(2**62)  # numbers of passes that no scheduler starts
+_TRIALS = count(2**62)  # numbers of passes that are only timed
 _LOADED_S = 600.0  # for one pass at the start
 _PAUSE_S = 0.2
-_TELL_S = 5.0  # between two words about nodes that are waited for
+_TELL_S = 5.0  # between two log lines about missing nodes
 
 
 class Span(NamedTuple):
-    """What one slot is to do in a pass.
+    """One slot's part of a pass.
 
     tokens: u32 [n], the whole sequence up to the last token of this pass; the slot holds the first
-    ``base`` of them. rows: wanted of the last ones. parents: i64 [nodes], if the last tokens are a
-    tree: of each node the one before it, −1 the token before the tree. temperature: that logits are
-    meant for, of an ensemble; 0 is greedy.
+    ``base`` of them. rows: number of last tokens to output. parents: i64 [nodes], if the last
+    tokens are a tree: each node's parent, −1 for the token before the tree. temperature: for which
+    an ensemble's logits are valid; 0 is greedy.
     """
 
     slot: int
@@ -54,17 +53,17 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Tokens of the pass."""
+        """Number of tokens of the pass."""
         return len(self.tokens) - self.base
 
     @property
     def nodes(self) -> int:
-        """Of these, the last so many are a tree."""
+        """Number of last tokens that are a tree."""
         return 0 if self.parents is None else len(self.parents)
 
 
 class Scores(NamedTuple):
-    """What a pass has come to: an output for each span, or an error for them all.
+    """The result of a pass: an output for each span, or an error for all.
 
     The outputs are views that the target may overwrite when it is called again.
     """
@@ -75,10 +74,10 @@ class Scores(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """What a target is opened with.
+    """The arguments of opening a target.
 
-    artifact: the one that the edge was started with: its vocabulary and end tokens hold. meanwhile:
-    to be called a few times a second while nodes are waited for.
+    artifact: the edge's, which gives vocabulary and end tokens. meanwhile: to be called a few times
+    a second while waiting for nodes.
     """
 
     config: EdgeConfig
@@ -89,17 +88,17 @@ class Opening(NamedTuple):
 
 
 class Target(ABC):
-    """One owner: the serving thread.
+    """Computes passes. Used by the serving thread.
 
     Attributes:
         context: positions of each slot.
-        digest: which target this is, in hex digits; two that answer differently differ in it.
-        states: whether answers have hidden states.
-        lanes: parts that compute side by side; slot s is in lane s mod lanes.
+        digest: identifies the target, in hex; targets with different outputs have different ones.
+        states: whether outputs have hidden states.
+        lanes: parts that compute in parallel; slot s is in lane s mod lanes.
         depth: passes that may be under way in one lane.
-        abreast: of these, so many are computed at the same time, by different nodes: the jobs that
-            wait are shared out over them.
-        pieces: chunks of a prompt that a pass takes: more than one where they follow each other.
+        abreast: passes of a lane computed at the same time, by different nodes; waiting jobs are
+            spread over them.
+        pieces: chunks of a prompt in one pass; more than one if stages pipeline them.
     """
 
     context: int
@@ -112,43 +111,43 @@ class Target(ABC):
 
     @abstractmethod
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Begin a pass; never raises for what is wrong with it or with a node."""
+        """Start a pass; its errors, and those of nodes, come with its scores."""
 
     @abstractmethod
-    def keep(self, slot: int, path: Sequence[int]) -> None:
-        """Of the tree that the slot's last pass ended in, keep these nodes, numbered from 0."""
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep these nodes, numbered from 0, of the tree that ended the slot's last pass."""
 
     @abstractmethod
     def finished(self) -> Sequence[Scores]:
-        """The scores of the passes that have finished since the last call; never waits."""
+        """Return the scores of passes finished since the last call; never waits."""
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """What may be polled to learn of news; after it, call `finished`."""
+        """Sockets to poll for events; after one, call `finished`."""
         return ()
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until `finished` should be called even without news; None: no need."""
+        """Seconds until `finished` should be called even without events; None: no need."""
         return None
 
     @property
     def trouble(self) -> str:
-        """What is wrong with its nodes at the moment, in a few words; "" if nothing is."""
+        """The present faults of its nodes, in a few words; "" for none."""
         return ""
 
     @property
     def nodes(self) -> Mapping[str, bool]:
-        """Its nodes by name, and whether each takes part at the moment. For any thread."""
+        """Its nodes by name, and whether each takes part now. For any thread."""
         return {}
 
     @property
     def over(self) -> str:
-        """Why it can never compute again in this process; "" as long as it can."""
+        """Why it can never compute again in this process; "" if it can."""
         return ""
 
     def close(self) -> None:
-        """Let go of nodes and connections."""
+        """Close the connections to nodes."""
         return
 
     def run(
@@ -170,7 +169,7 @@ class Target(ABC):
         raise TargetLostError(f"The target did not answer within {timeout_s:g} s. {self.trouble}")
 
     def pause(self) -> None:
-        """Wait for news, for a moment."""
+        """Wait briefly for events."""
         poller = zmq.Poller()
         for source in self.sources:
             poller.register(source, zmq.POLLIN)
@@ -179,7 +178,7 @@ class Target(ABC):
 
 
 def pass_s(target: Target, width: int) -> float:
-    """Seconds of a pass over so many tokens of slot 0, with all their rows, from nothing."""
+    """Time a pass over ``width`` tokens of the empty slot 0, with all their rows, in seconds."""
     tokens = np.zeros(width, np.uint32)
     begun_s = time.perf_counter()
     target.run(next(_TRIALS), [Span(0, tokens, 0, width)])
@@ -189,7 +188,7 @@ def pass_s(target: Target, width: int) -> float:
 def shared_out(
     spans: Sequence[Span], logits: NDArray[np.float32], hidden: NDArray[np.float32]
 ) -> list[Output]:
-    """Each span's own of the rows of them all, [Σ rows, …]."""
+    """Split the rows [Σ rows, …] of a pass into each span's output."""
     outputs, end = [], 0
     for span in spans:
         begin, end = end, end + span.rows
@@ -203,9 +202,9 @@ def wait_for_nodes(
     meanwhile: Callable[[str], None],
     patience_s: float | None,
 ) -> None:
-    """Wait until the target's nodes are ``complete``, or for so long; None: as long as it takes.
+    """Wait until the target's nodes are ``complete``, up to ``patience_s``; None: without limit.
 
-    `TargetLostError` if they never will be.
+    `TargetLostError` if they never can be.
     """
     begun_s = told_s = time.monotonic()
     target.finished()

@@ -85,13 +85,14 @@ def _run(args: argparse.Namespace) -> int:
         raise UnsupportedError(
             f"Protocol {args.protocol} needs an edge: name it with --edge, or use --protocol local."
         )
+    options = generation_of(args)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     screen = Screen(quiet=args.json == "-")
     with Bars() as bars:
         config = asdict(from_args(args, DeviceConfig))
         opened = Device(**config, on_fetch=partial(bars.show, FETCHING))
     with opened as device:
-        for piece in device.stream(prompt, **generation_of(args)):
+        for piece in device.stream(prompt, **options):
             screen.show(piece)
         screen.end()
         assert device.last is not None

@@ -7,8 +7,9 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import positive
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols import names, option_types
+from pilotfish.wire.settings import settings
 
 
 def window(text: str) -> "int | Literal['auto']":
@@ -93,9 +94,21 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
 
 
 def protocol_options(parser: argparse.ArgumentParser) -> None:
-    """The options that protocols declare of themselves."""
-    for kind in option_types():
-        add_flags(parser, kind)
+    """The options that protocols declare of themselves; `ConfigError` if a flag is taken."""
+    try:
+        for kind in option_types():
+            add_flags(parser, kind)
+    except argparse.ArgumentError as error:
+        raise ConfigError(
+            f"{error}: the command has this flag; where the protocol declares the option, give it "
+            "another by flag=."
+        ) from error
+
+
+def _flag(option: str) -> str:
+    """The flag of a protocol's option, as it is written."""
+    declared = (one for kind in option_types() for one in settings(kind))
+    return "--" + next((one.flag for one in declared if one.name == option), option)
 
 
 def protocol_options_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -130,7 +143,7 @@ def generation_of(args: argparse.Namespace) -> Options:
 def protocol_of(args: argparse.Namespace) -> "str | Auto":
     """The protocol, with what goes with it; `UnsupportedError` for what goes with nothing."""
     if args.protocol != AUTO:
-        expect_taken(args.protocol, protocol_options_of(args), mark="--")
+        expect_taken(args.protocol, protocol_options_of(args), _flag)
     if args.protocol == AUTO:
         return Auto(
             among=args.among,

@@ -1,6 +1,6 @@
 """Run an artifact: tokens in; logits and hidden states out; keys and values kept per slot.
 
-Slots, chains, trees, `rollback` and `keep` are those of `engines.slots`.
+Slots, chains, trees, `rollback` and `keep_path` are those of `engines.slots`.
 """
 
 from __future__ import annotations

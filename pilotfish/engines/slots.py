@@ -3,8 +3,8 @@
 Shared by `Decoder` and `Stage`: lengths and trees of the slots, which passes share a run, and the
 inputs of each run. A slot holds one sequence. Passes append tokens to any number of slots, in one
 run where the dialect allows it (else one run per slot), as chains or as trees, which may grow over
-several passes; `rollback` drops the last tokens, `keep` reduces a tree to the accepted path. Not
-thread-safe: one owner.
+several passes; `rollback` drops the last tokens, `keep_path` reduces a tree to the accepted path.
+Not thread-safe: one owner.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Slots(ABC):
         self._cache.lengths[slot] = length
         self._trees[slot] = (length, 0)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep only the nodes at `path` of the last tree (or of the last pass, a chain).
 
         Nodes are counted from the trunk, whichever pass appended them; a path runs from the root

@@ -1,4 +1,4 @@
-"""Making bundles: what is in them, for whom, and that one really installs and runs."""
+"""Making bundles: their content and roles, and that one really installs and runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 @pytest.fixture(scope="module")
 def own_keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the public key of an edge, as someone who makes bundles has it."""
+    """A folder with the public key of an edge, for making bundles."""
     folder = tmp_path_factory.mktemp("keys")
     public = keys.create(folder / "edge", keys.EDGE)
     shutil.copy(public, folder / "edge.pub")

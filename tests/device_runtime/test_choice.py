@@ -313,7 +313,7 @@ def test_tokens_that_were_waiting_cost_a_pass_all_the_same() -> None:
     seen.add(wanted, burst)
     # 0.77 s for seven tokens: 0.1 s of a pass each, and 0.01 s in between
     assert seen.streamed_pass_s() == pytest.approx(SLOW_TARGET[1] + 0.010, rel=0.01)
-    seen.add(wanted, rounds(wanted, [0] * 8, downlink=0.0))  # nobody waited
+    seen.add(wanted, rounds(wanted, [0] * 8, downlink=0.0))  # no wait
     assert seen.streamed_pass_s() > SLOW_TARGET[1] / 2
 
 

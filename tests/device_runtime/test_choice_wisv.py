@@ -91,7 +91,7 @@ def test_the_threshold_is_the_requests(rtt_s: float, threshold_s: float) -> None
     assert picked.protocol == (FULL if rtt_s > threshold_s else SELECTIVE)
 
 
-def test_an_rtt_that_nobody_knows_counts_as_a_long_one() -> None:
+def test_an_unknown_rtt_counts_as_a_long_one() -> None:
     assert chosen(LOSSY, LinkState())[0].protocol == FULL
 
 

@@ -34,7 +34,7 @@ def test_what_was_read_follows_the_accepted_path(artifact, expansion):
     for node in range(nodes + 1):
         draft = drafter.draft(COMMITTED, expansion, exchange, LAW, ends=())
         path = draft.path(node)
-        drafter.keep(path)
+        drafter.keep_path(path)
         text = np.concatenate([COMMITTED, draft.ids[[n - 1 for n in path]], [7]]).astype(np.uint32)
         read = drafter._decoder.length(0)
         assert read >= len(COMMITTED) + max(0, len(path) - 1)  # the path was not forgotten

@@ -94,7 +94,7 @@ def test_an_interrupt_strikes_its_own_lane(long_pair: Pair, server: EdgeServer) 
 
 
 def test_a_long_prompt_does_not_stall_the_other_lanes(long_pair: Pair) -> None:
-    """A prompt is read in parts, and whoever wants a turn between two of them gets it."""
+    """A prompt is read in parts, and other lanes get their turns between two of them."""
     long = [1 + at % 60 for at in range(12000)]
     with Device(long_pair.draft, threads=1, lanes=2) as device, device.beside() as other:
         other.generate(PROMPT, protocol="local", max_tokens=5)

@@ -378,7 +378,7 @@ def test_an_idle_device_sees_the_link_go_and_come(long_pair: Pair, relay: Relay,
 
 
 def test_a_stream_is_asked_for_by_and_by(long_pair: Pair) -> None:
-    """An edge keeps 64 messages for whoever does not read: what does not fit would be missed, and
+    """An edge keeps 64 messages for a slow reader: what does not fit would be missed, and
     asked for again after ten seconds only."""
 
     def script(request: m.Request) -> list[list[m.Reply | bytes]]:

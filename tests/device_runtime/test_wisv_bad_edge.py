@@ -83,7 +83,7 @@ def test_inquiries_that_cannot_be(liar: Liar, frames: list[bytes]) -> None:
 
 @pytest.mark.parametrize("window", [0, 4])
 @pytest.mark.parametrize("protocol", ["greedy", "dsd", "tree", "dssd", FULL])
-def test_inquiries_of_who_sends_no_states(liar: Liar, protocol: str, window: int) -> None:
+def test_inquiries_under_protocols_without_states(liar: Liar, protocol: str, window: int) -> None:
     edge, device = liar(scripted([lambda w: inquiry(w, b"\0")]))
     temperature = 0.0 if protocol in ("greedy", FULL) else 1.0
     with pytest.raises(MalformedError):

@@ -18,7 +18,7 @@ from tests.support.hostile import PROMPT
 
 
 def answer(device: Device, act: Any, at: int, **options: Any) -> list[str]:
-    """Whose pieces they were; ``act`` is done after the first ``at``."""
+    """Return the pieces' origins; ``act`` is called after the first ``at``."""
     origins: list[str] = []
     for piece in device.stream(PROMPT, max_tokens=80, **options):
         origins.append(piece.origin)

@@ -232,7 +232,7 @@ def test_settings_change_and_what_is_broken_changes_nothing(
 def test_what_needs_a_restart_does_not_change_by_halves(
     pair: Pair, folder: Path, key_folders: dict[str, Path]
 ) -> None:
-    """Neither how long a message may be, nor, when the keys are gone, who was allowed last."""
+    """Neither how long a message may be, nor, when the keys are gone, the last allowed ones."""
     config = EdgeConfig(target=pair.target, keys=folder)
     found = [config]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -371,7 +371,7 @@ def test_a_secret_key_that_systemd_keeps(
     with pytest.raises(KeysError, match="is missing"):
         EdgeKeys.load(folder)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
-    (credentials / "edge.key").chmod(0o444)  # who may read it there is systemd's business
+    (credentials / "edge.key").chmod(0o444)  # systemd controls access to it
     assert EdgeKeys.load(folder) == wanted
     (credentials / "edge.key").write_text("nonsense")
     with pytest.raises(KeysError, match="does not hold a key"):

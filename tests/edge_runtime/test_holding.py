@@ -95,7 +95,7 @@ class Conversation(RuleBasedStateMachine):
             np.array(parents, np.int64) if parents else None,
         )
         if not takes_part:
-            self.holding.pass_over(span)
+            self.holding.skip(span)
         if takes_part or resent:  # a worker that is back is sent what it was not sent at first
             item, tokens = self.holding.item(span)
             self.node.do(item, tokens.tolist())
@@ -106,7 +106,7 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(slot=st.integers(0, SLOTS - 1), leaf=st.sampled_from([5, 3, 1, 0, -1]))
     def keep(self, slot: int, leaf: int) -> None:
-        """The rule has chosen a path of the tree that landed last."""
+        """The rule has chosen a path of the last finished tree."""
         nodes, parents = self.drawn[slot]
         if not nodes:
             return
@@ -115,7 +115,7 @@ class Conversation(RuleBasedStateMachine):
             path.append(at)
             at = parents[at]
         path.reverse()
-        self.holding.keep(slot, path)
+        self.holding.keep_path(slot, path)
         self.held[slot] = [*self.held[slot], *(nodes[node] for node in path)]
         self.drawn[slot] = ([], [])
 
@@ -135,7 +135,7 @@ class Conversation(RuleBasedStateMachine):
                 span = Span(
                     slot, np.array([*self.held[slot], 9], np.uint32), len(self.held[slot]), 1
                 )
-                assert self.holding.start(span) == len(self.held[slot])
+                assert self.holding.first_missing(span) == len(self.held[slot])
 
 
 Conversation.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

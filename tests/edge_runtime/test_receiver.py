@@ -1,4 +1,4 @@
-"""Who answers while the target computes, and that nobody else does at any other time."""
+"""The background receiver answers while the target computes, and only then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOON_S = 5.0
 
 
 class Door:
-    """A pipe with a receiver at its end, who takes in at most ``burst`` bytes at a time."""
+    """A pipe with a receiver that reads at most ``burst`` bytes at a time."""
 
     def __init__(self, burst: int = 1_000_000) -> None:
         self._reader, self._writer = os.pipe()

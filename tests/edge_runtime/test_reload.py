@@ -1,4 +1,4 @@
-"""A reload takes over what is sound: who was shut out is out, and what is broken is told."""
+"""A reload applies the valid parts: removed keys are revoked, and faults are reported."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_an_edge_starts_beside_a_broken_key_file_and_says_so(
         assert figures["config_last_reload_successful"] == 0
 
 
-def test_a_reload_that_nobody_answers_for_fails(systemd: Systemd) -> None:
+def test_an_unanswered_reload_fails(systemd: Systemd) -> None:
     with subprocess.Popen(["sh", "-c", "trap '' HUP; echo; read _"], stdin=-1, stdout=-1) as deaf:
         assert deaf.stdout is not None
         deaf.stdout.readline()

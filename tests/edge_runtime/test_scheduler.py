@@ -1,4 +1,4 @@
-"""Batching: what shares a pass, who waits for whom, and what a failure or a cancellation costs."""
+"""Batching: jobs that share a pass or wait, and the cost of failures and cancellations."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def text(seed: int, length: int) -> list[int]:
 
 
 def run_all(scheduler: Scheduler) -> list[Job]:
-    """Passes until nobody waits; the jobs in the order in which they came back."""
+    """Make passes until no job waits; returns the jobs in the order of their ends."""
     done: list[Job] = []
     while scheduler.wait_s() is not None:
         done += run(scheduler)
@@ -149,7 +149,7 @@ def test_cancelled_work_leaves_nothing_behind(decoder: Decoder) -> None:
     np.testing.assert_allclose(client.seen[-1], alone(decoder, text(5, 50), rows=3), atol=1e-4)
 
 
-def test_nobody_starves(decoder: Decoder) -> None:
+def test_no_session_starves(decoder: Decoder) -> None:
     """Eight sessions that always have a window, and one that reads prompts without end."""
     scheduler = Scheduler(LocalTarget(decoder))
     clients = [Client(scheduler, slot) for slot in range(8)]
@@ -262,7 +262,7 @@ def test_a_device_that_is_far_from_ready_is_not_waited_for(pace: Pace) -> None:
     assert pace.wait_ms() == 0.0
 
 
-def test_a_prompt_waits_for_nobody(pace: Pace) -> None:
+def test_a_prompt_waits_for_no_device(pace: Pace) -> None:
     pace.both(late_ns=0)
     pace.both(late_ns=4 * MS)
     pace.first.prompt(text(3, CHUNK))

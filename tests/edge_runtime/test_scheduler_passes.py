@@ -1,4 +1,4 @@
-"""Targets whose passes come back when they like: what leaves when, who waits, and for whom."""
+"""Targets with passes that finish at any time: when passes start, and which jobs wait."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Steered(Target):
     def start(self, number: int, spans: Sequence[Span]) -> None:
         self.started[number] = list(spans)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         self.kept.append((slot, list(path)))
 
     def finished(self) -> Sequence[Scores]:
@@ -96,8 +96,8 @@ def test_lanes_compute_side_by_side_and_each_waits_for_its_own(clock: Clock) -> 
     assert {done.slot for done in collect(scheduler)} == {0, 2, 4}
 
 
-def test_who_is_due_in_one_lane_holds_up_no_other(clock: Clock) -> None:
-    """Slots 0 and 2 share a lane: 0 waits for 2, who comes back 3 ms after each verdict."""
+def test_a_device_due_in_one_lane_delays_no_other(clock: Clock) -> None:
+    """Slots 0 and 2 share a lane: 0 waits for 2, which comes back 3 ms after each verdict."""
     target = Steered(lanes=2)
     scheduler = Scheduler(target, clock)
 
@@ -117,7 +117,7 @@ def test_who_is_due_in_one_lane_holds_up_no_other(clock: Clock) -> None:
     assert scheduler.wait_s() == pytest.approx(0.75e-3), "a quarter longer than 2 took last time"
     scheduler.submit(job(1, [1, 2, 3], clock))
     scheduler.submit(job(3, [1, 2, 3], clock))
-    assert scheduler.wait_s() == 0.0, "nobody else is due in the other lane"
+    assert scheduler.wait_s() == 0.0, "no other device is due in the other lane"
     leave(scheduler)
     assert target.under_way == [[1, 3]]
     scheduler.submit(job(2, [1, 2, 3], clock))
@@ -168,7 +168,7 @@ def test_as_many_passes_as_a_lane_takes_and_the_jobs_shared_out(clock: Clock) ->
     assert target.under_way[-1] == [7]
 
 
-def test_an_owner_whose_pass_is_under_way_comes_after_who_waits(clock: Clock) -> None:
+def test_an_owner_with_a_pass_under_way_comes_after_waiting_ones(clock: Clock) -> None:
     """With two passes under way fairness cannot wait for the first one to come back."""
     target = Steered(depth=4)
     scheduler = Scheduler(target, clock)

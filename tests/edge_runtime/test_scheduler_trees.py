@@ -266,7 +266,7 @@ def test_cancelled_trees_leave_nothing_behind(desk: Desk, tree: Draft) -> None:
     assert seen == []
     too_late, _ = desk.submit(0, prompt, tree, accept=4)
     desk.run()
-    too_late.cancelled = True  # its pass was under way: the path has stayed, and nobody commits it
+    too_late.cancelled = True  # its pass was under way: the path has stayed, and is not committed
     other = drafted("tree", (2, 2), 7)
     _, seen = desk.submit(0, [*prompt[:-3], 1, 2, 3], other)
     desk.run()

@@ -157,7 +157,7 @@ def test_a_prompt_is_read_after_a_longer_pass(pair) -> None:
     assert decoder.length(0) == 20
 
 
-def test_who_floods_waits_behind_himself(pair) -> None:
+def test_a_flood_waits_behind_itself(pair) -> None:
     """Prompts and wide windows of one key: a neighbour waits for one pass of them at a time."""
     with SocketlessEdge(pair.target, sessions=10, context=256) as edge:
         flood = [RawSession() for _ in range(8)]
@@ -175,7 +175,7 @@ def test_who_floods_waits_behind_himself(pair) -> None:
             # its prompt and its window, and before each at most one pass of the flood
             assert edge.scheduler.passes - before <= 4
             edge.deliver([m.encode(m.Close(session=session.id))], b"neighbour")
-        for session in flood:  # and nobody is forgotten
+        for session in flood:  # and no session is forgotten
             edge.deliver(session.window([1] * 40), b"flood")  # a retry, if it has been answered
         assert isinstance(edge.reply(b"flood"), m.Verdict)
 

@@ -1,4 +1,4 @@
-"""Who gets a session when all are taken: no owner keeps all others out."""
+"""Sharing sessions when all are taken: no owner keeps all others out."""
 
 from __future__ import annotations
 

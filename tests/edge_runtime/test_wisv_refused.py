@@ -54,7 +54,7 @@ def test_the_edge_refuses_them_too(pair: Pair, edge: EdgeServer) -> None:
 def test_no_head_for_the_drafter(
     pair: Pair, edge: EdgeServer, device: Device, protocol: str, tmp_path: Path
 ) -> None:
-    """The welcome does not offer what needs one, and whoever asks for it is told how to get it."""
+    """The welcome does not offer such protocols, and a request for one fails with advice."""
     assert device.welcome is not None
     assert {*PROTOCOLS} <= {*device.welcome.protocols}
     stranger = tiny_artifact(tmp_path / "stranger", vocab=VOCAB, padded_vocab=PADDED_VOCAB).path

@@ -39,7 +39,7 @@ def test_states_while_the_window_is_at_the_target(still: SocketlessEdge, pair: P
     assert isinstance(still.reply(), m.Inquiry)
 
 
-def test_refusals_and_mercy_are_counted(still: SocketlessEdge, pair: Pair) -> None:
+def test_refusals_and_forgiven_tokens_are_counted(still: SocketlessEdge, pair: Pair) -> None:
     session = RawSession(conditions=conditions_of(pair))
     asked = asked_of(still, session, threshold=1.0)
     states = session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), asked)
@@ -55,7 +55,9 @@ def test_refusals_and_mercy_are_counted(still: SocketlessEdge, pair: Pair) -> No
     assert still.tally.notes == {("forgiven", SELECTIVE): len(asked[0])}
 
 
-def test_who_never_sends_the_states_holds_no_place(still: SocketlessEdge, pair: Pair) -> None:
+def test_a_device_that_never_sends_its_states_holds_no_place(
+    still: SocketlessEdge, pair: Pair
+) -> None:
     session = RawSession(conditions=conditions_of(pair))
     asked = asked_of(still, session)
     still.deliver(RawSession().begin(PROMPT), b"another")

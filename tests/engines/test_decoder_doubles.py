@@ -77,7 +77,7 @@ def test_a_tree_that_is_too_wide_is_cut_wherever_it_began(tmp_path):
         )
         same(got, wanted)
         for each in (decoder, exact):
-            each.keep(1, [1, 5, 12, 27, 57, 117])
+            each.keep_path(1, [1, 5, 12, 27, 57, 117])
         follow = Pass(1, np.array([3, 4]))
         same(decoder.forward([follow])[0].logits, exact.forward([follow])[0].logits)
 

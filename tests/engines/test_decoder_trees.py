@@ -125,7 +125,7 @@ def test_any_tree_in_any_pieces_is_its_paths_and_keeps_any_of_them(decoder, tree
             decoder.prefill(slot, TEXT[:trunk], rows=0)
     same(grow(decoder, 0, nodes, parents, cuts), by_paths(decoder, 1, nodes, parents))
     path = path_to(parents, data.draw(st.integers(-1, len(nodes) - 1)))
-    decoder.keep(0, path)
+    decoder.keep_path(0, path)
     assert decoder.length(0) == trunk + len(path)
     same(after(decoder, 0, [3, 4]), after_text(decoder, 1, [*TEXT[:trunk], *nodes[path]], [3, 4]))
 
@@ -135,7 +135,7 @@ def test_keep_turns_a_grown_tree_into_the_accepted_path(decoder):
     nodes = np.arange(len(parents))
     decoder.prefill(0, TRUNK, rows=0)
     grow(decoder, 0, nodes, parents, levels)
-    decoder.keep(0, [1, 4, 11])
+    decoder.keep_path(0, [1, 4, 11])
     assert decoder.length(0) == len(TRUNK) + 3
     same(after(decoder, 0, [7, 8]), after_text(decoder, 1, [*TRUNK, 1, 4, 11], [7, 8]))
 
@@ -144,10 +144,10 @@ def test_what_was_kept_is_a_chain_of_which_less_can_be_kept(decoder):
     parents, levels = expand((2, 2))
     decoder.prefill(0, TRUNK, rows=0)
     grow(decoder, 0, np.arange(6), parents, levels)
-    decoder.keep(0, [1, 5])
+    decoder.keep_path(0, [1, 5])
     with pytest.raises(ValueError, match="path"):
-        decoder.keep(0, [1, 5])
-    decoder.keep(0, [0])
+        decoder.keep_path(0, [1, 5])
+    decoder.keep_path(0, [0])
     same(after(decoder, 0, [7, 8]), after_text(decoder, 1, [*TRUNK, 1], [7, 8]))
 
 
@@ -161,7 +161,7 @@ def test_what_was_kept_grows_the_next_tree(decoder):
         decoder.rollback(1, 0)
         decoder.prefill(1, text, rows=0)
         same(got, by_paths(decoder, 1, nodes, parents))
-        decoder.keep(0, path_to(parents, last))
+        decoder.keep_path(0, path_to(parents, last))
         text += [int(token) for token in nodes[path_to(parents, last)]]
     assert decoder.length(0) == len(text) == len(TRUNK) + 8
     same(after(decoder, 0, [9]), after_text(decoder, 1, text, [9]))
@@ -177,7 +177,7 @@ def test_a_chain_and_a_tree_behind_it_in_one_pass_as_the_edge_verifies(decoder, 
     got = decoder.forward([Pass(0, tokens, 1 + len(tree), parents)])[0].logits.copy()
     same(got, by_paths(decoder, 1, tokens, parents)[chain - 1 :])
     kept = [*range(chain), *(chain + node for node in accepted)]
-    decoder.keep(0, kept)
+    decoder.keep_path(0, kept)
     fresh = Decoder(decoder.artifact)
     same(after(decoder, 0, [5, 6]), after_text(fresh, 0, [*TRUNK, *tokens[kept]], [5, 6]))
 
@@ -222,7 +222,7 @@ def test_a_tree_is_over_after_rollback(decoder):
     grow(decoder, 0, nodes, parents, levels)
     decoder.rollback(0, len(TRUNK))
     with pytest.raises(ValueError, match="path"):
-        decoder.keep(0, [0])
+        decoder.keep_path(0, [0])
     decoder.prefill(1, TRUNK, rows=0)
     swapped = nodes[::-1].copy()
     same(grow(decoder, 0, swapped, parents, levels), by_paths(decoder, 1, swapped, parents))
@@ -234,9 +234,9 @@ def test_paths_that_the_grown_tree_has_not_are_refused(decoder, path):
     decoder.prefill(0, TRUNK, rows=0)
     grow(decoder, 0, np.arange(6), parents, levels)
     with pytest.raises(ValueError, match="path"):
-        decoder.keep(0, path)
+        decoder.keep_path(0, path)
     assert decoder.length(0) == len(TRUNK) + 6
-    decoder.keep(0, [1, 5])
+    decoder.keep_path(0, [1, 5])
 
 
 @pytest.mark.parametrize(

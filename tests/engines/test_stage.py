@@ -171,7 +171,7 @@ def play(runner: Any, plan: list[tuple[Any, ...]], vocabulary: int) -> list[Any]
                 trees[first] = []
             else:
                 nodes = np.random.default_rng(second).random(9) < 0.5
-                runner.keep(first, np.flatnonzero(nodes).tolist())
+                runner.keep_path(first, np.flatnonzero(nodes).tolist())
                 trees[first] = []
         except (ValueError, CapacityError) as error:
             answers.append(type(error))

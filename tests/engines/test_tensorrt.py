@@ -113,7 +113,7 @@ def test_keys_and_values_stay_on_the_device(opened):
     decoder.prefill(0, TOKENS[:100], rows=0)
     gpu.uploaded = gpu.downloaded = 0
     decoder.forward([Pass(0, TOKENS[:4], parents=np.array([-1, 0, 0, 1]))])
-    decoder.keep(0, [0, 2])
+    decoder.keep_path(0, [0, 2])
     gpu.finish()
     hidden = artifact.manifest.dimensions.hidden
     assert gpu.downloaded == 4 * 4 * (artifact.manifest.padded_vocab_size + hidden)

@@ -1,4 +1,4 @@
-"""Engines: which is whose, when one is built, and what a damaged, foreign or half-written one does.
+"""Cached engines: their keys, when one is built, and damaged, foreign or half-written ones.
 
 TensorRT and CUDA are doubles here (`tests.support.tensorrt_double`): none of this ran on a GPU.
 """

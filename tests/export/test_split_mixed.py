@@ -142,7 +142,7 @@ def test_a_stage_names_the_files_that_it_cannot_be_without(
 # Commands for whole models
 
 
-def test_stages_are_whole_models_to_nobody(
+def test_stages_are_refused_as_whole_models(
     tmp_path: Path, whole: Artifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = (str(each.path) for each in split_artifact(whole.path, tmp_path / "c", stages=2))

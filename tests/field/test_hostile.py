@@ -258,7 +258,7 @@ def test_odd_cells_are_drawn_or_refused(path: Path, tmp_path: Path) -> None:
 
 
 def test_damaged_bytes_are_read_or_refused(path: Path) -> None:
-    """Also by who goes on with the file."""
+    """Also when the file is continued."""
     whole, rng = path.read_bytes(), random.Random(5)
     for _ in range(300):
         data = bytearray(whole)

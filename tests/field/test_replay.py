@@ -18,7 +18,7 @@ from pilotfish.field.report.figures import steady_token_ms
 from pilotfish.field.run import Run
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.errors import RunFileError, UnsupportedError
-from tests.field.test_report import answer, chosen, recorded
+from tests.support.made_answers import answer, chosen, recorded
 
 QUICK = Link(rtt_s=0.0, up_bps=math.inf, down_bps=math.inf)
 

@@ -24,9 +24,9 @@ from pilotfish.cli import main
 from pilotfish.field import matrix
 from pilotfish.field.recording import Recorder, begun
 from pilotfish.field.run import Run
+from tests.support.commands import command
 from tests.support.daemons import free_port
 from tests.support.measuring import PROMPTS, QUICK, answers, assert_whole, measure, wait_for_answers
-from tests.system.test_processes import command
 
 # Going on
 

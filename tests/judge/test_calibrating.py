@@ -125,7 +125,7 @@ def calibrated(pair: Pair, folder: Path, *options: object, prompts: str | None =
     return main(["judge", "calibrate", *map(str, [*models, *usual, *options])])
 
 
-def test_the_edge_strays_as_far_as_was_found(
+def test_the_edge_deviates_as_calibrated(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert calibrated(pair, tmp_path, "--tau", 0.6, "--deviation", 0.05, "--json", "-") == 0

@@ -257,7 +257,7 @@ def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
         file.write('{"question":"q-2","tal')  # stopped while it was written
     size = path.stat().st_size
     again = SweepFile(path)
-    assert path.stat().st_size == size  # who only looks changes nothing
+    assert path.stat().st_size == size  # reading changes nothing
     assert (again.plan, again.tallies) == (told, {"q-1": line})
     assert again.pace == {"draft_s": 0.1, "verify_s": {"1": 0.2}}
     again.begin(told)

@@ -1,4 +1,4 @@
-"""What a federation returns, computed here: every model is a local target, asked the same."""
+"""The outputs that a federation should return, computed from local targets."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.support.federating import SESSIONS
 
 @dataclass
 class Averaged:
-    """What a federation of these models should land with, each being a local target.
+    """The average of these models, each run as a local target.
 
-    kept: None is all, as they are, which needs no codec.
+    kept: K; None for all tokens, without a codec.
     """
 
     models: Sequence[Path]
@@ -39,7 +39,7 @@ class Averaged:
         ]
 
     def run(self, number: int, spans: Sequence[Span]) -> list[NDArray[np.float32]]:
-        """The logits of each span."""
+        """Compute each span's logits."""
         flown = [target.run(number, spans) for target in self.targets]
         return [
             self.merged([outputs[i] for outputs in flown], span) for i, span in enumerate(spans)
@@ -59,9 +59,9 @@ class Averaged:
         received = [decode_topk(frame, span.rows, self.kept, VOCAB) for frame in frames]
         return as_logits(aggregate(self.weights, received, VOCAB, self.scheme), span.temperature)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         for target in self.targets:
-            target.keep(slot, path)
+            target.keep_path(slot, path)
 
 
 def tokens_of(seed: int, count: int) -> NDArray[np.uint32]:

@@ -1,7 +1,7 @@
 """Pairs of vocabularies that overlap partly, and a synthetic drafter of another one.
 
-The drafter stands behind a real bridge: it reads the committed text in its own tokens, then what
-was drafted, and its logits are projected to the target's tokens.
+The drafter uses a real bridge: it reads the committed text and the draft in its own tokens, and its
+logits are projected to the target's.
 """
 
 from functools import cache
@@ -14,8 +14,8 @@ from tests.support.enumeration import Model
 from tests.support.rounds import PROMPT, draft_window
 from tests.support.tiny import tiny_tokenizer
 
-# Of each pair the drafter's tokens and the target's, without the end tokens, which all pairs share
-# but "nothing else".
+# The drafter's and the target's tokens of each pair, without the end tokens, which all pairs share;
+# "nothing else" shares no others.
 WORDS = {
     # the drafter reads the target's "b", "a" as "ba", its "ab" as "a", "b", and its "c" not at all
     "partial": (["d", "b", "a", "ba", "dd"], ["a", "b", "ab", "c"]),
@@ -26,11 +26,11 @@ WORDS = {
 }
 
 
-END, TARGETS_END = "<the end>", "<end>"  # of the two, who call it otherwise
+END, TARGETS_END = "<the end>", "<end>"  # the drafter's and the target's end token
 
 
 def vocabulary(tokens, end, *, ends=True):
-    """The vocabulary of a tiny model, ``end`` after the tokens; ends: whether that ends answers."""
+    """Make a tiny model's vocabulary, with ``end`` after the tokens; ends: ``end`` ends answers."""
     size = len(tokens) + 1
     return Vocabulary(
         model=end,
@@ -44,21 +44,21 @@ def vocabulary(tokens, end, *, ends=True):
 
 @cache
 def pair_of(words):
-    """The pair of that name in `WORDS`."""
+    """Make the pair of this name in `WORDS`."""
     drafter, target = WORDS[words]
     ends = words != "nothing else"
     return Pair(vocabulary(drafter, END, ends=ends), vocabulary(target, TARGETS_END, ends=ends))
 
 
 def ids(tokens):
-    """u32 [n]."""
+    """Return the ids, u32 [n]."""
     return np.array(tokens, dtype=np.uint32)
 
 
 def drafting_across(pair, model, away=0.0):
-    """A `draft_window` for `play_round` whose drafter is ``model``, of the drafter's vocabulary.
+    """Make a `draft_window` for `play_round` with ``model``, of the drafter's vocabulary.
 
-    away: so much less are the logits of the shared tokens, which leaves their ratios alone.
+    away: subtracted from the shared tokens' logits; keeps their ratios.
     """
     bridge = pair.bridge()
     bridge.start(pair.prompt(PROMPT))
@@ -77,5 +77,5 @@ def drafting_across(pair, model, away=0.0):
 
 
 def drafter_of(pair, seed, kind="random"):
-    """A synthetic drafter of that pair."""
+    """Make a synthetic drafter for the pair."""
     return Model(pair.drafter.vocab_size, seed, 1, kind)

@@ -1,4 +1,4 @@
-"""Headless Chromium, and models whose every answer is an attack on the page that shows it."""
+"""Headless Chromium, and models that only answer with attacks on the page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOSTILE = [SCRIPT, "<img/src=x/onerror=document.title='owned'>", "&lt;b&gt;", "<
 
 
 class HostileSource(RandomSource):
-    """Random weights; a tenth of what they say is markup, and they never come to an end."""
+    """Random weights; a tenth of the tokens is markup, and answers never end."""
 
     def __init__(self, sharpness: float) -> None:
         config = tiny_config(vocab_size=VOCAB, context=32768)
@@ -42,7 +42,7 @@ class HostileSource(RandomSource):
 
 
 def hostile_pair(folder: Path) -> Pair:
-    """A drafter and its target, about half of whose drafts are accepted."""
+    """Make a drafter and a target that accepts about half of the drafts."""
     for name, sharpness in (("draft", 0.9), ("target", 0.7)):
         export_model(HostileSource(sharpness), folder / name, precision="fp32")
     return Pair(folder / "draft", folder / "target")
@@ -50,7 +50,7 @@ def hostile_pair(folder: Path) -> Pair:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser without a window; skips where there is none."""
+    """Start a headless browser; skips the test without Chromium."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as driver:
         own = driver.chromium.executable_path
@@ -63,7 +63,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Sight:
-    """What went wrong in a page, and where it has been."""
+    """Collects a page's errors and its requests."""
 
     def __init__(self, page: Page, origin: str) -> None:
         self.faults: list[str] = []
@@ -87,7 +87,7 @@ class Sight:
 
 
 def contrast(one: str, other: str) -> float:
-    """WCAG's contrast ratio of two opaque colours, as ``rgb(1, 2, 3)``."""
+    """Compute WCAG's contrast ratio of two opaque colours, as ``rgb(1, 2, 3)``."""
 
     def luminance(colour: str) -> float:
         shares = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]

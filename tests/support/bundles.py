@@ -54,7 +54,7 @@ def write_wheel(
     requires: Iterable[str] = (),
     record: bytes | None = None,
 ) -> Path:
-    """A wheel with these files; ``record`` in place of the right RECORD."""
+    """Write a wheel with these files; ``record`` replaces the right RECORD."""
     info = f"{name}-{version}.dist-info"
     lines = [f"Requires-Dist: {text}\n" for text in requires]
     content = {
@@ -75,7 +75,7 @@ def write_wheel(
 
 
 def repack(distribution: metadata.Distribution, folder: Path) -> Path:
-    """A wheel of what is installed here; RECORD as it should be for it."""
+    """Make a wheel of an installed distribution, with a right RECORD."""
     name = distribution.metadata["Name"].replace("-", "_")
     tags = [
         line.partition(": ")[2].split("-")
@@ -98,7 +98,7 @@ def repack(distribution: metadata.Distribution, folder: Path) -> Path:
                 "entry_points.txt",
                 "top_level.txt",
             ):
-                continue  # what the installer wrote
+                continue  # written by the installer
             else:
                 data = file.read_binary()
                 archive.writestr(str(file), data)
@@ -108,7 +108,7 @@ def repack(distribution: metadata.Distribution, folder: Path) -> Path:
 
 
 def needed(requirements: Iterable[str]) -> Iterator[metadata.Distribution]:
-    """The distributions installed here that these requirements need, all the way down."""
+    """Yield the installed distributions that these requirements need, recursively."""
     waiting = [_name(text) for text in requirements]
     seen: set[str] = set()
     while waiting:
@@ -119,7 +119,7 @@ def needed(requirements: Iterable[str]) -> Iterator[metadata.Distribution]:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # for another platform, or an extra that nobody wants
+            continue  # for another platform, or of an unused extra
         yield distribution
         waiting += [_name(text) for text in distribution.requires or () if "extra ==" not in text]
 
@@ -136,7 +136,7 @@ def tiny_bundle(
     wheels: Mapping[str, bytes] | None = None,
     marker: str = "",
 ) -> Path:
-    """A bundle with a pilotfish of a few lines, which can be installed but does nothing."""
+    """Make a bundle with a pilotfish of a few lines, which can be installed but does nothing."""
     code = f"VERSION = {version!r} {marker}\n\n\ndef main():\n    print(VERSION)\n".encode()
     modules = {"pilotfish/__init__.py": b"", "pilotfish/cli.py": code}
     write_wheel(folder / "wheels", "pilotfish", modules, version=version)
@@ -165,7 +165,7 @@ def tiny_bundle(
 
 @cache
 def release() -> Path:
-    """A signer's folder, whose signatures the bundles of these tests have."""
+    """The folder of the signer of these tests' bundles."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     signatures.create(folder)
@@ -173,12 +173,12 @@ def release() -> Path:
 
 
 def demands(**changes: Any) -> Demands:
-    """What these tests demand of a bundle: that it is signed so."""
+    """Demand a signature of these tests' signer."""
     return Demands(**{"signers": release() / "signers", **changes})
 
 
 def seal(folder: Path, **fields: str) -> Path:
-    """Write the manifest of a bundle as it is now, and sign it; fields that are not given stay."""
+    """Write a bundle's manifest for its present files and sign it; changes the fields given."""
     path = folder / manifest.NAME
     (folder / signatures.NAME).unlink(missing_ok=True)
     if path.exists():
@@ -198,7 +198,7 @@ def sign(folder: Path, by: Path | None = None) -> Path:
 
 
 def plant(bundle: Path, mark: Path | str) -> Path:
-    """Have a bundle's own installer leave a mark, and seal it anew: so its code was run."""
+    """Make a bundle's own installer leave a mark when run, and seal the bundle again."""
     (wheel,) = (bundle / "wheels").glob("pilotfish-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         modules = {
@@ -215,7 +215,7 @@ def plant(bundle: Path, mark: Path | str) -> Path:
 
 
 def tiny_rootfs(folder: Path, *, python: str = PYTHON, machine: str = MACHINE) -> Path:
-    """A root file system with no more than an interpreter's first bytes."""
+    """Make a root file system with only an interpreter's first bytes."""
     (folder / "usr/bin").mkdir(parents=True)
     (folder / "etc").mkdir()
     head = b"\x7fELF\x02\x01" + bytes(12) + struct.pack("<H", _ELF[machine])
@@ -226,32 +226,32 @@ def tiny_rootfs(folder: Path, *, python: str = PYTHON, machine: str = MACHINE) -
 
 @contextmanager
 def in_memory() -> Iterator[Path]:
-    """A folder, in memory where that is possible: hundreds of installations wait for no disk."""
+    """Make a folder, in memory if possible: hundreds of installations would wait for disks."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         yield Path(folder)
 
 
 def put(root: Path, bundle: Path, **changes: Any) -> list[str]:
-    """Install, under changed `demands`; returns what was told."""
+    """Install under changed `demands`; returns the installer's lines."""
     here, told = installation(root)
     here.install(bundle, demands(**changes))
     return told
 
 
 def current(root: Path) -> str:
-    """The version that is current."""
+    """Return the current version."""
     return os.readlink(root / HOME / "current").partition("/")[2].partition("-")[0]
 
 
 def installation(root: Path) -> tuple[Installation, list[str]]:
-    """An installer for that root, and the list that it will tell its lines to."""
+    """Make an installer for a root, and the list of its output lines."""
     told: list[str] = []
     return Installation(Rootfs.at(root), told.append), told
 
 
 def snapshot(root: Path) -> dict[str, object]:
-    """Every path below a folder with its kind, mode and content."""
+    """Map every path below a folder to its kind, mode and content."""
     found: dict[str, object] = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))

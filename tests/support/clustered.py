@@ -1,7 +1,7 @@
-"""An edge whose target is a Ray cluster, in a network of its own: Ray listens on every interface.
+"""Run an edge over a Ray cluster in its own network namespace, since Ray listens everywhere.
 
-All of it, Ray's own processes too, is in a namespace of processes, and gone with the edge. Devices
-reach it by a socket in the file system.
+All processes, Ray's too, are in a process namespace that ends with the edge. Devices reach the edge
+by a socket in the file system.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 START_S = 120.0
 _ALONE = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-# what is left of the edge's processes a while after it can be seen
+# keeps the namespace after the edge's end, so that tests can see the processes left
 _INSIDE = 'ip link set lo up; "$@"; echo $? > "$CODE"; sleep 60'
-# an address that others could reach, were there others: Ray would take it for its own
+# an address beyond loopback, which Ray would use
 _OUTSIDE = (
     "ip link add v0 type veth peer name v1; ip addr add 192.0.2.9/24 dev v0; "
     "ip link set v0 up; ip link set v1 up; ip route add default dev v0; "
@@ -26,7 +26,7 @@ _OUTSIDE = (
 
 
 def can_be_alone() -> bool:
-    """Whether this machine lets us have such a network."""
+    """Whether this machine allows such a namespace."""
     probe = [*_ALONE, "sh", "-c", "ip link set lo up"]
     try:
         return subprocess.run(probe, capture_output=True, check=False).returncode == 0
@@ -35,7 +35,7 @@ def can_be_alone() -> bool:
 
 
 class ClusterEdge:
-    """A running edge; ``endpoint`` is where devices find it."""
+    """A running edge; ``endpoint`` is its address."""
 
     def __init__(self, target: Path, folder: Path, cache: Path, *flags: object) -> None:
         self.endpoint = f"ipc://{folder / 'edge'}"
@@ -57,11 +57,11 @@ class ClusterEdge:
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """Read its output so far."""
         return Path(self._log.name).read_text()
 
     def await_line(self, text: str, within_s: float = 60.0, times: int = 1) -> None:
-        """Wait until it has said so."""
+        """Wait for a line with this text."""
         deadline = time.monotonic() + within_s
         while self.log.count(text) < times:
             assert self._process.poll() is None, self.log
@@ -69,7 +69,7 @@ class ClusterEdge:
             time.sleep(0.05)
 
     def listens_on(self) -> set[str]:
-        """The addresses on which anybody in its network listens, in the kernel's hex digits."""
+        """List the listening addresses of its network, in the kernel's hex digits."""
         found = set()
         for family in ("tcp", "tcp6"):
             lines = Path(f"/proc/{self.pid}/net/{family}").read_text().splitlines()[1:]
@@ -77,11 +77,11 @@ class ClusterEdge:
         return found
 
     def actors(self) -> list[int]:
-        """The processes of its actors."""
+        """List the processes of its actors."""
         return self._processes("ray::NodeActor")
 
     def rays(self) -> list[int]:
-        """Ray's own processes."""
+        """List Ray's own processes."""
         return self._processes("/ray/")
 
     def _processes(self, words: str) -> list[int]:
@@ -98,7 +98,7 @@ class ClusterEdge:
         return sorted(found)
 
     def ends(self) -> int:
-        """Wait for the end; its exit code."""
+        """Wait for the end; returns the exit code."""
         deadline = time.monotonic() + 30
         while not (self._code.exists() and self._code.read_text().strip()):
             assert time.monotonic() < deadline
@@ -106,7 +106,7 @@ class ClusterEdge:
         return int(self._code.read_text())
 
     def close(self) -> None:
-        """Kill all of it."""
+        """Kill all processes."""
         self._process.kill()
         self._process.wait()
         self._log.close()
@@ -125,7 +125,7 @@ def _namespace(pid: int) -> str:
 
 @contextmanager
 def cluster_edge(target: Path, folder: Path, cache: Path, *flags: object) -> Iterator[ClusterEdge]:
-    """An edge that is killed in the end."""
+    """Run an edge, and kill it in the end."""
     folder.mkdir(parents=True, exist_ok=True)
     edge = ClusterEdge(target, folder, cache, *flags)
     try:

@@ -11,7 +11,7 @@ VOCABS = st.one_of(st.integers(1, 40), st.integers(1, 200_000), st.sampled_from(
 
 
 def rows_of(*rows: dict[int, int]) -> SparseRows:
-    """Rows from {id: level}."""
+    """Make rows from {id: level}."""
     return SparseRows(
         np.array([token for row in rows for token in row], np.uint32),
         np.array([level for row in rows for level in row.values()], np.uint8),
@@ -20,7 +20,7 @@ def rows_of(*rows: dict[int, int]) -> SparseRows:
 
 
 def random_rows(seed: int, vocab: int, sizes: list[int], skew: float = 0.0) -> SparseRows:
-    """Rows of these sizes; with a skew, low ids are likelier, as in a tokenizer's vocabulary."""
+    """Make rows of these sizes; with a skew, low ids are likelier, as in real vocabularies."""
     rng = np.random.default_rng(seed)
     # Gumbel keys of weights (id + 300)^-skew draw without replacement
     popularity = -skew * np.log(np.arange(vocab) + 300.0)
@@ -47,7 +47,7 @@ def same_rows(one: SparseRows, other: SparseRows) -> bool:
 
 
 def check_rows(rows: SparseRows, count: int, vocab: int) -> None:
-    """Everything that holds for any `SparseRows`."""
+    """Assert the invariants of `SparseRows`."""
     assert (rows.ids.dtype, rows.levels.dtype, rows.ends.dtype) == (np.uint32, np.uint8, np.int64)
     assert len(rows.ends) == count
     assert len(rows.ids) == len(rows.levels) == (rows.ends[-1] if count else 0)
@@ -63,7 +63,7 @@ def check_rows(rows: SparseRows, count: int, vocab: int) -> None:
 
 
 def systematic(shares: np.ndarray, bits: int, u: float) -> np.ndarray:
-    """Shares [V] as integers that sum to 2^bits, with one uniform for all of them."""
+    """Round shares [V] to integers that sum to 2^bits, with one uniform for all."""
     running = np.cumsum(shares)
     running /= running[-1]
     steps = np.floor(np.concatenate([[0.0], running]) * 2**bits + u)
@@ -100,7 +100,7 @@ def whole_counts(draw: st.DrawFn) -> tuple[np.ndarray, int]:
 
 
 def damaged(frame: bytes, seed: int) -> bytes:
-    """The frame with a few of its bits turned, bytes lost, or bytes more."""
+    """Flip a few bits of a frame, or remove or add bytes."""
     rng = np.random.default_rng(seed)
     out = bytearray(frame)
     for _ in range(rng.integers(1, 4)):

@@ -1,8 +1,8 @@
-"""A double of NVIDIA's libcudart: "device memory" is the host's, and nothing here is a GPU.
+"""A double of NVIDIA's libcudart, for tests on machines without a GPU.
 
-It stands in where a test runs the code for a GPU on a machine without one. It is stricter than the
-library in what it allows: work on a stream is done only when somebody waits for it, so a missing
-wait shows; memory is full of garbage until it is set; a copy beyond an allocation fails.
+"Device memory" is the host's. The double is stricter than the library: work on a stream is done
+only when it is waited for, so a missing wait shows; new memory holds garbage; a copy beyond an
+allocation fails.
 """
 
 # ruff: noqa: N802  # the names are CUDA's
@@ -36,7 +36,7 @@ class Gpu:
         self.functions = SimpleNamespace(**functions)
 
     def view(self, address: int, size: int) -> NDArray[np.uint8]:
-        """Device memory, which must lie within one allocation."""
+        """Return device memory, which must lie within one allocation."""
         for begin, memory in self.allocations.items():
             if begin <= address and address + size <= begin + len(memory):
                 return memory[address - begin : address - begin + size]
@@ -168,7 +168,7 @@ def _function(method):
 
 
 def install(monkeypatch, gpu: Gpu) -> None:
-    """Have `ctypes` find this GPU's libcudart, and no other."""
+    """Make `ctypes` load this GPU's libcudart."""
     real = ctypes.CDLL
 
     def load(name, *arguments, **options):

@@ -1,4 +1,4 @@
-"""Edge daemons as systemd runs them: supervised, configured by a file, told things by signals.
+"""Edge daemons as systemd runs them: supervised, configured by a file, controlled by signals.
 
 `Systemd` is the notification socket of a service manager; `Daemon` is `pilotfish edge serve`, or
 `edge worker`.
@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 START_S = 90.0
-# Passes over prompts of these lengths take so long: a target that is slow, or stuck.
+# Slows passes over prompts of given lengths: a slow or hanging target.
 SLOW = """
 import sys, time
 from pilotfish.engines.decoder import Decoder
@@ -33,7 +33,7 @@ def slow(self, passes, *more, **others):
 Decoder.forward = slow
 sys.exit(main(sys.argv[1:]))
 """
-# As systemd passes on a socket: as descriptor 3, named by the environment.
+# Passes on a socket like systemd: as descriptor 3, named by the environment.
 _WITH_SOCKET = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
@@ -43,7 +43,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 
 
 class Systemd:
-    """A service manager's ear: everything that a daemon tells it, with the time when it came."""
+    """A service manager's notification socket: a daemon's messages with their times."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class Systemd:
             self.received.append((time.monotonic(), told))
 
     def await_(self, name: str, value: str = "", since: int = 0, within_s: float = 30.0) -> str:
-        """Wait for a message with this variable, whose value begins so; the whole value."""
+        """Wait for a variable with this beginning of its value; returns the whole value."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             for _, told in self.received[since:]:
@@ -70,12 +70,12 @@ class Systemd:
         raise AssertionError(f"no {name}={value} in {self.received[since:]}")
 
     def fed(self, since_s: float) -> list[float]:
-        """When the watchdog was fed."""
+        """List the times at which the watchdog was fed."""
         return [at for at, told in list(self.received) if "WATCHDOG" in told and at >= since_s]
 
 
 def reload_as_systemd(systemd: Systemd, pid: int) -> subprocess.CompletedProcess[str]:
-    """What ``systemctl reload`` runs: ExecReload= of the units."""
+    """Run the units' ExecReload=, as ``systemctl reload`` does."""
     command = [sys.executable, "-m", "pilotfish", "reload", str(pid), "--within", "30"]
     environment = os.environ | {"RUNTIME_DIRECTORY": str(systemd.folder)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -84,7 +84,7 @@ def reload_as_systemd(systemd: Systemd, pid: int) -> subprocess.CompletedProcess
 class Daemon:
     """A running `pilotfish edge serve`, or another ``action`` of `edge`.
 
-    script: runs instead of the package, with its flags. serves: it is waited for until it does.
+    script: runs instead of the package, with its flags. serves: wait until it serves.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Daemon:
             self.await_endpoint()
 
     def await_endpoint(self) -> str:
-        """Where it serves, once it does."""
+        """Wait for the endpoint."""
         deadline = time.monotonic() + START_S
         while not self.endpoint and time.monotonic() < deadline and self.process.poll() is None:
             time.sleep(0.01)
@@ -164,7 +164,7 @@ class Daemon:
 
 @contextmanager
 def running(*flags: object, **options: object) -> Iterator[Daemon]:
-    """A daemon on loopback that is killed in the end, unless it ended before."""
+    """Run a daemon on loopback, and kill it in the end if it still runs."""
     daemon = Daemon("--listen", "tcp://127.0.0.1:0", *flags, **options)
     try:
         yield daemon
@@ -173,9 +173,9 @@ def running(*flags: object, **options: object) -> Iterator[Daemon]:
 
 
 def free_port() -> int:
-    """A port where nobody listens, and which no connection is given for its own end.
+    """Find a port without a listener, outside the range of connections' own ports.
 
-    Else who tries again and again to reach it could come to be connected to himself there.
+    Otherwise a client that connects to it again and again could be connected to itself.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
@@ -186,20 +186,20 @@ def free_port() -> int:
 
 
 def exposition(port: int) -> str:
-    """What Prometheus would read."""
+    """Read the metrics as Prometheus does."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text: str = answer.read().decode()
         return text
 
 
 def scrape(port: int) -> dict[str, float]:
-    """Every sample, by name and labels, without the common prefix."""
+    """Read every sample, by name and labels, without the common prefix."""
     samples = (line.rsplit(" ", 1) for line in exposition(port).splitlines() if line[0] != "#")
     return {name.removeprefix("pilotfish_edge_"): float(value) for name, value in samples}
 
 
 def await_sample(port: int, name: str, at_least: float, within_s: float = 30.0) -> float:
-    """Wait until a sample has become so great."""
+    """Wait until a sample is at least this large."""
     deadline = time.monotonic() + within_s
     while (value := scrape(port).get(name, 0.0)) < at_least:
         assert time.monotonic() < deadline, (name, value, scrape(port))

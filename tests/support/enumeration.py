@@ -1,9 +1,9 @@
-"""All the ways that a round can go, each with its probability: what the exactness tests run on.
+"""Enumerate all outcomes of a round with their probabilities, for the exactness tests.
 
-The rules take chance through coins that are told a probability, and drafting picks from weights.
-`ways` replays a round with one script of outcomes after another until all have been seen, so what
-is enumerated is the code that really runs; `output_law` adds up what comes out. The statistics for
-what cannot be enumerated, the keyed draws themselves, stand here too.
+The rules draw from coins with given probabilities, and drafting picks from weights. `ways` replays
+a round with one script of outcomes after another until all are seen, so the production code itself
+is enumerated; `output_law` adds up the results. Statistics for the keyed draws, which cannot be
+enumerated, are here too.
 """
 
 import math
@@ -27,16 +27,16 @@ T = TypeVar("T")
 
 
 class Chance:
-    """Follows a script of outcomes, and beyond it takes the first that is possible."""
+    """Follows a script of outcomes, and after it takes the first possible one."""
 
     def __init__(self, script: Sequence[int] = ()) -> None:
         self._script = script
-        self._possible: list[int] = []  # of each decision, how many outcomes there were
-        self._taken: list[int] = []  # and which of these it was
+        self._possible: list[int] = []  # number of outcomes of each decision
+        self._taken: list[int] = []  # the outcome of each decision
         self.probability = 1.0
 
     def pick(self, shares: Sequence[float] | NDArray[np.float64]) -> int:
-        """An index of ``shares`` [n], which sum to 1."""
+        """Pick an index of ``shares`` [n], which sum to 1."""
         possible = [index for index, share in enumerate(shares) if share > 0.0]
         at = len(self._taken)
         taken = self._script[at] if at < len(self._script) else 0
@@ -46,12 +46,12 @@ class Chance:
         return possible[taken]
 
     def coin(self, probability: float) -> bool:
-        """Did what has this probability happen?"""
+        """Decide an event of this probability."""
         assert 0.0 <= probability <= 1.0
         return self.pick((probability, 1.0 - probability)) == 0
 
     def next_script(self) -> list[int] | None:
-        """The script that comes after what was taken, depth first; None: all were seen."""
+        """Return the next script, depth first; None after the last."""
         taken, possible = self._taken.copy(), self._possible.copy()
         while taken and taken[-1] == possible[-1] - 1:
             taken.pop()
@@ -63,7 +63,7 @@ class Chance:
 
 
 def ways(play: Callable[[Chance], T]) -> Iterator[tuple[T, float]]:
-    """What ``play`` returns in each way that it can go, and how probable that is."""
+    """Yield each result of ``play`` with its probability."""
     script: list[int] | None = []
     while script is not None:
         chance = Chance(script)
@@ -73,7 +73,7 @@ def ways(play: Callable[[Chance], T]) -> Iterator[tuple[T, float]]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a round ended: these tokens were accepted, and ``weights`` [V] are sampled after them."""
+    """The end of a round: the accepted tokens, and the weights [V] sampled after them."""
 
     tokens: Prefix
     weights: Floats
@@ -82,10 +82,10 @@ class Ended:
 def output_law(
     play: Callable[[Chance], Ended], p: Callable[[Prefix], Floats], length: int
 ) -> NDArray[np.float64]:
-    """The law of the first ``length`` tokens when a round goes all ways, f64 [V] * length.
+    """Compute the law of the first ``length`` tokens over all outcomes, f64 [V] * length.
 
-    p: the target's law after a prefix, [V]. What follows a short round is drawn from it, which is
-    the claim for the rounds after this one (induction).
+    p: the target's law after a prefix, [V]. Tokens after a short round are drawn from it, which is
+    the claim for the next rounds (induction).
     """
     ends: dict[Prefix, NDArray[np.float64]] = {}
     for ended, probability in ways(play):
@@ -103,7 +103,7 @@ def output_law(
 def target_law(
     p: Callable[[Prefix], Floats], length: int, prefix: Prefix = ()
 ) -> NDArray[np.float64]:
-    """The target's own law of the ``length`` tokens after a prefix, f64 [V] * length."""
+    """Compute the target's law of the ``length`` tokens after a prefix, f64 [V] * length."""
     if not length:
         return np.ones(())
     shares = p(prefix) / p(prefix).sum(dtype=np.float64)
@@ -113,7 +113,7 @@ def target_law(
 
 
 def tv(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Total variation distance of two laws."""
+    """Compute the total variation distance of two laws."""
     return float(np.abs(a - b).sum()) / 2
 
 
@@ -126,10 +126,10 @@ def play_round(
     predicted: Callable[[Prefix], float] = lambda _: 1.0,
     enough: float = 0.0,
 ) -> Ended:
-    """One round as the device drafts it, level by level, and the edge verifies it.
+    """Play one round: draft level by level as the device does, and verify as the edge does.
 
-    predicted: the acceptance that the drafter expects after a prefix. ``window="auto"``: the
-    window ends after the level at which the product of these falls below ``enough`` everywhere.
+    predicted: the acceptance that the drafter expects after a prefix. With ``window="auto"`` the
+    window ends after the level where their product is below ``enough`` everywhere.
     """
     tree, rows, prefixes, hopes = Tree(), [], [()], [1.0]
     for count in expansion:
@@ -154,7 +154,7 @@ def play_round(
 
 
 def draw(row: Row, count: int, chance: Chance) -> list[int]:
-    """Independent samples of q."""
+    """Draw independent samples of q."""
     shares = row.probabilities()
     return [row.token(chance.pick(shares)) for _ in range(count)]
 
@@ -168,7 +168,7 @@ def play_split_round(
     bits: int,
     offset: Callable[[Floats, int, Chance], float] | None = None,
 ) -> Ended:
-    """One round of split verification (`dssd`) of a chain, p rounded to ``bits`` bits."""
+    """Play one round of split verification (`dssd`) of a chain, with p rounded to ``bits`` bits."""
     window: Prefix = ()
     for _ in range(length):
         window += tuple(draw(q(window), 1, chance))
@@ -182,13 +182,13 @@ def play_split_round(
 
 
 def dither(p: Floats, bits: int, chance: Chance) -> float:
-    """An offset for each interval of (0, 1) in which `systematic` gives the same: its middle."""
+    """Pick the middle of an interval of (0, 1) in which `systematic` gives the same result."""
     low, high = pick_interval([p], bits, chance)
     return (low + high) / 2
 
 
 def pick_interval(laws: Sequence[Floats], bits: int, chance: Chance) -> tuple[float, float]:
-    """Such an interval for all of these p at once. It borders on where a 2ᵇCᵥ + u is whole."""
+    """Pick such an interval for several p at once; at its borders a 2ᵇCᵥ + u is an integer."""
     borders = [0.0, 1.0]
     for p in laws:
         running = np.cumsum(p, dtype=np.float64)
@@ -202,7 +202,7 @@ def pick_interval(laws: Sequence[Floats], bits: int, chance: Chance) -> tuple[fl
 class Model:
     """A synthetic model: logits f32 [V] after each prefix, fixed functions of it and the seed.
 
-    kind: how they lie; see `KINDS`. Target and drafter differ by ``side``, 0 and 1.
+    kind: of the logits; see `KINDS`. Target and drafter differ by ``side``, 0 and 1.
     """
 
     vocab: int
@@ -211,7 +211,7 @@ class Model:
     kind: str = "random"
 
     def logits(self, prefix: Prefix) -> NDArray[np.float32]:
-        """The logits after a prefix."""
+        """Return the logits after a prefix."""
         shared = np.random.default_rng([self.seed, *prefix])
         own = np.random.default_rng([self.seed, 7 + self.side, *prefix])
         values = 1.5 * own.standard_normal(self.vocab, np.float32)
@@ -238,7 +238,7 @@ KINDS = (
 )
 
 
-# of either end; half of them such that nothing is certain
+# of either end; half of them without certain tokens
 samplings = st.one_of(
     st.builds(Sampling, temperature=st.sampled_from([1.0, 1.7]), top_k=st.sampled_from([0, 2])),
     st.builds(
@@ -252,14 +252,14 @@ kinds = st.one_of(st.just("random"), st.sampled_from(KINDS))
 
 
 def law_of(model: Model, sampling: Sampling) -> Callable[[Prefix], Floats]:
-    """p or the dense q after a prefix, f32 [V]."""
+    """Return a function for p, or the dense q, after a prefix, f32 [V]."""
     return cache(lambda prefix: probabilities(model.logits(prefix)[None], sampling)[0])
 
 
 def p_value(counts: NDArray[np.integer], expected: NDArray[np.float64]) -> float:
-    """Upper tail of χ² by Wilson and Hilferty; cells that expect less than 5 are pooled.
+    """Compute the upper tail of χ² by Wilson and Hilferty; pools cells that expect less than 5.
 
-    0 where something happened that has probability 0.
+    Returns 0 if an event of probability 0 has happened.
     """
     if counts[expected <= 0.0].any():
         return 0.0

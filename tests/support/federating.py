@@ -1,8 +1,7 @@
-"""Federations for tests: their lists and workers, and the ensemble that they are to be.
+"""Federations for tests: their lists and workers, and their expected outputs.
 
-`Ensemble` computes here, from local decoders and `speculation.ensemble`, what a federation should
-say. `WorkerThread` is a worker whose real loop runs in a thread of this process, so that a test can
-have it say something else.
+`Ensemble` computes a federation's expected outputs from local decoders and `speculation.ensemble`.
+`WorkerThread` runs a worker's real loop in a thread, so that a test can change its reports.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB
 from tests.support.tiny import tiny_artifact
 
 SESSIONS = 6
-NOISE = 1e-3  # of logits: far more than passes of different shape differ by
+NOISE = 1e-3  # of logits; far more than the difference of passes of other shapes
 MESSAGE_BYTES = 1 << 26
 
 Frames = Sequence[bytes]
@@ -57,7 +56,7 @@ Said = tuple[msgspec.Struct | bytes, Frames]  # a message's header, packed or no
 
 
 class Cast(NamedTuple):
-    """Artifact folders: a drafter, and three models of its vocabulary that differ."""
+    """Artifact folders: a drafter, and three different models of its vocabulary."""
 
     draft: Path
     a: Path
@@ -66,7 +65,7 @@ class Cast(NamedTuple):
 
 
 def cast_in(folder: Path, sharper: float = 1.0, **changes: Any) -> Cast:
-    """Make the models; so alike that the drafter is of some use to all, unless they are sharper."""
+    """Make the models, so alike that the drafter is of use to all; less so if sharper."""
     sizes = {"vocab": VOCAB, "padded_vocab": PADDED_VOCAB, "context": CONTEXT} | changes
     for name, seed, sharpness in (
         ("draft", 1, 0.9), ("a", 1, 0.7), ("b", 2, 0.7), ("c", 3, 0.8),
@@ -76,26 +75,26 @@ def cast_in(folder: Path, sharper: float = 1.0, **changes: Any) -> Cast:
 
 
 def endless(cast: Cast) -> Cast:
-    """The same models, which never come to an end by themselves."""
+    """Return the same models without end tokens."""
     for path in (folder / "manifest.json" for folder in cast):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_ids": []}))
     return cast
 
 
 def worker(target: Path, **options: Any) -> EdgeServer:
-    """A worker process, to be entered."""
+    """Make a worker process, to be entered."""
     return EdgeServer(target, action="worker", **{"threads": 1, "sessions": SESSIONS} | options)
 
 
 def again(target: Path, endpoint: str, **options: Any) -> EdgeServer:
-    """A worker process where another one was."""
+    """Make a worker process at the endpoint of an earlier one."""
     return worker(target, listen=endpoint, **options).start()
 
 
 def write_list(
     path: Path, workers: Sequence[tuple[str, str]], weights: Sequence[float] = (), **settings: Any
 ) -> Path:
-    """The list of workers by name and endpoint."""
+    """Write the list of workers, given by name and endpoint."""
     lines = [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in settings.items()]
     for index, (name, endpoint) in enumerate(workers):
         lines += ["[[worker]]", f'name = "{name}"', f'address = "{endpoint}"']
@@ -107,7 +106,7 @@ def write_list(
 
 
 class Running(NamedTuple):
-    """An edge over workers in processes of their own; ``metrics`` is the port of its figures."""
+    """An edge over workers in processes of their own; metrics: the edge's port for Prometheus."""
 
     edge: EdgeServer
     workers: list[EdgeServer]
@@ -129,7 +128,7 @@ def federation(
     options: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
-    """Workers named "a", "b", … and the edge over them, all on loopback without keys."""
+    """Run workers named "a", "b", … and an edge over them, on loopback without keys."""
     with ExitStack() as stack:
         workers = [stack.enter_context(worker(target)) for target in targets]
         named = [(chr(97 + i), each.endpoint) for i, each in enumerate(workers)]
@@ -139,21 +138,21 @@ def federation(
             flags["metrics"] = metrics
         served = stack.enter_context(EdgeServer(edge or targets[0], **flags))
         yield Running(served, workers, metrics)
-        for each in workers:  # one that is frozen would not hear that it is to stop
+        for each in workers:  # a frozen worker would not react to a stop
             kill(each)
 
 
 def kill(server: EdgeServer) -> None:
-    """End a process at once, if it is there, however it stands."""
+    """Kill a process, if there is one."""
     try:
         os.kill(server.pid, signal.SIGKILL)
-    except Exception:  # it was stopped by the test
+    except Exception:  # stopped by the test
         return
     server.stop()
 
 
 class Ensemble:
-    """The average that a federation of these models stands for."""
+    """Computes the outputs of a federation of these models."""
 
     def __init__(
         self,
@@ -167,13 +166,13 @@ class Ensemble:
         self._decoders = [Decoder(model, threads=1) for model in models]
         self._weights = list(weights) or [1.0] * len(models)
         self._kept, self._values, self._scheme = kept, values, reconstruction
-        self._held: list[int] = []  # what the decoders have read
+        self._held: list[int] = []  # tokens read by the decoders
         manifest = self._decoders[0].artifact.manifest
         self.vocab = manifest.vocab_size
         self.ends = manifest.eos_ids
 
     def models_logits(self, tokens: Sequence[int]) -> list[NDArray[np.float32]]:
-        """Each model's own logits f32 [1, V] after these tokens."""
+        """Compute each model's logits f32 [1, V] after these tokens."""
         shared = 0
         while shared < min(len(tokens) - 1, len(self._held)) and (
             tokens[shared] == self._held[shared]
@@ -187,7 +186,7 @@ class Ensemble:
         return found
 
     def average(self, each: Sequence[NDArray[np.float32]], temperature: float) -> NDArray[Any]:
-        """What an edge makes of the models' logits f32 [1, V]: logits f32 [1, V]."""
+        """Combine the models' logits f32 [1, V] as an edge does; returns logits f32 [1, V]."""
         answers = []
         for logits in each:
             rows = top_rows(logits, temperature, self._kept)
@@ -196,11 +195,11 @@ class Ensemble:
         return as_logits(aggregate(self._weights, answers, self.vocab, self._scheme), temperature)
 
     def logits(self, tokens: Sequence[int], temperature: float) -> NDArray[Any]:
-        """The ensemble's logits f32 [1, V] after these tokens."""
+        """Compute the ensemble's logits f32 [1, V] after these tokens."""
         return self.average(self.models_logits(tokens), temperature)
 
     def decode(self, prompt: Sequence[int], count: int, law: Law) -> list[int]:
-        """What it says alone, a token at a time: of `stream`, and so of `greedy` and `coupled`."""
+        """Generate token by token, as `stream` does, and so `greedy` and `coupled`."""
         tokens = list(prompt)
         while len(tokens) < len(prompt) + count:
             logits = self.logits(tokens, law.sampling.temperature)[0]
@@ -210,7 +209,7 @@ class Ensemble:
         return tokens[len(prompt) :]
 
     def choices(self, prompt: Sequence[int], answer: Sequence[int], law: Law) -> list[int]:
-        """What it says at each position of an answer, whoever said what stands before."""
+        """Choose the token at each position of a given answer."""
         found = []
         for at in range(len(answer)):
             tokens = [*prompt, *answer[:at]]
@@ -221,7 +220,7 @@ class Ensemble:
     def assert_same(
         self, prompt: Sequence[int], law: Law, got: Sequence[int], wanted: Sequence[int]
     ) -> None:
-        """Equal token for token, or parted where a little noise in the models' logits decides."""
+        """Assert equal tokens, up to a position where a little noise in the logits decides."""
         if list(got) == list(wanted):
             return
         at = next(i for i, (x, y) in enumerate(zip(got, wanted, strict=False)) if x != y)
@@ -238,19 +237,19 @@ class Ensemble:
 
 
 class Opened(NamedTuple):
-    """A federated target in this process, and what it counts."""
+    """A federated target in this process, and its tally."""
 
     target: FederatedTarget
     tally: Tally
 
     def events(self, node: str) -> dict[str, int]:
-        """What befell a worker."""
+        """Count a worker's events by name."""
         return {event: n for (name, event), n in self.tally.nodes.items() if name == node}
 
 
 @contextmanager
 def opened(path: Path, artifact: Path, keys: Path | None = None, **limits: Any) -> Iterator[Opened]:
-    """The target that an edge would open with this list."""
+    """Open the target of this list, as an edge does."""
     tally = Tally()
     config = EdgeConfig(
         target=artifact,
@@ -266,7 +265,7 @@ def opened(path: Path, artifact: Path, keys: Path | None = None, **limits: Any) 
 
 
 class SpoilingListener(Listener):
-    """A node's socket; ``spoil`` makes of each report what is said in its place."""
+    """A node's socket; ``spoil`` replaces each report."""
 
     def __init__(self, *arguments: Any) -> None:
         self.spoil: Callable[[msgspec.Struct, Frames], Iterable[Said]] = _as_it_is
@@ -284,7 +283,7 @@ def _as_it_is(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
 
 
 class WorkerThread:
-    """The real loop, service and work of a worker, or of another node, in a thread."""
+    """Runs the real loop, service and work of a node in a thread."""
 
     def __init__(
         self,
@@ -313,11 +312,11 @@ class WorkerThread:
         self._thread = threading.Thread(target=loop.run, daemon=True)
 
     def lies(self, spoil: Callable[[msgspec.Struct, Frames], Iterable[Said]]) -> None:
-        """From now on its reports are spoilt so."""
+        """Spoil its reports from now on."""
         self.listener.spoil = spoil
 
     def hold(self, seconds: float) -> None:
-        """It takes so much longer over its next answer."""
+        """Delay its next answer."""
 
         def late(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
             self.is_honest()
@@ -327,7 +326,7 @@ class WorkerThread:
         self.lies(late)
 
     def is_honest(self) -> None:
-        """From now on its reports are as they are."""
+        """Spoil no more reports."""
         self.listener.spoil = _as_it_is
 
     def __enter__(self) -> WorkerThread:
@@ -344,7 +343,7 @@ class WorkerThread:
 
 
 def await_(truth: Callable[[], object], within_s: float = 30.0, turn: Any = None) -> None:
-    """Wait until something is true; ``turn`` is called meanwhile."""
+    """Wait until ``truth`` returns true; ``turn`` is called meanwhile."""
     deadline_s = time.monotonic() + within_s
     while not truth():
         assert time.monotonic() < deadline_s, "it did not become true in time"

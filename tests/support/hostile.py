@@ -1,7 +1,7 @@
-"""Clients that say whatever they like, to test what the edge endures.
+"""Clients that can send anything, to test what the edge withstands.
 
-`RawClient` is a bare DEALER: it sends any frames and hears typed replies. `RawSession` knows how to
-say the right thing on it, so that a test can say one wrong thing at the right moment.
+`RawClient` is a bare DEALER: it sends any frames and receives typed replies. `RawSession` makes
+valid messages, so that a test can send a single invalid one at the right moment.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from tests.conftest import HIDDEN, VOCAB
 PROMPT = [3, 1, 4, 1, 5]
 # Protocols that decode at temperature 0 only.
 COLD = ["greedy", *(name for name, one in EXCHANGES.items() if one.needs)]
-WAIT_S = 10.0  # a reply that takes so long is not coming
+WAIT_S = 10.0  # for a reply
 
 
 def fields(message: m.Request | m.Reply) -> list[Any]:
-    """A message as the msgpack array that it travels as, to be spoilt."""
+    """Return a message as its msgpack array, to be spoilt."""
     found: list[Any] = msgspec.msgpack.decode(m.encode(message))
     return found
 
 
 def packed(values: object) -> bytes:
-    """Any msgpack."""
+    """Encode anything as msgpack."""
     return msgspec.msgpack.encode(values)
 
 
 def ids_bytes(ids: Sequence[int]) -> bytes:
-    """An ids frame of a small vocabulary; what does not fit wraps around."""
+    """Make an ids frame of a small vocabulary; larger ids wrap around."""
     return np.array(ids, dtype="<u8").astype("<u2").tobytes()
 
 
 def resident_mib(pid: int | str = "self") -> float:
-    """Memory that a process really holds."""
+    """Return the resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
 
 
 def await_idle(pid: int, limit_s: float = 60.0) -> None:
-    """Until a process does nothing more with what it has been sent."""
+    """Wait until a process has worked off its messages."""
     deadline = time.monotonic() + limit_s
     spent = -math.inf
     while (ticks := _cpu_ticks(pid)) - spent > 2:  # of 10 ms
@@ -73,7 +73,7 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that a process held from one call to the next."""
+    """Return a process's peak memory since the last call."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
@@ -104,37 +104,37 @@ class RawClient:
         self.socket.connect(endpoint)
 
     def send(self, *frames: bytes) -> None:
-        """Send these very frames."""
+        """Send these frames."""
         self.socket.send_multipart(frames)
 
     def say(self, message: m.Request | m.Reply, *frames: bytes) -> None:
-        """Send a message that is well-formed at least."""
+        """Send a well-formed message."""
         self.send(m.encode(message), *frames)
 
     def receive(self, timeout_s: float = WAIT_S) -> m.Reply:
-        """The next reply, without its frames."""
+        """Receive a reply, without its frames."""
         return self.receive_all(timeout_s)[0]
 
     def receive_all(self, timeout_s: float = WAIT_S) -> tuple[m.Reply, list[bytes]]:
-        """The next reply and its frames."""
+        """Receive a reply and its frames."""
         if not self.socket.poll(int(timeout_s * 1000)):
             pytest.fail("the edge said nothing")
         header, *frames = self.socket.recv_multipart()
         return m.decode_reply(header), frames
 
     def fails(self, code: str) -> m.Failure:
-        """The next reply is a failure of this kind."""
+        """Assert that the next reply is a failure of this kind."""
         reply = self.receive()
         assert isinstance(reply, m.Failure), reply
         assert reply.code == code, reply
         return reply
 
     def settle(self) -> list[m.Reply]:
-        """All that the edge has said up to now, without frames."""
+        """Receive all replies so far, without frames."""
         return [reply for reply, _ in self.settle_all()]
 
     def settle_all(self) -> list[tuple[m.Reply, list[bytes]]]:
-        """All that the edge has said up to now: it answers in order, but for work in progress."""
+        """Receive all replies so far: the edge answers in order, except for work under way."""
         nonce = secrets.randbits(40)
         self.say(m.Ping(nonce=nonce))
         received: list[tuple[m.Reply, list[bytes]]] = []
@@ -156,9 +156,9 @@ class RawClient:
 
 
 class RawSession:
-    """A session as an honest device would hold it; every message can be had before it is sent.
+    """A session of an honest device; makes its messages without sending them.
 
-    conditions: what it says under protocols that are decided by them.
+    conditions: sent under protocols that need them.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ class RawSession:
         self.conditions = conditions
         self.generation = -1
         self.committed = Committed()
-        self.pending = 0  # how many of these, at the end, only this end knows: 0 or 1
+        self.pending = 0  # tokens at the end that only this end has: 0 or 1
 
     def begin(self, prompt: Sequence[int], protocol: str = "greedy", **changes: Any) -> list[bytes]:
-        """The frames that begin a generation on these tokens alone."""
+        """Make the frames that begin a generation on these tokens alone."""
         self.generation += 1
         self.committed.truncate(0)
         self.committed.extend(prompt)
@@ -192,11 +192,11 @@ class RawSession:
         return [m.encode(msgspec.structs.replace(begin, **changes)), ids_bytes(prompt)]
 
     def window(self, ids: Sequence[int] = (), *others: bytes, **changes: Any) -> list[bytes]:
-        """The frames of a window at the end of the committed tokens."""
+        """Make the frames of a window at the end of the committed tokens."""
         return [self._window(**changes), ids_bytes(ids), *others]
 
     def propose(self, protocol: str, draft: Draft, **changes: Any) -> list[bytes]:
-        """The frames of a drafted window, behind a token that only this end knows."""
+        """Make the frames of a drafted window, behind a pending token."""
         pending = self.committed.ids[len(self.committed) - self.pending :]
         frames = EXCHANGES[protocol].propose(draft, pending, VOCAB)
         return [self._window(**changes), *map(bytes, frames)]
@@ -204,7 +204,7 @@ class RawSession:
     def supply(
         self, protocol: str, draft: Draft, asked: Sequence[bytes], **changes: Any
     ) -> list[bytes]:
-        """The frames that answer an inquiry with these."""
+        """Make the frames that answer an inquiry."""
         states = m.States(session=self.id, generation=self.generation, start=len(self.committed))
         frames = EXCHANGES[protocol].supply(draft, asked)
         return [m.encode(msgspec.structs.replace(states, **changes)), *map(bytes, frames)]
@@ -220,7 +220,7 @@ class RawSession:
         return m.encode(msgspec.structs.replace(window, **changes))
 
     def pull(self, count: int, **changes: Any) -> list[bytes]:
-        """The frame that asks for so many tokens of a stream."""
+        """Make the frame that asks for so many tokens of a stream."""
         pull = m.Pull(
             session=self.id,
             generation=self.generation,
@@ -231,14 +231,14 @@ class RawSession:
         return [m.encode(msgspec.structs.replace(pull, **changes))]
 
     def settle(self, ids: Sequence[int], verdict: m.Reply) -> None:
-        """Commit what the edge decided about a window."""
+        """Commit by the verdict on a window."""
         assert isinstance(verdict, m.Verdict), verdict
         assert verdict.start == len(self.committed)
         assert verdict.token is not None
         self.committed.extend([*ids[: verdict.accepted], verdict.token])
 
     def follow(self, draft: Draft, verdict: m.Reply, sampled: int = 0) -> None:
-        """Commit what the edge decided about a draft, and ``sampled`` if it left that to us."""
+        """Commit by the verdict on a draft, and ``sampled`` if this end samples the next token."""
         assert isinstance(verdict, m.Verdict), verdict
         assert verdict.start == len(self.committed)
         token = sampled if verdict.token is None else verdict.token
@@ -247,7 +247,7 @@ class RawSession:
         self.pending = int(verdict.token is None)
 
     def go_on(self, client: RawClient, rounds: int, ids: Sequence[int] = ()) -> list[int]:
-        """Some rounds with the same window; the session's tokens after them."""
+        """Run rounds with the same window; returns the session's tokens after them."""
         for _ in range(rounds):
             client.send(*self.window(ids))
             self.settle(ids, client.receive())
@@ -256,7 +256,7 @@ class RawSession:
 
 @cache
 def drafted(protocol: str, expansion: Expansion, seed: int = 0) -> Draft:
-    """What a drafter with random logits would propose under this protocol, by the real rules."""
+    """Draft by the real rules of this protocol, with random logits."""
     exchange, random = EXCHANGES[protocol], np.random.default_rng(seed)
     sampling = Sampling(temperature=0.0 if protocol in COLD else 1.0, top_k=8)
     law = Law(sampling=sampling, seed=seed)
@@ -276,7 +276,7 @@ def drafted(protocol: str, expansion: Expansion, seed: int = 0) -> Draft:
 
 
 def take_tokens(client: RawClient, count: int) -> list[int]:
-    """Tokens of a stream, as they come."""
+    """Receive tokens of a stream."""
     tokens: list[int] = []
     while len(tokens) < count:
         reply, frames = client.receive_all()

@@ -1,4 +1,4 @@
-"""Decision heads for tests: made at random, or to say what a test wants."""
+"""Decision heads for tests: random ones, or with given decisions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def end_of(manifest: Manifest | End) -> End:
 def random_head(
     drafter: Manifest | End, target: Manifest | End, *, seed: int = 0, width: int = 8, **card: Any
 ) -> DecisionHead:
-    """A head for this pair whose rejections look like a coin's, but follow from what it is told."""
+    """Make a head for this pair that rejects about at random, but by its inputs alone."""
     random = np.random.default_rng(seed)
     ends = {"drafter": end_of(drafter), "target": end_of(target)}
     states = sum(end.hidden for end in ends.values())
@@ -52,12 +52,12 @@ def random_head(
 
 
 def conditions_of(pair: tuple[Path, Path], **told: Any) -> m.DecisionConditions:
-    """What a device with this pair's drafter says when a generation begins."""
+    """Make the conditions that a device with this pair's drafter sends with `begin`."""
     drafter = Artifact.open(pair[0]).manifest
     known = {"drafter": drafter.origin, "hidden_size": drafter.dimensions.hidden}
     return m.DecisionConditions(**{**known, **told})
 
 
 def saved(head: DecisionHead, folder: Path) -> str:
-    """Its path, for ``--head``."""
+    """Save a head; returns its path, for ``--head``."""
     return str(head.save(folder))

@@ -1,10 +1,9 @@
-"""Runs `pilotfish` commands that are to be killed: a process each, forked off this one.
+"""Run `pilotfish` commands that are to be killed, each in a process forked off this one.
 
-This process has imported all that takes long and does nothing else, so that a command is at work
-a moment after it is asked for. stdin: a command a line, as a JSON list. stdout: its process id,
-and when it is over, its wait status. Each round that a command is about to record is told on the
-file descriptor that is this program's argument, as ``answer number``, with a single write that a
-kill cannot undo: who reads it knows how many rounds there were, whatever the run file says.
+This process has done all slow imports, so that a command starts at once. stdin: a command a line,
+as a JSON list. stdout: its process id, and at its end its wait status. Before a command records a
+round, it writes ``answer number`` to the file descriptor given as this program's argument, in a
+single write that a kill cannot undo: so the number of rounds is known whatever the run file holds.
 """
 
 import json
@@ -30,7 +29,7 @@ if __name__ == "__main__":
         child = os.fork()
         if child == 0:
             sys.stdin.close()
-            os.dup2(2, 1)  # what a command prints is not for who reads our stdout
+            os.dup2(2, 1)  # our stdout is for process ids and statuses only
             os._exit(main(json.loads(line)))
         print(child, flush=True)
         print(os.waitpid(child, 0)[1], flush=True)

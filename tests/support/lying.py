@@ -1,6 +1,6 @@
-"""What a lying worker says, and a target over an honest worker and one that lies.
+"""A lying worker's reports, and a target over an honest worker and a lying one.
 
-A lie is a function of a report: what is said in its place.
+A lie is a function that replaces a report.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Alter = Callable[[TopRows], TopRows]
 
 
 def scored(spoilt: Callable[[bytes], Iterable[bytes]]) -> Spoil:
-    """Of an answer, other frames in place of its own."""
+    """Replace the frames of an answer."""
 
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterator[Said]:
         if isinstance(message, Scored):
@@ -48,7 +48,7 @@ def scored(spoilt: Callable[[bytes], Iterable[bytes]]) -> Spoil:
 
 
 def patched(at: int, value: bytes) -> Spoil:
-    """Other bytes at some place, counted from the end if that is negative."""
+    """Replace the bytes at an offset, from the end if negative."""
 
     def spoilt(frame: bytes) -> Iterator[bytes]:
         place = at % len(frame)
@@ -58,7 +58,7 @@ def patched(at: int, value: bytes) -> Spoil:
 
 
 def told_anew(alter: Alter, vocab: int = VOCAB) -> Spoil:
-    """Other rows, well encoded."""
+    """Replace the rows by other well-encoded ones."""
 
     def spoilt(frame: bytes) -> Iterator[bytes]:
         form = ("fp16", "fp32", "levels")[frame[0] & 3]
@@ -116,7 +116,7 @@ NONSENSE: dict[str, tuple[str, Spoil]] = {
 
 
 def altered(**changes: Any) -> Spoil:
-    """Another header of an answer; what changes is told by the honest one."""
+    """Change fields of an answer's header."""
 
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterator[Said]:
         if isinstance(message, Scored):
@@ -129,7 +129,7 @@ def altered(**changes: Any) -> Spoil:
 
 
 def replaced(*others: Callable[[Scored, Frames], Said]) -> Spoil:
-    """Other messages in place of an answer."""
+    """Replace an answer by other messages."""
 
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterator[Said]:
         if isinstance(message, Scored):
@@ -169,7 +169,7 @@ REFUSALS: dict[str, Spoil] = {
         lambda said, _: (Refused(incarnation=None, code="internal", message="no\nWATCHDOG=1"), [])
     ),
 }
-# Answers that nobody can tell from none at all: the worker is late.
+# Answers that are ignored, so that the worker counts as late.
 SILENCE: dict[str, Spoil] = {
     "nothing": replaced(),
     "another incarnation": altered(incarnation=lambda said: OTHER),
@@ -191,7 +191,7 @@ EVERY = (
 
 
 def once(spoil: Spoil) -> Spoil:
-    """The first answer is spoilt, the others are as they are."""
+    """Spoil the first answer only."""
     lied = False
 
     def spoil_once(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
@@ -215,7 +215,7 @@ def greeting(**changes: Any) -> Spoil:
 
 @contextmanager
 def federated(cast: Cast, folder: Path, **settings: Any) -> Iterator[tuple[Opened, WorkerThread]]:
-    """A target over an honest worker "a" and a worker "b" that will lie."""
+    """Open a target over an honest worker "a" and a worker "b" that can lie."""
     with WorkerThread(cast.a) as honest, WorkerThread(cast.b) as liar:
         path = write_list(
             folder / "w.toml",

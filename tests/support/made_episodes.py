@@ -1,4 +1,4 @@
-"""Episodes of made-up mismatches, whose labels can be learnt: states and tokens tell them."""
+"""Synthetic episodes of mismatches with labels that can be learnt from states or tokens."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MINED = Mined(
 def episode(
     key: int, count: int = 20, noise: float = 0.5, width: int = D, stalling: float = 0.0
 ) -> Episode:
-    """A third is critical: where the states lie on one side of a plane that all questions share.
+    """Make an episode. A third of the mismatches is critical: states on one side of a fixed plane.
 
-    The drafted token says so, too: those of critical mismatches are odd. Of these, the share
-    ``stalling`` is said to stall instead.
+    Drafted tokens of critical mismatches are odd. The share ``stalling`` of these is labelled as
+    stalling instead.
     """
     random, shared = np.random.default_rng([7, key]), np.random.default_rng(1)
     drafter = random.standard_normal((count, width)).astype(np.float32)

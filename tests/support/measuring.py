@@ -1,4 +1,4 @@
-"""A run of `field measure`, as a user starts it, and what is in its file."""
+"""Run `field measure` as a user does, and read its file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUICK = ["--protocols", "greedy,stream", "--windows", "2", "--repeat", "2", "--m
 
 
 def measure(pair, address, out, *more):
-    """The exit code of a run on the tiny pair."""
+    """Run it on the tiny pair; returns the exit code."""
     options = ["--draft", pair.draft, "--edge", address, "--threads", 1, "--out", out, *more]
     return main(["field", "measure", *map(str, options)])
 
@@ -24,7 +24,7 @@ def answers(out, **which):
 
 
 def assert_whole(answer):
-    """The rounds of a finished answer follow each other and make up its tokens."""
+    """Assert that a finished answer's rounds follow each other and add up to its tokens."""
     position = answer.prompt_tokens
     for round_ in answer.rounds:
         assert round_.start == position
@@ -34,7 +34,7 @@ def assert_whole(answer):
 
 
 def wait_for_answers(out, count):
-    """Until a run has so many answers that count; for a minute."""
+    """Wait until a run has so many answers that count, up to a minute."""
     patience = time.monotonic() + 60
     while time.monotonic() < patience and not (begun(out) and len(answers(out)) >= count):
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Decoders over backends that a machine without a GPU can have only as doubles.
+"""Decoders over GPU backends, by doubles of the libraries.
 
 `opening(name, folder)` opens one of them over a tiny artifact. TensorRT and CUDA are the doubles of
 `tensorrt_double` and `cudart_double`; ONNX Runtime's providers are our code for GPUs with the
@@ -47,7 +47,7 @@ DOUBLES = {
 
 @contextmanager
 def opening(name: str, folder: Path, *, slots: int, **tiny) -> Iterator[Decoder]:
-    """A decoder over this double."""
+    """Open a decoder over this double."""
     provider, dialect, version = DOUBLES[name]
     needs(dialect)
     with pytest.MonkeyPatch.context() as patch:

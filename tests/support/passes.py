@@ -1,4 +1,4 @@
-"""The serving loop's part of a target pass, for tests of the scheduler without one."""
+"""Run the scheduler's passes in tests without a serving loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pilotfish.edge_runtime.scheduler import Job, Scheduler
 
 
 def run(scheduler: Scheduler) -> list[Job]:
-    """Start a pass, if there is one to make, and return the jobs that are done by now."""
+    """Start a pass if one can start, and return the finished jobs."""
     batch = scheduler.next_batch()
     if batch is not None:
         scheduler.target.start(batch.number, batch.spans)
@@ -14,5 +14,5 @@ def run(scheduler: Scheduler) -> list[Job]:
 
 
 def collect(scheduler: Scheduler) -> list[Job]:
-    """The jobs of the passes that have come back."""
+    """Return the jobs of finished passes."""
     return [job for scores in scheduler.target.finished() for job in scheduler.rule(scores)]

@@ -1,4 +1,4 @@
-"""Pipelines as they run: a process for each stage, an edge in front of them, links in between."""
+"""Run pipelines: a process for each stage, an edge before them, and links between."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAYERS = 4
 
 
 def made_pair(folder: Path, context: int, *, endless: bool = False) -> Pair:
-    """A drafter, and a target that can be cut into up to four stages.
+    """Make a drafter, and a target that can be cut into up to four stages.
 
     endless: no token ends an answer.
     """
@@ -57,19 +57,19 @@ def made_pair(folder: Path, context: int, *, endless: bool = False) -> Pair:
 
 
 def cut(target: Path, folder: Path, stages: int) -> Path:
-    """The stages of a target, once they are made; the folder that they lie in."""
+    """Cut a target into stages, unless done before; returns their folder."""
     if not folder.exists():
         split_artifact(target, folder, stages=stages)
     return folder
 
 
 class Link(Protocol):
-    """Something before a node that edge and stages go through: a relay, or an emulator."""
+    """A relay or an emulator before a node."""
 
     endpoint: str
 
 
-# Each pass of the stage first takes as many seconds as a file says at that moment, or is its end.
+# Delays each pass of the stage by the seconds in a file, or ends the process.
 _SLOW = """
 import os, sys, time
 from pathlib import Path
@@ -88,7 +88,7 @@ sys.exit(main(sys.argv[1:]))
 class Node:
     """A stage in a process of its own, which a test may kill, freeze and start again.
 
-    pace: a file with the seconds that each of its passes is to take besides; "die": to die of it.
+    pace: a file with the seconds by which each pass is delayed; "die" ends the process.
     """
 
     def __init__(self, artifact: Path, *, pace: Path | None = None, **options: Any) -> None:
@@ -98,12 +98,12 @@ class Node:
         self.restart()
 
     def kill(self) -> None:
-        """SIGKILL; nobody listens any more."""
+        """Kill the process."""
         os.kill(self.server.pid, signal.SIGKILL)
         self.server.stop()
 
     def restart(self, artifact: Path | None = None, **options: Any) -> None:
-        """Start it, or start it again at the same address; perhaps as another one."""
+        """Start it, or start it again at the same address, perhaps with another artifact."""
         if hasattr(self, "server"):
             self.server.stop()
         self.server = EdgeServer(
@@ -120,29 +120,29 @@ class Node:
 
     @property
     def died(self) -> bool:
-        """It ended by itself."""
+        """Whether it has ended by itself."""
         child = self.server._child
         return child is None or child.process.poll() is not None
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         os.kill(self.server.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self.server.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """Clean up, whatever state it is in."""
+        """End it in any state."""
         with suppress(Exception):
             self.thaw()
         self.server.stop()
 
 
 class Row:
-    """The stages 2 … N as nodes, and the list that names them.
+    """The stages 2 … N as nodes, and their list.
 
-    links: what stands before each node, made from its endpoint.
+    links: the relay or emulator before each node.
     """
 
     def __init__(self, folder: Path, nodes: Sequence[Node], links: Sequence[Link]) -> None:
@@ -150,7 +150,7 @@ class Row:
 
     @property
     def first(self) -> Path:
-        """The artifact that the edge is started with."""
+        """The edge's artifact."""
         return self.folder / "stage-1"
 
     def listed(
@@ -170,7 +170,7 @@ class Row:
 def row(
     folder: Path, *, link: Any = None, options: Sequence[dict[str, Any]] = (), **common: Any
 ) -> Iterator[Row]:
-    """The nodes of the stages in ``folder``. options: of each, besides what is common to all."""
+    """Run the nodes of the stages in ``folder``. options: of each, in addition to ``common``."""
     stages = sorted(folder.glob("stage-*"))[1:]
     own = options or [{}] * len(stages)
     nodes: list[Node] = []
@@ -196,7 +196,7 @@ def row(
 def served(
     found: Row, path: Path, *, server: dict[str, Any], **settings: Any
 ) -> Iterator[EdgeServer]:
-    """An edge on these nodes. server: options of its command; settings: of the list."""
+    """Run an edge on these nodes. server: options of its command; settings: of the list."""
     listed = found.listed(path, **settings)
     with EdgeServer(found.first, pipeline=listed, **{"threads": 1, **server}) as edge:
         yield edge
@@ -215,7 +215,7 @@ def opened(
     meanwhile: Callable[[str], None] = lambda trouble: None,
     **settings: Any,
 ) -> Iterator[PipelineTarget]:
-    """The target itself, in this process, on these nodes. owned: the edge's keys."""
+    """Open the target on these nodes in this process. owned: the edge's keys."""
     config = EdgeConfig(
         target=first or found.first,
         threads=1,
@@ -231,11 +231,11 @@ def opened(
 
 
 class EnoughError(Exception):
-    """What an edge said of the nodes that it waits for, and nobody waits any longer."""
+    """Ends a wait for nodes; holds the edge's message."""
 
 
 def waited_for(found: Row, path: Path, *words: str, **how: Any) -> str:
-    """What an edge says of these nodes while it waits for them, once it says all these words."""
+    """Return the edge's message while it waits for nodes, once it has all these words."""
     end_s = time.monotonic() + 20.0
 
     def meanwhile(trouble: str) -> None:
@@ -249,13 +249,13 @@ def waited_for(found: Row, path: Path, *words: str, **how: Any) -> str:
 
 
 def whole_logits(decoder: Decoder, tokens: Sequence[int], rows: int) -> NDArray[np.float32]:
-    """What the whole model says, from nothing; [rows, V]."""
+    """Compute the whole model's logits [rows, V] from empty slots."""
     decoder.rollback(0, 0)
     return decoder.prefill(0, list(tokens), rows=rows).logits.copy()
 
 
 class Answering(threading.Thread):
-    """An answer under way in a thread of its own, as a test may watch it."""
+    """Generates an answer in a thread, for a test to watch."""
 
     def __init__(self, device: Device, prompt: Sequence[int], **wish: Any) -> None:
         super().__init__(daemon=True)
@@ -266,7 +266,7 @@ class Answering(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """The thread."""
+        """Generate the answer."""
         try:
             for piece in self._device.stream(self._prompt, **self._wish):
                 self.tokens += piece.tokens
@@ -275,7 +275,7 @@ class Answering(threading.Thread):
         self.ended_s = time.monotonic()
 
     def until(self, count: int, limit_s: float = 30.0) -> None:
-        """Wait until it has so many tokens; it may not be over by then."""
+        """Wait until it has so many tokens; it must not have ended by then."""
         end_s = time.monotonic() + limit_s
         while len(self.tokens) < count:
             assert self.is_alive(), (self.error, len(self.tokens))
@@ -283,7 +283,7 @@ class Answering(threading.Thread):
             time.sleep(0.001)
 
     def result(self, limit_s: float = 60.0) -> list[int]:
-        """All its tokens, once it is over; raises what ended it."""
+        """Wait for the end; returns all tokens, or raises the error."""
         self.join(limit_s)
         assert not self.is_alive(), f"it hangs after {len(self.tokens)} tokens"
         if self.error is not None:
@@ -292,11 +292,11 @@ class Answering(threading.Thread):
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds that a process has computed."""
+    """Return a process's CPU seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def holdings(pid: int) -> tuple[int, int]:
-    """Open descriptors and threads of a process."""
+    """Count the open descriptors and threads of a process."""
     return tuple(len(list(Path(f"/proc/{pid}/{what}").iterdir())) for what in ("fd", "task"))

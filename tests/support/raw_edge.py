@@ -1,4 +1,4 @@
-"""Whoever talks to a node as an edge does, and says whatever it likes."""
+"""A client of a node that can send anything an edge could."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.federating import SESSIONS
 from tests.support.hostile import WAIT_S, RawClient
 
 KEPT = 8
-# what a node may refuse with; "internal" would be a fault of its own
+# a node's refusals; "internal" would be a fault of the node
 CODES = {"malformed", "too-large", "token-out-of-range", "unsupported", "conflict"}
 
 
@@ -47,18 +47,18 @@ class RawEdge(RawClient):
         super().__init__(endpoint, keys)
 
     def report(self, timeout_s: float = WAIT_S) -> tuple[Report, list[bytes]]:
-        """The next thing that the node says."""
+        """Receive the node's next report."""
         assert self.socket.poll(int(timeout_s * 1000)), "the node said nothing"
         header, *frames = self.socket.recv_multipart()
         return decode_report(header), frames
 
     def order(self, order: msgspec.Struct, *frames: bytes) -> tuple[Report, list[bytes]]:
-        """Say something well-formed, and hear what the node says to it."""
+        """Send a well-formed message and receive the node's report."""
         self.send(encode(order), *frames)
         return self.report()
 
     def refused(self, code: str) -> Refused:
-        """The next thing that the node says is a refusal of this kind."""
+        """Assert that the node's next report is a refusal of this kind."""
         said, _ = self.report()
         assert isinstance(said, Refused), said
         assert said.code == code, said
@@ -78,7 +78,7 @@ def item(**changes: Any) -> Item:
 
 
 class Tenant:
-    """A raw edge that has attached a worker, and the steps that it takes."""
+    """A raw edge that has attached a worker, and its steps."""
 
     def __init__(self, edge: RawEdge) -> None:
         self.edge = edge
@@ -97,7 +97,7 @@ class Tenant:
         return self.edge.order(step, *frames)
 
     def proves(self, expected: NDArray[np.float32]) -> None:
-        """A step that makes sense is answered as ever."""
+        """Assert that the worker answers a valid step correctly."""
         said, frames = self.step([item(size=3, rows=2)], ids(5, 6, 7), b"")
         assert isinstance(said, Scored)
         assert said.number == self.number
@@ -105,7 +105,7 @@ class Tenant:
 
 
 def expected_of(model: Path) -> NDArray[np.float32]:
-    """What a worker should tell of the step of `Tenant.proves`: probabilities f32 [2, K]."""
+    """Compute the answer to the step of `Tenant.proves`: probabilities f32 [2, K]."""
     decoder = Decoder(model, slots=SESSIONS, context=CONTEXT, threads=1)
     (output,) = decoder.forward([Pass(0, np.array([5, 6, 7]), 2)])
     values: NDArray[np.float32] = top_rows(output.logits, 0.0, KEPT).values

@@ -1,4 +1,4 @@
-"""A TCP relay between a device and its edge, whose connections a test can cut."""
+"""A TCP relay between a device and its edge, for tests to cut connections."""
 
 import socket
 import threading
@@ -17,7 +17,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def turn_to(self, target):
-        """From now on new connections lead there."""
+        """Connect new connections to another target."""
         host, port = target.removeprefix("tcp://").rsplit(":", 1)
         self._target = (host, int(port))
 
@@ -29,7 +29,7 @@ class Relay:
                 return
             try:
                 far = socket.create_connection(self._target)
-            except OSError:  # nobody there
+            except OSError:  # no listener
                 near.close()
                 continue
             self.connections += 1
@@ -47,7 +47,7 @@ class Relay:
             end.close()
 
     def cut(self):
-        """Break all connections; new ones are welcome."""
+        """Break all connections; new ones are accepted."""
         for end in self._open:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

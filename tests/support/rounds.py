@@ -1,4 +1,4 @@
-"""Whole rounds of a protocol in one process: both halves, bytes between them, no model, no socket.
+"""Play whole rounds of a protocol in one process: both halves and the bytes between, no models.
 
 The logits are fixed functions of the last two tokens (`tests.support.enumeration.Model`).
 """
@@ -30,7 +30,7 @@ EXACT = {
 
 @dataclass(frozen=True)
 class Setting:
-    """How a generation of two synthetic models goes."""
+    """The settings of a generation with two synthetic models."""
 
     exchange: str
     expansion: tuple[int, ...] = (1, 1)
@@ -48,12 +48,12 @@ class Setting:
 
 @cache
 def logits(model, tokens):
-    """Logits f32 [V]; they depend on the last two tokens."""
+    """Compute logits f32 [V], which depend on the last two tokens."""
     return model.logits(tokens[-2:])
 
 
 def generate(setting, seed, *, exchange=None, length=LENGTH):
-    """The first tokens after the prompt, by as many rounds as it takes."""
+    """Generate the first tokens after the prompt, by as many rounds as needed."""
     exchange = exchange or EXACT[setting.exchange]
     committed, at_edge = PROMPT, len(PROMPT)
     while len(committed) < len(PROMPT) + length:
@@ -62,7 +62,7 @@ def generate(setting, seed, *, exchange=None, length=LENGTH):
 
 
 def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
-    """One round as `device_runtime` and `edge_runtime` play it; committed tokens on both ends."""
+    """Play one round as `device_runtime` and `edge_runtime` do; commits tokens on both ends."""
     target, _ = setting.models
     law, drafting = (Law(sampling=s, seed=seed) for s in (setting.sampling, setting.drafting))
     start = len(committed)
@@ -85,9 +85,9 @@ def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
 
 
 def draft_window(setting, exchange, law, committed, after=None):
-    """As `Drafter.draft`, with a table for a model.
+    """Draft as `Drafter.draft`, with a table for a model.
 
-    after: the logits f32 [V] after the committed tokens and a path; the drafter's, if not told.
+    after: computes the logits f32 [V] after the committed tokens and a path; None: the drafter's.
     """
     _, drafter = setting.models
     after = after or (lambda path: logits(drafter, (*committed, *path)))
@@ -109,13 +109,13 @@ def draft_window(setting, exchange, law, committed, after=None):
 
 
 def exact_law(model, sampling, length=LENGTH):
-    """What the first tokens after the prompt should follow, f64 [V^length]."""
+    """Compute the law of the first tokens after the prompt, f64 [V^length]."""
     p = law_of(model, sampling)
     return target_law(lambda prefix: p((*PROMPT, *prefix)[-2:]), length).ravel()
 
 
 def frequencies(setting, seeds, *, exchange=None, length=LENGTH):
-    """How often each beginning was generated, i64 [V^length]."""
+    """Count how often each beginning was generated, i64 [V^length]."""
     counts = np.zeros((VOCAB,) * length, dtype=np.int64)
     for seed in range(seeds):
         counts[generate(setting, seed, exchange=exchange, length=length)] += 1

@@ -1,4 +1,4 @@
-"""Which dialects the installed onnxruntime can run."""
+"""Find the dialects that the installed onnxruntime can run."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from pilotfish.export.dialects import DIALECTS, OPSET24_SINCE
 
 
 def runnable():
-    """Names of the dialects that this onnxruntime runs."""
+    """List the dialects that this onnxruntime runs."""
     return [name for name in DIALECTS if name != "opset24" or runtime_version() >= OPSET24_SINCE]
 
 

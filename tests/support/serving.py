@@ -22,7 +22,7 @@ END_S = 30.0
 
 
 class Serving:
-    """The process, and where it listens."""
+    """The process and its address."""
 
     def __init__(self, draft: Path, edge: str | None, *flags: object, **environment: str) -> None:
         command = [sys.executable, "-m", "pilotfish", "-v", "device", "serve"]
@@ -50,7 +50,7 @@ class Serving:
         self._news.put("")
 
     def until(self, words: str, limit_s: float = START_S) -> str:
-        """The next line of the log with these words."""
+        """Wait for the next line of the log with these words."""
         end_s = time.monotonic() + limit_s
         while line := self._news.get(timeout=max(0.01, end_s - time.monotonic())):
             if words in line:
@@ -74,7 +74,7 @@ class Serving:
         return httpx.get(self.url + path, timeout=60.0, **options)
 
     def metric(self, name: str, **options: Any) -> float:
-        """The sum of all samples of this name."""
+        """Read the sum of all samples of this name."""
         text = self.get("/metrics", **options).text
         rows = [line.rpartition(" ") for line in text.splitlines() if line.startswith(name)]
         return sum(float(value) for labels, _, value in rows)
@@ -87,7 +87,7 @@ class Serving:
         self.process.send_signal(number)
 
     def end(self) -> int:
-        """Stop it if it still runs; the exit code."""
+        """Stop it if it still runs; returns the exit code."""
         if self.process.poll() is None:
             self.tell(signal.SIGTERM)
             self.tell(signal.SIGTERM)  # at once
@@ -107,14 +107,14 @@ def serving(draft: Path, edge: str | None, *flags: object, **environment: str) -
 
 
 def chat(client: openai.OpenAI, content: str = "hello", **options: Any) -> Any:
-    """One user message; by default a short greedy answer."""
+    """Send one user message; by default for a short greedy answer."""
     options = {"model": "pilotfish", "max_tokens": 12, "temperature": 0, **options}
     messages: Any = [{"role": "user", "content": content}]
     return client.chat.completions.create(messages=messages, **options)
 
 
 def said(chunks: Any) -> str:
-    """The text of a stream."""
+    """Join the text of a stream."""
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 

@@ -1,4 +1,4 @@
-"""Tiny models on disk, in the forms that real ones have, for tests of what reads them.
+"""Write tiny checkpoints in the formats of real ones, for tests of `export.sources`.
 
 `write_directory` makes a Hugging Face directory, `write_gguf` a GGUF file. Both hold the same
 weights, made from a seed, so a test can compare what it reads with `tiny_weights`.
@@ -43,7 +43,7 @@ LLAMA: dict[str, Any] = {
 
 
 def tokenizer_json() -> str:
-    """Byte-level BPE with three merges and one special token; 260 tokens."""
+    """Make a byte-level BPE with three merges and one special token; 260 tokens."""
     vocabulary = {token: id for id, token in enumerate(TOKENS)}
     tokenizer = Tokenizer(models.BPE(vocabulary, MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,7 +53,7 @@ def tokenizer_json() -> str:
 
 
 def tiny_weights(config: Mapping[str, Any], seed: int = 1) -> dict[str, NDArray[np.float32]]:
-    """Weights of a llama, mistral, qwen2 or qwen3, by Hugging Face's names."""
+    """Make weights of a llama, mistral, qwen2 or qwen3, by Hugging Face's names."""
     rng = np.random.default_rng(seed)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -94,7 +94,7 @@ def write_directory(
     weights: Mapping[str, NDArray[np.float32]] | None = None,
     files: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A Hugging Face directory; `files` are further JSON objects or texts by file name."""
+    """Write a Hugging Face directory; `files` are further JSON objects or texts by file name."""
     path.mkdir(parents=True, exist_ok=True)
     stored = {
         name: value.astype(DTYPES[dtype])
@@ -130,11 +130,10 @@ def write_gguf(
     say: Mapping[str, Any] | None = None,
     vocabulary: bool = True,
 ) -> Path:
-    """A GGUF file, named and permuted as llama.cpp's converter does it.
+    """Write a GGUF file, with names and permutations as by llama.cpp's converter.
 
-    `settings` are further metadata (with the architecture's prefix written {}), `extra` further
-    tensors by their GGUF names, `say` what the metadata have instead of what is true of the
-    weights. Matrices are stored as `kind`.
+    settings: further metadata (with {} for the architecture's prefix). extra: further tensors by
+    their GGUF names. say: metadata that contradict the weights. kind: the type of matrices.
     """
     architecture = config["model_type"]
     writer = gguf.GGUFWriter(path, architecture)
@@ -173,7 +172,7 @@ def write_gguf(
 
 
 def add_byte_vocabulary(writer: gguf.GGUFWriter, pretokenizer: str = "gpt-2") -> None:
-    """The vocabulary of `tokenizer_json`, and the padding that converters add."""
+    """Add the vocabulary of `tokenizer_json`, and the padding that converters add."""
     padding = [f"[PAD{id}]" for id in range(len(TOKENS), VOCAB)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pretokenizer)
@@ -185,7 +184,7 @@ def add_byte_vocabulary(writer: gguf.GGUFWriter, pretokenizer: str = "gpt-2") ->
 
 
 def interleave(value: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """llama.cpp's `permute` (convert_hf_to_gguf.py), word for word."""
+    """Permute as llama.cpp's `permute` (convert_hf_to_gguf.py), word for word."""
     return (
         value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])
         .swapaxes(1, 2)
@@ -212,6 +211,6 @@ def _add_tensor(
     value: NDArray[np.float32],
     kind: gguf.GGMLQuantizationType,
 ) -> None:
-    """Norms and biases stay float32, as in real files."""
+    """Add a tensor; norms and biases stay float32, as in real files."""
     kind = kind if value.ndim == 2 else gguf.GGMLQuantizationType.F32
     writer.add_tensor(name, gguf.quantize(value, kind), raw_dtype=kind)

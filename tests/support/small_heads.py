@@ -1,4 +1,4 @@
-"""Small decision heads of random weights, and mismatches for them to judge."""
+"""Small random decision heads, and mismatches to judge."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def card(**change: Any) -> HeadCard:
 
 
 def weights(of: HeadCard, seed: int = 0, scale: float = 1.0, dtype: str = "f4") -> Arrays:
-    """States have the mean 2·N(0, 1) and deviations from 0.2 to 3, times the scale."""
+    """Make weights; states have the mean 2·N(0, 1) and deviations 0.2 to 3, times the scale."""
     random = np.random.default_rng(seed)
     states = of.drafter.hidden + of.target.hidden if of.features == "states" else 2 * BUCKETS
     found = {

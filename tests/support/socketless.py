@@ -1,6 +1,6 @@
-"""The real service, decoder and scheduler with the socket left out.
+"""An edge's real service, decoder and scheduler without a socket.
 
-Fast enough for volume, and time stands still in it until `start`.
+Fast enough for many messages; no pass is made before `start`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.passes import run
 
 
 class SocketlessEdge:
-    """Service, scheduler and decoder; `deliver` is what the socket would do, `turn` one pass.
+    """Service, scheduler and decoder; `deliver` replaces the socket, `turn` makes one pass.
 
     heads: its decision heads.
     """
@@ -55,25 +55,25 @@ class SocketlessEdge:
         self.replies.append((client, reply, list(map(bytes, frames))))
 
     def start(self) -> None:
-        """Let the target work."""
+        """Let the target make passes from now on."""
         self._working = True
 
     def deliver(self, frames: Sequence[bytes], client: bytes = b"me") -> None:
-        """A message arrives."""
+        """Deliver a message."""
         header, *rest = frames
         self.service.handle(Envelope(client, client, header, rest, sum(map(len, frames))))
 
     def turn(self) -> None:
-        """Let the target make one pass, and apply what it has done."""
+        """Make one pass, and apply the finished jobs."""
         for job in run(self.scheduler) if self._working else []:
             self.service.answer(job)
 
     def reply(self, client: bytes = b"me") -> m.Reply:
-        """The next reply to a client, without its frames."""
+        """Return the next reply to a client, without its frames."""
         return self.reply_all(client)[0]
 
     def reply_all(self, client: bytes = b"me") -> tuple[m.Reply, list[bytes]]:
-        """The next reply to a client, waiting for the target; replies to others are dropped."""
+        """Make passes until a client has a reply; returns it, and drops replies to others."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             while self.replies:
@@ -84,14 +84,14 @@ class SocketlessEdge:
         pytest.fail("the edge said nothing")
 
     def fails(self, code: str) -> m.Failure:
-        """The next reply is a failure of this kind."""
+        """Assert that the next reply is a failure of this kind."""
         reply = self.reply()
         assert isinstance(reply, m.Failure), reply
         assert reply.code == code, reply
         return reply
 
     def close(self) -> None:
-        """The target works no more."""
+        """End the target."""
         self._working = False
 
     def __enter__(self) -> SocketlessEdge:

@@ -13,9 +13,9 @@ from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB
 from tests.support.hostile import RawSession, drafted, ids_bytes, packed
 
 Frames = list[bytes]
-_PLACED = ("window", "states", "pull")  # whose fourth field is a position
+_PLACED = ("window", "states", "pull")  # messages with a position as fourth field
 
-# What a mutated field may become: limits, their neighbours, and other types.
+# Values of mutated fields: limits, their neighbours, and other types.
 ODD_VALUES = (
     0, 1, -1, 2, 63, 64, 65, 127, 128, 255, 256, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63,
     2**64 - 1, 0.0, -0.0, 0.5, 1e-46, 1e300, float("nan"), float("inf"), True, None, "", "stream",
@@ -24,7 +24,7 @@ ODD_VALUES = (
 
 
 def spoil(frames: Frames, rng: random.Random) -> Frames:
-    """One to three mutations of a message's bytes, frames or fields."""
+    """Mutate a message's bytes, frames or fields, one to three times."""
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         frames = rng.choice(MUTATIONS)(list(frames), rng)
     return frames
@@ -68,7 +68,7 @@ def _shuffle(frames: Frames, rng: random.Random) -> Frames:
 
 
 def _header(frames: Frames) -> list[object]:
-    """The header's fields; none if it is past recognition."""
+    """Decode the header's fields; none if it cannot be decoded."""
     try:
         header = msgspec.msgpack.decode(frames[0])
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -111,14 +111,14 @@ def _odd_floats(frames: Frames, rng: random.Random) -> Frames:
 
 
 def _odd_expansion(frames: Frames, rng: random.Random) -> Frames:
-    """Where a tree's expansion stands, another one."""
+    """Replace a tree's expansion."""
     count = rng.choice([0, 1, 2, 3, 64, 128, 129, 5000])
     odd = bytes(rng.choices([0, 1, 1, 2, 2, 3, 64, 128, 255], k=count))
     return [*frames[:2], odd, *frames[3:]]
 
 
 def _foreign(frames: Frames, rng: random.Random) -> Frames:
-    """A frame of another window, or all of them."""
+    """Replace a frame, or all, by those of another window."""
     protocol = rng.choice(list(EXCHANGES))
     others = RawSession().propose(protocol, drafted(protocol, (1, 1), rng.randrange(8)))
     at = rng.randrange(1, len(others))
@@ -128,7 +128,7 @@ def _foreign(frames: Frames, rng: random.Random) -> Frames:
 
 
 def _odd_steps(frames: Frames, rng: random.Random) -> Frames:
-    """Where hidden states stand, a number or a block's step that is none."""
+    """Replace a number or a block's step in hidden states by an invalid one."""
     at = rng.randrange(1, len(frames)) if len(frames) > 1 else 0
     if at and len(frames[at]) >= 2:
         odd = np.array([np.nan, np.inf, -np.inf, -1.0, 3e38, 0.0], np.float32)
@@ -139,7 +139,7 @@ def _odd_steps(frames: Frames, rng: random.Random) -> Frames:
 
 
 def _near_start(frames: Frames, rng: random.Random) -> Frames:
-    """A window, states or a pull that begin a little before or behind its place."""
+    """Shift the position of a window, states or a pull a little."""
     header = _header(frames)
     start = header[3] if len(header) > 3 and header[0] in _PLACED else None
     if isinstance(start, int) and 0 <= start < CONTEXT:

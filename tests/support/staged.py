@@ -31,8 +31,7 @@ _KINDS = [
     for precision in DIALECTS[dialect].precisions
     for family in FAMILIES
 ]
-# Of the cross product `make test` has each family in each dialect, and each precision with a tied
-# and with an untied head.
+# `make test` covers each family in each dialect, and each precision with tied and untied heads.
 of_every_kind = pytest.mark.parametrize(
     ("dialect", "precision", "family"),
     thinned(_KINDS, [kind for kind in _KINDS if "fp32" in kind or kind[2] in ("llama", "qwen3")]),
@@ -40,7 +39,7 @@ of_every_kind = pytest.mark.parametrize(
 
 
 class Staged:
-    """Stages in this folder, in one process. `artifact` is the whole model's."""
+    """Runs the stages in a folder in one process. `artifact` is the whole model's."""
 
     def __init__(self, folder: Path, artifact: Artifact, **options: Any) -> None:
         self.artifact = artifact
@@ -74,14 +73,14 @@ class Staged:
         for stage in self.stages:
             stage.rollback(slot, length)
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
         for stage in self.stages:
-            stage.keep(slot, path)
+            stage.keep_path(slot, path)
 
 
 @contextmanager
 def providers(**kinds: type[Backend]) -> Iterator[None]:
-    """Backends of these names, over a double of CUDA, while a stage is opened."""
+    """Register backends of these names, over a double of CUDA, while a stage is opened."""
     with pytest.MonkeyPatch.context() as patch:
         cudart_double.install(patch, cudart_double.Gpu())
         for name, kind in kinds.items():
@@ -100,7 +99,7 @@ class Both(NamedTuple):
 
 
 def both_in(folder: Path) -> Both:
-    """Three layers in three stages, and a padded vocabulary."""
+    """Make a model of three layers with a padded vocabulary, and its three stages."""
     whole = tiny_artifact(folder / "whole", layers=3, vocab=100, padded_vocab=128, context=48)
     split_artifact(whole.path, folder / "stages", stages=3)
     return Both(whole, folder / "stages")

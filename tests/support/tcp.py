@@ -1,4 +1,4 @@
-"""Small TCP servers and clients, for tests of what lies between the two."""
+"""Small TCP servers and clients, for tests of relays and emulators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def serving(handler: Callable[[socket.socket], None], port: int = 0) -> Iterator[str]:
-    """A server on loopback that runs ``handler`` in a thread for each connection; its endpoint."""
+    """Serve on loopback with ``handler`` in a thread for each connection; yields the endpoint."""
     listener = socket.create_server(("127.0.0.1", port))
 
     def attend(connection: socket.socket) -> None:
@@ -34,7 +34,7 @@ def serving(handler: Callable[[socket.socket], None], port: int = 0) -> Iterator
 
 
 def echo(connection: socket.socket) -> None:
-    """Send back all that comes, then the end."""
+    """Send back all bytes, then end."""
     while data := connection.recv(65536):
         connection.sendall(data)
     connection.shutdown(socket.SHUT_WR)
@@ -42,7 +42,7 @@ def echo(connection: socket.socket) -> None:
 
 
 def connected(endpoint: str) -> socket.socket:
-    """A client's socket."""
+    """Connect a client's socket."""
     host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
     client = socket.create_connection((host, int(port)), 20.0)
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -50,7 +50,7 @@ def connected(endpoint: str) -> socket.socket:
 
 
 def received(connection: socket.socket, size: int) -> bytes:
-    """So many bytes, or fewer if they end before."""
+    """Receive so many bytes, or fewer if the connection ends."""
     data = b""
     while len(data) < size and (part := connection.recv(size - len(data))):
         data += part
@@ -58,7 +58,7 @@ def received(connection: socket.socket, size: int) -> bytes:
 
 
 def round_trips_s(endpoint: str, count: int, size: int = 64) -> list[float]:
-    """Seconds of each of ``count`` echoes, after three that do not count."""
+    """Time ``count`` echoes in seconds, after three to warm up."""
     times = []
     with connected(endpoint) as client:
         for _ in range(count + 3):
@@ -70,6 +70,6 @@ def round_trips_s(endpoint: str, count: int, size: int = 64) -> list[float]:
 
 
 def arrivals(connection: socket.socket) -> Iterator[tuple[float, int]]:
-    """When bytes came, and how many, until they end."""
+    """Yield the time and number of bytes of each arrival until the end."""
     while data := connection.recv(65536):
         yield time.monotonic(), len(data)

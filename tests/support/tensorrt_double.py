@@ -1,10 +1,10 @@
-"""A double of NVIDIA's `tensorrt`, of a version that one asks for; nothing here ran on a GPU.
+"""A double of NVIDIA's `tensorrt`, of a given version; nothing here ran on a GPU.
 
-It has the published names and meanings that our code uses, and no name that the version lacks
-(`tests/tensorrt_names.json`, read off NVIDIA's binding sources, says which). Its engines run the
-ONNX graph by ONNX Runtime on the CPU, out of and into the "device memory" of `cudart_double`. What
-TensorRT leaves undefined fails here: a tensor written where it is read, unless KVCacheUpdate asks
-for it; addresses that are not aligned; shapes outside the profile; a network without its flags.
+It has the published names that our code uses, and none that the version lacks
+(`tests/tensorrt_names.json`, from NVIDIA's binding sources). Its engines run the ONNX graph with
+ONNX Runtime on the CPU, on the "device memory" of `cudart_double`. Cases that TensorRT leaves
+undefined fail here: a tensor written where it is read, except by KVCacheUpdate; unaligned
+addresses; shapes outside the profile; a network without its flags.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def install(monkeypatch, version="10.16", *, gpu=None, **faults):
 
 
 def tensorrt(version, gpu, *, on_build=lambda: None, refuse_plans=False, fail_build=False):
-    """The module. `on_build` is called while an engine is built."""
+    """Make the module. `on_build` is called while an engine is built."""
     at = number(version)
     trt = ModuleType("tensorrt")
     trt.__version__ = version
@@ -319,13 +319,13 @@ def tensorrt(version, gpu, *, on_build=lambda: None, refuse_plans=False, fail_bu
 
 
 def _dims(value):
-    """Sizes of an ONNX input or output; -1 where one has only a name."""
+    """Return the sizes of an ONNX input or output; -1 for named ones."""
     dims = value.type.tensor_type.shape.dim
     return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in dims)
 
 
 def _session(model, path):
-    """The graph on the CPU; a changed one is written beside a copy of the weights."""
+    """Load the graph on the CPU; writes a changed one beside a copy of the weights."""
     if model not in _sessions:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -342,7 +342,7 @@ def _session(model, path):
 
 
 def _execute(engine, gpu, shapes, addresses):
-    """What the GPU would do: read the inputs, compute, write the outputs."""
+    """Read the inputs, compute, and write the outputs."""
     for present, past in engine._aliases.items():
         assert addresses[present] == addresses[past], f"{present} must be in place"
     feeds = {}

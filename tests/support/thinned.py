@@ -9,7 +9,7 @@ import pytest
 
 
 def thinned(params: Iterable[Any], quick: Collection[Any]) -> list[Any]:
-    """Parameters, as `pytest.param`; those that are not ``quick`` are marked `slow`."""
+    """Return parameters as `pytest.param`, and mark those not in ``quick`` as `slow`."""
     made = []
     for param in params:
         values = param if isinstance(param, tuple) else (param,)

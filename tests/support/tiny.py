@@ -49,7 +49,7 @@ OPT = {
     "activation": "relu",
     "position_offset": 2,
 }
-# What each family differs in from BASE.
+# Each family's differences from BASE.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama3": {
@@ -67,7 +67,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
-    """The small configuration of a family, with `changes`."""
+    """Make the small configuration of a family, with `changes`."""
     return msgspec.structs.replace(BASE, **{**FAMILIES[architecture], **changes})
 
 
@@ -140,11 +140,11 @@ def tiny_artifact(
 
 
 def tiny_tokenizer(vocab: int, wanted: Sequence[str] | None = None, eos: str = EOS) -> str:
-    """A byte-level BPE tokenizer.json of `vocab` tokens; the last one is EOS.
+    """Make a byte-level BPE tokenizer.json of `vocab` tokens; the last one is EOS.
 
-    wanted: the others, spelled in GPT-2's characters; those of several characters are merged in
-    their order. By default letters come first, then the other bytes, then pairs of letters. Bytes
-    that have no token vanish when text is encoded.
+    wanted: the other tokens, in GPT-2's characters; longer ones are merged in this order. By
+    default letters come first, then the other bytes, then pairs of letters. Bytes without a token
+    vanish when text is encoded.
     """
     if wanted is not None:
         return _tokenizer_json([*wanted], _merges(wanted), eos)
@@ -162,7 +162,7 @@ def tiny_tokenizer(vocab: int, wanted: Sequence[str] | None = None, eos: str = E
 
 
 def _merges(tokens: Sequence[str]) -> list[list[str]]:
-    """How each longer token is put together: of its two parts the first is as long as can be."""
+    """Return the merge of each longer token: the first part is as long as possible."""
     merges = []
     for token in tokens:
         splits = [[token[:at], token[at:]] for at in range(len(token) - 1, 0, -1)]
@@ -209,14 +209,14 @@ def _tokenizer_json(tokens: list[str], merges: list[list[str]], eos: str) -> str
 
 
 def _byte_characters() -> list[str]:
-    """GPT-2's character of each byte: printable Latin-1 as it is, the others from 256 up."""
+    """Return GPT-2's character of each byte: printable Latin-1 as is, the others from 256 up."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
 
 
 def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every weight of llama and its relatives."""
+    """Return the shape of every weight of llama and its relatives, by name."""
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     hidden, inner = config.hidden, config.intermediate
     shapes: dict[str, tuple[int, ...]] = {
@@ -248,7 +248,7 @@ def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def opt_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every weight of OPT."""
+    """Return the shape of every weight of OPT, by name."""
     decoder, hidden, inner = "model.decoder", config.hidden, config.intermediate
     width = config.embedding or hidden
     shapes: dict[str, tuple[int, ...]] = {

@@ -173,9 +173,9 @@ POOLS = (CODE, PROSE, DIGITS, CJK, EMOJI, SPACE, ODD, WORDS)
 
 
 def make_strings(count: int = 1000, seed: int = 7) -> list[str]:
-    """`count` strings: first every piece alone, then random mixtures of 2 to 12 pieces.
+    """Make `count` strings: first every piece alone, then random mixtures of 2 to 12 pieces.
 
-    Only `Random.random` is used, for its stream is promised never to change.
+    Only `Random.random` is used, since Python promises never to change its stream.
     """
     rng = random.Random(seed)
 
@@ -189,7 +189,7 @@ def make_strings(count: int = 1000, seed: int = 7) -> list[str]:
         for _ in range(2 + below(11)):
             pool = pools[below(len(pools))]
             piece = pool[below(len(pool))]
-            # Now and then a part of it, so that words and code break at odd places.
+            # Sometimes a part only, so that words and code break at odd places.
             chosen.append(piece if below(4) else piece[below(len(piece)) :])
         strings.append("".join(chosen))
     return strings[:count]

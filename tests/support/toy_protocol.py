@@ -1,4 +1,4 @@
-"""A toy protocol, all of it: `greedy` that accepts at most so many tokens of a window.
+"""A complete toy protocol: `greedy` with a limit on accepted tokens.
 
 Register it in a process by ``PILOTFISH_PROTOCOLS=tests.support.toy_protocol``.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
-
 from pilotfish.wire.protocols import Greedy, ProtocolOptions, RoundCounter, Ruling, register
+from pilotfish.wire.settings import setting
 
 
 class ToyOptions(ProtocolOptions, frozen=True):
-    at_most: Annotated[
-        int, Meta(ge=0, le=128, description="toy: tokens of a window to accept at most")
-    ] = 128
+    at_most: Annotated[int, setting("toy: tokens of a window to accept at most", ge=0, le=128)] = (
+        128
+    )
 
 
 class Toy(Greedy):
@@ -27,7 +26,7 @@ class Toy(Greedy):
     )
 
     def rule(self, draft: Any, *others: Any, **more: Any) -> Ruling:
-        """As `greedy`; what it accepts beyond ``at_most`` it says again."""
+        """Rule as `greedy`, but accept at most ``at_most`` tokens."""
         found = super().rule(draft, *others, **more)
         assert isinstance(self.options, ToyOptions)
         accepted, token = found.accepted, found.token

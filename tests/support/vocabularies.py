@@ -18,7 +18,7 @@ from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.tokenizer import GgufVocabulary
 from tests.support.tokenizer_strings import CODE, PROSE
 
-HERE = Path("vocabulary.gguf")  # named in errors only
+HERE = Path("vocabulary.gguf")  # for error messages only
 
 
 @cache
@@ -33,8 +33,7 @@ def smollm2(pretokenizer: str = "smollm") -> Tokenizer:
 
 
 def merge_by_score(text: str, scores: dict[str, float]) -> list[str]:
-    """SentencePiece's BPE, as plainly as possible: join the best-scoring neighbours, leftmost
-    first, until none are left."""
+    """Merge as SentencePiece's BPE, in plain code: the best-scoring neighbours, leftmost first."""
     pieces = list(text)
     while True:
         unions = [left + right for left, right in pairwise(pieces)]
@@ -47,7 +46,7 @@ def merge_by_score(text: str, scores: dict[str, float]) -> list[str]:
 
 @cache
 def sentencepiece_metadata() -> dict[str, object]:
-    """A small Llama-2-like vocabulary: bytes, characters, and 200 joined pieces."""
+    """Make a small Llama-2-like vocabulary: bytes, characters, and 200 joined pieces."""
     texts = ["▁" + text.replace(" ", "▁") for text in (*PROSE, *CODE)]
     characters = ["▁", *sorted(set("".join(texts)) - {"▁", "\n", "\t", "\r"})[:120]]
     scores = dict.fromkeys(characters, -1e6)
@@ -80,8 +79,8 @@ def sentencepiece() -> Tokenizer:
 
 @cache
 def _merged_bytes() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """All bytes, and merges of any two that are common in what is hard to split, in any order: a
-    split at a wrong place is seen.
+    """Make a vocabulary of all bytes, and merges of pairs that are common in texts that are hard to
+    split, so that a wrong split shows.
     """
     order = random.Random(6)
     hard = sorted(set("abdlstxzé'.!=<|>/ \n\r12\u0301\u0338，好하".encode()))
@@ -100,9 +99,9 @@ def byte_level(
     added: Sequence[AddedToken] = (),
     prefix_space: bool = False,
 ) -> Tokenizer:
-    """A small byte-level vocabulary that splits text by patterns, or in other ways, in turn.
+    """Make a small byte-level vocabulary that splits text by patterns or pre-tokenizers, in turn.
 
-    Without any it is GPT-2's. <|end|> is special and follows its tokens, and `added` ones that.
+    Without any it splits as GPT-2. The special token <|end|> follows, then the `added` ones.
     """
     vocabulary, merges = _merged_bytes()
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))

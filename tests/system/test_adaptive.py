@@ -88,7 +88,7 @@ def test_all_tokens_key_is_tslt_too(device: Device) -> None:
         assert got.tokens == strict.tokens
 
 
-def test_more_is_accepted_and_strays_further_as_tau_rises(device: Device) -> None:
+def test_acceptance_and_deviation_rise_with_tau(device: Device) -> None:
     accepted, deviated = [], []
     for tau in (0.0, 0.3, 0.6, 0.9):
         answers = [
@@ -296,7 +296,7 @@ def test_the_service_takes_tau_and_tells_the_deviation(service: Any) -> None:
         assert httpx.post(url, json={**said, "pilotfish": wrong}).status_code == 400
 
 
-def test_what_strays_makes_no_other_protocol_look_better() -> None:
+def test_deviating_tokens_make_no_other_protocol_look_better() -> None:
     """Half of what was accepted the target would not have said."""
     adaptive, tslt = (
         plan(protocol=name, window=8, temperature=1.0, seed=1) for name in ("adaptive", "tslt")

@@ -119,7 +119,7 @@ def test_predictive_takes_a_head_into_account(device: Device, road: Emulator) ->
     assert cheapest[SELECTIVE] > cheapest[FULL]  # a second exchange is 40 ms
 
 
-def test_a_ping_behind_what_nobody_waited_for_is_sent_again(pair: Pair, edge: EdgeServer) -> None:
+def test_a_ping_behind_unread_replies_is_sent_again(pair: Pair, edge: EdgeServer) -> None:
     link = EdgeLink(edge.endpoint, None)
     try:
         link.introduce(Artifact.open(pair.draft).manifest)

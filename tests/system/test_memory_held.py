@@ -205,7 +205,7 @@ def test_a_key_that_sends_and_does_not_read(
         time.sleep(0.1)
 
 
-def test_strangers_who_begin_large_messages_share_what_one_may_hold(pair: Pair) -> None:
+def test_strangers_with_large_messages_share_one_limit(pair: Pair) -> None:
     """Thirty-two at once, each near the end of ten megabytes, and not a word said before."""
     size = 10_000_000
     with EdgeServer(pair.target, threads=1) as edge, ExitStack() as stack:

@@ -169,7 +169,7 @@ def test_an_edge_that_was_frozen_for_a_while(pair: Pair, key_folders, locked: bo
 
 
 def test_a_reply_may_come_before_the_news_that_the_edge_is_back(artifacts, monkeypatch):
-    """The link broke and healed while nobody looked, and its events are read one by one."""
+    """The link broke and healed unnoticed, and its events are read one by one."""
     with EdgeServer(artifacts / "target") as edge:
         relay = Relay(edge.endpoint)
         with Device(artifacts / "draft", relay.endpoint) as device:

@@ -11,16 +11,22 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.cli import main
+from pilotfish.device_runtime.plan import Auto, Options
 from pilotfish.field.run import Run
+from pilotfish.wire.errors import ConfigError
 from pilotfish.wire.protocols import EXCHANGES, ProtocolOptions, RoundCounter, register
+from pilotfish.wire.protocols.declared import SHARED_OPTIONS
 from pilotfish.wire.protocols.greedy import Greedy
+from pilotfish.wire.settings import setting
 from tests.conftest import Pair
 from tests.support.daemons import free_port
 from tests.support.serving import Serving, serving
@@ -143,12 +149,25 @@ class Clashing(ProtocolOptions, frozen=True):
     tau: float = 0.5
 
 
+class Shared(ProtocolOptions, frozen=True):
+    window: int = 4
+
+
+class Flagged(ProtocolOptions, frozen=True):
+    patience: Annotated[int, setting("third: tokens", flag="third-patience")] = 0
+
+
+class Taken(ProtocolOptions, frozen=True):
+    patience: Annotated[int, setting("third: tokens", flag="threads")] = 0
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"name": "greedy"}, "protocol greedy"),
         ({"name": "stream"}, "protocol stream"),
         ({"Options": Clashing}, "option tau"),
+        ({"Options": Shared}, "request has an option window"),
         ({"counters": (RoundCounter(name="forgiven", help="Of others."),)}, "counter forgiven"),
     ],
 )
@@ -157,3 +176,25 @@ def test_no_two_protocols_share_a_name(changes: dict[str, Any], words: str) -> N
     with pytest.raises(ValueError, match=words):
         register(type("Third", (Other,), changes)())
     assert before == EXCHANGES
+
+
+def test_shared_options_are_those_of_a_plan_and_of_auto() -> None:
+    assert {*Options.__annotations__, *signature(Auto).parameters} == SHARED_OPTIONS
+
+
+def test_a_flag_that_a_command_has_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(EXCHANGES, "third", type("Third", (Other,), {"Options": Taken})())
+    assert main(["device", "run", "--help"]) == ConfigError.exit_code
+    assert "--threads: the command has this flag" in capsys.readouterr().err
+
+
+def test_an_option_of_another_protocol_is_named_as_it_was_written(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(EXCHANGES, "third", type("Third", (Other,), {"Options": Flagged})())
+    words = ["device", "run", "x", "--draft", str(pair.draft), "--edge", "tcp://127.0.0.1:1"]
+    assert main([*words, "--protocol", "tslt", "--third-patience", "2"]) == 64
+    said = capsys.readouterr().err
+    assert "--third-patience goes with --protocol third, or auto that may take it, not" in said

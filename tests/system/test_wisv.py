@@ -114,7 +114,7 @@ def test_both_protocols_commit_the_same(device: Device, window: Any) -> None:
     assert len(spared) > 3 or window == 0, "nothing was in between"
 
 
-def test_a_threshold_that_nobody_names_is_the_heads(pair: Pair, device: Device, head: str) -> None:
+def test_the_default_threshold_is_the_heads(pair: Pair, device: Device, head: str) -> None:
     wanted = device.generate(PROMPT, protocol="wisv-full", threshold=0.5, max_tokens=30).tokens
     assert device.generate(PROMPT, protocol="wisv-full", max_tokens=30).tokens == wanted
     with (
@@ -266,7 +266,7 @@ def test_without_a_mismatch_nothing_is_asked_and_sent(
     assert forgiven(got) == 0
 
 
-def test_mercy_depends_on_neither_format_nor_way(device: Device) -> None:
+def test_forgiving_depends_on_neither_format_nor_way(device: Device) -> None:
     """The formats differ, but hardly; what they cost is told by `test_frames_are_as_long_…`."""
     found = {}
     for form in HIDDEN_FORMATS:
@@ -292,7 +292,7 @@ def test_the_states_are_those_of_the_drafted_tokens(pair: Pair) -> None:
         some = np.arange(0, window, 2)
         np.testing.assert_array_equal(draft.states(some), draft.states(np.arange(window))[some])
         accepted = int(random.integers(window + 1))
-        drafter.keep(draft.path(accepted))
+        drafter.keep_path(draft.path(accepted))
         ids = np.concatenate([ids, draft.ids[:accepted], [random.integers(60)]]).astype(np.uint32)
         fresh.rollback(0, 0)
 

@@ -156,7 +156,7 @@ def test_a_link_that_took_many_attempts_to_connect(
 # What an edge may say, and what a caller
 
 
-def test_mercy_where_nobody_judges(liar: Liar) -> None:
+def test_forgiven_tokens_under_protocols_without_a_head(liar: Liar) -> None:
     _, device = liar(scripted([lambda w: [verdict(w, accepted=2, notes=[1])]]))
     with pytest.raises(MalformedError):
         device.generate(PROMPT, window=4, max_tokens=3)

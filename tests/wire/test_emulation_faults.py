@@ -148,7 +148,7 @@ def test_a_reader_that_does_not_read_costs_bounded_memory():
         until(lambda: sent in sizes)
 
 
-def test_a_device_that_breaks_off_while_nobody_reads_leaves_nothing_behind():
+def test_a_device_that_breaks_off_without_a_reader_leaves_nothing_behind():
     with (
         serving(lambda connection: time.sleep(20)) as endpoint,
         Emulator(endpoint, Conditions(rtt_s=0.01)) as link,

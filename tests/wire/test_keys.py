@@ -212,17 +212,17 @@ def test_folders_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def broken_entries(allowed: Path) -> list[str]:
-    """Files on an allow-list that let nobody in; their names."""
+    """Write files without keys to an allow-list; returns their names."""
     (allowed / "empty.pub").write_bytes(b"")  # what a full disk left of older releases
     (allowed / "half.pub").write_text("half a k")
     (allowed / "dir.pub").mkdir()
     (allowed / "gone.pub").symlink_to(allowed / "nowhere")
     (allowed / "endless.pub").symlink_to("/dev/zero")
-    os.mkfifo(allowed / "pipe.pub")  # nobody writes into it
+    os.mkfifo(allowed / "pipe.pub")  # without a writer
     return ["dir.pub", "empty.pub", "endless.pub", "gone.pub", "half.pub", "pipe.pub"]
 
 
-def test_broken_entries_of_the_list_are_named_and_keep_nobody_else_out(folder: Path) -> None:
+def test_broken_entries_of_the_list_are_named_and_block_no_other_key(folder: Path) -> None:
     keys.create(folder, keys.EDGE)
     keys.allow(folder, keys.create(folder, keys.DEVICE), "good")
     names = broken_entries(folder / "allowed")
@@ -278,7 +278,7 @@ def test_modes_do_not_depend_on_the_umask(folder: Path) -> None:
         assert mode(public) == mode(listed) == 0o644  # the edge, another user, reads them
 
 
-def test_what_a_kill_left_is_in_nobodys_way(folder: Path) -> None:
+def test_leftovers_of_a_kill_do_no_harm(folder: Path) -> None:
     keys.create(folder, keys.EDGE)
     public = keys.create(folder, keys.DEVICE)
     for left in (

@@ -108,7 +108,7 @@ def test_an_opportunity_that_finds_nothing_is_lost_and_small_segments_share_one(
     assert seen == [(3, 100), (3, 200), (10, 1300), (10, 1400), (11, 1)]
 
 
-def test_an_opportunity_does_not_serve_who_comes_after_it():
+def test_an_opportunity_does_not_serve_later_segments():
     line, flow = shaper(Trace(array("Q", [1, 5]))), Flow()
     line.put(flow, bytes(100), 0.0005)
     line.advance(0.002)

@@ -122,7 +122,7 @@ def test_it_feeds_as_often_as_is_needed(ear: Ear) -> None:
     assert ear.receive() == {"WATCHDOG": "1"}
 
 
-def test_a_supervisor_that_does_not_read_holds_nobody_up(ear: Ear) -> None:
+def test_a_supervisor_that_does_not_read_blocks_nothing(ear: Ear) -> None:
     supervisor = Supervisor(ear.address)
     began = time.monotonic()
     for number in range(5000):
@@ -130,7 +130,7 @@ def test_a_supervisor_that_does_not_read_holds_nobody_up(ear: Ear) -> None:
     assert time.monotonic() - began < 5.0
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_no_listener(tmp_path: Path) -> None:
     for supervisor in (Supervisor(), Supervisor(str(tmp_path / "gone"), 1.0)):
         supervisor.ready("x")
         supervisor.feed()

@@ -51,7 +51,7 @@ def test_what_follows_a_message_that_was_torn_arrives(
 
     def torn(self: zmq.Socket[bytes], data: Any, flags: int = 0, **options: Any) -> Any:
         made = whole(self, data, flags, **options)
-        relay.turn_to("tcp://127.0.0.1:1")  # nobody: it cannot come back in between
+        relay.turn_to("tcp://127.0.0.1:1")  # no listener: it cannot come back in between
         relay.cut()
         while channel.connected:
             channel.catch_up()
@@ -60,7 +60,7 @@ def test_what_follows_a_message_that_was_torn_arrives(
 
     with monkeypatch.context() as patch:
         patch.setattr(zmq.Socket, "send", torn)
-        with suppress(zmq.Again):  # ZeroMQ may also take the rest in, for nobody
+        with suppress(zmq.Again):  # ZeroMQ may also accept the rest and drop it
             channel.send(Greet(version=1), [b"a", b"b"])
     relay.turn_to(listener.endpoint)
     connect(channel)

@@ -196,7 +196,7 @@ def bits(frames: list[Buffer]) -> int:
     return 8 * sum(map(len, frames))
 
 
-def test_nobody_else_is_judged_or_inquired() -> None:
+def test_only_judged_protocols_judge_and_inquire() -> None:
     for name, exchange in EXCHANGES.items():
         assert bool(exchange.needs) == exchange.by_link == (name in PROTOCOLS)
         assert exchange.lossless != any(counter.gained for counter in exchange.counters)

@@ -13,7 +13,7 @@ from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols.adaptive import Adaptive
 from pilotfish.wire.protocols.baselines import LOCAL, STREAM, choose
 from pilotfish.wire.protocols.coupled import Coupled
-from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
+from pilotfish.wire.protocols.declared import SHARED_OPTIONS, ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.dsd import Dsd
 from pilotfish.wire.protocols.dssd import Dssd
 from pilotfish.wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, Wanted
@@ -53,7 +53,10 @@ __all__ = [
 
 
 def register(exchange: Exchange[Any]) -> None:
-    """Add a protocol; ValueError if a name of it, an option or a counter is another's already."""
+    """Add a protocol; ValueError if a name of it, an option or a counter is taken."""
+    shared = SHARED_OPTIONS & {*exchange.Options.__struct_fields__}
+    if shared:
+        raise ValueError(f"Every request has an option {min(shared)} already.")
     if exchange.name in (*EXCHANGES, STREAM, LOCAL):
         raise ValueError(f"There is a protocol {exchange.name} already.")
     for kind in option_types():

@@ -21,6 +21,7 @@ from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.exchange import Law, Place, Ruling, coins, follow
 from pilotfish.wire.protocols.tslt import SparseDraft, Tslt
+from pilotfish.wire.settings import setting
 
 # Where neither request nor edge say anything. A position deviates by 0.045 with it on the default
 # pair, where 18 % of the drafts are key; with SmolLM2-135M for Qwen2.5-Coder-1.5B by 0.022 in chats
@@ -44,18 +45,18 @@ class RelaxationOptions(ProtocolOptions, frozen=True):
 
     tau: Annotated[
         Share | None,
-        Meta(
-            description="adaptive: how far tokens that are not key may deviate; 0: not at all, as "
-            "under tslt (default: as the edge has it)",
-            extra={"metavar": "τ"},
+        setting(
+            "adaptive: how far tokens that are not key may deviate; 0: not at all, as under tslt "
+            "(default: as the edge has it)",
+            metavar="τ",
         ),
     ] = None
     lambdas: Annotated[
         tuple[Ratio, Share, Share] | None,
-        Meta(
-            description="adaptive: a token is key above an entropy ratio λ₁, above a difference λ₂ "
-            "of its probabilities, or below an overlap λ₃ (default: as the edge has them)",
-            extra={"metavar": "λ₁,λ₂,λ₃"},
+        setting(
+            "adaptive: a token is key above an entropy ratio λ₁, above a difference λ₂ of its "
+            "probabilities, or below an overlap λ₃ (default: as the edge has them)",
+            metavar="λ₁,λ₂,λ₃",
         ),
     ] = None
 

@@ -17,13 +17,23 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+# What a request says whatever its protocol (`device_runtime.plan`); no protocol has such an option.
+SHARED_OPTIONS = frozenset(
+    (
+        *("protocol", "among", "lossy", "policy", "rtt_threshold_s", "window", "expansion"),
+        *("max_tokens", "temperature", "top_k", "top_p", "seed", "stop"),
+        *("draft_temperature", "draft_top_k", "draft_top_p"),
+    )
+)
+
+
 class ProtocolOptions(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
     """Base of a protocol's options: settings as `wire.settings` has them, each with a default.
 
     None as a default stands for the edge's own value. Protocols may share a type; no two types may
-    have an option of the same name.
+    have an option of the same name, nor one of `SHARED_OPTIONS`.
     """
 
     @classmethod

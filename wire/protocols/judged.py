@@ -29,6 +29,7 @@ from pilotfish.wire.errors import MalformedError, UnsupportedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.declared import ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.exchange import Draft, Exchange, Law, Place, Ruling, States, Wanted
+from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -49,15 +50,13 @@ class JudgingOptions(ProtocolOptions, frozen=True):
 
     threshold: Annotated[
         Annotated[float, Meta(ge=0.0, le=1.0)] | None,
-        Meta(
-            description="wisv: reject a mismatch that the edge's head finds harmful with more than "
-            "this probability; 0: each, 1: none (default: as the edge has it)",
-            extra={"metavar": "ρ"},
+        setting(
+            "wisv: reject a mismatch that the edge's head finds harmful with more than this "
+            "probability; 0: each, 1: none (default: as the edge has it)",
+            metavar="ρ",
         ),
     ] = None
-    hidden: Annotated[HiddenFormat, Meta(description="wisv: how hidden states are sent")] = (
-        HIDDEN_FORMATS[0]
-    )
+    hidden: Annotated[HiddenFormat, setting("wisv: how hidden states are sent")] = HIDDEN_FORMATS[0]
 
 
 class Judge(Protocol):

@@ -112,7 +112,7 @@ def test_edited_settings_and_keys_stay(root: Path, one: Path, two: Path) -> None
     assert any("was edited and stays" in line for line in told)
     assert any("another key" in line for line in told)
     assert "another" not in "".join(told).replace("another key", "")
-    # who takes the new one over is asked no more
+    # adopting the new one asks no more
     settings.write_text("draft = 'y'\n")
     put(root, two)
     assert not settings.with_name("device.toml.new").exists()

@@ -1,4 +1,4 @@
-"""Root file systems that somebody lived in: links, packages, disks that are full, a chroot."""
+"""Root file systems in use: links, packages, disks that are full, a chroot."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_without_ssh_keygen_it_says_what_to_install(
     assert not (root / "opt").exists()
 
 
-# --- whom a root trusts ---
+# --- the signers that a root trusts ---
 
 
 def test_the_first_installation_brings_the_signers_and_then_they_decide(

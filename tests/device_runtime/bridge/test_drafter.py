@@ -99,7 +99,7 @@ def test_after_every_verdict_the_drafter_is_where_a_fresh_one_would_be(
         draft = draft_of(drafter, prompt, expansion)
         assert {*draft.ids.tolist()} <= {*pair.shared.target.tolist()}
         path = draft.path(node)
-        drafter.keep(path)
+        drafter.keep_path(path)
         # the path was not forgotten; its last node may not have been read
         assert drafter._held >= len(prompt.own) + max(0, len(path) - 1)
         drafted = draft.ids[[n - 1 for n in path]]
@@ -133,7 +133,7 @@ def test_a_long_answer_is_read_as_it_comes(
         drafter.read(ids)
         draft = drafter.draft(ids, expansion, exchange, LAW, ends=())
         path = draft.path(int(random.integers(len(draft.ids) + 1)))
-        drafter.keep(path)
+        drafter.keep_path(path)
         drafted = draft.ids[[n - 1 for n in path]]
         ids = np.concatenate([ids, drafted, random.integers(len(THEIRS), size=1)])
         ids = ids.astype(np.uint32)
@@ -224,7 +224,7 @@ def test_what_was_drafted_in_vain_leaves_nothing_behind(artifact: Artifact, pair
             # nor does an empty window bring it back
             draft = drafter.draft(after.ids, (), EXCHANGES["tree"], LAW, ends=())
             assert len(draft.ids) == 0
-            drafter.keep(())
+            drafter.keep_path(())
             assert drafter._chain_length <= drafter._held
             text = np.concatenate([after.ids, committed(pair, "zbc")])
             got = drafter.logits(text).copy()
@@ -264,7 +264,7 @@ def test_two_lanes_do_not_disturb_each_other(artifact: Artifact, pair: Pair) -> 
             draft = drafter.draft(ids[lane], (2, 1, 2), EXCHANGES["tree"], LAW, ends=())
             ids[lane] = np.concatenate([ids[lane], [(at * 3 + lane) % len(THEIRS)]])
             ids[lane] = ids[lane].astype(np.uint32)
-            drafter.keep(draft.path(0))
+            drafter.keep_path(draft.path(0))
     for lane, drafter in enumerate(drafters):
         got = drafter.logits(ids[lane]).copy()
         wanted = logits_alone(artifact, pair, ids[lane], prompts[lane].asked)
@@ -282,7 +282,7 @@ def test_a_full_context_drafts_nothing_and_forgets_nothing(artifact: Artifact, p
         room = drafter.room(ids)
         draft = drafter.draft(ids, (1, 1, 1), exchange, COLD, ends=())
         windows.append((room, len(draft.ids)))
-        drafter.keep(draft.path(0))
+        drafter.keep_path(draft.path(0))
         ids = np.concatenate([ids, [THEIRS.index("d")]]).astype(np.uint32)
     assert windows[0] == (8, 3)
     assert all(drafted == max(0, min(3, room)) for room, drafted in windows)
@@ -315,7 +315,7 @@ def test_a_prompt_that_is_too_long_for_the_drafter_is_not_read(
         drafter.read(ids)
         assert drafter.room(ids) == CONTEXT - length
         draft = drafter.draft(ids, (2, 2), EXCHANGES["tree"], LAW, ends=())
-        drafter.keep(draft.path(0))
+        drafter.keep_path(draft.path(0))
         assert len(draft.ids) == 0
         assert passes.take() == (CONTEXT - 1 if length == CONTEXT else 0)
 

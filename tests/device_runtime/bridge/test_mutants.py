@@ -143,14 +143,14 @@ class NeverReencodes(SharedTokensBridge):
 
     def start(self, prompt):
         super().start(prompt)
-        self._told, self._known = list(prompt.own), len(prompt.ids)
+        self._note_generation, self._known = list(prompt.own), len(prompt.ids)
 
     def context(self, committed):
         # the mutant: only what is new is encoded, by itself
         new, self._known = committed[self._known :], len(committed)
         self._answer.restart()
-        self._told += self._answer.of(new).tolist()
-        return np.array(self._told)
+        self._note_generation += self._answer.of(new).tolist()
+        return np.array(self._note_generation)
 
 
 class RemembersDrafts(SharedTokensBridge):
@@ -191,7 +191,7 @@ def furthest_off(words, artifact, expansion, drafter=Drafter, bridge=None):
     for _ in range(ROUNDS):
         draft = opened.draft(ids(committed), expansion, exchange, LAW, ends=())
         path = draft.path(int(rng.integers(len(draft.ids) + 1)))
-        opened.keep(path)
+        opened.keep_path(path)
         told = [int(draft.ids[node - 1]) for node in path]
         committed = (*committed, *told, int(rng.integers(pair.target.vocab_size)))
         wanted = read_alone(alone, pair, committed)[pair.shared.target]

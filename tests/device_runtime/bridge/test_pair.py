@@ -1,4 +1,4 @@
-"""A prompt is made twice: for the target, who is to answer it, and as the drafter reads it."""
+"""A prompt is made twice: for the target, and for the drafter."""
 
 from __future__ import annotations
 

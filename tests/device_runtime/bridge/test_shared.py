@@ -263,7 +263,7 @@ def test_byte_level_and_sentencepiece(smollm2: Vocabulary) -> None:
     assert pairs(SharedTokens.between(target, drafter)) == inverse
 
 
-def test_padding_is_nobodys_token(tmp_path: Path) -> None:
+def test_padding_is_no_token(tmp_path: Path) -> None:
     sizes = ((128, None), (128, 136), (128, 192))
     made = [
         Vocabulary.of(tiny_artifact(tmp_path / str(i), vocab=vocab, padded_vocab=padded))

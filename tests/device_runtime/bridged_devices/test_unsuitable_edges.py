@@ -45,7 +45,7 @@ def test_no_token_reaches_an_edge_of_another_vocabulary(
     strange_server: EdgeServer,
     empty_cache: Path,
 ) -> None:
-    """Done without it, the drafter speaks its own tokens, and they are nobody else's business."""
+    """Without the edge the drafter generates its own tokens, for itself alone."""
     if not changes:
         with pytest.raises(PairMismatchError, match="no token"):
             opened(models, strange_server.endpoint)

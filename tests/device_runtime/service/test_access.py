@@ -1,4 +1,4 @@
-"""Who may use the service: keys, what a browser may be made to send, reloading, configuration."""
+"""Access to the service: keys, what a browser may be made to send, reloading, configuration."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def everywhere(
 
 
 @pytest.mark.parametrize("key", [ALICE, BOB])
-def test_who_has_a_key_is_answered(everywhere: Serving, key: str) -> None:
+def test_clients_with_a_key_are_answered(everywhere: Serving, key: str) -> None:
     assert chat(everywhere.client(key)).choices
     assert everywhere.get("/status", headers={"Authorization": f"bearer {key}"}).status_code == 200
 
@@ -52,7 +52,7 @@ def test_who_has_a_key_is_answered(everywhere: Serving, key: str) -> None:
 @pytest.mark.parametrize(
     "header", [None, "", "Bearer", f"Bearer {ALICE}x", f"Basic {ALICE}", ALICE]
 )
-def test_who_has_none_is_not(everywhere: Serving, path: str, header: str | None) -> None:
+def test_clients_without_a_key_are_not(everywhere: Serving, path: str, header: str | None) -> None:
     answer = everywhere.get(path, headers={} if header is None else {"Authorization": header})
     assert answer.status_code == 401
     assert answer.json()["error"]["code"] == "invalid_api_key"

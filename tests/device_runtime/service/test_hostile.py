@@ -160,7 +160,7 @@ def test_path_tricks(service: Serving, path: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # somebody tries TLS
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # TLS
         b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
         f"{HEAD}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode(),
@@ -216,7 +216,7 @@ def test_slow_heads_and_slow_bodies_are_hung_up_on(service: Serving) -> None:
     assert max(lasted.values()) < 35
 
 
-def test_a_crowd_of_idle_connections_keeps_nobody_out(service: Serving) -> None:
+def test_idle_connections_keep_no_client_out(service: Serving) -> None:
     crowd: list[socket.socket] = []
     try:
         for _ in range(600):
@@ -243,7 +243,7 @@ class Hasty(Connection):
     head_s = 0.5
 
 
-def test_who_reads_slowly_gets_the_whole_answer() -> None:
+def test_a_slow_reader_gets_the_whole_answer() -> None:
     """Though it takes longer than the service waits for the next request."""
     content = b"x" * 60_000
 

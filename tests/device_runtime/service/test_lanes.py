@@ -67,7 +67,7 @@ def free(service: Serving) -> bool:
 
 
 class Flood:
-    """Requests of one client at once; notes who ended when."""
+    """Send requests of one client at once; notes the order of their ends."""
 
     def __init__(self, client: openai.OpenAI, name: str, ended: list[str]) -> None:
         self._client, self._name, self._ended = client, name, ended
@@ -89,7 +89,7 @@ class Flood:
             thread.join(120)
 
 
-def test_a_flood_is_bounded_and_starves_nobody(service: Serving) -> None:
+def test_a_flood_is_bounded_and_starves_no_client(service: Serving) -> None:
     alice, bob = (service.client(KEYS[name]) for name in ("alice", "bob"))
     ended: list[str] = []
     flood = Flood(alice, "alice", ended)
@@ -107,7 +107,7 @@ def test_a_flood_is_bounded_and_starves_nobody(service: Serving) -> None:
     assert service.metric('pilotfish_refusals_total{reason="busy"', headers=bearer("bob")) >= 1
 
 
-def test_all_places_taken_is_429_for_anybody(service: Serving) -> None:
+def test_all_places_taken_is_429_for_any_client(service: Serving) -> None:
     alice, bob = (service.client(KEYS[name]) for name in ("alice", "bob"))
     running = stream(alice)
     ended: list[str] = []
@@ -251,7 +251,7 @@ def test_a_lost_edge_is_waited_for_and_the_client_sees_that_it_is_not_forgotten(
 
 
 def test_a_lane_that_hangs_is_seen(pair: Pair, edge: EdgeServer) -> None:
-    """Whoever is told of a round never returns."""
+    """The callback of a round never returns."""
     go_on = threading.Event()
 
     async def hang() -> tuple[list[int], list[int], list[int]]:

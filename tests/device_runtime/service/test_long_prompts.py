@@ -60,7 +60,7 @@ def slowest_health_s(service: Serving, posts: list[dict[str, object]]) -> float:
 
 @pytest.mark.timing
 @pytest.mark.parametrize("kind", ["words", "letters", "message", "ids"])
-def test_a_prompt_of_megabytes_keeps_nobody_waiting(roomy: Serving, kind: str) -> None:
+def test_a_prompt_of_megabytes_delays_no_other_request(roomy: Serving, kind: str) -> None:
     words = "the quick brown fox " * (CHARACTERS // 20)
     body: dict[str, object] = {
         "words": {"prompt": words},
@@ -118,7 +118,7 @@ def test_millions_of_objects_are_not_made_to_be_refused(
     ],
     ids=["fields", "fields of the extension", "fields of a message", "messages"],
 )
-def test_reading_ends_at_the_first_field_that_nobody_knows(
+def test_reading_ends_at_the_first_unknown_field(
     read: Callable[[bytes, Options], CompletionRequest],
     begins: bytes,
     each: bytes,

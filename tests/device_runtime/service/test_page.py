@@ -176,7 +176,7 @@ def test_a_cut_link_shows_and_heals_and_the_answer_goes_on(page: Page, link: Emu
     expect(page.locator("article .failure")).to_have_count(0)
 
 
-def test_a_link_shows_while_nobody_asks_anything(page: Page, link: Emulator) -> None:
+def test_a_link_shows_without_requests(page: Page, link: Emulator) -> None:
     link.cut(3600.0)
     expect(page.locator("#pill")).to_have_attribute("data-state", "down")
     link.cut(0.0)

@@ -141,7 +141,7 @@ REFUSED = {
     "reasoning_effort": "high",
     "modalities": ["audio"],
     "min_p": 0.1,
-    "guided_json": {},  # nobody here knows it
+    "guided_json": {},  # unknown
     "temperature": -1,
     "top_p": 0,
     "top_k": -5,

@@ -1,4 +1,4 @@
-"""Lanes without HTTP: whose turn it is, and which of them hang."""
+"""Lanes without HTTP: the order of clients, and lanes that hang."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ async def answer(lanes: Lanes, client: str, ids: list[int], options: Options) ->
         return whole
 
 
-def test_who_asks_for_much_at_once_is_not_starved_by_those_who_ask_again(long_pair: Pair) -> None:
-    """Two who ask again as soon as they are answered, and one who has three requests waiting."""
+def test_many_requests_at_once_are_not_starved_by_repeated_ones(long_pair: Pair) -> None:
+    """Two clients ask again as soon as they are answered, and one has three requests waiting."""
     ended: list[str] = []
 
     async def ask(lanes: Lanes, client: str) -> None:

@@ -68,7 +68,7 @@ def test_the_parts_are_the_blob(pair: Pair, other_edge: EdgeServer, wanted: Voca
     assert Vocabulary.decode(blob, wanted.model) == wanted
 
 
-def test_what_there_is_not_is_a_failure_for_who_asks(pair: Pair, other_edge: EdgeServer) -> None:
+def test_requests_for_missing_parts_fail(pair: Pair, other_edge: EdgeServer) -> None:
     with RawClient(other_edge.endpoint) as client, RawClient(other_edge.endpoint) as neighbour:
         digest = welcomed(client, pair).vocabulary
         session = RawSession()

@@ -183,7 +183,7 @@ def test_an_edge_that_never_answers(pair: Pair, liar, cache: Path) -> None:
             assert time.monotonic() - began < 2
 
 
-def test_parts_that_nobody_asked_for_are_passed_over(pair: Pair, liar, cache: Path) -> None:
+def test_unrequested_parts_are_ignored(pair: Pair, liar, cache: Path) -> None:
     honest = serving(GOOD.encode())
 
     def script(request: m.Request) -> list[Answer]:

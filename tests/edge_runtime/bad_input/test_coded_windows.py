@@ -138,7 +138,7 @@ def rows(*pairs: tuple[list[int], list[int]]) -> SparseRows:
     ],
 )
 @pytest.mark.parametrize("protocol", ["tslt"])
-def test_distributions_that_nobody_sampled_from(
+def test_distributions_without_the_drafted_tokens(
     client: RawClient, session: RawSession, protocol: str, q: SparseRows, code: str
 ) -> None:
     frames = session.window([7, 9], encode_sparse(q, VOCAB))

@@ -1,4 +1,4 @@
-"""Windows that nobody can have drafted: ids and distributions."""
+"""Windows that no device can have drafted: ids and distributions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def bad_q(kind: str) -> np.ndarray:
     ["nan", "inf", "inf and its opposite", "negative", "huge and its opposite", "sum too small",
      "sum too large", "all zero", "drafted token excluded", "drafted token at minus zero"],
 )  # fmt: skip
-def test_distributions_that_nobody_sampled_from(client: RawClient, kind: str) -> None:
+def test_distributions_without_the_drafted_tokens(client: RawClient, kind: str) -> None:
     session = RawSession()
     client.send(*session.begin(PROMPT, "dsd"))
     client.send(*session.window([7, 9], bad_q(kind).tobytes()))

@@ -64,7 +64,7 @@ def decision(verdict: m.Verdict) -> tuple[int, int | None, int]:
 
 @pytest.fixture
 def honest(client: RawClient, pair: Pair) -> tuple[int, int | None, int]:
-    """What the edge decides when nobody lies."""
+    """The edge's decision on honest states."""
     session = RawSession(conditions=conditions_of(pair))
     client.send(*session.begin(PROMPT, SELECTIVE))
     found = decision(decided(client, session, inquired(client, session)))
@@ -150,7 +150,7 @@ def test_windows_with_states_that_cannot_be(
     client.say(m.Close(session=session.id))
 
 
-def test_states_too_large_to_be_judged_are_no_reason_for_mercy(
+def test_states_too_large_to_be_judged_forgive_nothing(
     client: RawClient, session: RawSession, head: str
 ) -> None:
     """They are finite, so they are taken, but the head's sums over them are not."""
@@ -233,7 +233,7 @@ def test_a_window_again_while_the_edge_waits_for_states(
     assert decision(decided(client, session, asked)) == honest
 
 
-def test_states_that_nobody_asked_for(client: RawClient, pair: Pair) -> None:
+def test_unrequested_states(client: RawClient, pair: Pair) -> None:
     for protocol in (SELECTIVE, FULL, "greedy"):
         session, draft = RawSession(conditions=conditions_of(pair)), drafted(protocol, SHAPE)
         client.send(*session.begin(PROMPT, protocol))
@@ -303,7 +303,7 @@ def test_beginnings_that_cannot_be(
 
 
 @pytest.mark.parametrize("conditions", [None, [], ["x"], [None] * 7, "x", True])
-def test_beginnings_that_do_not_say_who_drafts(
+def test_beginnings_that_do_not_name_the_drafter(
     client: RawClient, session: RawSession, conditions: object
 ) -> None:
     for protocol in (FULL, SELECTIVE):

@@ -133,7 +133,7 @@ def test_thousands_of_sessions_opened_and_abandoned(pair) -> None:
         with RawClient(edge.endpoint) as client:
             before = resident_mib(edge.pid)
             refused = 0
-            for _ in range(50):  # in bursts, or the edge drops replies that nobody takes
+            for _ in range(50):  # in bursts, or the edge drops unread replies
                 for _ in range(20):
                     client.send(*RawSession().begin(PROMPT))
                 failures = client.settle()
@@ -166,7 +166,7 @@ def test_rate_limit(pair) -> None:
     ):
         began = time.monotonic()
         replies: list[m.Reply] = []
-        for _ in range(10):  # in bursts, or the edge drops replies that nobody takes
+        for _ in range(10):  # in bursts, or the edge drops unread replies
             for _ in range(30):
                 greedy.say(PING)
             replies += [greedy.receive() for _ in range(30)]

@@ -1,4 +1,4 @@
-"""Whose session: to everybody but the key that began it, a session does not exist."""
+"""Ownership: to any key but the one that began it, a session does not exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_closed_session_is_unknown(client: RawClient, session: RawSession) -> 
     client.fails("unknown-session")
 
 
-def test_somebody_elses_session(locked_edge: EdgeServer, key_folders) -> None:
+def test_a_session_of_another_owner(locked_edge: EdgeServer, key_folders) -> None:
     alice_keys, bob_keys = (DeviceKeys.load(key_folders[name]) for name in ("alice", "bob"))
     with (
         RawClient(locked_edge.endpoint, alice_keys) as alice,

@@ -142,7 +142,7 @@ def test_a_pending_token_that_is_not_due(
 
 
 def test_a_pending_token_that_is_withheld(client: RawClient, session: RawSession) -> None:
-    """Who dislikes the token that the residual gave may not have the position drawn again."""
+    """A device may not have the residual's token drawn again."""
     seen: set[int] = set()
     while seen != {0, 1}:  # the rejected token stands where the window began, or behind that
         accepted = until(client, session, rejected=True)[2].accepted

@@ -127,7 +127,7 @@ def test_a_rival_is_told_that_the_node_is_taken(fort: Fort) -> None:
             assert (said.code, said.incarnation) == ("conflict", attach.incarnation)
 
 
-def test_who_has_no_listed_key_is_not_heard(fort: Fort) -> None:
+def test_peers_without_a_listed_key_are_ignored(fort: Fort) -> None:
     strangers = [fort.stranger(), RawEdge(fort.worker.endpoint)]
     for stranger in strangers:
         with suppress(zmq.Again):  # it may have been shown out already

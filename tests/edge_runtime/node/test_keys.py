@@ -42,7 +42,7 @@ class Folders(NamedTuple):
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Folders:
-    """Everybody lets in whom they should."""
+    """Every process admits the right peers."""
     made = Folders(*(tmp_path / name for name in Folders._fields))
     for folder in (made.a, made.b, made.edge):
         keys.create(folder, keys.EDGE)

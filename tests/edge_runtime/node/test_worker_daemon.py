@@ -19,10 +19,10 @@ from pilotfish.wire import keys
 from pilotfish.wire.errors import ListenError
 from pilotfish.wire.nodes import Greet, Ready, Refused
 from tests.conftest import CONTEXT, Pair
+from tests.support.commands import await_end, patience_s, refusal
 from tests.support.daemons import Systemd, running
 from tests.support.federating import worker
 from tests.support.raw_edge import RawEdge, Tenant, expected_of, ids, item
-from tests.system.test_processes import await_end, patience_s, refusal
 
 GREET = Greet(version=1)
 
@@ -118,7 +118,7 @@ def test_an_edge_is_let_in_and_shown_out_without_a_restart(
         held = Tenant(edge)
         held.proves(expected_of(pair.target))
         key = listed.read_bytes()
-        (folder / "allowed" / "half.pub").write_text("half a k")  # keeps nobody in
+        (folder / "allowed" / "half.pub").write_text("half a k")  # admits no peer
         listed.unlink()
         reload()
         said, _ = held.step([item()], ids(1), b"")

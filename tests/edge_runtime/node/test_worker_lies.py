@@ -69,7 +69,7 @@ ONE_OF_EACH = (
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was left alone is asked again soon."""
+    """A paused worker is asked again soon."""
     monkeypatch.setattr(peer, "_RETRY_S", (0.02, 0.5))
 
 
@@ -92,7 +92,7 @@ def test_under_wait_a_liar_is_asked_again_until_it_is_honest(
 @pytest.mark.parametrize("lie", EVERY)
 def test_under_drop_the_others_answer(cast: Cast, tmp_path: Path, lie: str) -> None:
     event, form, spoil = EVERY[lie]
-    late_s = 0.3 if event == "late" else 30.0  # nobody waits for a liar
+    late_s = 0.3 if event == "late" else 30.0  # a liar is not waited for
     settings = {"late": "drop", "values": form, "late_s": late_s}
     with federated(cast, tmp_path, **settings) as (held, liar):
         liar.lies(spoil)
@@ -210,7 +210,7 @@ def flood(spoil: Spoil) -> Spoil:
     ],
     ids=["nonsense", "refusal", "flood", "no-header", "too-long", "unfit"],
 )
-def test_who_lies_for_ever_is_asked_ever_more_rarely(
+def test_a_constant_liar_is_asked_ever_more_rarely(
     cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Spoil,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

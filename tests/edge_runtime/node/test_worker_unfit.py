@@ -30,7 +30,7 @@ def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was left alone is asked again soon."""
+    """A paused worker is asked again soon."""
     monkeypatch.setattr(peer, "_RETRY_S", (0.02, 0.5))
 
 

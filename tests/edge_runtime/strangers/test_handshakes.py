@@ -1,4 +1,4 @@
-"""Who never comes in: without a key, with a wrong one, with another's handshake, or silent."""
+"""Peers that are never admitted: no key, a wrong one, another's handshake, or silence."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_fleet_that_comes_at_once_comes_in(
 
 @pytest.mark.parametrize("descriptors", [150, 100])
 def test_an_edge_with_few_descriptors(pair, descriptors: int) -> None:
-    """It knows that it has few, says so, and serves whom it has room for."""
+    """It knows that it has few, says so, and serves as many devices as fit."""
     flags = ("--target", pair.target, "--threads", 1)
     with running(*flags, descriptors=descriptors) as daemon, RawClient(daemon.endpoint) as friend:
         session = RawSession()

@@ -1,4 +1,4 @@
-"""Who has a key and means harm: others' sessions, floods, bombs, and messages without an end."""
+"""Hostile peers with a key: others' sessions, floods, bombs, and messages without an end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refused(fort: Fort, code: str) -> float:
     return fort.counted(f'refusals_total{{code="{code}"}}')
 
 
-def test_somebody_elses_session(fort: Fort, bob: DeviceKeys, key_folders) -> None:
+def test_a_session_of_another_owner(fort: Fort, bob: DeviceKeys, key_folders) -> None:
     alice = DeviceKeys.load(key_folders["alice"])
     before = refused(fort, "unknown-session")
     with RawClient(fort.endpoint, alice) as owner, RawClient(fort.endpoint, bob) as thief:
@@ -50,7 +50,7 @@ def test_a_flood_of_opens(fort: Fort, bob: DeviceKeys) -> None:
     before = refused(fort, "too-many-sessions")
     with RawClient(fort.endpoint, bob) as flood:
         opened = []
-        for _ in range(20):  # in bursts, or the edge drops replies that nobody takes
+        for _ in range(20):  # in bursts, or the edge drops unread replies
             for _ in range(20):
                 opened.append(RawSession())
                 flood.send(*opened[-1].begin([3] * 200))
@@ -111,7 +111,7 @@ def test_a_message_of_a_hundred_thousand_parts(fort: Fort, bob: DeviceKeys) -> N
 
 
 def zmtp(endpoint: str) -> socket.socket:
-    """A connection after its handshake, for whoever wants to say less than a message."""
+    """A connection after its handshake, for sending parts of messages."""
     at = urlsplit(endpoint)
     connection = socket.create_connection((at.hostname, at.port))
     connection.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
@@ -153,8 +153,8 @@ def test_a_message_that_never_ends(pair: Pair, size: int) -> None:
         assert resident_mib(edge.pid) - before < 16 + 40 * sent / 2**20
 
 
-def test_strangers_who_hoard_do_not_cost_a_friend_his_message(pair: Pair) -> None:
-    """Too much is under way in all: who has said something keeps what he is sending."""
+def test_strangers_messages_do_not_cost_a_known_peer_its_own(pair: Pair) -> None:
+    """Too much is under way in all: a peer that has sent a message before is not cut."""
     port = free_port()
     cut = 'connections_cut_total{reason="unfinished-message"}'
     part = b"\x03" + (60_000).to_bytes(8, "big") + b"x" * 60_000
@@ -180,8 +180,8 @@ def test_strangers_who_hoard_do_not_cost_a_friend_his_message(pair: Pair) -> Non
         await_sample(port, 'refusals_total{code="malformed"}', 1)  # it has come, if to no avail
 
 
-def test_replies_that_nobody_takes(pair: Pair) -> None:
-    """They are dropped and counted, and nobody waits for them."""
+def test_replies_that_are_not_read(pair: Pair) -> None:
+    """They are dropped and counted, and delay no other client."""
     port = free_port()
     with (
         EdgeServer(pair.target, threads=1, rate=1e9, metrics=port) as edge,

@@ -57,15 +57,15 @@ def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:
     yield from run(5, Span(5, three[:200], 128, 0))
     parents = np.array([-1, -1, 0, 0, 1, 2], np.int64)
     yield from run(6, Span(1, two[:16], 9, 7, parents, 1.5), Span(0, one[:31], 30, 1))
-    target.keep(1, [0, 2])  # the slot holds 10 tokens before the tree, and these two nodes
+    target.keep_path(1, [0, 2])  # the slot holds 10 tokens before the tree, and these two nodes
     two = np.concatenate([two[:10], two[[10, 12]], two[20:]])
     yield from run(7, Span(1, two[:15], 12, 3), Span(5, three[:205], 200, 5, temperature=1.0))
     yield from run(8, Span(1, two[:15], 13, 1), Span(2, two[:3], 0, 3), Span(0, one[:33], 31, 2))
     yield from run(9, Span(2, two[:12], 3, 7, parents))
-    target.keep(2, [])  # and of this tree nothing
+    target.keep_path(2, [])  # and of this tree nothing
     yield from run(10, Span(2, two[:14], 6, 2, temperature=0.7))
     yield from run(11, Span(5, three[:212], 205, 7, parents))
-    target.keep(5, [1, 4])
+    target.keep_path(5, [1, 4])
     three = np.concatenate([three[:206], three[[207, 210]], three[220:]])
     yield from run(12, Span(5, three[:212], 208, 4))
 
@@ -82,7 +82,7 @@ def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:
         ("a", (7.0,), {"kept": VOCAB, "values": "fp16"}),
     ],
 )  # fmt: skip
-def test_what_lands_is_the_average_bit_by_bit(
+def test_the_output_is_the_average_bit_by_bit(
     cast: Cast, tmp_path: Path, names: str, weights: tuple[float, ...], settings: dict[str, Any]
 ) -> None:
     """With K = V in fp32 that is Σ w p of the models as they are."""
@@ -210,7 +210,7 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
     assert told[-1] == "b takes part again"
 
 
-def test_many_short_sessions_do_not_keep_out_who_is_back(cast: Cast, tmp_path: Path) -> None:
+def test_many_short_sessions_do_not_keep_a_returned_worker_out(cast: Cast, tmp_path: Path) -> None:
     """Under `drop`: together they go on by more, while it reads, than it may lack of one."""
     texts = [tokens_of(slot, 60) for slot in range(SESSIONS)]
     spans = [Span(slot, text[:55], 50, 5) for slot, text in enumerate(texts)]
@@ -254,7 +254,7 @@ def test_an_average_that_fails_costs_that_pass_only(
         assert len(target.run(2, [span])[0].logits) == 5
 
 
-def test_what_was_sent_and_heard_is_counted(cast: Cast, tmp_path: Path) -> None:
+def test_sent_and_received_bytes_are_counted(cast: Cast, tmp_path: Path) -> None:
     with WorkerThread(cast.a) as one, WorkerThread(cast.b) as two:
         path = write_list(tmp_path / "w.toml", [("a", one.endpoint), ("b", two.endpoint)], kept=8)
         with opened(path, cast.a) as held:

@@ -138,7 +138,7 @@ def test_a_full_context_ends_the_answer(cast: Cast, running: Running, protocol: 
         assert said.finish_reason == "length"
 
 
-def test_protocols_choose_and_stray_as_over_any_target(cast: Cast, running: Running) -> None:
+def test_protocols_choose_and_deviate_as_over_any_target(cast: Cast, running: Running) -> None:
     """`auto` and `adaptive`; without a head for an ensemble there is no `wisv`."""
     with Device(cast.draft, running.endpoint, threads=1) as device:
         ensemble = Ensemble([cast.a, cast.b], kept=KEPT)

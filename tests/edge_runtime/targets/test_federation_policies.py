@@ -175,7 +175,7 @@ def test_a_worker_that_is_killed_and_comes_back_changes_nothing(
 
 
 @pytest.mark.parametrize("victims", [pytest.param([1], marks=SLOW), [0, 1]])
-def test_nobody_waits_for_ever(waiting: Play, victims: list[int]) -> None:
+def test_no_pass_waits_forever(waiting: Play, victims: list[int]) -> None:
     for index in victims:
         waiting.end(index)
     took_s = waiting.fails(*("ab"[index] for index in victims))
@@ -196,7 +196,7 @@ def test_without_a_killed_worker_the_other_goes_on_until_it_is_back(dropping: Pl
     dropping.end(1)
     began_s = time.monotonic()
     got += take(pieces, 5)
-    assert time.monotonic() - began_s < LATE_S  # who is gone is not waited for
+    assert time.monotonic() - began_s < LATE_S  # a lost worker is not waited for
     assert not dropping.is_up("b")
     dropping.restart(1)
     dropping.await_all()
@@ -248,7 +248,7 @@ def test_when_all_are_gone_the_first_that_is_back_answers_alone(dropping: Play) 
     assert dropping.answer() == dropping.wanted
 
 
-def test_when_all_stay_away_nobody_waits_for_ever(dropping: Play) -> None:
+def test_when_all_stay_away_no_pass_waits_forever(dropping: Play) -> None:
     for index in (0, 1):
         dropping.end(index)
     assert dropping.fails("a", "b") < 2 * GIVE_UP_S + SLACK_S
@@ -277,7 +277,7 @@ def test_without_a_worker_an_answer_fails_and_the_next_one_works(failing: Play) 
     assert failing.answer() == failing.wanted
 
 
-def test_a_worker_that_is_back_in_time_fails_nobody(failing: Play) -> None:
+def test_a_worker_that_is_back_in_time_fails_no_pass(failing: Play) -> None:
     """It was only frozen for a moment."""
     pieces = failing.device.stream(PROMPT, **OPTIONS)
     got = take(pieces, 1)

@@ -16,9 +16,9 @@ from pilotfish import Device, EdgeServer
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.protocols import Law
+from tests.support.commands import await_end, children, patience_s, refusal
 from tests.support.daemons import Daemon, Systemd, free_port, running
 from tests.support.federating import SESSIONS, Cast, Ensemble, cast_in, kill, worker, write_list
-from tests.system.test_processes import await_end, children, patience_s, refusal
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = Law(sampling=Sampling(), seed=0)
@@ -35,7 +35,7 @@ def systemd(tmp_path: Path) -> Systemd:
 
 
 def away() -> str:
-    """Where nobody is yet."""
+    """Where no worker is yet."""
     return f"tcp://127.0.0.1:{free_port()}"
 
 
@@ -69,7 +69,7 @@ def test_an_edge_waits_for_its_workers_and_says_for_which(
         edge.kill()
 
 
-def test_the_status_says_who_is_missing(cast: Cast, tmp_path: Path, systemd: Systemd) -> None:
+def test_the_status_names_missing_workers(cast: Cast, tmp_path: Path, systemd: Systemd) -> None:
     with worker(cast.a) as one, worker(cast.b) as two:
         named = [("a", one.endpoint), ("b", two.endpoint)]
         path = write_list(tmp_path / "w.toml", named, late="drop", late_s=1.0, kept=16)

@@ -1,4 +1,4 @@
-"""Several passes at once keep the stages of a pipeline busy, and nobody waits for long."""
+"""Several passes at once keep the stages of a pipeline busy, and no pass waits for long."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_an_answer_that_is_said_twice_is_a_lie(told: Told) -> None:
 
 
 @pytest.mark.parametrize("times", [[], [0] * 256, [2**62] * 256], ids=["none", "many", "ages"])
-def test_times_that_make_no_sense_harm_nobody(told: Told, times: list[int]) -> None:
+def test_nonsensical_times_do_no_harm(told: Told, times: list[int]) -> None:
     once(replaced(compute_ns=times), told.liar)
     told.flies(1, 0, 40)
     told.flies(2, 0, 45, base=40)
@@ -163,7 +163,7 @@ def test_what_concerns_another_attachment_is_not_heeded(told: Told, what: str) -
     assert dict(told.tally.nodes) == before
 
 
-def test_who_lies_for_ever_is_given_up(told: Told) -> None:
+def test_a_constant_liar_is_given_up(told: Told) -> None:
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         return [(message, [NAN] if isinstance(message, Scored) else frames)]
 

@@ -310,7 +310,7 @@ def test_a_key_that_is_taken_off_a_stages_list(
 ) -> None:
     """That of the stage before it, while both are at work; what it is told it does not leave lying.
 
-    A message that nobody takes in would keep its loop from ever sleeping.
+    An unread message would keep its loop from ever sleeping.
     """
     own = {"owned": EdgeKeys.load(locked.edge), "keys": locked.publics}
     tally = Tally()

@@ -126,7 +126,7 @@ def test_a_stage_frozen_for_a_while(
     assert [answer.result() for answer in answers] == wanted
 
 
-def test_a_stage_frozen_for_a_moment_that_nobody_notices(
+def test_a_stage_frozen_for_an_unnoticed_moment(
     devices: list[Device], found: Row, wanted: list[list[int]]
 ) -> None:
     answers = begun(devices)
@@ -167,7 +167,7 @@ class Hops(Relay):
     """A relay of which a test may cut the newest connection: that of the stage before the node."""
 
     def cut_newest(self) -> None:
-        """As the network may: nobody asked for it."""
+        """Close it unasked, as the network may."""
         for end in self._open[-2:]:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -391,7 +391,7 @@ def test_nothing_grows_however_often_stages_are_attached(made: Pair, tmp_path: P
 def test_idle_stages_that_are_lost_often_are_soon_attached_again(
     made: Pair, tmp_path: Path
 ) -> None:
-    """Whoever lost the next stage is not to blame: he is not left alone for ever longer."""
+    """A stage that lost the next one is not at fault: its pauses do not grow."""
     folder = cut(made.target, made.target.parent / "thirds", 3)
     with (
         row(folder, sessions=SLOTS, context=CONTEXT) as idle,
