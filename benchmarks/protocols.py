@@ -16,7 +16,7 @@ edge has one half of the cores and the devices have the other, as two machines w
 The columns "modelled" are not measured. They are the speed-up over the target alone on a link of 1
 or 10 Mbit/s each way with an RTT of 50 ms, by the papers' cost model with what was measured here:
 N = tokens per round, T = draft + T_comm + verify, T_comm = RTT + 8·(bytes up + bytes down)/R, over
-1/T_LLM (tslt (5) and (10), dssd §2; DESIGN §6.3). No goal hangs on any of these figures.
+1/T_LLM (tslt (5) and (10), dssd §2; docs/papers.md, corrections). No goal hangs on these figures.
 """
 
 import argparse

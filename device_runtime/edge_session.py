@@ -1,7 +1,7 @@
 """The device's view of its session at the edge: which tokens the edge holds, and the requests.
 
 An edge that has lost the session is sent all committed tokens again. Since every draw is keyed by
-position, the text goes on unchanged (DESIGN §7). In: drafts, or a number of tokens of `stream`.
+position, the text goes on unchanged. In: drafts, or a number of tokens of `stream`.
 Out: the edge's replies; requests are repeated as often as the link's policy allows.
 """
 

@@ -12,7 +12,7 @@ STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 
 @dataclass(kw_only=True, slots=True)
 class Timings:
-    """Seconds of each stage of a round (DESIGN §4).
+    """Seconds of each stage of a round.
 
     uplink and downlink are separated by the edge's clock; its offset is that of the quickest
     exchange, assuming that both ways took equally long. Their sum needs no assumption. queue: time

@@ -6,7 +6,7 @@ The target answers the prompts alone, at temperature 1 with the prompt's number 
 answers both ends' distributions are compared: α is the mean of β = 1 − TV(p, q), the share of draft
 tokens that an optimal rule accepts (tslt (15)). Passes are timed in turns, behind one answer; their
 lower quartiles are taken, which other work on the machine affects least. From these follow T and N
-of a round for every window (DESIGN §6.3):
+of a round for every window (tslt (5), (8)):
 
     tokens/s = N / T,    N = (1 − α^{L+1}) / (1 − α),    T = L·T_draft + RTT + T_verify(L + 1)
 """

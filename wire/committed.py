@@ -1,7 +1,7 @@
 """The committed tokens of a session, which both ends hold and compare by a running hash.
 
 hash(n) = BLAKE2b-64 of the first n ids as little-endian u32. A round names the hash of what it
-builds on, so that the two ends cannot part ways unseen (DESIGN §7).
+builds on, so that the two ends cannot part ways unseen.
 """
 
 import hashlib

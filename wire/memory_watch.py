@@ -1,10 +1,10 @@
 """Watch the memory that peers make this process hold, in a thread for all its sockets.
 
 ZeroMQ reads whatever a peer sends: it bounds the length of a frame, not the number of a message's
-frames, and the number of waiting messages, not their bytes. A thread that computes or sleeps cannot
-check that. So every `Receiver` is checked four times a second, and within 20 ms while the process
-grows, by comparing the kernel's count of received bytes with the bytes of the messages that were
-handed out. Freed memory is returned to the system.
+frames, nor that of waiting messages (`wire.transport` says why). A thread that computes or sleeps
+cannot check that. So every `Receiver` is checked four times a second, and within 20 ms while the
+process grows, by comparing the kernel's count of received bytes with the bytes of the messages that
+were handed out. Freed memory is returned to the system.
 """
 
 import ctypes

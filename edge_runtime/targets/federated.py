@@ -1,4 +1,4 @@
-"""The target as a weighted ensemble of workers (specfed §II-§III; DESIGN §6.6).
+"""The target as a weighted ensemble of workers (specfed §II-§III; docs/papers.md).
 
 In:  passes, which every worker makes by itself, with its own model on its own machine.
 Out: scores: logits of Σ w_m p̃_m at every position of each window and at the bonus position,

@@ -1,4 +1,4 @@
-"""The target as stages over several nodes (decentralized §2.2; DESIGN §6.7).
+"""The target as stages over several nodes (decentralized §2.2).
 
 In:  passes. The edge itself runs stage 1 and the head; the other stages are nodes.
 Out: their scores, once each pass has crossed all nodes: edge → stage 2 → … → stage N → edge, N hops

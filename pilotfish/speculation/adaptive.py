@@ -11,7 +11,7 @@ after a whole window p (the paper's line 16, p after a rejection too, is biased 
 
 The *deviation* of a position is Σ (min(q̂, p̃) − p) over the tokens that are not key and have q̂ >
 p. That is the mass accepted beyond p, and the residual lacks as much: it is the total variation
-between the position's law and p (DESIGN §6.7), and acceptance rises by exactly as much. τ alone
+between the position's law and p, and acceptance rises by just as much (docs/adaptive.md). τ alone
 does not bound it. The expected sum over a text's positions bounds the total variation between the
 laws of whole texts, since these are products of conditional laws.
 

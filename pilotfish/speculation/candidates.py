@@ -3,8 +3,8 @@
 Words: the *candidates* x⁽¹⁾…x⁽ᵏ⁾ were drawn independently from q. They are verified in the order
 drawn, equal ones included: x⁽ⁱ⁾ is accepted with probability min(1, p⁽ⁱ⁾(x)/q(x)), where p⁽¹⁾ = p
 and p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) is the *residual* after the i-th rejection. When none is
-accepted, a sample of p⁽ᵏ⁺¹⁾ follows. The resulting token then follows p exactly, whatever q (DESIGN
-§6.1 and §6.4: the printed ratio is upside down; sorting or deduplicating candidates biases).
+accepted, a sample of p⁽ᵏ⁺¹⁾ follows. The resulting token then follows p exactly, whatever q. (The
+ratio as printed is upside down; sorting or deduplicating candidates biases: docs/papers.md.)
 
 Chance enters through ``coin``: it is given a probability and returns whether it happened, so that
 tests can enumerate the production code.

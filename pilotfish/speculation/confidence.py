@@ -7,7 +7,7 @@ predictions falls below `ENOUGH`: later tokens would most likely be drafted in v
 
 The rule uses only distributions and tokens that are sent in any case, and it decides on drafting
 the *next* token after the last one is drawn and kept, so it cannot bias the law: whether a token is
-sent never depends on that token (DESIGN §7).
+sent never depends on that token (docs/decisions/2026-11-21-windows-stop-after-a-token.md).
 """
 
 import numpy as np

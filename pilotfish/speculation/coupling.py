@@ -2,7 +2,7 @@
 
 Where both ends choose by argmax(log p + g) with the same Gumbel noise g (none at temperature 0), a
 draft token is right if it equals the target's choice. That needs no distribution, and the output is
-the target's own sequence, whatever was drafted (DESIGN §5, §6.11).
+the target's own sequence, whatever was drafted.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@ In: the window's ids, the target's own choices after the draft's prefixes, and t
 on each mismatch. Out: how many tokens are accepted, the token after them, how many were forgiven.
 
 A *mismatch* is a draft token that is not the target's argmax after the draft's own prefix, so one
-pass of the target finds them all, and a forgiven one changes no later one (DESIGN §6.8). A mismatch
+pass of the target finds them all, and a forgiven one changes no later one. A mismatch
 that is not rejected is *forgiven*. With all rejected this is `speculation.coupling`'s rule for
 `greedy`; with none the window is accepted whole.
 """

@@ -1,7 +1,7 @@
 """Counter-based randomness: every draw depends on its name only, not on earlier draws.
 
-A draw is named by (seed, purpose, round start, position or tree node, candidate index), as DESIGN
-§7 asks: one draw is never used for two purposes, and a retry or a resumption repeats it. The bits
+A draw is named by (seed, purpose, round start, position or tree node, candidate index), as in
+docs/wire.md: no draw is used for two purposes, and a retry or a resumption repeats it. The bits
 are raw Philox-4x64 words, whose stream NumPy promises to keep; their transformation is ours, since
 NumPy does not promise to keep its distributions.
 

@@ -4,8 +4,8 @@ In:  an episode's mismatches with labels y (1: critical, letting it pass changes
      and positions in tokens, and the quality of a sampled channel (`Channel.quality`).
 Out: labels for that channel: 1 to repair, 0 to let pass.
 
-The printed paper lost the formulas (28)–(31); this is our reconstruction (DESIGN §6.8), and κ, the
-floor and T are ours. Importance s_i = Σ_j y_j e^{−|i−j|/κ}. A channel has the budget B = b·Σy,
+The printed paper lost the formulas (28)–(31); this is our reconstruction (docs/papers.md), and κ,
+the floor and T are ours. Importance s_i = Σ_j y_j e^{−|i−j|/κ}. A channel has the budget B = b·Σy,
 where b rises with its quality, from a floor to 1. A mismatch is repaired with probability
 π_i = y_i·σ((s_i − λ)/T), with the smallest λ such that Σπ ≤ B. So only critical labels are relaxed,
 the more important ones less, and under a good channel (b = 1) all stay.

@@ -2,8 +2,8 @@
 
 The edge replaces p by P̃, whole numbers that sum to 2ᵇ with E[P̃] = 2ᵇ·p, accepts against P̃ and
 ships P̃; the device resamples norm(max(0, P̃ − q)). Given P̃ the token follows P̃ exactly, and
-E[P̃] = p, so the law is p for every b: fewer bits only cost acceptance (DESIGN §6.5; rounding to
-fp16 instead would make the law P̃). The uniform that rounds must be independent of the draft.
+E[P̃] = p, so the law is p for every b: fewer bits only cost acceptance (rounding to fp16 instead
+would make the law P̃). The uniform that rounds must be independent of the draft.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 In:  distributions p of the target and q of the drafter, normalised, f64 [V] ([..., V] where said).
 Out: numbers that measured ones can be held against. Names and numbers are `tslt`'s; where it is
-     misprinted DESIGN §6.2–§6.4 holds.
+     misprinted docs/papers.md, corrections, holds.
 
 One candidate is accepted with probability β = 1 − TV(p, q). Truncating q to q̂ changes that by at
 most σ, the mass cut off. With k candidates the j-th meets p⁽ʲ⁾, what the rejections before it have
@@ -44,7 +44,7 @@ def beta_bound(q: Floats, q_hat: Row) -> float:
     """Bound how much acceptance changes when q̂ is drafted from instead of q: |β̂ − β|.
 
     σ as in Theorem 3.2 (tslt (20)), plus the TV of the quantisation: between q̂ and q renormalised
-    on the tokens of q̂ (DESIGN §6.2). TV(q̂, q) itself, a tighter bound, is no more than this sum.
+    on the tokens of q̂. TV(q̂, q) itself, a tighter bound, is no more than this sum.
     """
     kept = q[q_hat.support]
     mass = kept.sum(dtype=np.float64)
@@ -75,7 +75,7 @@ def betas_bound(p: Floats, q: Floats, k: int, distance: float) -> Values:
 
     Theorem 4.14, tslt (35), where ``distance`` = σ: |β̂⁽ʲ⁾ − β⁽ʲ⁾| is at most
     (1 + Σ_{i<j} Π_{i<s≤j} 2/Z⁽ˢ⁾)·σ. Here Z⁽ˢ⁾ = TV(p⁽ˢ⁻¹⁾, q), the mass of the residual that p⁽ˢ⁾
-    was normalised by; with TV(p⁽ˢ⁾, q), as (56) prints, it would not hold (DESIGN §6.4). An
+    was normalised by; with TV(p⁽ˢ⁾, q), as (56) prints, it would not hold. An
     acceptance cannot change by more than 1, which the bound soon exceeds.
     """
     moved = 0.0  # of TV(p̂⁽ʲ⁾, p⁽ʲ⁾), (33): each step doubles it and divides it by Z

@@ -3,7 +3,7 @@
 A tree's node 0 is its root, the last token before the window; nodes 1, 2, … are numbered breadth
 first, in the order in which they were first drawn. Each node above the last level has k candidates,
 drawn independently from its q; equal candidates share a node, but all are verified, in the order
-drawn (DESIGN §6.4). A chain is the tree ⟨1, 1, …⟩.
+drawn (docs/papers.md). A chain is the tree ⟨1, 1, …⟩.
 """
 
 import math

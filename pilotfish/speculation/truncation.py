@@ -3,7 +3,7 @@
 In:  the drafter's logits, and how to shape them (temperature, top-K, top-ρ).
 Out: `SparseRows`, from which the drafter samples and which are shipped as they are. Any truncation
      and any quantisation is lossless then, for the edge accepts against the very numbers sampled
-     from (DESIGN §6.2); they only cost acceptance: |β̂ − β| ≤ σ + TV of the quantisation.
+     from (docs/papers.md); they only cost acceptance: |β̂ − β| ≤ σ + TV of the quantisation.
 
 Weights are quantised in half octaves: a token of level c weighs w(c) = ⌊2³¹ · 2^(−c/2) + ½⌋, where
 level 0 is the row's heaviest. The worst rounding is a quarter octave, a factor of 2^(1/4) = 1.19.

@@ -11,6 +11,7 @@ from pilotfish.cli import main
 from pilotfish.wire.protocols import names
 from tests.conftest import Pair
 from tests.support.hostile import COLD
+from tests.support.thinned import thinned
 
 
 def device_run(pair: Pair, *arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -32,7 +33,9 @@ def run_here(
     return code, *capsys.readouterr()
 
 
-@pytest.mark.parametrize("protocol", names())
+@pytest.mark.parametrize(
+    "protocol", thinned(names(), ["dssd", "wisv-selective", "stream", "local"])
+)
 def test_every_protocol_runs(pair: Pair, edge: EdgeServer, protocol: str) -> None:
     temperature = 0 if protocol in COLD else 1
     done = device_run(

@@ -190,7 +190,7 @@ def test_a_full_disk_ends_the_run_which_goes_on_later(pair, edge, out, prompts, 
 # Killed
 
 
-@pytest.mark.parametrize("lives", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lives", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_random_it_loses_a_round_at_most(pair, edge, out, prompts, lives):
     """Every fifth time at any moment of its life, else while it measures."""
     chance = random.Random(int(os.environ.get("PILOTFISH_TEST_SEED", time.time_ns())))

@@ -1,4 +1,4 @@
-"""The adaptive rule over all its outcomes: how far it strays, and that it says so (DESIGN §6.7).
+"""The adaptive rule over all its outcomes: how far it strays, and that it says so.
 
 `tests/enumeration.py` replays the code that ships in all ways that a round can go. The mutant is
 the paper's Algorithm 1 as printed: line 16 samples from p after a rejection, too.

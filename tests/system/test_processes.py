@@ -201,7 +201,9 @@ def test_an_edge_that_ends_by_itself_is_told_of(pair: Pair) -> None:
 
 
 @pytest.mark.usefixtures("default_target")
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "blow", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_demo_that_is_cut_short(blow: signal.Signals, tmp_path: Path) -> None:
     process = subprocess.Popen(
         command("demo"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -35,11 +35,11 @@ PROMPT = [60, 2, 33]  # the tiny drafter says for a while what the target does
 TOY = {"PILOTFISH_PROTOCOLS": "tests.support.toy_protocol"}
 
 
-def command(*words: object) -> subprocess.CompletedProcess[str]:
+def command(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pilotfish", *map(str, words)],
-        env={**os.environ, **TOY, "COLUMNS": "200"}, capture_output=True, text=True, check=False,
-        timeout=120,
+        env={**os.environ, **TOY, "COLUMNS": "200", **variables},
+        capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
 
 
@@ -198,3 +198,11 @@ def test_an_option_of_another_protocol_is_named_as_it_was_written(
     assert main([*words, "--protocol", "tslt", "--third-patience", "2"]) == 64
     said = capsys.readouterr().err
     assert "--third-patience goes with --protocol third, or auto that may take it, not" in said
+
+
+def test_a_module_of_protocols_that_is_not_there_is_named() -> None:
+    done = command("device", "run", "--help", PILOTFISH_PROTOCOLS="no_such_module")
+    assert done.returncode == ConfigError.exit_code
+    assert done.stderr == (
+        "pilotfish: PILOTFISH_PROTOCOLS names no_such_module: No module named 'no_such_module'\n"
+    )

@@ -1,4 +1,4 @@
-"""A whole distribution as integers that sum to a power of two (`dssd`'s P̃, DESIGN §6.5).
+"""A whole distribution as integers that sum to a power of two (`dssd`'s P̃).
 
 In:  counts i64 [V] ≥ 0 with sum 2^bits, most of them 0. Out: a frame, and the same counts again.
 

@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 from typing import Any, Final
 
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols.adaptive import Adaptive
 from pilotfish.wire.protocols.baselines import LOCAL, STREAM, choose
 from pilotfish.wire.protocols.coupled import Coupled
@@ -106,4 +106,7 @@ for _each in (
 ):
     register(_each)
 for _module in filter(None, os.environ.get("PILOTFISH_PROTOCOLS", "").split(",")):
-    import_module(_module.strip())
+    try:
+        import_module(_module.strip())
+    except (ImportError, ValueError) as _error:
+        raise ConfigError(f"PILOTFISH_PROTOCOLS names {_module.strip()}: {_error}") from _error

@@ -6,8 +6,8 @@ law:   not the target's: at each position that is looked at, its total variation
        is known, and their sum is told with the verdict; with τ = 0 it is `tslt`, draw by draw
 
 Key tokens are verified as under `tslt`, others against p̃ ∝ p^(1−τ)·q̂^τ (`speculation.adaptive`,
-DESIGN §6.7). A rejection is followed by the residual of p, whatever the token was. τ and what makes
-a token key come with the request, or are the edge's own. At temperature 0 there is nothing to
+docs/adaptive.md). A rejection is followed by the residual of p, whatever the token was. τ and what
+makes a token key come with the request, or are the edge's own. At temperature 0 there is nothing to
 soften, and the protocol is refused.
 """
 

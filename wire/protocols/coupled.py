@@ -2,7 +2,7 @@
 
 up:    ids [γ]
 down:  accepted count, token
-law:   the target's own seeded sample, token for token: that of `stream` (DESIGN §5, §6.11)
+law:   the target's own seeded sample, token for token: that of `stream`
 
 Both ends derive the same noise of every position t from (seed, t) alone. The device drafts the
 winner of the race under q, the edge chooses the winner under p and accepts while they agree. Only

@@ -2,7 +2,7 @@
 
 up:    ids [γ], q f32 [γ, V]
 down:  accepted count, token
-law:   exactly the target's (Leviathan et al.; DESIGN §6.1)
+law:   exactly the target's (Leviathan et al., 2023)
 
 The device samples xᵢ from qᵢ and ships the very float32 numbers it sampled from. The edge accepts
 xᵢ with probability min(1, p(xᵢ)/q(xᵢ)); it samples the residual at the first rejection, or the

@@ -1,4 +1,4 @@
-"""dssd: split verification (dssd §3; DESIGN §6.5). The device resamples.
+"""dssd: split verification (dssd §3; docs/papers.md). The device resamples.
 
 up:    ids [0 or 1 pending, then γ], q(xᵢ) in 24 bits [γ]
 down:  all accepted: token; rejected at j: j and P̃ⱼ (`wire.codecs.counts`)

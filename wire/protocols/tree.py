@@ -1,4 +1,4 @@
-"""tree: a token tree ⟨k₁…k_L⟩ with several candidates a position (tslt §4, DESIGN §6.4).
+"""tree: a token tree ⟨k₁…k_L⟩ with several candidates a position (tslt §4; docs/papers.md).
 
 up:    candidate ids in the order drawn [Σ], expansion u8 [L], truncated q̂ of each inner node
 down:  the last accepted node, token

@@ -1,4 +1,4 @@
-"""tslt: truncated sparse logits transmission (tslt §3, corrected in DESIGN §6.1 and §6.2).
+"""tslt: truncated sparse logits transmission (tslt §3, corrected in docs/papers.md).
 
 up:    ids [γ], truncated q̂ of each (`wire.codecs.sparse`)
 down:  accepted count, token

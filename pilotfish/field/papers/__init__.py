@@ -1,7 +1,7 @@
 """The papers' closed forms: equations as functions, and what follows from them as tables and plots.
 
 ``<paper>.py`` has the equations, one function each, named ``eq_<number>_<what>_<unit>`` after the
-paper's own numbers; where DESIGN §6 corrects one, the function is the corrected one and its
+paper's own numbers; where docs/papers.md corrects one, the function is the corrected one and its
 docstring says so. ``<paper>_tables.py`` has the paper's printed figures and compares.
 """
 

@@ -3,7 +3,7 @@
 In:  nodes N, t₀ seconds of computing a token over all nodes, t₁ seconds of a hop, k tokens
      committed a round, window γ. Out: seconds, and the speed-up over decoding token by token.
 From: decentralized §2.2, §2.4. (3)–(5) and (9) count verification as linear in k, and neither
-     drafting nor rejected tokens nor the hop back; `pipeline_round_s` counts them (DESIGN §6.7).
+     drafting nor rejected tokens nor the hop back; `pipeline_round_s` counts them.
 """
 
 import math

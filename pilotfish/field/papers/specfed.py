@@ -2,7 +2,7 @@
 
 In:  distributions p f64 [V] of a worker, [M, V] of M workers; weights f64 [M] that sum to 1; kept
      ids [K]; ρ, the mass that is kept. Out: distributions, L1 distances (each 2·TV) and bounds.
-From: specfed §II–§IV. The text has lost its formulas; they are DESIGN §6.6's. (2), the acceptance
+From: specfed §II–§IV. The text has lost its formulas; docs/papers.md has them. (2), the acceptance
      Σ min(p_agg, q), is `speculation.theory.beta`; the rest is what `speculation.ensemble` does.
 """
 

@@ -6,8 +6,8 @@ From: tslt §2.2–§2.3, §4.2, §5. (1) is `speculation.latency.transfer_s`, (
      (7), (39) and (40) are `alpha` and `theta`, all of `speculation.theory`. The paper's downlink
      and propagation cost nothing.
 Misprints: (9) puts T_LLM outside the (1 − α) that N's denominator multiplies all of T with; (28)
-     takes N = Lα + 1, and 1 in place of 1/N, so that it cannot exceed 1. What holds is N/T
-     (DESIGN §6.3), and so are the functions here; the printed ones stand beside them.
+     takes N = Lα + 1, and 1 in place of 1/N, so that it cannot exceed 1. What holds is N/T, of
+     (8) and (5), and so are the functions here; the printed ones stand beside them.
 """
 
 import math

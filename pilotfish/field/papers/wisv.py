@@ -2,9 +2,9 @@
 
 In:  window L, requested positions m, sizes in bits, the link with its packet error rates, FLOPs.
 Out: seconds of communication, computing, a round and an answer.
-From: wisv §IV. The text has lost its formulas; they are DESIGN §6.9's. (14), (16) are (11) of (12),
-     (15); (22) is the sum of (18) or (19) over the rounds that (21) counts. AAL, the committed
-     tokens of a round, has the correction in it (DESIGN §6.8).
+From: wisv §IV. The text has lost its formulas; docs/papers.md has them. (14), (16) are (11) of
+     (12), (15); (22) is the sum of (18) or (19) over the rounds that (21) counts. AAL, the tokens
+     that a round commits, has the correction in it.
 """
 
 from dataclasses import dataclass

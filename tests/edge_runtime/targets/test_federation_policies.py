@@ -136,6 +136,7 @@ def failing(cast: Cast, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pl
 # wait
 
 
+@SLOW
 @pytest.mark.parametrize("frozen_s", [0.3, 3.0])
 def test_a_frozen_worker_is_waited_for(waiting: Play, frozen_s: float) -> None:
     """For longer than its connection lasts, too."""
@@ -174,6 +175,7 @@ def test_a_worker_that_is_killed_and_comes_back_changes_nothing(
     assert all(waiting.events("ab"[index])["gone"] >= 1 for index in victims)
 
 
+@SLOW
 @pytest.mark.parametrize("victims", [pytest.param([1], marks=SLOW), [0, 1]])
 def test_no_pass_waits_forever(waiting: Play, victims: list[int]) -> None:
     for index in victims:
@@ -215,6 +217,7 @@ def test_without_a_killed_worker_the_other_goes_on_until_it_is_back(dropping: Pl
     assert dropping.answer() == dropping.wanted
 
 
+@SLOW
 def test_without_a_frozen_worker_the_other_goes_on_after_a_while(dropping: Play) -> None:
     before = dropping.events("b")
     pieces = dropping.device.stream(PROMPT, **OPTIONS)
@@ -236,6 +239,7 @@ def test_without_a_frozen_worker_the_other_goes_on_after_a_while(dropping: Play)
     assert dropping.answer() == dropping.wanted
 
 
+@SLOW
 def test_when_all_are_gone_the_first_that_is_back_answers_alone(dropping: Play) -> None:
     for index in (0, 1):
         dropping.end(index)
@@ -277,6 +281,7 @@ def test_without_a_worker_an_answer_fails_and_the_next_one_works(failing: Play) 
     assert failing.answer() == failing.wanted
 
 
+@SLOW
 def test_a_worker_that_is_back_in_time_fails_no_pass(failing: Play) -> None:
     """It was only frozen for a moment."""
     pieces = failing.device.stream(PROMPT, **OPTIONS)
@@ -287,6 +292,7 @@ def test_a_worker_that_is_back_in_time_fails_no_pass(failing: Play) -> None:
     assert got == failing.wanted
 
 
+@SLOW
 def test_one_device_s_error_is_not_anothers(failing: Play, cast: Cast) -> None:
     """A session that was there before goes on after the failure, with what it holds."""
     with Device(cast.draft, failing.running.endpoint, threads=1) as other:
@@ -298,6 +304,7 @@ def test_one_device_s_error_is_not_anothers(failing: Play, cast: Cast) -> None:
         assert other.generate(PROMPT, **OPTIONS).tokens == failing.wanted
 
 
+@SLOW
 @pytest.mark.parametrize("policy", ["wait", "local"])
 def test_a_device_need_not_mind(failing: Play, cast: Cast, policy: str) -> None:
     """It waits until the edge has its target again, or its drafter goes on alone."""
