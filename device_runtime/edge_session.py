@@ -27,6 +27,7 @@ from pilotfish.wire.errors import (
     UnknownSessionError,
 )
 from pilotfish.wire.protocols import LOCAL, Draft, Exchange
+from pilotfish.wire.protocols.exchange import NO_IDS
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
@@ -157,7 +158,8 @@ class EdgeSession:
 
     def send(self, exchange: Exchange[Any], draft: Draft) -> Sent:
         """Send a window, with the pending token before it if there is one."""
-        pending = self._committed.ids[self._held :].copy()
+        all_held = self._held == len(self._committed)
+        pending = NO_IDS if all_held else self._committed.ids[self._held :].copy()
         window = m.Window(
             session=self._id,
             generation=self._generation,

@@ -10,7 +10,7 @@ from pilotfish.wire.protocols import counters
 STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Timings:
     """Seconds of each stage of a round.
 
@@ -37,7 +37,7 @@ class Timings:
         return Timings(**{s: getattr(self, s) + getattr(other, s) for s in STAGES})
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Round:
     """One draft–verify exchange, or one step of a baseline (window 0)."""
 

@@ -143,7 +143,7 @@ def _pass_times(target: Target) -> list[PassTime]:
 @contextmanager
 def _handshakes(listener: Listener) -> Iterator[None]:
     """Accept connections while the target loads, so that a restarted edge is not taken as lost."""
-    receiver = BackgroundReceiver({int(s.fd): duty for s, duty in duties(listener).items()})
+    receiver = BackgroundReceiver(duties(listener))
     receiver.start()
     receiver.begin()
     try:

@@ -42,8 +42,8 @@ class EdgeLoop(ServingLoop):
         self._service = service
         self._settings = settings
         self._model = model
-        found = {listener.socket: self._receive, **duties(listener)}
-        self._receiver = BackgroundReceiver({int(each.fd): duty for each, duty in found.items()})
+        messages = int(listener.socket.fd)
+        self._receiver = BackgroundReceiver({messages: self._receive, **duties(listener)})
         self._receiver.start()
         self._watch(target.sources)
         self._leave_s: float | None = None  # when a drain ends; None: no signal asked for an end

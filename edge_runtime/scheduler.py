@@ -20,7 +20,7 @@ start before the end of this one.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -32,6 +32,7 @@ from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.distributions import Floats
+from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.protocols import Draft, Ruling, Wanted
 
 _log = logging.getLogger("pilotfish.edge")
@@ -43,7 +44,7 @@ _OWNERS = 1024  # most owners with a noted last pass
 _LATE = 1.25  # times its last turnaround, after which a device is no longer waited for
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """Work for the target on the slot of one session.
 
@@ -74,6 +75,7 @@ class Batch(NamedTuple):
     """The jobs that share one target pass, each with its span."""
 
     number: int
+    lane: int
     members: list[tuple[Job, Span]]
     started_ns: int
 
@@ -103,6 +105,7 @@ class Scheduler:
         self._numbers = count()
         self._batches: dict[int, Batch] = {}  # under way
         self._computing: set[int] = set()  # their slots
+        self._under_way = [0] * target.lanes  # their number, by lane
         # session and tokens that each slot holds
         self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}
         self._answered_ns: dict[int, int] = {}  # time of a slot's last verdict
@@ -120,24 +123,26 @@ class Scheduler:
     def wait_s(self) -> float | None:
         """Return the seconds to wait for more jobs before the next pass; None: no pass."""
         self._take_in()
-        return min(map(self._lane_wait_s, self._firsts(self._heads())), default=None)
+        heads = self._heads()
+        return self._next(heads)[0] if heads else None
 
-    def _firsts(self, heads: Sequence[Job]) -> list[Job]:
-        """Return the first job of each lane."""
-        firsts: dict[int, Job] = {}
-        for job in heads:
-            firsts.setdefault(self._lane(job.slot), job)
-        return list(firsts.values())
+    def _next(self, heads: Mapping[int, Sequence[Job]]) -> tuple[float, int]:
+        """Return how long the jobs that go next should wait, and their lane."""
+        wait_s, _, lane = min(
+            (self._lane_wait_s(lane, jobs[0]), self._turn(jobs[0]), lane)
+            for lane, jobs in heads.items()
+        )
+        return wait_s, lane
 
-    def _lane_wait_s(self, first: Job) -> float:
+    def _lane_wait_s(self, lane: int, first: Job) -> float:
         """Return how long the first job of a lane should wait for devices that are due there."""
-        if self.target.depth > 1:
+        if self.target.depth > 1 or not self._answered_ns:
             return 0.0
-        now_ns, lane = self._clock(), self._lane(first.slot)
+        now_ns = self._clock()
         due = [
             at
             for slot, answered_ns in self._answered_ns.items()
-            if self._lane(slot) == lane
+            if slot % self.target.lanes == lane
             and (at := answered_ns + int(_LATE * self._turnaround_ns.get(slot, 0))) > now_ns
         ]
         if not due:
@@ -145,24 +150,30 @@ class Scheduler:
         since_ns = max(first.queued_ns, self._free_ns.get(lane, 0))
         limit_ns = since_ns + int(_PATIENCE * self._pass_ns.get(lane, 0))
         latest_ns = max((at for at in due if at <= limit_ns), default=now_ns)
-        return (latest_ns - now_ns) * 1e-9 if _is_narrow(self._span(first)) else 0.0
+        return (latest_ns - now_ns) * 1e-9 if self._span(first).size <= NARROW else 0.0
 
     def next_batch(self, *, patient: bool = False) -> Batch | None:
         """Start a batch, if a pass can start now; patient: and waiting for others does not pay."""
         self._take_in()
         heads = self._heads()  # once: jobs may be cancelled meanwhile
-        first = min(self._firsts(heads), key=self._lane_wait_s, default=None)
-        if first is None or (patient and self._lane_wait_s(first) > 0.0):
+        if not heads:
             return None
-        members = self._choose(first, heads)
+        wait_s, lane = self._next(heads)
+        if patient and wait_s > 0.0:
+            return None
+        members = self._choose(lane, heads[lane])
         started_ns = self._clock()
         for job, span in members:
             self._held[job.slot] = (job.session, job.tokens[: span.base])
             self._computing.add(job.slot)
             job.started_ns = job.started_ns or started_ns
-        self._remember({job.owner for job, _ in members}, started_ns)
-        batch = Batch(next(self._numbers), members, started_ns)
+            self._served_ns.pop(job.owner, None)
+            self._served_ns[job.owner] = started_ns
+        while len(self._served_ns) > _OWNERS:
+            del self._served_ns[next(iter(self._served_ns))]
+        batch = Batch(next(self._numbers), lane, members, started_ns)
         self._batches[batch.number] = batch
+        self._under_way[lane] += 1
         return batch
 
     def _take_in(self) -> None:
@@ -175,43 +186,35 @@ class Scheduler:
             if answered_ns is not None:
                 self._turnaround_ns[job.slot] = job.queued_ns - answered_ns
 
-    def _heads(self) -> list[Job]:
-        """Return each slot's job for the next pass, in their order; drops cancelled jobs."""
-        for slot in self._waiting.keys() - self._computing:
-            queue = self._waiting[slot]
+    def _heads(self) -> dict[int, list[Job]]:
+        """Return each slot's job for the next pass, in their order, by lane; drops cancelled jobs.
+
+        A lane without room for a pass has none.
+        """
+        heads: dict[int, list[Job]] = {}
+        for slot, queue in list(self._waiting.items()):
+            if slot in self._computing:
+                continue
             while queue and queue[0].cancelled:
                 queue.popleft()
             if not queue:
                 del self._waiting[slot]
-        heads = [
-            queue[0]
-            for slot, queue in self._waiting.items()
-            if slot not in self._computing and self._room(self._lane(slot))
-        ]
-        return sorted(heads, key=self._turn)
+            elif self._under_way[lane := slot % self.target.lanes] < self.target.depth:
+                heads.setdefault(lane, []).append(queue[0])
+        for jobs in heads.values():
+            jobs.sort(key=self._turn)
+        return heads
 
-    def _lane(self, slot: int) -> int:
-        return slot % self.target.lanes
-
-    def _under_way(self, lane: int) -> int:
-        """Count the passes under way in a lane."""
-        return sum(self._lane(each.members[0][0].slot) == lane for each in self._batches.values())
-
-    def _room(self, lane: int) -> bool:
-        """Whether another pass may start in a lane."""
-        return self._under_way(lane) < self.target.depth
-
-    def _choose(self, first: Job, heads: Sequence[Job]) -> list[tuple[Job, Span]]:
-        """Choose the first job and all that fit beside it.
+    def _choose(self, lane: int, heads: Sequence[Job]) -> list[tuple[Job, Span]]:
+        """Choose the first job of a lane and all that fit beside it.
 
         If several passes are computed at once, those that can start now share the jobs evenly.
         """
-        lane = self._lane(first.slot)
-        batch = [(job, self._span(job)) for job in heads if self._lane(job.slot) == lane]
-        if not _is_narrow(batch[0][1]):
+        batch = [(job, self._span(job)) for job in heads]
+        if batch[0][1].size > NARROW:
             return batch[:1]
-        windows = [(job, span) for job, span in batch if _is_narrow(span)]
-        passes = max(1, self.target.abreast - self._under_way(lane))
+        windows = [(job, span) for job, span in batch if span.size <= NARROW]
+        passes = max(1, self.target.abreast - self._under_way[lane])
         return windows[: -(-len(windows) // passes)]
 
     def _turn(self, job: Job) -> tuple[int, int]:
@@ -227,9 +230,7 @@ class Scheduler:
         whose, held = self._held.get(job.slot, (b"", job.tokens[:0]))
         base = 0
         if whose == job.session:
-            shared = min(len(held), len(job.tokens) - max(job.rows, 1))
-            differing = (held[:shared] != job.tokens[:shared]).nonzero()[0]
-            base = int(differing[0]) if len(differing) else shared
+            base = common_prefix(held, job.tokens[: len(job.tokens) - max(job.rows, 1)])
         left, most = len(job.tokens) - base, CHUNK * self.target.pieces
         size = left if left <= max(most, job.rows) else min(most, left - job.rows)
         last = size == left
@@ -261,29 +262,26 @@ class Scheduler:
                     done.append(job)
                 else:
                     job.queued_ns = self._clock()  # behind the windows that wait
-        self._note(batch)
+        now_ns = self._clock()
+        self._note(batch, now_ns)
         for job in done:
+            job.done_ns = now_ns
             self._hand_back(job)
         return done
 
-    def _note(self, batch: Batch) -> None:
+    def _note(self, batch: Batch, now_ns: int) -> None:
         """Note a finished pass: its duration, and that its slots and lane are free."""
-        now_ns, lane = self._clock(), self._lane(batch.members[0][0].slot)
         self.passes += 1
-        self._free_ns[lane] = now_ns
+        self._free_ns[batch.lane] = now_ns
+        self._under_way[batch.lane] -= 1
+        tokens = 0
+        for job, span in batch.members:
+            self._computing.discard(job.slot)
+            tokens += span.size
+        if span.size <= NARROW:  # then all are, else it is alone
+            self._pass_ns[batch.lane] = now_ns - batch.started_ns
         self._tally.batch.add(len(batch.members))
-        self._tally.pass_tokens.add(sum(span.size for span in batch.spans))
-        if _is_narrow(batch.members[0][1]):
-            self._pass_ns[lane] = now_ns - batch.started_ns
-        self._computing -= {job.slot for job, _ in batch.members}
-
-    def _remember(self, owners: set[bytes], now_ns: int) -> None:
-        """Note the owners of a pass."""
-        for owner in owners:
-            self._served_ns.pop(owner, None)
-            self._served_ns[owner] = now_ns
-        while len(self._served_ns) > _OWNERS:
-            del self._served_ns[next(iter(self._served_ns))]
+        self._tally.pass_tokens.add(tokens)
 
     def _decide(self, job: Job, span: Span, output: Output) -> None:
         """Rule on a job; an error does not affect the pass's other jobs."""
@@ -308,11 +306,6 @@ class Scheduler:
     def _hand_back(self, job: Job) -> None:
         queue = self._waiting[job.slot]
         queue.popleft()
-        job.done_ns = self._free_ns[self._lane(job.slot)]
         if not queue:
             del self._waiting[job.slot]
             self._answered_ns[job.slot] = job.done_ns
-
-
-def _is_narrow(span: Span) -> bool:
-    return span.size <= NARROW

@@ -29,12 +29,12 @@ STOPPED_BY = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # by SIGTERM: 0
 Duty = Callable[[], bool]
 
 
-def duties(listener: Listener) -> dict["zmq.Socket[bytes]", Duty]:
-    """What is to be done when something arrives, by the socket where it does; not of messages."""
-    found: dict[zmq.Socket[bytes], Duty] = {}
+def duties(listener: Listener) -> dict[int, Duty]:
+    """What is to be done when something arrives, by the descriptor that tells; not of messages."""
+    connections = listener.connections
+    found: dict[int, Duty] = {int(connections.monitor.fd): connections.read_events}
     if listener.gate is not None:
-        found[listener.gate.socket] = listener.gate.answer
-    found[listener.connections.monitor] = listener.connections.read_events
+        found[int(listener.gate.socket.fd)] = listener.gate.answer
     return found
 
 
@@ -63,12 +63,9 @@ class ServingLoop(ABC):
         # often enough for the watchdog
         self._idle_s = min(_TICK_S, supervisor.feed_s / 2 if supervisor.feed_s else _TICK_S)
         self._tick_s = 0.0
-        # who comes and goes is asked for at its descriptor, which costs a turn less than the socket
-        monitor = listener.connections.monitor
-        self._duties: dict[object, Callable[[], object]] = {
-            int(source.fd) if source is monitor else source: duty
-            for source, duty in {listener.socket: self._receive, **duties(listener)}.items()
-        }
+        # of the others the descriptors are polled, which costs a turn less than their sockets
+        self._duties: dict[object, Callable[[], object]] = dict(duties(listener).items())
+        self._duties[listener.socket] = self._receive
         self._duties[signals.descriptor] = signals.clear
         if lifeline is not None:
             self._duties[lifeline] = partial(setattr, self, "_orphaned", True)

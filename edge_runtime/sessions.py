@@ -24,7 +24,7 @@ from pilotfish.wire.messages import Buffer, Inquiry, Verdict
 from pilotfish.wire.protocols import Draft, Exchange, Law, Wanted
 
 
-@dataclass
+@dataclass(slots=True)
 class EdgeRound:
     """A window under way, or the last one answered (with ``verdict``)."""
 

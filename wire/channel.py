@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from urllib.parse import urlsplit
 from weakref import finalize
 
@@ -38,6 +39,7 @@ _FAILED = {
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
 }
 
+_NUMBERS = count(1)  # of connections
 _NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a message
 
 
@@ -76,6 +78,8 @@ class EdgeChannel:
         self.endpoint = endpoint
         self.connected = False
         self.connections = 0  # made so far
+        # names the present connection, or the last one: no two of this process have the same
+        self.connection = next(_NUMBERS)
         self.denied = False  # the edge's allow-list said no
         self._failed_s = math.inf  # when the connection, or an attempt, ended; ∞: it is tried again
         self.broken_handshakes = 0
@@ -218,6 +222,7 @@ class EdgeChannel:
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.connected = True
             self.connections += 1
+            self.connection = next(_NUMBERS)
         elif event == zmq.Event.DISCONNECTED:
             self.connected = False
             self._descriptor = None

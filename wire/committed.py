@@ -5,7 +5,8 @@ builds on, so that the two ends cannot part ways unseen.
 """
 
 import hashlib
-from collections.abc import Iterable
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ def _digest(ids: NDArray[np.uint32]) -> "hashlib.blake2b":
 
 
 class Committed:
-    """An append-only list of token ids that may be cut back; the running hash follows it."""
+    """An append-only list of token ids that may be cut back; ``hash`` (8 bytes) follows it."""
 
     def __init__(self) -> None:
-        self._ids = np.empty(256, dtype=np.uint32)
+        self._ids = np.empty(256, dtype=_U32)
         self._length = 0
         self._hash = _digest(self._ids[:0])
+        self.hash = self._hash.digest()
 
     def __len__(self) -> int:
         return self._length
@@ -34,39 +36,40 @@ class Committed:
         """The committed ids u32 [n], as a view that the next change may outdate."""
         return self._ids[: self._length]
 
-    @property
-    def hash(self) -> bytes:
-        """8 bytes that stand for all committed tokens."""
-        return self._hash.digest()
-
     def hash_of(self, length: int) -> bytes:
         """The hash of the first ``length`` tokens."""
         return self.hash if length == self._length else _digest(self._ids[:length]).digest()
 
-    def extend(self, ids: Iterable[int] | NDArray[np.integer]) -> None:
+    def extend(self, ids: Sequence[int] | NDArray[np.integer]) -> None:
         """Commit more tokens."""
         if isinstance(ids, np.ndarray):
-            new = ids.astype(np.uint32, copy=False)
+            new = ids.astype(_U32).tobytes()
         else:
-            new = np.fromiter(ids, dtype=np.uint32)
-        end = self._length + len(new)
+            new = array("I", ids).tobytes()
+        end = self._length + len(ids)
         if end > len(self._ids):
-            grown = np.empty(max(end, 2 * len(self._ids)), dtype=np.uint32)
+            grown = np.empty(max(end, 2 * len(self._ids)), dtype=_U32)
             grown[: self._length] = self.ids
             self._ids = grown
-        self._ids[self._length : end] = new
+        # by bytes: of a round's few tokens each call of numpy's would take longer than all of this
+        self._ids.data.cast("B")[4 * self._length : 4 * end] = new
         self._length = end
-        self._hash.update(new.astype(_U32, copy=False).tobytes())
+        self._hash.update(new)
+        self.hash = self._hash.digest()
 
     def truncate(self, length: int) -> None:
         """Forget all tokens after the first ``length``."""
         if length < self._length:
             self._length = length
             self._hash = _digest(self.ids)
+            self.hash = self._hash.digest()
 
 
 def common_prefix(a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]) -> int:
     """How many ids, from the first on, are the same in a [n] and b [m]."""
     shorter = min(len(a), len(b))
-    differing = np.flatnonzero(a[:shorter] != b[:shorter])
+    a, b = a[:shorter], b[:shorter]
+    if a.tobytes() == b.tobytes():  # mostly so, and far sooner seen than by numpy's comparison
+        return shorter
+    differing = (a != b).nonzero()[0]
     return int(differing[0]) if len(differing) else shorter

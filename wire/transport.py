@@ -37,7 +37,6 @@ _MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut and its key 
 
 # Plain numbers: arithmetic on pyzmq's enums costs microseconds a message.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class Envelope(NamedTuple):
@@ -124,6 +123,8 @@ class Listener:
             self.socket.zap_domain = DOMAIN
             self.socket.curve_server = True
             self.socket.curve_secretkey = keys.secret
+        self._arrivals = zmq.Poller()  # asked for its events, a socket takes longer to answer
+        self._arrivals.register(self.socket, zmq.POLLIN)
         self.connections = Connections(self.socket, bounds)
         self.connections.encrypted = keys is not None
         # the client and owner of a message with too many parts, and how many were dropped
@@ -150,15 +151,13 @@ class Listener:
         except zmq.Again:
             self.connections.drained = True
             return None
-        client = first.bytes
-        header: Buffer = parts[0].buffer if parts else b""
+        client, buffers = first.bytes, [part.buffer for part in parts]
         owner = str(first.get("User-Id")).encode() if self.gate else client
-        size = sum(map(len, parts))
+        size = sum(map(len, buffers))
         self.connections.note_message(client, owner, first, size, len(parts))
-        frames = [part.buffer for part in parts[1:]]
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
             self._shredding, self._dropped = (client, owner), 0
-        return Envelope(client, owner, header, frames, size)
+        return Envelope(client, owner, buffers[0] if buffers else b"", buffers[1:], size)
 
     def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
         """Drop some of the parts of a message that has far too many.
@@ -181,7 +180,7 @@ class Listener:
     @property
     def waiting(self) -> bool:
         """Whether a message has arrived; cheaper than `receive` when there is none."""
-        if int(self.socket.get(_EVENTS)) & _POLLIN:
+        if self._arrivals.poll(0):
             return True
         self.connections.drained = True
         return False
@@ -235,7 +234,7 @@ def send_parts(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
     for at, part in enumerate(parts):
         more = _MORE if at < last else 0
         try:
-            socket.send(part, _NOBLOCK | more, copy=False)
+            socket.send(part, _NOBLOCK | more, copy=len(part) < zmq.COPY_THRESHOLD)
         except zmq.Again:
             if at and more:
                 # the connection ended within this message, and ZeroMQ will drop all parts up to a

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pilotfish.device_runtime.link.gauge import ConnectionId, Gauge, TimedReply
+from pilotfish.device_runtime.link.gauge import Gauge, TimedReply
 from pilotfish.device_runtime.link.line import Line
 from pilotfish.device_runtime.link.loss import (
     BUSY,
@@ -42,7 +42,7 @@ _log = logging.getLogger("pilotfish.device")
 
 _NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
 _GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
-_NONE = ConnectionId(0, 0)
+_NONE = 0  # no connection
 
 
 class Sent(NamedTuple):

@@ -16,16 +16,6 @@ from pilotfish.wire.link.tcp import Segments
 from pilotfish.wire.messages import Buffer, Reply, Times
 
 
-class ConnectionId(NamedTuple):
-    """Identifies a connection by the number of its socket and its number on that socket.
-
-    A later one is greater; connection 0 of a socket means none yet.
-    """
-
-    socket: int
-    number: int
-
-
 class TimedReply(NamedTuple):
     """A reply, the bytes both ways, and when the request left and the reply came (monotonic).
 
@@ -41,7 +31,7 @@ class TimedReply(NamedTuple):
     sent_ns: int
     received_ns: int
     resent: bool
-    connection: ConnectionId
+    connection: int
     late: bool = False
 
 
@@ -50,7 +40,7 @@ class Gauge:
 
     def __init__(self) -> None:
         self._meter = LinkMeter()
-        self._connection = ConnectionId(0, 0)  # the one that the meter knows
+        self._connection = 0  # the one that the meter knows
         self._ahead_bytes = 0  # sent since the last reply, without a reply of its own
         self.echoes = True  # the edge sends the bytes of a ping back
         self._lock = threading.Lock()

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import zmq
 
-from pilotfish.device_runtime.link.gauge import ConnectionId
 from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.errors import (
@@ -32,16 +31,15 @@ class Line:
         self.channel = EdgeChannel(endpoint, keys, _REPLY_BYTES)
         self._keys = keys
         self._interrupt = interrupt
-        self._sockets = 1
         self._turn = threading.Lock()  # to use the channel: one thread at a time
         self._exchange = threading.Lock()  # to set or take the next channel
         self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
         self._closed = False
 
     @property
-    def connection(self) -> ConnectionId:
-        """The present connection, or the last one."""
-        return ConnectionId(self._sockets, self.channel.connections)
+    def connection(self) -> int:
+        """Names the present connection, or the last one; never 0."""
+        return self.channel.connection
 
     def try_send(self, message: Request, frames: Sequence[Buffer] = ()) -> int | None:
         """Hand a message to ZeroMQ; returns its bytes, or None if there is no connection.
@@ -142,7 +140,6 @@ class Line:
         with self._exchange:
             (channel, self._keys), self._next = self._next, None
         before, self.channel = self.channel, channel
-        self._sockets += 1
         before.close(0)
 
     def close(self) -> None:

@@ -32,7 +32,6 @@ from pilotfish.wire.protocols import LOCAL
 
 if TYPE_CHECKING:
     from pilotfish.device_runtime.link.edge_link import EdgeLink
-    from pilotfish.device_runtime.link.gauge import ConnectionId
 
 OnLinkLoss = Literal["wait", "local", "fail"]
 
@@ -135,7 +134,7 @@ class Setbacks:
     def __init__(self, link: "EdgeLink") -> None:
         self._link = link
         self._since_s = time.monotonic()
-        self._connection: ConnectionId | None = None
+        self._connection = 0
         self._forgotten = 0
 
     def add(self, error: PilotfishError) -> None:

@@ -12,6 +12,7 @@ from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError
 from pilotfish.wire.messages import Buffer
 
 _TWO_BYTES: Final = 2**16
+_U16, _U32 = np.dtype("<u2"), np.dtype("<u4")
 _FEW: Final = 128  # for fewer ids numpy's reductions cost more than they save
 
 
@@ -23,9 +24,9 @@ def id_bytes(vocab_size: int) -> int:
 def encode_ids(ids: NDArray[np.integer[Any]], vocab_size: int) -> Buffer:
     """The frame of ``ids`` [n], all below ``vocab_size`` ≤ 2²⁴."""
     if id_bytes(vocab_size) == 2:
-        return ids.astype("<u2").tobytes()
+        return ids.astype(_U16).tobytes()
     # [n, 4] to [n, 3]
-    return ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+    return ids.astype(_U32).view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
 
 
 def count_ids(frame: Buffer, vocab_size: int) -> int:
@@ -45,12 +46,12 @@ def decode_ids(frame: Buffer, vocab_size: int) -> NDArray[np.uint32]:
     """
     count = count_ids(frame, vocab_size)
     if id_bytes(vocab_size) == 2:
-        ids = np.frombuffer(frame, "<u2").astype(np.uint32)
+        ids = np.frombuffer(frame, _U16).astype(np.uint32)
     else:
         # [n, 4], little-endian like the frame
         padded = np.zeros((count, 4), np.uint8)
         padded[:, :3] = np.frombuffer(frame, np.uint8).reshape(-1, 3)
-        ids = padded.view("<u4").ravel().astype(np.uint32, copy=False)
+        ids = padded.view(_U32).ravel().astype(np.uint32, copy=False)
     highest = int(ids.max()) if len(ids) > _FEW else max(ids.tolist(), default=0)
     if highest >= vocab_size:
         raise TokenOutOfRangeError(

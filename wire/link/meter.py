@@ -108,7 +108,7 @@ class LinkMeter:
         up_ns = min(on_link_ns, max(0, edge_received_ns - self._offset_ns - sent_ns))
         transit = Transit(up_ns * 1e-9, (on_link_ns - up_ns) * 1e-9)
         if small:
-            self._rtt.add(received_ns, sum(transit))
+            self._rtt.add(received_ns, on_link_ns * 1e-9)
         elif learn:
             self._learn_rates(received_ns, (up_bytes, down_bytes), transit)
         return transit

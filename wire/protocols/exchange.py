@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Ids = NDArray[np.uint32]
+NO_IDS: Ids = np.empty(0, np.uint32)
 
 # typical headers (docs/wire.md)
 WINDOW_BYTES, VERDICT_BYTES, INQUIRY_BYTES = 42, 58, 50
@@ -54,7 +55,7 @@ class Draft:
     """
 
     ids: Ids
-    pending: Ids = field(default_factory=lambda: np.empty(0, np.uint32), kw_only=True)
+    pending: Ids = field(default_factory=lambda: NO_IDS, kw_only=True)
 
     @property
     def parents(self) -> NDArray[np.int64] | None:
@@ -92,8 +93,7 @@ class Place:
 D = TypeVar("D", bound=Draft)
 
 
-@dataclass(frozen=True)
-class Ruling:
+class Ruling(NamedTuple):
     """The edge's decision: the path to node ``accepted`` is committed, and then ``token``.
 
     accepted: 0 where nothing was. token: None where the device samples it by the ``frames``.
@@ -251,6 +251,8 @@ class Exchange(ABC, Generic[D]):
         Those that are missing at the end are 0. window: its levels. accepted: how many tokens of it
         were.
         """
+        if not (notes or self.counters):
+            return {}
         if len(notes) > len(self.counters):
             raise MalformedError(f"Rounds of {self.name} do not note so much.")
         found = {}
@@ -399,5 +401,5 @@ class IdsAlone(Exchange[Draft]):
         return Draft(tree.ids)
 
     def admit(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:
-        """Any ids will do."""
-        return Draft(window_ids(frames[0], vocab_size))
+        """Any ids will do; `extent` has looked at their number."""
+        return Draft(decode_ids(frames[0], vocab_size))
