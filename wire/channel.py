@@ -17,13 +17,13 @@ from weakref import finalize
 
 import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.tcp import Segments, borrowed, hang_up, leads_to, segments, volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
 from pilotfish.wire.messages import Buffer, Reply, decode_reply, encode
+from pilotfish.wire.socket_events import next_event
 from pilotfish.wire.transport import HANDSHAKE_MS, has_port, receive_parts, send_parts, set_up
 
 _log = logging.getLogger("pilotfish.wire")
@@ -149,9 +149,8 @@ class EdgeChannel:
     def _read_events(self) -> bool:
         """Read all of the monitor's events; True if there were any."""
         some = False
-        while self._monitor.poll(0):
-            told = recv_monitor_message(self._monitor)
-            self._note(told["event"], told["value"])
+        while (told := next_event(self._monitor)) is not None:
+            self._note(*told)
             some = True
         return some
 

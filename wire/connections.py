@@ -24,10 +24,10 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from pilotfish.wire.link.tcp import Volume, borrowed, hang_up, volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, Glance, Intake
+from pilotfish.wire.socket_events import next_event
 
 # Reasons for which a connection is cut.
 CROWD: Final = "crowd"  # too many strangers, or too many connections
@@ -161,15 +161,14 @@ class Connections:
         """Read the monitor's events of peers that came and went; True if there are more."""
         with self._turn:
             for _ in range(_BURST):
-                if not self.monitor.poll(0):
-                    return False
-                told = recv_monitor_message(self.monitor, zmq.NOBLOCK)
-                match told["event"]:
-                    case zmq.Event.ACCEPTED:
-                        self._came(int(told["value"]))
-                    case zmq.Event.DISCONNECTED:
-                        self._went(int(told["value"]))
-                    case zmq.Event.HANDSHAKE_FAILED_AUTH:
+                match next_event(self.monitor):
+                    case None:
+                        return False
+                    case zmq.Event.ACCEPTED, descriptor:
+                        self._came(descriptor)
+                    case zmq.Event.DISCONNECTED, descriptor:
+                        self._went(descriptor)
+                    case zmq.Event.HANDSHAKE_FAILED_AUTH, _:
                         self._denied += 1
         return True
 
