@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pilotfish.engines.artifact import Precision
+from pilotfish.engines.runtime import OPSET24_SINCE
 from pilotfish.export.dialects.contrib import Contrib
 from pilotfish.export.dialects.dialect import Dialect
 from pilotfish.export.dialects.opset17 import Opset17
@@ -14,8 +15,6 @@ __all__ = ["DIALECTS", "Dialect", "choose_dialect"]
 DIALECTS: dict[str, type[Dialect]] = {
     dialect.name: dialect for dialect in (Opset24, Opset17, Contrib)
 }
-OPSET24_SINCE = (1, 25)  # onnxruntime
-
 
 def choose_dialect(name: str, precision: Precision, runtime: tuple[int, ...]) -> type[Dialect]:
     """Return the named dialect, or choose one for this precision and ONNX Runtime version.

@@ -19,6 +19,7 @@ from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import HEADS, Artifact, Precision
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 from pilotfish.wire.settings import setting
 
 _ENGINE = """\
@@ -177,7 +178,10 @@ def default_artifact(precision: Precision, first_layers: int | None = None) -> P
     # Earlier versions kept int4 with another head, and rounded once more, without this in the name.
     head = f"-{HEADS[precision]}-head" if precision in HEADS else ""
     layers = "" if first_layers is None else f"-{first_layers}-layers"
-    path = artifacts_directory() / f"smollm2-135m-{precision}{head}{layers}"
+    # Environments may share the cache; an older runtime cannot run what "auto" takes for newer ones.
+    whole = precision in ("fp32", "fp16")
+    dialect = "-opset17" if whole and runtime_version() < OPSET24_SINCE else ""
+    path = artifacts_directory() / f"smollm2-135m-{precision}{head}{layers}{dialect}"
     try:
         Artifact.open(path)
     except ArtifactError:

@@ -35,6 +35,9 @@ PROVIDER_OPTIONS: Mapping[str, Mapping[str, str]] = {CUDA: {"use_tf32": "0"}}
 FATAL = 4  # a severity
 
 
+OPSET24_SINCE = (1, 25)  # onnxruntime runs the dialect of that name
+
+
 def runtime_version() -> tuple[int, ...]:
     """Return (major, minor) of the installed onnxruntime, whichever wheel it came from.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pilotfish.cli import export
 from pilotfish.export.errors import DownloadError, ExportError
 from pilotfish.export.sources import open_source
 
@@ -60,3 +61,19 @@ def test_unwritable_cache(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DownloadError, match="cannot be written"):
         open_source("default")
+
+
+@pytest.mark.parametrize(
+    ("precision", "shared"), [("fp32", False), ("fp16", False), ("int8", True)]
+)
+def test_runtimes_share_of_the_cache_what_both_can_run(
+    tmp_path: Path, monkeypatch: Any, precision: Any, shared: bool
+) -> None:
+    """An older one has no opset24, which "auto" takes for targets."""
+    monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path))
+    monkeypatch.setattr(export, "export_model", lambda *_: None)
+    paths = set()
+    for version in ((1, 23), (1, 31)):
+        monkeypatch.setattr(export, "runtime_version", lambda version=version: version)
+        paths.add(export.default_artifact(precision))
+    assert len(paths) == (1 if shared else 2)

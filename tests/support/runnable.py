@@ -3,8 +3,8 @@
 import onnxruntime
 import pytest
 
-from pilotfish.engines.runtime import runtime_version
-from pilotfish.export.dialects import DIALECTS, OPSET24_SINCE
+from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
+from pilotfish.export.dialects import DIALECTS
 
 
 def runnable():
