@@ -178,7 +178,7 @@ def default_artifact(precision: Precision, first_layers: int | None = None) -> P
     # Earlier versions kept int4 with another head, and rounded once more, without this in the name.
     head = f"-{HEADS[precision]}-head" if precision in HEADS else ""
     layers = "" if first_layers is None else f"-{first_layers}-layers"
-    # Environments may share the cache; an older runtime cannot run what "auto" takes for newer ones.
+    # Environments may share the cache, and an older runtime cannot run a newer one's "auto".
     whole = precision in ("fp32", "fp16")
     dialect = "-opset17" if whole and runtime_version() < OPSET24_SINCE else ""
     path = artifacts_directory() / f"smollm2-135m-{precision}{head}{layers}{dialect}"
