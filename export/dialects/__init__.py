@@ -16,6 +16,7 @@ DIALECTS: dict[str, type[Dialect]] = {
     dialect.name: dialect for dialect in (Opset24, Opset17, Contrib)
 }
 
+
 def choose_dialect(name: str, precision: Precision, runtime: tuple[int, ...]) -> type[Dialect]:
     """Return the named dialect, or choose one for this precision and ONNX Runtime version.
 
