@@ -20,7 +20,7 @@ def test_a_cut_resets_connections_and_refuses_new_ones_for_a_while() -> None:
             link.cut(0.4)
             with pytest.raises(ConnectionError):
                 client.recv(1)
-        with connected(link.endpoint) as client, pytest.raises(ConnectionError):
+        with pytest.raises(ConnectionError), connected(link.endpoint) as client:
             client.recv(1)
         time.sleep(max(0.0, began + 0.5 - time.monotonic()))
         with connected(link.endpoint) as client:
