@@ -31,6 +31,7 @@ _log = logging.getLogger("pilotfish.wire")
 CONNECT_MS = 3000  # an attempt to connect gives way to the next one
 _SHUN_S = (1.0, 30.0)  # how long an edge stays disconnected after an endless message; doubling
 _RETRIED_S = 0.2
+_ASLEEP_S = 1.0  # an owner that has not looked for so long may not look at all
 _TRYING = {zmq.Event.CONNECTED, zmq.Event.CONNECT_DELAYED, zmq.Event.CONNECT_RETRIED}
 _FAILED = {
     zmq.Event.DISCONNECTED,
@@ -72,6 +73,7 @@ class EdgeChannel:
         self._poller.register(int(self._monitor.fd), zmq.POLLIN)
         self._news = threading.Lock()  # to read the monitor: the memory watch does, too
         self._unnoticed = False  # it did, and the owner has not been told
+        self._looked_s = time.monotonic()  # when the owner last did
         self._intake, self._drained, self._encrypted = Intake(), False, keys is not None
         self._most_bytes = message_bytes + SLACK_BYTES
         self._shunned_s, self._shun_s = 0.0, _SHUN_S[0]
@@ -124,6 +126,7 @@ class EdgeChannel:
 
         Link changes are noted in `connected` and `denied`, so that the caller can react at once.
         """
+        self._looked_s = time.monotonic()
         if self._unnoticed:
             self._unnoticed = False
             return None
@@ -143,6 +146,7 @@ class EdgeChannel:
 
     def catch_up(self) -> None:
         """Read the monitor's events; `take` does so too while it waits."""
+        self._looked_s = time.monotonic()
         with self._news:
             self._read_events()
 
@@ -162,7 +166,8 @@ class EdgeChannel:
         shunned = glance.now_s < self._shunned_s
         if self._port is None:
             return False
-        if glance.urgent or shunned:  # the owner may be asleep
+        # The owner may be asleep; one that waits ought to learn of the link at once, by itself.
+        if glance.urgent or shunned or glance.now_s - self._looked_s > _ASLEEP_S:
             with self._news:
                 self._unnoticed |= self._read_events()
         intake, drained = self._intake, self._drained
@@ -243,6 +248,8 @@ def _close(
     monitor: "zmq.Socket[bytes]",
     linger_s: float,
 ) -> None:
+    while next_event(monitor) is not None:  # a full monitor blocks ZeroMQ's thread, and so this one
+        pass
     socket.disable_monitor()
     monitor.close(0)
     socket.close(int(linger_s * 1000))

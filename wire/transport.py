@@ -30,6 +30,7 @@ _SEND_QUEUE = 128
 # No bound, or else libzmq 4.3.5 can end the process: it stops reading where a queue is full, and
 # if the peer then hangs up, the next heartbeat fails an assertion. `wire.memory_watch` sets bounds.
 _RECEIVE_QUEUE = 0
+_LOCAL_RECEIVE_QUEUE = 16  # without heartbeats it may be full
 _BACKLOG = 256  # connections that the kernel holds until they are accepted
 _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
 _PARTS_PER_TURN = 1000  # excess parts that are dropped in one call
@@ -53,9 +54,13 @@ def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> No
     """Set the options that the sockets of both ends share."""
     socket.linger = 0
     socket.maxmsgsize = message_bytes
-    socket.sndhwm, socket.rcvhwm = _SEND_QUEUE, _RECEIVE_QUEUE
-    socket.heartbeat_ivl = HEARTBEAT_MS
-    socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+    socket.sndhwm = _SEND_QUEUE
+    if endpoint.startswith("ipc://"):  # the kernel does not count its bytes; no path that goes dead
+        socket.rcvhwm = _LOCAL_RECEIVE_QUEUE
+    else:
+        socket.rcvhwm = _RECEIVE_QUEUE
+        socket.heartbeat_ivl = HEARTBEAT_MS
+        socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
     # Names mean v4 addresses, since with ipv6 `localhost` would miss an edge on 127.0.0.1.
     socket.ipv6 = "[" in endpoint
 
