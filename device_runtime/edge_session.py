@@ -67,7 +67,7 @@ class Streamed(NamedTuple):
 
 
 class EdgeSession:
-    """One edge's copy of the committed tokens; without a link (`local`) there is none.
+    """One edge's copy of the committed tokens; `local` has no link, and no such copy.
 
     committed: owned by the session, which extends and cuts them. vocab_size: of their ids.
     """

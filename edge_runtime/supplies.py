@@ -27,7 +27,7 @@ class Supply(Protocol):
         """Whether there is one for a drafter of this origin and hidden size."""
 
     def find(self, conditions: DecisionConditions, options: Any) -> Any:
-        """Find the resource for a generation; `UnsupportedError` if there is none."""
+        """Find the resource for a generation; `UnsupportedError` if the edge lacks it."""
 
 
 class Heads:

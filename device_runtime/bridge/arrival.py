@@ -144,7 +144,7 @@ def _broken(reason: str) -> PilotfishError:
 
 
 def _cached(path: Path, digest: str, size: int) -> bytes | None:
-    """Read a cached vocabulary; None if there is none, or it is unreadable or damaged."""
+    """Read a cached vocabulary; None if the file is missing, unreadable or damaged."""
     try:
         if path.stat().st_size == size:
             blob = path.read_bytes()

@@ -79,7 +79,7 @@ class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def lacks_room(ready: Ready, slots: int, context: int) -> str:
-    """Describe a lack of slots or context at a node, and what to do; "" if there is none."""
+    """Describe a lack of slots or context at a node, and what to do; "" if the node has enough."""
     if ready.slots < slots:
         return f"it has {ready.slots} slots, this edge {slots}: start it with --sessions {slots}"
     if ready.context < context:

@@ -56,7 +56,7 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def named(names: Sequence[str], arguments: Sequence[str]) -> Sequence[str]:
-    """Those of the names that the arguments hold, which may be meant; all if there is none."""
+    """Return the names that the arguments hold; all names if they hold no name."""
     return [name for name in names if name in arguments] or names
 
 

@@ -93,7 +93,7 @@ class Episode:
 
     @classmethod
     def read(cls, path: Path) -> Episode:
-        """Read one file; `UnsupportedError` if it is none."""
+        """Read one file; `UnsupportedError` if it does not hold episodes."""
         from safetensors import SafetensorError, safe_open
 
         try:

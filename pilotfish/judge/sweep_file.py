@@ -132,7 +132,7 @@ class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 class SweepFile:
     """The lines of a sweep: first its header, then questions, and how fast the models are.
 
-    Raises `UnsupportedError` for a file that is none; a line that is not whole does not count.
+    Raises `UnsupportedError` for a file that is not a sweep's; a line cut short does not count.
     """
 
     def __init__(self, path: Path) -> None:

@@ -30,8 +30,6 @@ from tests.support.commands import (
 )
 from tests.support.daemons import free_port
 
-PROMPT = [3, 1, 4, 1, 5]
-
 
 @pytest.fixture(scope="module")
 def startup_s() -> float:
