@@ -320,7 +320,7 @@ def _expansion(
         raise UnsupportedError("An expansion says how deep windows are: give it without a window.")
     _check_window(window)
     if expansion is None:
-        if exchange is None:
+        if exchange is None or exchange.streams:
             return ()
         levels = AUTO_LEVELS if window == AUTO else int(window)
         return _fitting(exchange.expansion(levels))

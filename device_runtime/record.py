@@ -52,6 +52,8 @@ class Round:
     timings: Timings = field(default_factory=Timings)
     notes: dict[str, float] = field(default_factory=dict)  # of the protocol's counters, by name
     inquired: int = 0  # hidden states that the edge asked for, in a second exchange
+    source: str = ""  # whose drafts these were, under `ahead`: device, text or edge
+    run: tuple[int, int, int] | None = None  # depth, compared, agreed
     pass_s: float = 0.0  # of the target; under `stream` the device may not have waited for it
 
     @property

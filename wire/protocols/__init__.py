@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols.adaptive import Adaptive
+from pilotfish.wire.protocols.ahead import Ahead
 from pilotfish.wire.protocols.baselines import LOCAL, STREAM, choose
 from pilotfish.wire.protocols.coupled import Coupled
 from pilotfish.wire.protocols.declared import SHARED_OPTIONS, ProtocolOptions, RoundCounter
@@ -102,7 +103,7 @@ def exchange_named(name: str) -> Exchange[Any]:
 
 for _each in (
     *(Greedy(), Dsd(), Tslt(), TokenTree(), Dssd(), Coupled()),
-    *(WisvFull(), WisvSelective(), Adaptive()),
+    *(Ahead(), WisvFull(), WisvSelective(), Adaptive()),
 ):
     register(_each)
 for _module in filter(None, os.environ.get("PILOTFISH_PROTOCOLS", "").split(",")):

@@ -164,6 +164,7 @@ class Exchange(ABC, Generic[D]):
     branches: ClassVar[bool] = False  # windows may be trees
     needs: ClassVar[str] = ""  # what the edge must have for it (`edge_runtime.supplies`)
     by_link: ClassVar[bool] = False  # the edge decides by the link, measured for each request
+    streams: ClassVar[bool] = False  # the target streams; drafts are hints, and there are no windows
     inquires: ClassVar[bool] = False  # the edge may ask for hidden states of a window
     frames: ClassVar[int] = 1  # of a window, behind its header
     reads_last: ClassVar[bool] = False  # a window's last token, too, is read before it is sent
