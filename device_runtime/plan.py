@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from pilotfish.speculation.distributions import Sampling
@@ -21,6 +21,7 @@ from pilotfish.wire.protocols import (
     names,
     option_types,
 )
+from pilotfish.wire.protocols.ahead import AheadOptions
 
 AUTO = "auto"
 THRESHOLD = "threshold"  # the policy that decides by the RTT alone
@@ -34,16 +35,20 @@ class Auto:
 
     among: the protocols to choose from; by default all lossless ones, and with ``lossy`` all.
     policy: how to choose (`device_runtime.choice`). rtt_threshold_s: of policy ``threshold``; None:
-    the paper's 10 ms. Raises `UnsupportedError` for unknown protocols, and for a threshold that is
-    negative or given to another policy.
+    the paper's 10 ms. thrift: with policy ``predictive``, what costs the edge least time a token of
+    all that is no slower than ``stream``. Raises `UnsupportedError` for unknown protocols, for a
+    threshold that is negative or given to another policy, and for thrift with one that has none.
     """
 
     among: Sequence[str] | None = None
     lossy: bool = False
     policy: str = "predictive"
     rtt_threshold_s: float | None = None
+    thrift: bool = False
 
     def __post_init__(self) -> None:
+        if self.thrift and self.policy == THRESHOLD:
+            raise UnsupportedError(f"Policy {THRESHOLD} knows no thrift: use {Auto.policy}.")
         if self.rtt_threshold_s is not None:
             if self.policy != THRESHOLD:
                 raise UnsupportedError(f"An RTT threshold goes with policy {THRESHOLD} only.")
@@ -101,6 +106,11 @@ class Plan:
     auto: bool
     max_tokens: int
     stop: Sequence[str]
+
+    @property
+    def streams(self) -> bool:
+        """Whether the target streams and takes drafts as hints, so that there are no windows."""
+        return self.exchange is not None and self.exchange.streams
 
     @property
     def by_link(self) -> bool:
@@ -210,10 +220,11 @@ def alternatives(
 ) -> list[Plan]:
     """List the plans that protocol "auto" may choose from: one for each protocol and window.
 
-    The lossless ones at temperature 0 are `greedy` and `stream`: every drafting protocol accepts
-    alike there, and `greedy` sends least. With a seed at a higher temperature they are `coupled`
-    and `stream`, whose texts are equal, so that the text can be repeated. A window in the options
-    is the only one. offered: the edge's protocols; it takes windows of ``most`` tokens, all nodes
+    The lossless ones at temperature 0 are `greedy`, `ahead` and `stream`: every drafting protocol
+    accepts alike there, and `greedy` sends least. With a seed at a higher temperature they are
+    `coupled`, `ahead` and `stream`, whose texts are equal, so that the text can be repeated. A
+    window in the options is the only one. Of `ahead` there are two plans, unless the options say
+    whose hints it takes: of everybody, and of the edge alone, for which nothing is drafted. offered: the edge's protocols; it takes windows of ``most`` tokens, all nodes
     of a tree counted. All plans have the same seed.
     """
     window = options.get("window")
@@ -259,11 +270,23 @@ def _plans(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
         nothing: Options = {"draft_temperature": None, "draft_top_k": None, "draft_top_p": None}
         wanted = {**wanted, **nothing}
         return [plan(**wanted)]
+    if EXCHANGES[name].streams:
+        return _hinted(wanted)
     plans = []
     for window in windows:
         wanted = {**wanted, "window": window}
         plans.append(plan(**wanted))
     return plans
+
+
+def _hinted(wanted: Options) -> list[Plan]:
+    """List the plans of a protocol whose target takes hints; to it a window means nothing."""
+    asked = plan(**{**wanted, "window": None})
+    exchange = asked.exchange
+    assert exchange is not None
+    if "hints" in wanted or exchange.options != AheadOptions():
+        return [asked]
+    return [asked, replace(asked, exchange=exchange.asking(AheadOptions(hints="edge")))]
 
 
 def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
@@ -274,7 +297,7 @@ def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
         if not exchange.lossless:
             kept += [name] if auto.lossy else []
         elif greedy:
-            kept += [name] if name == Greedy.name else []
+            kept += [name] if name == Greedy.name or exchange.streams else []
         elif exchange.determined or not seeded:
             kept.append(name)
     return [*kept, LOCAL] if auto.lossy else kept

@@ -68,11 +68,17 @@ class Round:
 
 
 class Forecast(NamedTuple):
-    """The predicted cost of one alternative, in seconds a committed token."""
+    """The predicted cost of one alternative, in seconds a committed token.
+
+    edge_s: that the target computes for it; None where that was not predicted. hints: whose hints
+    the target takes, of a protocol that has any.
+    """
 
     protocol: str
     window: int
     token_s: float
+    edge_s: float | None = None
+    hints: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

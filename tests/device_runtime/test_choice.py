@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from pilotfish.device_runtime.choice import Evidence
-from pilotfish.device_runtime.choice.predictive import Predictive, predicted_token_s
+from pilotfish.device_runtime.choice.costs import plan_costs
+from pilotfish.device_runtime.choice.predictive import Predictive
 from pilotfish.device_runtime.plan import WINDOWS, Auto, Options, Plan, alternatives, plan
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.latency import Link
@@ -150,7 +151,7 @@ def test_the_prediction_is_the_papers_formula(alpha: float, rtt_s: float) -> Non
         link = Link(rtt_s=rtt_s, up_bps=1e7, down_bps=1e7)
         by_hand = window * DRAFTER[1] + SLOW_TARGET[8] + rtt_s
         by_hand /= tokens_per_round(alpha, window)
-        assert predicted_token_s(wanted, link, seen) == pytest.approx(by_hand, rel=0.06)
+        assert plan_costs(wanted, link, seen).token_s == pytest.approx(by_hand, rel=0.06)
 
 
 def test_windows_grow_with_the_rtt_and_the_acceptance() -> None:
