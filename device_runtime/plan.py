@@ -109,8 +109,8 @@ class Plan:
 
     @property
     def streams(self) -> bool:
-        """Whether the target streams and takes drafts as hints, so that there are no windows."""
-        return self.exchange is not None and self.exchange.streams
+        """Whether the target generates by itself: `stream`, or with hints."""
+        return self.protocol == STREAM or (self.exchange is not None and self.exchange.streams)
 
     @property
     def by_link(self) -> bool:
@@ -224,8 +224,9 @@ def alternatives(
     accepts alike there, and `greedy` sends least. With a seed at a higher temperature they are
     `coupled`, `ahead` and `stream`, whose texts are equal, so that the text can be repeated. A
     window in the options is the only one. Of `ahead` there are two plans, unless the options say
-    whose hints it takes: of everybody, and of the edge alone, for which nothing is drafted. offered: the edge's protocols; it takes windows of ``most`` tokens, all nodes
-    of a tree counted. All plans have the same seed.
+    whose hints it uses: everybody's, and the edge's alone, for which nothing is drafted. offered:
+    the edge's protocols; it takes windows of ``most`` tokens, all nodes of a tree counted. All
+    plans have the same seed.
     """
     window = options.get("window")
     if isinstance(window, str) or options.get("expansion") is not None:
@@ -266,27 +267,22 @@ def alternatives(
 
 def _plans(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
     wanted: Options = {**options, "protocol": name}
+    if name in EXCHANGES and EXCHANGES[name].streams:
+        wanted = {**wanted, "window": None}
+        asked = plan(**wanted)
+        edge = AheadOptions(hints="edge")
+        if asked.exchange is None or asked.exchange.options != AheadOptions():
+            return [asked]
+        return [asked, replace(asked, exchange=asked.exchange.asking(edge))]
     if name not in EXCHANGES:
         nothing: Options = {"draft_temperature": None, "draft_top_k": None, "draft_top_p": None}
         wanted = {**wanted, **nothing}
         return [plan(**wanted)]
-    if EXCHANGES[name].streams:
-        return _hinted(wanted)
     plans = []
     for window in windows:
         wanted = {**wanted, "window": window}
         plans.append(plan(**wanted))
     return plans
-
-
-def _hinted(wanted: Options) -> list[Plan]:
-    """List the plans of a protocol whose target takes hints; to it a window means nothing."""
-    asked = plan(**{**wanted, "window": None})
-    exchange = asked.exchange
-    assert exchange is not None
-    if "hints" in wanted or exchange.options != AheadOptions():
-        return [asked]
-    return [asked, replace(asked, exchange=exchange.asking(AheadOptions(hints="edge")))]
 
 
 def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
@@ -297,7 +293,7 @@ def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
         if not exchange.lossless:
             kept += [name] if auto.lossy else []
         elif greedy:
-            kept += [name] if name == Greedy.name or exchange.streams else []
+            kept += [name] if exchange.streams or name == Greedy.name else []
         elif exchange.determined or not seeded:
             kept.append(name)
     return [*kept, LOCAL] if auto.lossy else kept

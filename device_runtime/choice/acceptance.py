@@ -13,7 +13,7 @@ counters report as gained, for the lossless protocols.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np

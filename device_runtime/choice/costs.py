@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.evidence import Evidence
-from pilotfish.device_runtime.choice.hints import ALL, DEVICE, EDGE, whose
+from pilotfish.device_runtime.choice.hints import ALL, whose
 from pilotfish.device_runtime.plan import Plan
-from pilotfish.speculation.ahead import WIDTH, lead, price, survival, token_costs
+from pilotfish.speculation.ahead import lead, price, survival, token_costs
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s, transfer_s
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
+from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS
 from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
 
 _UNKNOWN_BPS = 1e6  # assumed rate before the first measurement
@@ -37,7 +38,7 @@ class PlanCosts(NamedTuple):
 
 def plan_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict what a committed token costs under this plan."""
-    if plan.streams:
+    if whose(plan):
         return _hinted(plan, link, evidence)
     if plan.protocol == STREAM:
         return stream_costs(plan.max_tokens, link, evidence)
@@ -110,7 +111,7 @@ def _drafted(
     """Predict for drafts that take so long, and so long to arrive; hazards: f64 [n]."""
     run = survival(np.append(hazards, np.full(_TAIL, hazards[-1])))
     between_s = evidence.between_s()
-    passes = [evidence.streaming_s(plan.protocol, drafts) for drafts in range(WIDTH + 1)]
+    passes = [evidence.streaming_s(plan.protocol, drafts) for drafts in range(MOST_DRAFTS + 1)]
     costs = token_costs(
         run,
         rtt_s=rtt_s,
@@ -122,9 +123,7 @@ def _drafted(
     edge_s = costs.token_s - between_s * costs.passes
     # the tokens of a pass come in one message
     bytes_down = _STREAM_BYTES * costs.passes
-    return PlanCosts(
-        streamed_token_s(costs.token_s, bytes_down, link, plan.max_tokens), edge_s
-    )
+    return PlanCosts(streamed_token_s(costs.token_s, bytes_down, link, plan.max_tokens), edge_s)
 
 
 def _repeating(plan: Plan, link: Link, evidence: Evidence, otherwise: PlanCosts) -> PlanCosts:

@@ -22,7 +22,7 @@ from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.protocols import LOCAL, STREAM
+from pilotfish.wire.protocols import LOCAL
 from pilotfish.wire.protocols.exchange import Freight, Sizes
 
 _HOPE_WEIGHT = 4.0  # rounds, that a protocol's own estimate of its exchanges counts for
@@ -64,7 +64,7 @@ class Evidence:
         self._acceptance.add(plan, rounds)
         self.edge_hints.add(plan, rounds)
         steady = rounds[1:]  # the first one waits for the prompt to be read
-        if plan.streams or plan.protocol == STREAM:
+        if plan.streams:
             self._add_streamed(plan, steady)
         else:
             self._add_rounds(plan, steady)

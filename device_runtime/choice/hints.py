@@ -15,21 +15,22 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.choice.acceptance import DepthCounts, smoothed
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
-from pilotfish.wire.protocols.ahead import AheadOptions
+from pilotfish.wire.protocols.ahead import DEVICE, EDGE, TEXT, Ahead
 
-DEVICE, EDGE, TEXT, ALL = "device", "edge", "text", "all"
+ALL = "all"
 _FADE = 0.97  # an answer
 _HOPE = 0.8  # α of an edge's drafter that has shown nothing
 _REPEATS_HOPE, _REPEATS_WEIGHT = 0.04, 32.0  # passes, and what share of them finds one more token
 
 
 def whose(plan: Plan) -> str:
-    """Return whose hints the plan lets the target take: "all", "device", "edge"; "" for none."""
-    if not plan.streams:
+    """Return whose hints the plan uses: "all", "device" or "edge"; "" for none."""
+    exchange = plan.exchange
+    if not isinstance(exchange, Ahead):
         return ""
-    assert plan.exchange is not None
-    options = plan.exchange.options
-    return options.hints if isinstance(options, AheadOptions) else ALL
+    if exchange.device_drafts:
+        return ALL if exchange.edge_drafts else DEVICE
+    return EDGE
 
 
 class _Repeats:
@@ -61,8 +62,10 @@ class EdgeHints:
 
     def add(self, plan: Plan, rounds: Iterable[Round]) -> None:
         """Add the rounds of an answer."""
-        for seen in (*self._repeats.values(), *self._drafts.values()):
-            seen.fade()
+        for repeats in self._repeats.values():
+            repeats.fade()
+        for drafts in self._drafts.values():
+            drafts.fade()
         if whose(plan) not in (ALL, EDGE):
             return
         greedy = plan.law.sampling.greedy

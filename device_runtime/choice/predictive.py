@@ -14,12 +14,13 @@ from collections.abc import Sequence
 
 from pilotfish.device_runtime.choice.costs import PlanCosts, link_known, plan_costs, stream_costs
 from pilotfish.device_runtime.choice.evidence import Evidence
-from pilotfish.device_runtime.choice.hints import ALL, EDGE, whose
+from pilotfish.device_runtime.choice.hints import ALL, whose
 from pilotfish.device_runtime.choice.policy import Policy, link_in_words
 from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Choice, Forecast
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
+from pilotfish.wire.protocols.ahead import EDGE
 
 _CLEARLY = 0.95  # of the held plan's time: below that another one is chosen
 _KINDS = 64  # kinds of requests, each with its last choice
@@ -57,15 +58,11 @@ class Predictive(Policy):
 
 def _undrafted(plans: Sequence[Plan], costs: Sequence[PlanCosts]) -> int | None:
     """Return which plan is the cheapest for which the device drafts nothing; None without any."""
-    rests = [
-        at for at, plan in enumerate(plans) if plan.protocol == STREAM or whose(plan) == EDGE
-    ]
+    rests = [at for at, plan in enumerate(plans) if plan.protocol == STREAM or whose(plan) == EDGE]
     return min(rests, key=costs.__getitem__, default=None)
 
 
-def _prices(
-    costs: Sequence[PlanCosts], kept: int | None, limit_s: float | None
-) -> Sequence[float]:
+def _prices(costs: Sequence[PlanCosts], kept: int | None, limit_s: float | None) -> Sequence[float]:
     """Return what the plans are judged by: the token's seconds, or under a limit the edge's.
 
     limit_s: the seconds a token that none may exceed, but the one that is kept by a little; where
@@ -134,5 +131,8 @@ def _milliseconds(forecast: Forecast, thrift: bool) -> str:
 
 def in_words(protocol: str, window: int, hints: str = "") -> str:
     """Name a protocol, its window, if it has one, and whose hints, if not everybody's."""
-    parts = (f", window {window}" if window else "", f", hints {hints}" if hints not in ("", ALL) else "")
+    parts = (
+        f", window {window}" if window else "",
+        f", hints {hints}" if hints not in ("", ALL) else "",
+    )
     return protocol + "".join(parts)

@@ -12,8 +12,8 @@ have arrived by then: the first one after the correction an RTT and a drafter pa
 at the drafter's pace.
 
 The link's RTT is all that matters of it: only the sum of both ways is in a draft's arrival.
-Against an event simulation of 1,280 cells the median error is 0.1 %, the worst 8.6 % (where the
-target's pass takes a multiple of the drafter's).
+Against an event simulation of 432 cells the seconds are 0.2 % off in the median, 1.5 % in the 95th
+percentile and 3.1 % at worst; the drafts 0.5 %, 3.4 % and 6.3 %.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-WIDTH = 15  # drafts that an edge takes into a pass at most
-LEAD = 48  # tokens that a device drafts beyond what it knows to be committed, at most
-_FLOOR = 0.1  # odds below which it drafts no further
+LEAD = 64  # tokens that a device drafts beyond what it knows to be committed, at most
+_FLOOR = 0.03  # odds below which it drafts no further
 _PHASES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the drafter's pass under way when it is corrected
 _LEAST = 1e-4  # survival that is followed no further
 _DEPTHS = 96  # tokens after a correction that are followed; the rest goes on as their last third
@@ -46,8 +45,8 @@ def survival(hazards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def lead(survival: NDArray[np.float64]) -> int:
-    """Compute how far a device drafts ahead of what it knows: to odds of `_FLOOR`, 1 to `LEAD`."""
-    return int(np.clip(np.count_nonzero(survival[1:] >= _FLOOR), 1, LEAD))
+    """Compute how far a device drafts ahead of what it knows: on, while odds are `_FLOOR` or more."""
+    return min(LEAD, 1 + int(np.count_nonzero(survival[1:] >= _FLOOR)))
 
 
 def price(pass_s: Sequence[float]) -> float:

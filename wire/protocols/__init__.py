@@ -31,6 +31,7 @@ __all__ = [
     "EXCHANGES",
     "LOCAL",
     "STREAM",
+    "Ahead",
     "Draft",
     "Exchange",
     "Greedy",
@@ -102,8 +103,8 @@ def exchange_named(name: str) -> Exchange[Any]:
 
 
 for _each in (
-    *(Greedy(), Dsd(), Tslt(), TokenTree(), Dssd(), Coupled()),
-    *(Ahead(), WisvFull(), WisvSelective(), Adaptive()),
+    *(Greedy(), Dsd(), Tslt(), TokenTree(), Dssd(), Coupled(), Ahead()),
+    *(WisvFull(), WisvSelective(), Adaptive()),
 ):
     register(_each)
 for _module in filter(None, os.environ.get("PILOTFISH_PROTOCOLS", "").split(",")):

@@ -155,6 +155,7 @@ class Exchange(ABC, Generic[D]):
     truncates: ClassVar[int] = 0  # top-K of the drafter where nobody asks for another truncation
     lossless: ClassVar[bool] = True  # the output's law is the target's
     determined: ClassVar[bool] = False  # and it follows from prompt, parameters and seed alone
+    streams: ClassVar[bool] = False  # the target generates by itself; drafts are hints, no windows
     # α over that of `dsd`, measured on the default pair at temperature 1: what is expected of the
     # protocol on a pair that has not shown its own yet. At temperature 0 all lossless ones accept
     # alike.
@@ -164,7 +165,6 @@ class Exchange(ABC, Generic[D]):
     branches: ClassVar[bool] = False  # windows may be trees
     needs: ClassVar[str] = ""  # what the edge must have for it (`edge_runtime.supplies`)
     by_link: ClassVar[bool] = False  # the edge decides by the link, measured for each request
-    streams: ClassVar[bool] = False  # the target streams; drafts are hints, and there are no windows
     inquires: ClassVar[bool] = False  # the edge may ask for hidden states of a window
     frames: ClassVar[int] = 1  # of a window, behind its header
     reads_last: ClassVar[bool] = False  # a window's last token, too, is read before it is sent
