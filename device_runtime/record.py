@@ -92,7 +92,7 @@ class Choice:
     """Protocol and window for one answer, and why.
 
     token_s: predicted seconds a committed token; None if the policy predicts nothing. forecasts: of
-    all alternatives, the cheapest first.
+    all alternatives, the cheapest first. hints: whose are used, of a protocol that has any.
     """
 
     policy: str
@@ -101,6 +101,7 @@ class Choice:
     token_s: float | None
     reason: str
     forecasts: list[Forecast] = field(default_factory=list)
+    hints: str = ""
 
 
 class Probing(NamedTuple):

@@ -121,13 +121,16 @@ class Acceptance:
 def smoothed(
     reached: NDArray[np.float64], agreed: NDArray[np.float64], hope: float
 ) -> NDArray[np.float64]:
-    """Estimate α at each depth, f64 [n], from counts there, of deeper and of all depths.
+    """Estimate α at each depth, f64 [n], from counts there and of the depths alike.
 
-    hope: what is expected without any.
+    Alike are those from half as deep on: at any depth, evidence of these counts for `_POOL_WEIGHT`
+    positions at most, and so on from half to half. hope: what is expected without any.
     """
-    mean = (_HOPE_WEIGHT * hope + agreed.sum()) / (_HOPE_WEIGHT + reached.sum())
+    found = np.full(
+        len(reached), (_HOPE_WEIGHT * hope + agreed.sum()) / (_HOPE_WEIGHT + reached.sum())
+    )
     half = np.arange(len(reached)) // 2
-    deeper = [np.cumsum(counts[::-1])[::-1][half] for counts in (reached, agreed)]
-    tail = (_POOL_WEIGHT * mean + deeper[1]) / (_POOL_WEIGHT + deeper[0])
-    found: NDArray[np.float64] = (_POOL_WEIGHT * tail + agreed) / (_POOL_WEIGHT + reached)
-    return found
+    reached_on, agreed_on = (np.cumsum(counts[::-1])[::-1][half] for counts in (reached, agreed))
+    for _ in range(len(reached).bit_length()):  # from depth 0 on, twice as deep each time
+        found = (_POOL_WEIGHT * found[half] + agreed_on) / (_POOL_WEIGHT + reached_on)
+    return (_POOL_WEIGHT * found + agreed) / (_POOL_WEIGHT + reached)

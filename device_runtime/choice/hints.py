@@ -18,7 +18,8 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, TEXT, Ahead
 
 ALL = "all"
-_FADE = 0.97  # an answer
+_FADE = 0.97  # an answer, of the pair's acceptance
+_REPEATS_FADE = 0.8  # and of what depends on the request: whether its text repeats itself
 _HOPE = 0.8  # α of an edge's drafter that has shown nothing
 _REPEATS_HOPE, _REPEATS_WEIGHT = 0.04, 32.0  # passes, and what share of them finds one more token
 
@@ -50,7 +51,8 @@ class _Repeats:
     def fade(self) -> None:
         fresh = _Repeats()
         for name, before in vars(fresh).items():
-            setattr(self, name, _FADE * getattr(self, name) + (1 - _FADE) * before)
+            kept = _REPEATS_FADE * getattr(self, name)
+            setattr(self, name, kept + (1 - _REPEATS_FADE) * before)
 
 
 class EdgeHints:

@@ -98,6 +98,7 @@ def _told(
         token_s=chosen.token_s,
         reason=_reason(forecasts, chosen, link, thrift=thrift),
         forecasts=forecasts,
+        hints=chosen.hints,
     )
 
 

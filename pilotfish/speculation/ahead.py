@@ -45,7 +45,7 @@ def survival(hazards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def lead(survival: NDArray[np.float64]) -> int:
-    """Compute how far a device drafts ahead: on, while the odds of its last are `_FLOOR` or more."""
+    """Compute how far a device drafts ahead: on, while its last has odds of `_FLOOR` or more."""
     return min(LEAD, 1 + int(np.count_nonzero(survival[1:] >= _FLOOR)))
 
 
