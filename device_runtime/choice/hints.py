@@ -18,10 +18,11 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, TEXT, Ahead
 
 ALL = "all"
-_FADE = 0.97  # an answer, of the pair's acceptance
-_REPEATS_FADE = 0.8  # and of what depends on the request: whether its text repeats itself
+_FADE = 0.8  # an answer; whether a text repeats itself depends on the request
 _HOPE = 0.8  # α of an edge's drafter that has shown nothing
-_REPEATS_HOPE, _REPEATS_WEIGHT = 0.04, 32.0  # passes, and what share of them finds one more token
+# passes that could have taken a repeat, those that did, tokens and positions of these: as if 32 had
+# been seen, and one in 25 had found a token more
+_HOPED = np.array([32.0, 1.28, 2.56, 2.56])
 
 
 def whose(plan: Plan) -> str:
@@ -34,38 +35,18 @@ def whose(plan: Plan) -> str:
     return EDGE
 
 
-class _Repeats:
-    """Counts passes that could have taken a repeat, those that did, and what these had."""
-
-    def __init__(self) -> None:
-        self.passes, self.found = _REPEATS_WEIGHT, _REPEATS_HOPE * _REPEATS_WEIGHT
-        self.tokens = self.positions = 2 * self.found
-
-    def add(self, one: Round) -> None:
-        self.passes += 1
-        if one.source == TEXT:
-            self.found += 1
-            self.tokens += 1 + one.accepted
-            self.positions += 1 + one.window
-
-    def fade(self) -> None:
-        fresh = _Repeats()
-        for name, before in vars(fresh).items():
-            kept = _REPEATS_FADE * getattr(self, name)
-            setattr(self, name, kept + (1 - _REPEATS_FADE) * before)
-
-
 class EdgeHints:
     """Evidence on them, apart for a greedy target and one that samples."""
 
     def __init__(self) -> None:
-        self._repeats: dict[bool, _Repeats] = defaultdict(_Repeats)
+        # f64 [4], as `_HOPED`
+        self._repeats: dict[bool, NDArray[np.float64]] = defaultdict(_HOPED.copy)
         self._drafts: dict[bool, DepthCounts] = defaultdict(DepthCounts)
 
     def add(self, plan: Plan, rounds: Iterable[Round]) -> None:
         """Add the rounds of an answer."""
         for repeats in self._repeats.values():
-            repeats.fade()
+            repeats += (1 - _FADE) * (_HOPED - repeats)
         for drafts in self._drafts.values():
             drafts.fade()
         if whose(plan) not in (ALL, EDGE):
@@ -74,8 +55,10 @@ class EdgeHints:
         for one in rounds:
             if one.source == EDGE:
                 self._drafts[greedy].add(0, one.verified, one.accepted)
-            elif one.source in (TEXT, ""):  # with another source's, nobody looked
-                self._repeats[greedy].add(one)
+            elif one.source == TEXT:
+                self._repeats[greedy] += [1, 1, 1 + one.accepted, 1 + one.window]
+            elif not one.source:  # else nobody looked
+                self._repeats[greedy] += [1, 0, 0, 0]
 
     def hazards(self, plan: Plan) -> NDArray[np.float64]:
         """Estimate α of the edge's drafter at each depth, given that it is reached; f64 [n]."""
@@ -86,6 +69,5 @@ class EdgeHints:
         """Estimate the share of tokens from passes with a repeat, and of such a pass the tokens
         and the positions.
         """
-        seen = self._repeats[plan.law.sampling.greedy]
-        share = seen.tokens / (seen.tokens + seen.passes - seen.found)
-        return share, seen.tokens / seen.found, seen.positions / seen.found
+        passes, found, tokens, positions = self._repeats[plan.law.sampling.greedy].tolist()
+        return tokens / (tokens + passes - found), tokens / found, positions / found
