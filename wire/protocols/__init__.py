@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols.adaptive import Adaptive
-from pilotfish.wire.protocols.baselines import LOCAL, STREAM, choose
+from pilotfish.wire.protocols.baselines import LOCAL, STREAM, choose, lead
 from pilotfish.wire.protocols.coupled import Coupled
 from pilotfish.wire.protocols.declared import SHARED_OPTIONS, ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.dsd import Dsd
@@ -46,6 +46,7 @@ __all__ = [
     "counters",
     "counters_of",
     "exchange_named",
+    "lead",
     "names",
     "option_types",
     "register",
