@@ -1,7 +1,7 @@
 """The odds that a draft token is the target's, learnt while the text comes.
 
 In:  how clear the draft is, and afterwards whether the target chose the same. Of a model's draft
-     that is its margin, by how many logits it leads the next one (`lead`); of a repeated one
+     that is its margin, by how many logits it leads the next one (`drawn`); of a repeated one
      (`Repeat`), how many tokens before it are the same.
 Out: a probability, given that every draft before it was right.
 

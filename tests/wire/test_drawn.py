@@ -1,4 +1,4 @@
-"""`lead` takes the token that `choose` takes, and tells by how much."""
+"""`drawn` drafts the token that `choose` takes, and tells by how much."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, exponentials, noise
-from pilotfish.wire.protocols import Law, choose, lead
+from pilotfish.wire.protocols import Law, choose
+from pilotfish.wire.protocols.ahead import drawn
 from tests.support.examples import examples
 
 samplings = st.builds(
@@ -45,7 +46,7 @@ def test_it_is_the_choice_and_its_margin(vocab, spread, sampling, seed, ties):
     if ties:
         logits = np.round(logits)
     law = Law(seed=seed, sampling=sampling)
-    token, margin = lead(logits, law, 11, Purpose.TARGET)
+    token, margin = drawn(logits, law, 11)
     assert token == choose(logits, law, 11, Purpose.TARGET)
     second, first = np.sort(scores(logits, law, 11))[-2:]
     # what float32 rounds to 0 cannot win, and leads are infinite then
