@@ -183,7 +183,10 @@ def test_what_completions_do_not_offer(service: Serving, name: str, value: objec
     [
         ({"protocol": "telepathy"}, "telepathy"),
         ({"protocol": "greedy", "lossy": True}, "auto"),
-        ({"protocol": "greedy", "thrift": True}, "rtt_threshold_s and thrift go with protocol auto"),
+        (
+            {"protocol": "greedy", "thrift": True},
+            "rtt_threshold_s and thrift go with protocol auto",
+        ),
         ({"thrift": True, "lossy": True, "policy": "threshold"}, "no thrift"),
         ({"policy": "fortune"}, "fortune"),
         ({"window": 4000}, "window"),
