@@ -40,6 +40,11 @@ def test_streamed_or_not_the_text_is_the_devices_own(
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
+def test_a_thrifty_request_gets_the_same_text(client: openai.OpenAI, device: Device) -> None:
+    whole = chat(client, max_tokens=24, extra_body={"pilotfish": {"thrift": True}})
+    assert whole.choices[0].message.content == device.generate("hello", max_tokens=24).text
+
+
 def test_a_stream_tells_usage_where_tokens_come_from_and_how_it_went(client: openai.OpenAI) -> None:
     chunks = list(
         chat(
