@@ -40,7 +40,8 @@ class Learned:
                 return
             self._met = True
             pace = {told.tokens: told.ns * 1e-9 for told in welcome.passes}
-            self.evidence = Evidence(self._pace, pace, self._sizes)
+            beside = {told.tokens: told.ns * 1e-9 for told in welcome.drafts}
+            self.evidence = Evidence(self._pace, pace, self._sizes, beside)
 
     def check(self, policy: str) -> None:
         """Raise `UnsupportedError` for an unknown policy."""

@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from pilotfish.speculation.distributions import Sampling
@@ -22,6 +22,7 @@ from pilotfish.wire.protocols import (
     option_types,
     streams,
 )
+from pilotfish.wire.protocols.ahead import AheadOptions
 
 AUTO = "auto"
 THRESHOLD = "threshold"  # the policy that decides by the RTT alone
@@ -35,16 +36,20 @@ class Auto:
 
     among: the protocols to choose from; by default all lossless ones, and with ``lossy`` all.
     policy: how to choose (`device_runtime.choice`). rtt_threshold_s: of policy ``threshold``; None:
-    the paper's 10 ms. Raises `UnsupportedError` for unknown protocols, and for a threshold that is
-    negative or given to another policy.
+    the paper's 10 ms. thrift: with policy ``predictive``, what costs the edge least time a token of
+    all that is no slower than ``stream``. Raises `UnsupportedError` for unknown protocols, for a
+    threshold that is negative or given to another policy, and for thrift with one that has none.
     """
 
     among: Sequence[str] | None = None
     lossy: bool = False
     policy: str = "predictive"
     rtt_threshold_s: float | None = None
+    thrift: bool = False
 
     def __post_init__(self) -> None:
+        if self.thrift and self.policy == THRESHOLD:
+            raise UnsupportedError(f"Policy {THRESHOLD} knows no thrift: use {Auto.policy}.")
         if self.rtt_threshold_s is not None:
             if self.policy != THRESHOLD:
                 raise UnsupportedError(f"An RTT threshold goes with policy {THRESHOLD} only.")
@@ -216,11 +221,13 @@ def alternatives(
 ) -> list[Plan]:
     """List the plans that protocol "auto" may choose from: one for each protocol and window.
 
-    The lossless ones at temperature 0 are `greedy` and `stream`: every drafting protocol accepts
-    alike there, and `greedy` sends least. With a seed at a higher temperature they are `coupled`
-    and `stream`, whose texts are equal, so that the text can be repeated. A window in the options
-    is the only one. offered: the edge's protocols; it takes windows of ``most`` tokens, all nodes
-    of a tree counted. All plans have the same seed.
+    The lossless ones at temperature 0 are `greedy`, `ahead` and `stream`: every drafting protocol
+    accepts alike there, and `greedy` sends least. With a seed at a higher temperature they are
+    `coupled`, `ahead` and `stream`, whose texts are equal, so that the text can be repeated. A
+    window in the options is the only one. Of `ahead` there are two plans, unless the options say
+    whose hints it uses: everybody's, and the edge's alone, for which nothing is drafted. offered:
+    the edge's protocols; it takes windows of ``most`` tokens, all nodes of a tree counted. All
+    plans have the same seed.
     """
     window = options.get("window")
     if isinstance(window, str) or options.get("expansion") is not None:
@@ -263,7 +270,11 @@ def _plans(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
     wanted: Options = {**options, "protocol": name}
     if name in EXCHANGES and EXCHANGES[name].streams:
         wanted = {**wanted, "window": None}
-        return [plan(**wanted)]
+        asked = plan(**wanted)
+        edge = AheadOptions(hints="edge")
+        if asked.exchange is None or asked.exchange.options != AheadOptions():
+            return [asked]
+        return [asked, replace(asked, exchange=asked.exchange.asking(edge))]
     if name not in EXCHANGES:
         nothing: Options = {"draft_temperature": None, "draft_top_k": None, "draft_top_p": None}
         wanted = {**wanted, **nothing}

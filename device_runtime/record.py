@@ -84,11 +84,17 @@ class Round:
 
 
 class Forecast(NamedTuple):
-    """The predicted cost of one alternative, in seconds a committed token."""
+    """The predicted cost of one alternative, in seconds a committed token.
+
+    edge_s: that the target computes for it; None where that was not predicted. hints: whose hints
+    the target takes, of a protocol that has any.
+    """
 
     protocol: str
     window: int
     token_s: float
+    edge_s: float | None = None
+    hints: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,7 @@ class Choice:
     """Protocol and window for one answer, and why.
 
     token_s: predicted seconds a committed token; None if the policy predicts nothing. forecasts: of
-    all alternatives, the cheapest first.
+    all alternatives, the cheapest first. hints: whose are used, of a protocol that has any.
     """
 
     policy: str
@@ -105,6 +111,7 @@ class Choice:
     token_s: float | None
     reason: str
     forecasts: list[Forecast] = field(default_factory=list)
+    hints: str = ""
 
 
 class Probing(NamedTuple):

@@ -1,27 +1,30 @@
 """predictive: the plan with the least predicted time per committed token.
 
-T/N by `speculation.latency`, with the link as last measured and the `evidence` on acceptance,
-computing times and bytes. A rate that was never measured counts as slow. The last choice is kept
-until another plan is clearly better, so that noise does not flip it back and forth; between equal
-plans the protocol registered first is taken.
+T/N by `costs`, with the link as last measured and the `evidence` on acceptance, computing times and
+bytes. A rate that was never measured counts as slow. The last choice is kept until another plan is
+clearly better, so that noise does not flip it back and forth; and so is, before there was one, the
+best plan for which the device drafts nothing. Between equal plans the first is taken.
+
+A thrifty request takes the plan that costs the edge least time a token, of those that are predicted
+to be no slower than `stream`.
 """
 
+import math
 from collections.abc import Sequence
 
+from pilotfish.device_runtime.choice.costs import PlanCosts, link_known, plan_costs, stream_costs
 from pilotfish.device_runtime.choice.evidence import Evidence
+from pilotfish.device_runtime.choice.hints import ALL, whose
 from pilotfish.device_runtime.choice.policy import Policy, link_in_words
 from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Choice, Forecast
-from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
-from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
+from pilotfish.wire.protocols.ahead import EDGE
 
 _CLEARLY = 0.95  # of the held plan's time: below that another one is chosen
-_UNKNOWN_BPS = 1e6  # assumed rate before the first measurement
-_UNKNOWN_RTT_S = 0.05
 _KINDS = 64  # kinds of requests, each with its last choice
-_STREAM_BYTES = 60.0  # down, of a token under `stream`
+_Name = tuple[str, int, str]  # protocol, window, whose hints
 
 
 class Predictive(Policy):
@@ -30,89 +33,107 @@ class Predictive(Policy):
     name = "predictive"
 
     def __init__(self) -> None:
-        self._held: dict[tuple[tuple[str, int], ...], tuple[str, int]] = {}
+        self._held: dict[tuple[bool, tuple[_Name, ...]], _Name] = {}
 
     def choose(
         self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
         """Choose the cheapest plan, or the last choice if that is hardly dearer."""
         known = link_known(link)
-        costs = [predicted_token_s(plan, known, evidence) for plan in plans]
-        order = sorted(range(len(plans)), key=costs.__getitem__)
-        kind = tuple(_named(plan) for plan in plans)
-        best = order[0]
+        costs = [plan_costs(plan, known, evidence) for plan in plans]
+        names = tuple(_named(plan) for plan in plans)
+        kind = auto.thrift, names
         held = self._held.pop(kind, None)
-        if held is not None and costs[best] > _CLEARLY * costs[kind.index(held)]:
-            best = kind.index(held)
-        self._held[kind] = kind[best]  # the newest is last
+        kept = _undrafted(plans, costs) if held is None else names.index(held)
+        limit_s = stream_costs(plans[0].max_tokens, known, evidence).token_s
+        prices = _prices(costs, kept, limit_s if auto.thrift else None)
+        best = min(range(len(plans)), key=prices.__getitem__)
+        if kept is not None and prices[best] > _CLEARLY * prices[kept]:
+            best = kept
+        self._held[kind] = names[best]  # the newest is last
         if len(self._held) > _KINDS:
             del self._held[next(iter(self._held))]
-        forecasts = [Forecast(*kind[at], costs[at]) for at in order]
-        reason = _reason(forecasts, kind[best], costs[best], link)
-        protocol, window = kind[best]
-        return plans[best], Choice(
-            policy=self.name,
-            protocol=protocol,
-            window=window,
-            token_s=costs[best],
-            reason=reason,
-            forecasts=forecasts,
-        )
+        return plans[best], _told(names, costs, best, link, thrift=auto.thrift)
 
 
-def predicted_token_s(plan: Plan, link: Link, evidence: Evidence) -> float:
-    """Predict the seconds a committed token under this plan."""
-    if plan.protocol == STREAM:
-        return streamed_token_s(evidence.streamed_pass_s(), _STREAM_BYTES, link, plan.max_tokens)
-    if plan.exchange is None:
-        return evidence.local_token_s()
-    return predicted_round_s(plan, link, evidence) / evidence.tokens(plan)
+def _undrafted(plans: Sequence[Plan], costs: Sequence[PlanCosts]) -> int | None:
+    """Return which plan is the cheapest for which the device drafts nothing; None without any."""
+    rests = [at for at, plan in enumerate(plans) if plan.protocol == STREAM or whose(plan) == EDGE]
+    return min(rests, key=costs.__getitem__, default=None)
 
 
-def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
-    """Predict the seconds of a round under this plan, which drafts."""
-    up, down = evidence.freight(plan)
-    exchanges = evidence.exchanges(plan)
-    # an RTT is measured with small messages, so their own bytes are in it
-    beyond = (
-        max(0.0, up - exchanges * WINDOW_BYTES),
-        max(0.0, down - exchanges * VERDICT_BYTES),
+def _prices(costs: Sequence[PlanCosts], kept: int | None, limit_s: float | None) -> Sequence[float]:
+    """Return what the plans are judged by: the token's seconds, or under a limit the edge's.
+
+    limit_s: the seconds a token that none may exceed, but the one that is kept by a little; where
+    all do, there is no limit.
+    """
+    token_s = [each.token_s for each in costs]
+    if limit_s is None or min(token_s) > limit_s:
+        return token_s
+    return [
+        each.edge_s if each.token_s * (_CLEARLY if at == kept else 1.0) <= limit_s else math.inf
+        for at, each in enumerate(costs)
+    ]
+
+
+def _named(plan: Plan) -> _Name:
+    return plan.protocol, len(plan.expansion), whose(plan)
+
+
+def _told(
+    names: Sequence[_Name], costs: Sequence[PlanCosts], at: int, link: LinkState, *, thrift: bool
+) -> Choice:
+    """Describe the choice, with all forecasts, the cheapest first."""
+    forecasts = [
+        Forecast(protocol, window, *each, hints)
+        for (protocol, window, hints), each in zip(names, costs, strict=True)
+    ]
+    chosen = forecasts[at]
+    forecasts.sort(key=lambda one: one.token_s)
+    return Choice(
+        policy=Predictive.name,
+        protocol=chosen.protocol,
+        window=chosen.window,
+        token_s=chosen.token_s,
+        reason=_reason(forecasts, chosen, link, thrift=thrift),
+        forecasts=forecasts,
+        hints=chosen.hints,
     )
-    return evidence.computing_s(plan) + communication_s(*beyond, link, exchanges)
-
-
-def link_known(state: LinkState) -> Link:
-    """Fill the unmeasured values of the link with bad ones."""
-    return Link(
-        rtt_s=state.rtt.value if state.rtt else _UNKNOWN_RTT_S,
-        up_bps=state.up.value if state.up else _UNKNOWN_BPS,
-        down_bps=state.down.value if state.down else _UNKNOWN_BPS,
-    )
-
-
-def _named(plan: Plan) -> tuple[str, int]:
-    return plan.protocol, len(plan.expansion)
 
 
 def _reason(
-    forecasts: Sequence[Forecast], chosen: tuple[str, int], token_s: float, link: LinkState
+    forecasts: Sequence[Forecast], chosen: Forecast, link: LinkState, *, thrift: bool
 ) -> str:
     """Describe the choice in one line, with the best plan of each other protocol."""
-    best: dict[str, Forecast] = {}
-    for forecast in forecasts:
-        best.setdefault(forecast.protocol, forecast)
+    best: dict[tuple[str, str], Forecast] = {}
+    for one in forecasts:
+        best.setdefault((one.protocol, one.hints), one)
     others = [
-        f"{in_words(other.protocol, other.window)} {other.token_s * 1e3:.1f}"
+        f"{in_words(other.protocol, other.window, other.hints)} {_milliseconds(other, thrift)}"
         for name, other in best.items()
-        if name != chosen[0]
+        if name != (chosen.protocol, chosen.hints)
     ]
     against = f" (against {', '.join(others)})" if others else ""
+    each = "ms a token predicted, and of the edge's time" if thrift else "ms a token predicted"
     return (
-        f"{in_words(*chosen)} at {token_s * 1e3:.1f} ms a token predicted{against}; "
-        f"{link_in_words(link)}"
+        f"{in_words(chosen.protocol, chosen.window, chosen.hints)} at "
+        f"{_milliseconds(chosen, thrift)} {each}{against}; {link_in_words(link)}"
     )
 
 
-def in_words(protocol: str, window: int) -> str:
-    """Name a protocol and its window, if it has one."""
-    return f"{protocol}, window {window}" if window else protocol
+def _milliseconds(forecast: Forecast, thrift: bool) -> str:
+    """Format a token's time and, where it matters, the edge's part of it."""
+    token = f"{forecast.token_s * 1e3:.1f}"
+    if not thrift or forecast.edge_s is None:
+        return token
+    return f"{token} and {forecast.edge_s * 1e3:.1f}"
+
+
+def in_words(protocol: str, window: int, hints: str = "") -> str:
+    """Name a protocol, its window, if it has one, and whose hints, if not everybody's."""
+    parts = (
+        f", window {window}" if window else "",
+        f", hints {hints}" if hints not in ("", ALL) else "",
+    )
+    return protocol + "".join(parts)

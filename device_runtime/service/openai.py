@@ -5,7 +5,7 @@ fault. Unknown fields, and known ones that would change the answer and are not s
 refused; fields that cannot change a text are ignored.
 
 Beyond OpenAI's fields there are ``top_k`` and an object ``pilotfish`` for measurements: protocol,
-among, lossy, policy, rtt_threshold_s, window, expansion, draft_temperature, draft_top_k,
+among, lossy, policy, rtt_threshold_s, thrift, window, expansion, draft_temperature, draft_top_k,
 draft_top_p, as in `device_runtime.plan`, and the protocols' own options. If it names a protocol,
 the service's defaults for window, expansion and drafting do not apply; if it sets anything for
 ``auto``, none of the service's defaults for ``auto`` do.
@@ -83,7 +83,8 @@ _NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {
     "logprobs": (None,),  # 0 means the chosen token's
     "suffix": (None, ""),
 }
-# Fields of ``pilotfish`` that belong to a protocol.
+# Fields of ``pilotfish`` that belong to protocol "auto", and to one that drafts.
+_CHOOSING = ("among", "lossy", "policy", "rtt_threshold_s", "thrift")
 _DRAFTING = ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p")
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Stop = Annotated[str, msgspec.Meta(max_length=_STOP_CHARACTERS)]
@@ -108,6 +109,7 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     lossy: bool | None = None
     policy: str | None = None
     rtt_threshold_s: Seconds | None = None
+    thrift: bool | None = None
     window: int | Literal["auto"] | None = None
     expansion: Annotated[list[int], msgspec.Meta(max_length=128)] | None = None
     draft_temperature: Temperature | None = None
@@ -295,12 +297,11 @@ def _options(request: _Request, defaults: Options) -> Options:
     for name in (*_DRAFTING, *own):
         if name in told:
             options[name] = told[name]  # type: ignore[literal-required]  # as above
-    choosing = (extension.among, extension.lossy, extension.policy, extension.rtt_threshold_s)
-    if choosing != (None, None, None, None):
+    if any(name in told for name in _CHOOSING):
         if extension.protocol not in (None, AUTO):
             raise RefusalError(
                 400,
-                "among, lossy, policy and rtt_threshold_s go with protocol auto.",
+                f"{', '.join(_CHOOSING[:-1])} and {_CHOOSING[-1]} go with protocol auto.",
                 code="invalid_value",
                 param="pilotfish",
             )
@@ -309,5 +310,6 @@ def _options(request: _Request, defaults: Options) -> Options:
             lossy=bool(extension.lossy),
             policy=extension.policy or Auto.policy,
             rtt_threshold_s=extension.rtt_threshold_s,
+            thrift=bool(extension.thrift),
         )
     return options

@@ -51,6 +51,11 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
         help="policy threshold: the RTT above which all hidden states are sent at once (10)",
     )
     parser.add_argument(
+        "--thrift",
+        action="store_true",
+        help="protocol auto: what costs the edge least of all that is no slower than stream",
+    )
+    parser.add_argument(
         "--window",
         type=window,
         metavar="N|auto",
@@ -150,10 +155,11 @@ def protocol_of(args: argparse.Namespace) -> "str | Auto":
             lossy=args.lossy,
             policy=args.policy or Auto.policy,
             rtt_threshold_s=None if args.rtt_threshold is None else args.rtt_threshold * 1e-3,
+            thrift=args.thrift,
         )
-    if (args.among, args.lossy, args.policy, args.rtt_threshold) != (None, False, None, None):
+    if args.among or args.lossy or args.policy or args.thrift or args.rtt_threshold is not None:
         raise UnsupportedError(
-            "--among, --lossy, --policy and --rtt-threshold go with --protocol auto."
+            "--among, --lossy, --policy, --rtt-threshold and --thrift go with --protocol auto."
         )
     name: str = args.protocol
     return name

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from pilotfish.device_runtime.choice import Evidence
-from pilotfish.device_runtime.choice.predictive import Predictive, predicted_token_s
+from pilotfish.device_runtime.choice.costs import plan_costs
+from pilotfish.device_runtime.choice.predictive import Predictive
 from pilotfish.device_runtime.plan import WINDOWS, Auto, Options, Plan, alternatives, plan
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.latency import Link
@@ -67,6 +68,11 @@ def evidence(alpha: float | None = None, target: dict[int, float] | None = None)
     return found
 
 
+def streamed_s(seen: Evidence) -> float:
+    """From one token of `stream` to the next."""
+    return seen.streaming_s(STREAM) + seen.between_s()
+
+
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
 def test_what_was_seen_is_what_is_expected(alpha: float) -> None:
     seen = evidence(alpha)
@@ -109,7 +115,7 @@ def test_computing_times_follow_the_machine() -> None:
     slowed = {"draft": 3 * 4 * DRAFTER[1], "verify": 3 * 0.1015}
     seen.add(wanted, rounds(wanted, [2] * 10, **slowed))
     assert seen.computing_s(wanted) == pytest.approx(3 * before, rel=0.02)
-    assert seen.streamed_pass_s() == pytest.approx(3 * SLOW_TARGET[1], rel=0.05)
+    assert streamed_s(seen) == pytest.approx(3 * SLOW_TARGET[1], rel=0.05)
 
 
 def test_what_a_protocol_costs_and_what_the_machine_does_are_told_apart() -> None:
@@ -150,7 +156,7 @@ def test_the_prediction_is_the_papers_formula(alpha: float, rtt_s: float) -> Non
         link = Link(rtt_s=rtt_s, up_bps=1e7, down_bps=1e7)
         by_hand = window * DRAFTER[1] + SLOW_TARGET[8] + rtt_s
         by_hand /= tokens_per_round(alpha, window)
-        assert predicted_token_s(wanted, link, seen) == pytest.approx(by_hand, rel=0.06)
+        assert plan_costs(wanted, link, seen).token_s == pytest.approx(by_hand, rel=0.06)
 
 
 def test_windows_grow_with_the_rtt_and_the_acceptance() -> None:
@@ -167,12 +173,14 @@ def test_windows_grow_with_the_rtt_and_the_acceptance() -> None:
 def test_stream_where_speculation_does_not_pay() -> None:
     fast_target = {1: 0.011, 8: 0.02, 32: 0.04}
     far = state(0.1, 1e8, 1e8)
-    chosen, choice = Predictive().choose(Auto(), plans(), far, evidence(0.6, fast_target))
+    rounds_or_stream = plans(Auto(among=["greedy", STREAM]))
+    chosen, choice = Predictive().choose(Auto(), rounds_or_stream, far, evidence(0.6, fast_target))
     assert chosen.protocol == STREAM
     assert choice.window == 0
     assert "greedy" in choice.reason  # and against what
     # a slow target behind the same link is speculated for
-    assert Predictive().choose(Auto(), plans(), far, evidence(0.8))[0].protocol == "greedy"
+    chosen, _ = Predictive().choose(Auto(), rounds_or_stream, far, evidence(0.8))
+    assert chosen.protocol == "greedy"
 
 
 def test_lossy_protocols_only_when_the_request_allows_them() -> None:
@@ -216,20 +224,21 @@ def test_noise_does_not_flip_a_choice() -> None:
 
 def test_every_alternative_is_forecast() -> None:
     _, choice = Predictive().choose(Auto(), plans(), state(0.05), evidence(0.8))
-    assert len(choice.forecasts) == len(WINDOWS) + 1
+    assert len(choice.forecasts) == len(WINDOWS) + 3  # `stream`, and `ahead` by whose hints
     costs = [forecast.token_s for forecast in choice.forecasts]
     assert costs == sorted(costs)
 
 
 def test_whoever_gives_a_seed_gets_what_it_determines() -> None:
     seeded = alternatives(Auto(), Options(temperature=1.0, seed=3), offered=OFFERED)
-    assert {one.protocol for one in seeded} == {"coupled", STREAM}
+    assert {one.protocol for one in seeded} == {"coupled", "ahead", STREAM}
     free = alternatives(Auto(), Options(temperature=1.0), offered=OFFERED)
     assert {one.protocol for one in free} == {*LOSSLESS, STREAM} - {"greedy"}
 
 
 def test_one_window_is_all_there_is_to_choose_if_one_is_given() -> None:
-    assert {len(one.expansion) for one in plans(window=3) if one.exchange} == {3}
+    windows = {len(one.expansion) for one in plans(window=3) if not one.streams}
+    assert windows == {3}
 
 
 def test_all_alternatives_share_a_seed() -> None:
@@ -256,7 +265,7 @@ def test_what_the_edge_does_not_take_is_no_alternative() -> None:
         (Auto(), {"expansion": [2, 1]}, "chooses the window itself"),
         (Auto(among=["greedy"]), {"temperature": 1.0}, "greedy"),
         (Auto(), {"temperature": -1.0}, "temperature"),
-        (Auto(), {"draft_temperature": 0.5}, "greedy"),
+        (Auto(among=["greedy", STREAM]), {"draft_temperature": 0.5}, "greedy"),
         (Auto(), {"window": 1000}, "window must be"),
     ],
 )
@@ -289,16 +298,17 @@ def test_an_edge_that_tells_no_times() -> None:
 def test_a_machine_that_was_slow_once_is_tried_again() -> None:
     """Throttled while it drafted, the device streams; when it is cool it drafts again."""
     seen, policy = evidence(0.8), Predictive()
+    known = plans(Auto(among=["greedy", STREAM]))
     hot = plan(protocol="greedy", window=8)
     for _ in range(4):
         seen.add(hot, rounds(hot, [6] * 10, draft=10 * 8 * DRAFTER[1], verify=SLOW_TARGET[8]))
     link = state(0.02, 1e8, 1e8)
-    streamed, choice = policy.choose(Auto(), plans(), link, seen)
+    streamed, choice = policy.choose(Auto(), known, link, seen)
     assert streamed.protocol == STREAM
     answers = 0
     while choice.protocol == STREAM and answers < 100:
         seen.add(streamed, rounds(streamed, [0] * 40, verify=SLOW_TARGET[1]))
-        _, choice = policy.choose(Auto(), plans(), link, seen)
+        _, choice = policy.choose(Auto(), known, link, seen)
         answers += 1
     assert 1 < answers < 40
 
@@ -312,9 +322,9 @@ def test_tokens_that_were_waiting_cost_a_pass_all_the_same() -> None:
         one.timings = Timings(downlink=waited_s)
     seen.add(wanted, burst)
     # 0.77 s for seven tokens: 0.1 s of a pass each, and 0.01 s in between
-    assert seen.streamed_pass_s() == pytest.approx(SLOW_TARGET[1] + 0.010, rel=0.01)
+    assert streamed_s(seen) == pytest.approx(SLOW_TARGET[1] + 0.010, rel=0.01)
     seen.add(wanted, rounds(wanted, [0] * 8, downlink=0.0))  # no wait
-    assert seen.streamed_pass_s() > SLOW_TARGET[1] / 2
+    assert streamed_s(seen) > SLOW_TARGET[1] / 2
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e12])

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.device_runtime.choice import POLICIES, Evidence
-from pilotfish.device_runtime.choice.predictive import Predictive, predicted_round_s
+from pilotfish.device_runtime.choice.costs import predicted_round_s
+from pilotfish.device_runtime.choice.predictive import Predictive
 from pilotfish.device_runtime.choice.threshold import Threshold
 from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives, plan
 from pilotfish.device_runtime.record import Choice, Round, Timings

@@ -187,6 +187,16 @@ def test_hindsight_of_choices_made_by_hand():
     assert seen.error == pytest.approx(1 / 6)
 
 
+def test_hindsight_of_plans_that_differ_in_whose_hints_they_use():
+    """A run does not tell them apart, so the better one is what was expected."""
+    compared = [("ahead", 0, 0.02, 0.02, "all"), ("ahead", 0, 0.03, 0.03, "edge")]
+    seen = hindsight([auto_answer(chosen("ahead", 0, 0.02, compared), 21.0)])
+    (alternative,) = seen.alternatives
+    assert str(alternative.configuration) == "ahead"
+    assert (alternative.chosen, alternative.forecasts) == (1, 1)
+    assert alternative.forecast_ms == pytest.approx(20.0)
+
+
 def test_without_auto_there_is_no_hindsight():
     assert hindsight([answer([chain(2, 1)])]) is None
 

@@ -13,9 +13,10 @@ from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Choice, Round
 from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.protocols import LOCAL, STREAM
+from pilotfish.wire.protocols import LOCAL, STREAM, Ahead
 from tests.conftest import Pair
 
+AHEAD = Ahead.name
 WINDOW_1 = ("greedy", 1)
 
 
@@ -27,7 +28,7 @@ def test_the_text_is_the_targets_own(device: Device, among: list[str] | None) ->
         assert answer.tokens == wanted.tokens
         assert answer.choice is not None
         assert answer.choice.protocol == answer.protocol
-        assert answer.protocol in (among or ("greedy", STREAM))
+        assert answer.protocol in (among or ("greedy", AHEAD, STREAM))
 
 
 @pytest.mark.parametrize("among", [None, ["coupled"]])
@@ -45,7 +46,7 @@ def test_a_sampled_text_with_a_seed_can_be_had_again(
             max_tokens=30,
         )
         assert answer.tokens == wanted.tokens
-        assert answer.protocol in (among or ("coupled", STREAM))
+        assert answer.protocol in (among or ("coupled", AHEAD, STREAM))
 
 
 def test_a_changed_link_is_followed_within_two_answers(pair: Pair, edge: EdgeServer) -> None:
@@ -80,15 +81,25 @@ def test_a_changed_link_is_followed_within_two_answers(pair: Pair, edge: EdgeSer
                 assert speculating_s(choice) < 0.06
 
 
-def test_streaming_is_chosen_where_speculation_does_not_pay(pair: Pair, edge: EdgeServer) -> None:
+def test_the_target_streams_where_waiting_does_not_pay(pair: Pair, edge: EdgeServer) -> None:
     with (
         Emulator(edge.endpoint, Conditions(rtt_s=0.15)) as link,
         Device(pair.draft, link.endpoint, threads=1) as device,
     ):
-        protocols = [
-            device.generate("abc", protocol="auto", max_tokens=30).protocol for _ in range(4)
-        ]
-        assert protocols[-1] == STREAM
+        for auto, streaming in ((Auto(), AHEAD), (Auto(among=["greedy", STREAM]), STREAM)):
+            protocols = [
+                device.generate("abc", protocol=auto, max_tokens=30).protocol for _ in range(4)
+            ]
+            assert protocols[-1] == streaming
+
+
+def test_a_thrifty_answer_has_the_same_text(device: Device) -> None:
+    wanted = device.generate("abc", protocol="stream", max_tokens=40)
+    for _ in range(3):
+        answer = device.generate("abc", protocol=Auto(thrift=True), max_tokens=40)
+        assert answer.tokens == wanted.tokens
+        assert answer.choice is not None
+        assert "of the edge's time" in answer.choice.reason
 
 
 def test_without_an_edge_there_is_only_local(pair: Pair) -> None:
@@ -138,12 +149,22 @@ def test_the_command(pair: Pair, edge: EdgeServer) -> None:
     assert "ms a token predicted" in done.stderr
 
 
+def test_the_command_knows_thrift(pair: Pair, edge: EdgeServer) -> None:
+    done = device_run(
+        pair, "--edge", edge.endpoint, "--thrift", "--max-tokens", 8, "--json", "-", "--stats"
+    )
+    assert done.returncode == 0, done.stderr
+    choice = json.loads(done.stdout)["choice"]
+    assert "of the edge's time" in choice["reason"]
+    assert {hints for *_, hints in choice["forecasts"]} == {"", "all", "edge"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (
             ["--protocol", "greedy", "--among", "stream"],
-            "--among, --lossy, --policy and --rtt-threshold go",
+            "--among, --lossy, --policy, --rtt-threshold and --thrift go",
         ),
         (["--protocol", "auto", "--among", "gredy"], "no protocol 'gredy'"),
         (["--protocol", "auto", "--policy", "threshold"], "allow lossy protocols"),

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 # What a request says whatever its protocol (`device_runtime.plan`); no protocol has such an option.
 SHARED_OPTIONS = frozenset(
     (
-        *("protocol", "among", "lossy", "policy", "rtt_threshold_s", "window", "expansion"),
+        *(
+            "protocol",
+            "among",
+            "lossy",
+            "policy",
+            "rtt_threshold_s",
+            "thrift",
+            "window",
+            "expansion",
+        ),
         *("max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "options"),
         *("draft_temperature", "draft_top_k", "draft_top_p"),
     )

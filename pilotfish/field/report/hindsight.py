@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pilotfish.device_runtime.plan import AUTO
+from pilotfish.device_runtime.record import Choice
 from pilotfish.field.report.figures import order, steady_token_ms
 from pilotfish.field.report.statistics import Spread, spread
 from pilotfish.field.run import Answer, Configuration
@@ -79,8 +80,8 @@ def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
             chosen.setdefault(_named(answer.choice.protocol, answer.choice.window), []).append(
                 answer
             )
-            for protocol, window, token_s in answer.choice.forecasts:
-                forecasts.setdefault(_named(protocol, window), []).append(token_s * 1e3)
+            for named, predicted_ms in _forecast_ms(answer.choice).items():
+                forecasts.setdefault(named, []).append(predicted_ms)
     alternatives = [
         Alternative(
             configuration=each,
@@ -106,6 +107,15 @@ def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
 def _named(protocol: str, window: int) -> Configuration:
     """Return the configuration of a choice: without windows, its window is 0."""
     return Configuration(protocol, window or None)
+
+
+def _forecast_ms(choice: Choice) -> dict[Configuration, float]:
+    """Return the ms a token that were predicted: of several alike, by whose hints, the least."""
+    found: dict[Configuration, float] = {}
+    for one in choice.forecasts:
+        each, ms = _named(one.protocol, one.window), one.token_s * 1e3
+        found[each] = min(ms, found.get(each, ms))
+    return found
 
 
 def _last_reason(answers: Sequence[Answer]) -> str:

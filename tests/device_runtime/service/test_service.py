@@ -40,6 +40,11 @@ def test_streamed_or_not_the_text_is_the_devices_own(
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
+def test_a_thrifty_request_gets_the_same_text(client: openai.OpenAI, device: Device) -> None:
+    whole = chat(client, max_tokens=24, extra_body={"pilotfish": {"thrift": True}})
+    assert whole.choices[0].message.content == device.generate("hello", max_tokens=24).text
+
+
 def test_a_stream_tells_usage_where_tokens_come_from_and_how_it_went(client: openai.OpenAI) -> None:
     chunks = list(
         chat(
@@ -183,6 +188,11 @@ def test_what_completions_do_not_offer(service: Serving, name: str, value: objec
     [
         ({"protocol": "telepathy"}, "telepathy"),
         ({"protocol": "greedy", "lossy": True}, "auto"),
+        (
+            {"protocol": "greedy", "thrift": True},
+            "rtt_threshold_s and thrift go with protocol auto",
+        ),
+        ({"thrift": True, "lossy": True, "policy": "threshold"}, "no thrift"),
         ({"policy": "fortune"}, "fortune"),
         ({"window": 4000}, "window"),
         ({"protocol": "dsd", "expansion": [2, 2]}, "expansion"),

@@ -1,0 +1,139 @@
+"""What a committed token costs under a plan: the device's wait for it, and the edge's time.
+
+In:  a plan, the link as last measured, and the evidence. Out: seconds a token, by
+     `speculation.latency` for what goes round by round and `speculation.ahead` for what does not.
+
+Under `ahead` the target never waits, so all of its time is the edge's; in rounds it is idle while
+the device drafts and messages travel.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.device_runtime.choice.evidence import Evidence
+from pilotfish.device_runtime.choice.hints import ALL, whose
+from pilotfish.device_runtime.plan import Plan
+from pilotfish.speculation.ahead import lead, price, survival, token_costs
+from pilotfish.speculation.latency import Link, communication_s, streamed_token_s, transfer_s
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.protocols import STREAM
+from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS
+from pilotfish.wire.protocols.exchange import VERDICT_BYTES, WINDOW_BYTES
+
+_UNKNOWN_BPS = 1e6  # assumed rate before the first measurement
+_UNKNOWN_RTT_S = 0.05
+_STREAM_BYTES = 60.0  # down, of a token under `stream`
+_HINT_BYTES = 46.0  # up, of a hint of one token
+_TAIL = 512  # depths beyond the evidence, which go on as its last one
+
+
+class PlanCosts(NamedTuple):
+    """Of a committed token, in seconds. edge_s: that the target computes for it."""
+
+    token_s: float
+    edge_s: float
+
+
+def plan_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
+    """Predict what a committed token costs under this plan."""
+    if whose(plan):
+        return _hinted(plan, link, evidence)
+    if plan.protocol == STREAM:
+        return stream_costs(plan.max_tokens, link, evidence)
+    if plan.exchange is None:
+        return PlanCosts(evidence.local_token_s(), 0.0)
+    tokens = evidence.tokens(plan)
+    round_s = predicted_round_s(plan, link, evidence)
+    return PlanCosts(round_s / tokens, evidence.verifying_s(plan) / tokens)
+
+
+def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
+    """Predict the seconds of a round under this plan, which drafts windows."""
+    up, down = evidence.freight(plan)
+    exchanges = evidence.exchanges(plan)
+    # an RTT is measured with small messages, so their own bytes are in it
+    beyond = (
+        max(0.0, up - exchanges * WINDOW_BYTES),
+        max(0.0, down - exchanges * VERDICT_BYTES),
+    )
+    return evidence.computing_s(plan) + communication_s(*beyond, link, exchanges)
+
+
+def link_known(state: LinkState) -> Link:
+    """Fill the unmeasured values of the link with bad ones."""
+    return Link(
+        rtt_s=state.rtt.value if state.rtt else _UNKNOWN_RTT_S,
+        up_bps=state.up.value if state.up else _UNKNOWN_BPS,
+        down_bps=state.down.value if state.down else _UNKNOWN_BPS,
+    )
+
+
+def stream_costs(max_tokens: int, link: Link, evidence: Evidence) -> PlanCosts:
+    """Predict for the target alone, and an answer of so many tokens."""
+    return _alone(STREAM, max_tokens, link, evidence)
+
+
+def _alone(protocol: str, max_tokens: int, link: Link, evidence: Evidence) -> PlanCosts:
+    """Predict for the target alone, under `stream` or while there are no hints."""
+    pass_s = evidence.streaming_s(protocol)
+    token_s = streamed_token_s(pass_s + evidence.between_s(), _STREAM_BYTES, link, max_tokens)
+    return PlanCosts(token_s, pass_s)
+
+
+def _hinted(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
+    """Predict for a target that takes hints: from the source that is best, where there are several.
+
+    Repeats go with another source: what the text does not repeat is left to that.
+    """
+    sources = whose(plan)
+    found = [_alone(plan.protocol, plan.max_tokens, link, evidence)]
+    if sources in (ALL, DEVICE):
+        drafted_s = max(evidence.hint_s(plan.protocol), transfer_s(_HINT_BYTES, link.up_bps))
+        found.append(_drafted(plan, link, evidence, link.rtt_s, drafted_s, evidence.hazards(plan)))
+    beside_s = evidence.beside_s()
+    if sources in (ALL, EDGE) and beside_s is not None:
+        hazards = evidence.edge_hints.hazards(plan)
+        found.append(_drafted(plan, link, evidence, 0.0, beside_s, hazards))
+    best = min(found)
+    return best if sources == DEVICE else min(best, _repeating(plan, link, evidence, best))
+
+
+def _drafted(
+    plan: Plan,
+    link: Link,
+    evidence: Evidence,
+    rtt_s: float,
+    draft_s: float,
+    hazards: NDArray[np.float64],
+) -> PlanCosts:
+    """Predict for drafts that take so long, and so long to arrive; hazards: f64 [n]."""
+    run = survival(np.append(hazards, np.full(_TAIL, hazards[-1])))
+    between_s = evidence.between_s()
+    passes = [evidence.streaming_s(plan.protocol, drafts) for drafts in range(MOST_DRAFTS + 1)]
+    costs = token_costs(
+        run,
+        rtt_s=rtt_s,
+        draft_s=draft_s,
+        pass_s=[one + between_s for one in passes],
+        lead=lead(run),
+        price=price(passes),
+    )
+    edge_s = costs.token_s - between_s * costs.passes
+    # the tokens of a pass come in one message
+    bytes_down = _STREAM_BYTES * costs.passes
+    return PlanCosts(streamed_token_s(costs.token_s, bytes_down, link, plan.max_tokens), edge_s)
+
+
+def _repeating(plan: Plan, link: Link, evidence: Evidence, otherwise: PlanCosts) -> PlanCosts:
+    """Predict where repeats of the text are hints: their passes', and the others as otherwise."""
+    share, tokens, positions = evidence.edge_hints.repeats(plan)
+    pass_s = evidence.streaming_s(plan.protocol, round(positions) - 1)
+    bytes_down = _STREAM_BYTES / tokens
+    token_s = streamed_token_s(
+        (pass_s + evidence.between_s()) / tokens, bytes_down, link, plan.max_tokens
+    )
+    repeated = PlanCosts(token_s, pass_s / tokens)
+    mixed = (share * a + (1 - share) * b for a, b in zip(repeated, otherwise, strict=True))
+    return PlanCosts(*mixed)
