@@ -20,6 +20,7 @@ from pilotfish.wire.protocols import (
     ProtocolOptions,
     names,
     option_types,
+    streams,
 )
 from pilotfish.wire.protocols.ahead import AheadOptions
 
@@ -110,7 +111,7 @@ class Plan:
     @property
     def streams(self) -> bool:
         """Whether the target generates by itself: `stream`, or with hints."""
-        return self.protocol == STREAM or (self.exchange is not None and self.exchange.streams)
+        return streams(self.protocol)
 
     @property
     def by_link(self) -> bool:
