@@ -230,6 +230,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     tokenizer: Text = ""  # fingerprint
     vocabulary: Name = ""  # SHA-256 (hex) of what `Fetch` gets; "" where there is nothing to get
     vocabulary_bytes: U31 = 0
+    # of a drafter beside the target; none if the edge has no such
+    drafts: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
 
 
 class Times(Header, frozen=True):
