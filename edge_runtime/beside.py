@@ -24,11 +24,10 @@ from pilotfish.edge_runtime.hints import Offer
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.engines.artifact import Artifact, Manifest
 from pilotfish.engines.decoder import Decoder, Pass
-from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.pace import pass_times
 from pilotfish.speculation.odds import Odds
 from pilotfish.wire.committed import common_prefix
-from pilotfish.wire.errors import ConfigError, PairMismatchError
+from pilotfish.wire.errors import PairMismatchError
 from pilotfish.wire.protocols import Law
 from pilotfish.wire.protocols.ahead import MOST_DRAFTS, Lead, Met, drawn
 from pilotfish.wire.protocols.exchange import Ids
@@ -116,14 +115,11 @@ class _Task(NamedTuple):
 def open_drafter(config: EdgeConfig, target: Manifest) -> Decoder:
     """Load the drafter of an edge that has one, with a slot for each session.
 
-    Raises `ConfigError` if there is none in its folder, and `PairMismatchError` if it has another
+    Raises `ArtifactError` if there is none in its folder, and `PairMismatchError` if it has another
     vocabulary than the target.
     """
     assert config.draft is not None
-    try:
-        artifact = Artifact.open(config.draft)
-    except ArtifactError as error:
-        raise ConfigError(f"--draft: {error}") from None
+    artifact = Artifact.open(config.draft)
     manifest = artifact.manifest
     if manifest.tokenizer_fingerprint != target.tokenizer_fingerprint:
         raise PairMismatchError(
