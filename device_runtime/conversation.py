@@ -59,7 +59,7 @@ class Conversation:
         self._patience = patience
         self._interrupt = interrupt
         self._on_round = on_round
-        self.session = Session(drafter, link, interrupt, learned.odds)
+        self.session = Session(drafter, link, interrupt)
         self.last: Generation | None = None
 
     @property
