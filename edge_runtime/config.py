@@ -117,7 +117,7 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
         Path | None,
         setting(
             "run this drafter beside the target, for devices that ask for protocol ahead "
-            "(docs/ahead.md); it has the target's vocabulary (default: none)",
+            "(docs/operations.md); it has the target's vocabulary (default: none)",
             metavar="DIR",
         ),
     ] = None
