@@ -69,7 +69,7 @@ class Trail:
         with self._beside.news:
             return Offer(self.lead.drafts[:most].tolist(), self.lead.chances[:most])
 
-    def meet(self, ids: Sequence[int], drafted: int, accepted: int) -> None:
+    def meet(self, ids: Sequence[int]) -> None:
         """Note what was committed."""
         with self._beside.news:
             met = self.lead.meet(ids)

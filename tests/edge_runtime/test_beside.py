@@ -89,7 +89,7 @@ def test_it_drafts_what_the_drafter_says(pair: Pair, alone, law: Law) -> None:
         trail.pulled(FAR)
         for at in range(0, 60, 4):
             assert drafted(trail, 3) == expected[at : at + 3]
-            trail.meet(expected[at : at + 4], 0, 0)
+            trail.meet(expected[at : at + 4])
 
 
 def test_it_follows_the_text_where_it_goes(pair: Pair, alone) -> None:
@@ -102,7 +102,7 @@ def test_it_follows_the_text_where_it_goes(pair: Pair, alone) -> None:
             assert drafted(trail, 1) == alone(text, GREEDY, 1)
             more = rng.integers(1, VOCAB, rng.integers(1, 4)).astype(np.uint32)
             text = np.concatenate([text, more])
-            trail.meet(more.tolist(), 0, 0)
+            trail.meet(more.tolist())
 
 
 def test_sessions_share_passes_and_none_waits_for_a_long_prompt(pair: Pair, alone) -> None:
@@ -117,7 +117,7 @@ def test_sessions_share_passes_and_none_waits_for_a_long_prompt(pair: Pair, alon
         assert drafted(trails[3], 2) == alone(long, GREEDY, 2)
         for _ in range(10):
             for trail in trails[:3]:
-                trail.meet(drafted(trail, 1), 0, 0)
+                trail.meet(drafted(trail, 1))
         assert beside._tally.own_drafts > beside._tally.own_passes  # of several at once
 
 
@@ -132,7 +132,7 @@ def test_it_drafts_no_more_than_is_asked_for(pair: Pair) -> None:
         time.sleep(0.05)
         assert len(trail.offer(FAR).ids) == 3  # the fourth is the target's, whatever is drafted
         trail.pulled(0)
-        trail.meet([int(trail.offer(1).ids[0]) + 1], 3, 0)
+        trail.meet([int(trail.offer(1).ids[0]) + 1])
         time.sleep(0.05)
         assert not trail.offer(FAR).ids
 
@@ -147,7 +147,7 @@ def test_it_stops_at_an_end_token_and_behind_it(pair: Pair, alone) -> None:
         assert drafted(trail, count) == said[:count]
         time.sleep(0.05)
         assert len(trail.offer(FAR).ids) == count
-        trail.meet(said[:count], count, count)
+        trail.meet(said[:count])
         time.sleep(0.05)
         assert not trail.offer(FAR).ids
 
@@ -161,7 +161,7 @@ def test_a_full_edge_has_the_cores_for_itself(pair: Pair) -> None:
         time.sleep(0.1)
         assert beside._tally.own_passes == 0
         price.now = 0.01
-        trail.meet([1], 0, 0)  # as the next pass lands
+        trail.meet([1])  # as the next pass lands
         assert drafted(trail, 1)
 
 
@@ -170,7 +170,7 @@ def test_drafts_that_never_come_true_become_few(pair: Pair) -> None:
         trail = beside.follow(b"a", 0, PROMPT, GREEDY)
         trail.pulled(FAR)
         for _ in range(60):
-            trail.meet([(drafted(trail, 1)[0] + 1) % VOCAB], 0, 0)
+            trail.meet([(drafted(trail, 1)[0] + 1) % VOCAB])
         drafted(trail, 1)
         time.sleep(0.1)
         offer = trail.offer(FAR)
@@ -237,7 +237,7 @@ def test_a_pass_that_fails_ends_the_drafts_of_its_sessions_only(pair: Pair, monk
         drafted(first, 1)
         time.sleep(0.05)
         broken.set()
-        first.meet([0, 0], 0, 0)
+        first.meet([0, 0])
         eventually(lambda: not broken.is_set())
         second = beside.follow(b"b", 1, PROMPT, GREEDY)
         second.pulled(FAR)
