@@ -48,7 +48,7 @@ _CEILING = np.array(list(_CEILINGS))  # f64 [ceilings]
 
 def _curves(margin: float) -> NDArray[np.float64]:
     """Return what each curve says, f64 [scales, floors, ceilings], all in (0, 1)."""
-    missed = np.exp(-max(0.0, margin) / _SCALES)  # in this order: it makes 0 of what is no number
+    missed = np.exp(-max(0.0, margin) / _SCALES)  # in this order: 0 for what is no number
     return _outer(1.0 - np.multiply.outer(missed, _FLAT), _CEILING)
 
 
@@ -85,9 +85,9 @@ class Odds:
 
     def of_each(self, margins: Sequence[float]) -> list[float]:
         """Return the odds of several drafts [n], as `of`."""
-        # [n, scales]; what is no number counts as 0
         if not self._weighed:
             self._weigh()
+        # [n, 1]
         numbers = np.array([max(0.0, margin) for margin in margins]).reshape(-1, 1)
         missed = np.exp(-numbers / _SCALES)
         odds: list[float] = (self._most - missed @ self._fall).tolist()
