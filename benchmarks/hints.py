@@ -2,8 +2,8 @@
 
 Each prompt at temperature 0 and, with a seed, at 1: under `stream`, under `ahead`, and under
 `ahead` with hints that are dropped, delayed, doubled, sent in another order, forged at random, or
-all of this by chance. Forged ones have other ids, other odds, another start or another hash. An answer
-that parts from `stream`'s elsewhere than at a tie is a bug.
+all of this by chance. Forged ones have other ids, other odds, another start or another hash. An
+answer that parts from `stream`'s elsewhere than at a tie is a bug.
 """
 
 import random
