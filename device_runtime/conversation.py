@@ -24,7 +24,7 @@ from pilotfish.speculation.channel import Channel
 from pilotfish.wire.errors import PairMismatchError, PilotfishError, UnsupportedError
 from pilotfish.wire.link.meter import SMALL_BYTES
 from pilotfish.wire.link.state import LinkState, Reading
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, Ahead
 
 _log = logging.getLogger("pilotfish.device")
 
@@ -59,7 +59,7 @@ class Conversation:
         self._patience = patience
         self._interrupt = interrupt
         self._on_round = on_round
-        self.session = Session(drafter, link, interrupt)
+        self.session = Session(drafter, link, interrupt, learned.odds)
         self.last: Generation | None = None
 
     @property
@@ -108,7 +108,7 @@ class Conversation:
                 yield Piece(rest, [], "target")
             finished = True
         finally:
-            if plan.protocol == STREAM or not finished:
+            if plan.streams or not finished:
                 session.edge.cancel()
             session.truncate(len(prompt) + len(answer.tokens))
             self._learned.add(plan, rounds)
@@ -207,8 +207,8 @@ class Conversation:
         while self._goes_on(answer):
             try:
                 session.join()
-                if plan.protocol == STREAM:
-                    yield from session.stream(answer.remaining)
+                if plan.streams:
+                    yield from session.stream(plan, answer.remaining, self._ends)
                     continue
                 while self._goes_on(answer):
                     yield session.speculate(plan, answer.remaining, self._ends)
@@ -274,11 +274,12 @@ def _value(reading: Reading | None) -> float | None:
 def _pieces(record: Round, answer: AnswerBuffer) -> list[Piece]:
     """Add a round to the answer and return its pieces; cuts the record to the tokens kept."""
     tokens, accepted = record.tokens, record.accepted
-    if record.protocol in (STREAM, LOCAL):
-        parts = [(tokens, "target" if record.protocol == STREAM else LOCAL)]
-    else:
-        last = "bonus" if accepted == record.window else "corrected"
-        parts = [(tokens[:accepted], "drafted"), (tokens[accepted:], last)]
+    last = "bonus" if accepted == record.window else "corrected"
+    if record.protocol == LOCAL:
+        last = LOCAL
+    elif record.protocol in (STREAM, Ahead.name) and not record.window:
+        last = "target"
+    parts = [(tokens[:accepted], "drafted"), (tokens[accepted:], last)]
     pieces, kept = [], []
     for ids, origin in parts:
         taken, text = answer.push(ids)

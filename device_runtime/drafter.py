@@ -25,6 +25,7 @@ Ids = NDArray[np.uint32]
 
 _WIDTHS = (1, 2, 4)
 _CHUNK = 128  # tokens of a prompt read in one pass
+_PIECE = 32  # likewise, where the target's tokens wait for the pass
 
 
 class SharedModel:
@@ -208,6 +209,25 @@ class Drafter:
         self._read(context, leave=_CHUNK)
         rest = context[self._chain_length :].astype(np.int64)  # in one pass, rather than in two
         logits: Floats = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))[0]
+        self._append(rest)
+        return logits
+
+    def advance(self, committed: Ids, drafts: Ids) -> Floats | None:
+        """Read on towards the end of these tokens, in one pass; returns the logits [V] behind it.
+
+        None: it is farther off than `_PIECE` tokens, and one such piece has been read. Both
+        together must fit into the drafter's context.
+        """
+        context = np.concatenate([self.bridge.context(committed), self.bridge.own(drafts)])
+        self._roll_back(context[:-1])
+        rest = context[self._chain_length :].astype(np.int64)
+        logits = None
+        if len(rest) > _PIECE:
+            rest = rest[:_PIECE]
+            with self._lanes.turns:
+                self._decoder.forward([Pass(slot=self._slot, tokens=rest, rows=0)])
+        else:
+            logits = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))[0]
         self._append(rest)
         return logits
 

@@ -1,7 +1,7 @@
 """The device's view of its session at the edge: which tokens the edge holds, and the requests.
 
 An edge that has lost the session is sent all committed tokens again. Since every draw is keyed by
-position, the text goes on unchanged. In: drafts, or a number of tokens of `stream`.
+position, the text goes on unchanged. In: drafts, or a number of tokens of a stream.
 Out: the edge's replies; requests are repeated as often as the link's policy allows.
 """
 
@@ -31,7 +31,7 @@ from pilotfish.wire.protocols.exchange import NO_IDS
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
-_AHEAD = 48  # stream tokens asked for ahead; an edge has room for 64 messages at least
+_CREDIT = 48  # stream tokens asked for ahead; an edge has room for 64 messages at least
 _UNLIMITED = m.Limits(
     context=2**31 - 1, window=m.MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
 )
@@ -56,7 +56,7 @@ class Verified:
 
 
 class Streamed(NamedTuple):
-    """Tokens of `stream`; the frames are their ids.
+    """Tokens of a stream; the frames are their ids.
 
     waited_ns: time spent waiting for them; short if they had arrived before.
     """
@@ -257,12 +257,25 @@ class EdgeSession:
 
         return wanted
 
-    # `stream`
+    # `stream` and `ahead`
 
-    def streamed(self, count: int) -> Iterator[Streamed]:
+    @property
+    def generation(self) -> int:
+        """The number of the last generation that was begun; each `begin` has another."""
+        return self._generation
+
+    def hint(self, start: int, digest: bytes, frames: Sequence[m.Buffer]) -> int | None:
+        """Send a hint of the tokens from ``start`` on; returns its bytes, None if it did not go."""
+        hint = m.Hint(session=self._id, generation=self._generation, start=start, hash=digest)
+        return self._edge.try_send(hint, frames)
+
+    def streamed(
+        self, count: int, meanwhile: Callable[[], bool] | None = None
+    ) -> Iterator[Streamed]:
         """Yield ``count`` tokens that the target generates; commit each part before the next.
 
-        Tokens are asked for ahead, at most as many as the edge keeps for a slow reader.
+        Tokens are asked for ahead, at most as many as the edge keeps for a slow reader. meanwhile:
+        what to do while none has arrived, as `EdgeLink.wait` has it.
         """
         expected = len(self._committed) + count
         pulled = 0  # the tokens before this position have been asked for
@@ -274,19 +287,20 @@ class EdgeSession:
                 generation=self._generation,
                 start=start,
                 hash=self._committed.hash,
-                count=min(_AHEAD, expected - start),
+                count=min(_CREDIT, expected - start),
             )
             wanted = self._answers(start, m.Tokens)
             before_ns = time.monotonic_ns()
             asked, more_bytes = not begun, 0
             try:
                 if asked:
-                    answer = self._edge.ask(pull, (), wanted)
-                    begun = True
+                    sent = self._edge.send(pull)
                 else:
-                    if pulled < expected and pulled - start <= _AHEAD // 2:
+                    if pulled < expected and pulled - start <= _CREDIT // 2:
                         more_bytes = self._edge.try_send(pull) or 0
-                    answer = self._edge.wait(Sent(pull, (), more_bytes, before_ns), wanted)
+                    sent = Sent(pull, (), more_bytes, before_ns)
+                answer = self._edge.wait(sent, wanted, meanwhile=meanwhile)
+                begun = True
             except _RECOVERABLE as error:
                 begun = False
                 setbacks.add(error)

@@ -103,6 +103,11 @@ class Plan:
     stop: Sequence[str]
 
     @property
+    def streams(self) -> bool:
+        """Whether the target generates by itself: `stream`, or with hints."""
+        return self.protocol == STREAM or (self.exchange is not None and self.exchange.streams)
+
+    @property
     def by_link(self) -> bool:
         """Whether the edge's decisions depend on the link as measured for this request."""
         return self.exchange is not None and self.exchange.by_link
@@ -255,6 +260,9 @@ def alternatives(
 
 def _plans(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
     wanted: Options = {**options, "protocol": name}
+    if name in EXCHANGES and EXCHANGES[name].streams:
+        wanted = {**wanted, "window": None}
+        return [plan(**wanted)]
     if name not in EXCHANGES:
         nothing: Options = {"draft_temperature": None, "draft_top_k": None, "draft_top_p": None}
         wanted = {**wanted, **nothing}
@@ -274,7 +282,7 @@ def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
         if not exchange.lossless:
             kept += [name] if auto.lossy else []
         elif greedy:
-            kept += [name] if name == Greedy.name else []
+            kept += [name] if exchange.streams or name == Greedy.name else []
         elif exchange.determined or not seeded:
             kept.append(name)
     return [*kept, LOCAL] if auto.lossy else kept
@@ -320,7 +328,7 @@ def _expansion(
         raise UnsupportedError("An expansion says how deep windows are: give it without a window.")
     _check_window(window)
     if expansion is None:
-        if exchange is None:
+        if exchange is None or exchange.streams:
             return ()
         levels = AUTO_LEVELS if window == AUTO else int(window)
         return _fitting(exchange.expansion(levels))

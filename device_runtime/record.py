@@ -39,20 +39,28 @@ class Timings:
 
 @dataclass(kw_only=True, slots=True)
 class Round:
-    """One draft–verify exchange, or one step of a baseline (window 0)."""
+    """One draft–verify exchange, or one step of a stream or of a baseline (window 0)."""
 
     protocol: str
     start: int  # committed tokens before the round
     window: int  # γ: the most drafted tokens that could be accepted, the levels of a tree
     accepted: int
     tokens: list[int]  # committed by this round and kept in the answer
-    nodes: int = 0  # tokens drafted: γ in a chain, all distinct nodes of a tree
+    # tokens drafted: γ in a chain, all distinct nodes of a tree; under `ahead` here, meanwhile
+    nodes: int = 0
     uplink_bytes: int = 0  # frames as handed to ZeroMQ
     downlink_bytes: int = 0
     timings: Timings = field(default_factory=Timings)
     notes: dict[str, float] = field(default_factory=dict)  # of the protocol's counters, by name
     inquired: int = 0  # hidden states that the edge asked for, in a second exchange
     pass_s: float = 0.0  # of the target; under `stream` the device may not have waited for it
+    # under `ahead`: whose hints were in the target's pass ("device", "text", "edge"; "": none), of
+    # which ``window`` were drafted and ``accepted`` came true
+    source: str = ""
+    # under `ahead`, of the device's own drafts of these tokens, whether they reached the target in
+    # time or not: how many in a row had agreed before, how many were compared, up to the first
+    # wrong one, and how many of these agreed
+    run: tuple[int, int, int] | None = None
 
     @property
     def verified(self) -> int:

@@ -1,4 +1,4 @@
-"""The session loop (`Session.speculate`): draft → send → settle → commit; and the two baselines.
+"""The session loop: draft → send → settle → commit (`Session.speculate`), or a stream.
 
 The session owns the committed tokens. The drafter's K/V and the edge's session follow them, and
 both can be rebuilt from them.
@@ -8,7 +8,7 @@ the tokens drawn, and `local` draws from another stream, so the output's law sta
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,21 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.drafter import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession, Streamed, Verified
+from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.channel import Channel
+from pilotfish.speculation.odds import Odds
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.committed import Committed, common_prefix
 from pilotfish.wire.errors import MalformedError, PromptTooLongError
 from pilotfish.wire.messages import DecisionConditions
-from pilotfish.wire.protocols import LOCAL, STREAM, Draft, Exchange, Law, Ruling, choose
+from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose
+from pilotfish.wire.protocols.ahead import SOURCES
 
 _NS = 1e-9
 _UNKNOWN = Channel()
@@ -38,13 +41,19 @@ class Session:
     """One conversation with one edge, or with none for `local`."""
 
     def __init__(
-        self, drafter: Drafter, link: EdgeLink | None, interrupt: Interrupt | None = None
+        self,
+        drafter: Drafter,
+        link: EdgeLink | None,
+        interrupt: Interrupt | None = None,
+        odds: Mapping[bool, Odds] | None = None,
     ) -> None:
+        """odds: of the pair's drafts under `ahead`, at temperature 0 and above it."""
         self.committed = Committed()
         self._drafter = drafter
         self._vocab = drafter.bridge.vocab_size
         self.edge = EdgeSession(link, self.committed, self._vocab)
         self._interrupt = interrupt or Interrupt()
+        self._odds = odds or {True: Odds(), False: Odds()}
         self._plan: Plan | None = None
 
     @property
@@ -91,7 +100,7 @@ class Session:
         """Bring the edge up to date: at the start, and after the drafter went on alone."""
         assert self._plan is not None
         self.edge.begin()
-        if self._plan.protocol != STREAM:  # while the edge reads, too
+        if not self._plan.streams:  # while the edge reads, too
             self._drafter.read(self.committed.ids, self._interrupt.check)
 
     def _conditions(self, plan: Plan, channel: Channel) -> DecisionConditions | None:
@@ -169,34 +178,65 @@ class Session:
             expansion = expansion[:-1]
         return expansion
 
-    # Baselines
+    # Streams
 
-    def stream(self, count: int) -> Iterator[Round]:
-        """Run `stream`: the target generates ``count`` tokens alone."""
-        for tokens in self.edge.streamed(min(count, self.context - len(self.committed))):
-            yield self._streamed(tokens)
+    def stream(self, plan: Plan, count: int, ends: Collection[int]) -> Iterator[Round]:
+        """Let the target generate ``count`` tokens, under `ahead` with hints."""
+        count = min(count, self.context - len(self.committed))
+        runner = self._forerunner(plan, count, ends)
+        if runner is None:
+            for tokens in self.edge.streamed(count):
+                yield self._streamed(plan, tokens)
+            return
+        for tokens in self.edge.streamed(count, runner.step):
+            record = self._streamed(plan, tokens)
+            met, leg = runner.meet(record.tokens, record.pass_s)
+            record.run = (met.depth, met.compared, met.agreed)
+            record.nodes, record.uplink_bytes = leg.drafts, record.uplink_bytes + leg.sent_bytes
+            record.timings = _shared(record.timings, leg.draft_s)
+            yield record
 
-    def _streamed(self, tokens: Streamed) -> Round:
+    def _forerunner(self, plan: Plan, count: int, ends: Collection[int]) -> Forerunner | None:
+        """Return what drafts ahead of this stream; None where nothing does."""
+        if not isinstance(plan.exchange, Ahead) or not plan.exchange.device_drafts:
+            return None
+        committed = self.committed.ids
+        return Forerunner(
+            self._drafter,
+            self.edge,
+            plan,
+            self._odds[plan.law.sampling.greedy],
+            committed,
+            last=len(committed) + count - 1,
+            ends=ends,
+        )
+
+    def _streamed(self, plan: Plan, tokens: Streamed) -> Round:
         reply, answer, waited_ns = tokens
         if len(answer.frames) != 1 or len(answer.frames[0]) == 0:
             raise MalformedError("The edge sent a stream message without tokens.")
         ids = decode_ids(answer.frames[0], self._vocab).tolist()
+        if not reply.accepted <= min(reply.drafted, len(ids)) or reply.source not in ("", *SOURCES):
+            raise MalformedError("The edge's account of drafts does not fit its tokens.")
         start = len(self.committed)
         self.committed.extend(ids)
         self.edge.agree(len(self.committed))
         # only the part of the pass that was waited for: the tokens may have arrived before
         verify_ns = min(waited_ns, reply.times.verify_ns)
         return Round(
-            protocol=STREAM,
+            protocol=plan.protocol,
             start=start,
-            window=0,
-            accepted=0,
+            window=reply.drafted,
+            accepted=reply.accepted,
+            source=reply.source,
             tokens=ids,
             uplink_bytes=answer.uplink_bytes,
             downlink_bytes=answer.downlink_bytes,
             timings=Timings(verify=verify_ns * _NS, downlink=(waited_ns - verify_ns) * _NS),
             pass_s=reply.times.verify_ns * _NS,
         )
+
+    # The drafter alone
 
     def local(self, law: Law, count: int) -> Iterator[Round]:
         """Run `local`: the drafter generates alone, until its context is full."""
@@ -211,6 +251,14 @@ class Session:
             record = Round(protocol=LOCAL, start=start, window=0, accepted=0, tokens=[token])
             record.timings.draft = (time.monotonic_ns() - started_ns) * _NS
             yield record
+
+
+def _shared(waited: Timings, draft_s: float) -> Timings:
+    """Divide the time from one token to the next: what was spent drafting was not waited."""
+    draft_s = min(draft_s, waited.total)
+    downlink_s = max(0.0, waited.downlink - draft_s)
+    verify_s = waited.total - draft_s - downlink_s
+    return Timings(draft=draft_s, verify=verify_s, downlink=downlink_s)
 
 
 def _ruling(draft: Draft, reply: Verified) -> Ruling:

@@ -12,6 +12,7 @@ import zmq
 from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.loop import EdgeLoop
 from pilotfish.edge_runtime.metrics import MetricsServer, MetricsSources
+from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
 from pilotfish.edge_runtime.reload import LiveSettings, bounds_of
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
@@ -82,7 +83,8 @@ def serve(
         most = max(CHUNK, NARROW * config.limits.sessions, config.limits.window)
         longest_s = passes[-1].ns * 1e-9 * most / passes[-1].tokens
         supervisor.allow(_PATIENCE * longest_s)
-        scheduler = Scheduler(target, tally=tally)
+        price = Price({each.tokens: each.ns * 1e-9 for each in passes})
+        scheduler = Scheduler(target, tally=tally, price=price)
         service = Service(
             artifact,
             target,
@@ -90,6 +92,7 @@ def serve(
             scheduler.submit,
             _sender(listener, tally),
             passes,
+            price=price,
             supplies=supplies,
             allowed=None if keys is None else keys.allowed,
             tally=tally,

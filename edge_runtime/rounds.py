@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from pilotfish.edge_runtime.hints import NOTHING, Taken
+from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import EdgeRound, SessionState, Stream
 from pilotfish.edge_runtime.tally import Tally
+from pilotfish.speculation.coupling import agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire import messages as m
@@ -37,8 +40,10 @@ class Rounds:
         vocab_size: int,
         context: int,
         ends: Collection[int],
+        price: Price,
     ) -> None:
         self._submit = submit
+        self._price = price
         self._send = send
         self._tally = tally
         self._vocab = vocab_size
@@ -64,26 +69,52 @@ class Rounds:
         self._queue(session, job)
 
     def stream(self, session: SessionState) -> None:
-        """Queue the stream's next token, if more are wanted."""
+        """Queue the stream's next token, if more are wanted; hints come to it at its pass."""
         stream, law, length = session.stream, session.law, len(session.committed)
         if stream is None or law is None:
             return
         if stream.remaining <= 0 or length >= self._context:
             session.stream = None
             return
-        rule = partial(_stream_rule, law, length)
+        rule = partial(_stream_rule, law, length, ())
         tokens = session.committed.ids.copy()
         job = Job(session.id, session.slot, tokens, rows=1, rule=rule)
         job.temperature = law.sampling.temperature
+        if session.hints is not None:
+            job.board = partial(self._board, session, law)
         self._queue(session, job)
 
+    def _board(self, session: SessionState, law: Law, job: Job) -> None:
+        """Take the hints that have come until now onto the stream's next pass."""
+        stream, hints, length = session.stream, session.hints, len(session.committed)
+        assert stream is not None
+        assert hints is not None
+        most = min(stream.remaining, self._context - length) - 1
+        drafts = hints.take(most, self._price.of_draft)
+        # [length + drafts]
+        job.tokens = np.concatenate([session.committed.ids, np.array(drafts, np.uint32)])
+        job.rows = 1 + len(drafts)
+        job.rule = partial(_stream_rule, law, length, drafts)
+
     def send_tokens(
-        self, session: SessionState, start: int, ids: list[int], times: m.Times
+        self,
+        session: SessionState,
+        start: int,
+        ids: Sequence[int],
+        times: m.Times,
+        taken: Taken = NOTHING,
+        accepted: int = 0,
     ) -> None:
-        """Send tokens of a stream, from position ``start`` on."""
+        """Send tokens of a stream, from position ``start`` on; taken: the drafts of their pass."""
         assert session.stream is not None
         tokens = m.Tokens(
-            session=session.id, generation=session.generation, start=start, times=times
+            session=session.id,
+            generation=session.generation,
+            start=start,
+            times=times,
+            source=taken.account.name if taken.account is not None else "",
+            drafted=len(taken.ids),
+            accepted=accepted,
         )
         frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
         self._send(session.stream.client, tokens, (frame,))
@@ -160,6 +191,7 @@ class Rounds:
         accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
         token = [] if ruling.token is None else [ruling.token]
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])
+        self._price.committed(len(accepted) + 1)
         session.awaits_pending = not token
         if session.exchange is not None:
             spent = times if round_.inquiry is None else round_.inquiry.times
@@ -175,12 +207,17 @@ class Rounds:
     def _streamed(self, session: SessionState, stream: Stream, job: Job, ruling: Ruling) -> None:
         start, token = len(session.committed), ruling.token
         assert token is not None  # a stream's rule always samples one
-        session.committed.extend([token])
-        stream.remaining -= 1
-        self._tally.streamed += 1
-        if token in self._ends:
-            stream.remaining = 0
-        self.send_tokens(session, start, [token], _times(job, stream.received_ns))
+        drafts = job.tokens[start : start + ruling.accepted].tolist()
+        ids = _until(self._ends, [*drafts, token])[: stream.remaining]
+        session.committed.extend(ids)
+        stream.remaining = 0 if ids[-1] in self._ends else stream.remaining - len(ids)
+        self._tally.streamed += len(ids)
+        self._price.committed(len(ids))
+        taken, accepted = NOTHING, min(ruling.accepted, len(ids))
+        if session.hints is not None:
+            taken = session.hints.landed(ids, accepted)
+            self._tally.hinted(taken, accepted)
+        self.send_tokens(session, start, ids, _times(job, stream.received_ns), taken, accepted)
         stream.received_ns = time.monotonic_ns()
         self.stream(session)
 
@@ -208,8 +245,18 @@ def _rule(
     return exchange.rule(draft, logits, law, round_start=start, hidden=hidden)
 
 
-def _stream_rule(law: Law, position: int, logits: Floats, hidden: Floats) -> Ruling:
-    return Ruling(0, choose(logits[0], law, position, Purpose.TARGET))
+def _stream_rule(
+    law: Law, position: int, drafts: Sequence[int], logits: Floats, hidden: Floats
+) -> Ruling:
+    return Ruling(
+        *agreed(drafts, lambda index: choose(logits[index], law, position + index, Purpose.TARGET))
+    )
+
+
+def _until(ends: Collection[int], ids: list[int]) -> list[int]:
+    """Cut the ids behind the first end token."""
+    end = next((at for at, id in enumerate(ids) if id in ends), len(ids))
+    return ids[: end + 1]
 
 
 def _times(job: Job, received_ns: int) -> m.Times:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
@@ -52,7 +53,8 @@ class Job:
     rule: turns logits [rows, V] and hidden states [rows, d] of the last ``rows`` tokens into a
     ruling, or into the states needed for one; None for a prefill.
     draft: the window that ends the sequence; of a tree, the slot keeps the accepted path.
-    owner: the session's. temperature: of the rule's sampling.
+    owner: the session's. temperature: of the rule's sampling. board: is called before a pass that
+    may take the job, and may replace tokens, rows and rule by longer ones.
     """
 
     session: bytes
@@ -63,6 +65,7 @@ class Job:
     draft: Draft | None = None
     owner: bytes = b""
     temperature: float = 0.0
+    board: Callable[["Job"], None] | None = None
     queued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     done_ns: int = 0
@@ -96,8 +99,10 @@ class Scheduler:
         target: Target,
         clock: Callable[[], int] = time.monotonic_ns,
         tally: Tally | None = None,
+        price: Price | None = None,
     ) -> None:
         self.target = target
+        self.price = price or Price({})
         self._clock = clock
         self._tally = tally or Tally()
         self._inbox: deque[Job] = deque()
@@ -210,6 +215,9 @@ class Scheduler:
 
         If several passes are computed at once, those that can start now share the jobs evenly.
         """
+        for job in heads:
+            if job.board is not None:
+                job.board(job)
         batch = [(job, self._span(job)) for job in heads]
         if batch[0][1].size > NARROW:
             return batch[:1]
@@ -280,6 +288,7 @@ class Scheduler:
             tokens += span.size
         if span.size <= NARROW:  # then all are, else it is alone
             self._pass_ns[batch.lane] = now_ns - batch.started_ns
+            self.price.passed(tokens, self._pass_ns[batch.lane] * 1e-9)
         self._tally.batch.add(len(batch.members))
         self._tally.pass_tokens.add(tokens)
 

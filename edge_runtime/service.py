@@ -13,7 +13,9 @@ from contextlib import suppress
 from pilotfish import wire
 from pilotfish.edge_runtime.admission import Admission
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
+from pilotfish.edge_runtime.hints import hints_of
 from pilotfish.edge_runtime.lexicon import Lexicon
+from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.rounds import Rounds, Send, Submit
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import EdgeRound, Sessions, SessionState, Stream
@@ -61,6 +63,7 @@ class Service:
         send: Send,
         passes: Sequence[m.PassTime] = (),
         *,
+        price: Price,
         supplies: Supplies | None = None,
         allowed: Mapping[bytes, str] | None = None,
         tally: Tally | None = None,
@@ -89,6 +92,7 @@ class Service:
             vocab_size=manifest.vocab_size,
             context=target.context,
             ends=manifest.eos_ids,
+            price=price,
         )
         self._admission = Admission(limits.messages_per_s)
         self._expire_s = limits.expire_s
@@ -156,13 +160,16 @@ class Service:
             self._admission.charge(envelope.owner, (time.monotonic_ns() - received_ns) * 1e-9)
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
-        if self._draining and not isinstance(request, m.States | m.Ping | m.Cancel | m.Close):
+        heeded = m.States | m.Ping | m.Hint | m.Cancel | m.Close
+        if self._draining and not isinstance(request, heeded):
             raise DrainingError("This edge is about to stop; go on at another, or when it is back.")
         match request:
             case m.Window():
                 self._window(request, envelope, received_ns)
             case m.States():
                 self._states(request, envelope, received_ns)
+            case m.Hint():
+                self._tally.hints[self._hint(request, envelope)] += 1
             case m.Pull():
                 self._pull(request, envelope, received_ns)
             case m.Begin():
@@ -244,6 +251,7 @@ class Service:
         session.committed.truncate(begin.keep)
         session.committed.extend(new)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
+        session.hints = hints_of(exchange, session.committed, self._limits.window)
         session.round = session.stream = None
         session.awaits_pending = False
         if len(new) > 1:  # read the prompt while the device drafts
@@ -276,7 +284,7 @@ class Service:
     def _window(self, window: m.Window, envelope: Envelope, received_ns: int) -> None:
         session = self._generation(window, envelope.owner)
         exchange, law = session.exchange, session.law
-        if exchange is None or law is None:
+        if exchange is None or exchange.streams or law is None:
             raise MalformedError("This generation streams; it takes no windows.")
         last = session.round
         if last is not None and last.start == window.start:
@@ -328,7 +336,7 @@ class Service:
     def _pull(self, pull: m.Pull, envelope: Envelope, received_ns: int) -> None:
         expect_frames(envelope.frames, 0)
         session = self._generation(pull, envelope.owner)
-        if session.exchange is not None:
+        if session.exchange is not None and not session.exchange.streams:
             raise MalformedError("This generation speculates; it does not stream.")
         held = len(session.committed)
         if pull.start > held or session.committed.hash_of(pull.start) != pull.hash:
@@ -342,6 +350,19 @@ class Service:
             self._rounds.send_tokens(session, pull.start, ahead.tolist(), times)
         if not running:
             self._rounds.stream(session)
+
+    def _hint(self, hint: m.Hint, envelope: Envelope) -> str:
+        """Take in a hint; returns what became of it. No hint is answered, however wrong."""
+        try:
+            session = self.sessions.find(hint.session, envelope.owner)
+            if session.generation != hint.generation or session.hints is None:
+                return "unknown"
+            kept = session.hints.told(hint.start, hint.hash, envelope.frames, self._vocab)
+        except UnknownSessionError:
+            return "unknown"
+        except PilotfishError:
+            return "malformed"
+        return "kept" if kept else "stale"
 
     def _generation(self, request: m.Window | m.States | m.Pull, owner: bytes) -> SessionState:
         session = self.sessions.use(request.session, owner)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+from pilotfish.edge_runtime.hints import Hints
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.wire.committed import Committed
@@ -64,7 +65,7 @@ def _trace_of(frames: Sequence[Buffer]) -> list[tuple[int, int]]:
 
 @dataclass
 class Stream:
-    """A `stream` under way."""
+    """A `stream` under way; with hints, if the session has some."""
 
     client: bytes
     remaining: int
@@ -83,6 +84,7 @@ class SessionState:
     generation: int = -1
     law: Law | None = None
     exchange: Exchange[Any] | None = None  # None: the generation is a `stream`
+    hints: Hints | None = None  # of a generation under `ahead`
     round: EdgeRound | None = None
     awaits_pending: bool = False  # the next window brings a pending token (`dssd`)
     stream: Stream | None = None

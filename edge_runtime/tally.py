@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pilotfish.edge_runtime.hints import Taken
 from pilotfish.wire.metrics import Histogram, counter, gauge, histogram, notes
 from pilotfish.wire.protocols import Exchange
 
@@ -40,6 +41,13 @@ class Tally:
     accepted: Counter[str] = counter("accepted_tokens", "Of these, accepted.", "protocol")
     notes: dict[tuple[str, str], float] = notes(lambda one: one.metric)
     streamed: int = counter("streamed_tokens", "Tokens of protocol stream.")
+    # "kept"; "stale": behind other tokens than those here; "unknown": of no generation that runs;
+    # "malformed"
+    hints: Counter[str] = counter("hints", "Hints that came, by what became of them.", "outcome")
+    hint_drafts: Counter[str] = counter(
+        "hint_drafted_tokens", "Drafts that hints brought to a pass.", "source"
+    )
+    hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
     refusals: Counter[str] = counter("refusals", "Requests refused.", "code")
     ended: Counter[str] = counter(
         "sessions_ended", "Sessions that the edge ended by itself.", "reason", known=_ENDINGS
@@ -75,6 +83,12 @@ class Tally:
     def passes(self) -> int:
         """Target passes made."""
         return sum(self.batch.counts)
+
+    def hinted(self, taken: Taken, accepted: int) -> None:
+        """Count the drafts of a pass under `ahead`."""
+        if taken.account is not None:
+            self.hint_drafts[taken.account.name] += len(taken.ids)
+            self.hint_accepted[taken.account.name] += accepted
 
     def verdict(
         self,

@@ -40,6 +40,12 @@ class Committed:
         """The hash of the first ``length`` tokens."""
         return self.hash if length == self._length else _digest(self._ids[:length]).digest()
 
+    def hash_behind(self, ids: Sequence[int]) -> bytes:
+        """The hash of all tokens with these, not committed, behind them."""
+        longer = self._hash.copy()
+        longer.update(array("I", ids).tobytes())
+        return longer.digest()
+
     def extend(self, ids: Sequence[int] | NDArray[np.integer]) -> None:
         """Commit more tokens."""
         if isinstance(ids, np.ndarray):

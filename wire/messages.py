@@ -154,13 +154,25 @@ class States(Header, tag="states", frozen=True):
 
 
 class Pull(Header, tag="pull", frozen=True):
-    """`stream`: let the target generate ``count`` tokens alone."""
+    """`stream`, `ahead`: let the target generate ``count`` tokens."""
 
     session: SessionId
     generation: U31
     start: U31
     hash: Digest
     count: U31
+
+
+class Hint(Header, tag="hint", frozen=True):
+    """`ahead`: drafts that may come true. Frame 0 holds their ids [n], frame 1 their odds u8 [n].
+
+    Never answered, and never an error: one that fits nothing is dropped.
+    """
+
+    session: SessionId
+    generation: U31
+    start: U31  # the position of the first of them
+    hash: Digest  # of the text before it, committed or hinted
 
 
 class Cancel(Header, tag="cancel", frozen=True):
@@ -259,12 +271,19 @@ class Inquiry(Header, tag="inquiry", frozen=True):
 
 
 class Tokens(Header, tag="tokens", frozen=True):
-    """`stream`: frame 0 holds the committed ids from position ``start`` on."""
+    """`stream`, `ahead`: frame 0 holds the committed ids from position ``start`` on.
+
+    Under `ahead` it says how many drafts were in the pass that made them, whose, and how many of
+    them came true: these are the first of the ids.
+    """
 
     session: SessionId
     generation: U31
     start: U31
     times: Times
+    source: Name = ""
+    drafted: U31 = 0
+    accepted: U31 = 0
 
 
 class Pong(Header, tag="pong", frozen=True):
@@ -295,7 +314,7 @@ class Failure(Header, tag="failure", frozen=True):
     start: U31 | None = None
 
 
-Request = Hello | Begin | Window | States | Pull | Cancel | Close | Ping | Fetch
+Request = Hello | Begin | Window | States | Pull | Hint | Cancel | Close | Ping | Fetch
 Reply = Welcome | Verdict | Inquiry | Tokens | Pong | Part | Failure
 
 _U32 = np.dtype("<u4")

@@ -283,16 +283,24 @@ class EdgeLink(Line):
             self.catch_up()
 
     def wait(
-        self, sent: Sent, wanted: Callable[[Reply], bool], *, late: bool = False
+        self,
+        sent: Sent,
+        wanted: Callable[[Reply], bool],
+        *,
+        late: bool = False,
+        meanwhile: Callable[[], bool] | None = None,
     ) -> TimedReply:
         """Wait for the ``wanted`` reply; drops older ones, and sends again after a loss.
 
         late: time has passed since the request was sent, so the reply may have arrived before.
+        meanwhile: is called again and again while nothing has arrived, until it returns False:
+        there is nothing to do.
         """
         message, frames, size, sent_ns = sent
         now = time.monotonic()
         give_up, resend = now + self._patience.silent_s, now + RESEND_S
         resent = False
+        late = late or meanwhile is not None
         while now < give_up:
             arrived = self.receive(0.0 if late else min(resend, give_up) - now)
             if arrived is not None:
@@ -306,7 +314,8 @@ class EdgeLink(Line):
                 if isinstance(reply, Failure) and _concerns(reply, message):
                     raise from_code(reply.code, reply.message)
             else:
-                late = False  # what comes now is waited for
+                # if there was nothing to do, what comes now is waited for
+                late = meanwhile is not None and meanwhile()
                 gone = not self.channel.connected or self.connection != self._sent_on
                 if gone:
                     self.lost()

@@ -47,6 +47,7 @@ class SocketlessEdge:
             chosen,
             self.scheduler.submit,
             self._keep,
+            price=self.scheduler.price,
             supplies=Supplies.of(artifact.manifest, heads, None),
             tally=self.tally,
         )

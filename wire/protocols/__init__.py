@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols.adaptive import Adaptive
+from pilotfish.wire.protocols.ahead import Ahead
 from pilotfish.wire.protocols.baselines import LOCAL, STREAM, choose
 from pilotfish.wire.protocols.coupled import Coupled
 from pilotfish.wire.protocols.declared import SHARED_OPTIONS, ProtocolOptions, RoundCounter
@@ -30,6 +31,7 @@ __all__ = [
     "EXCHANGES",
     "LOCAL",
     "STREAM",
+    "Ahead",
     "Draft",
     "Exchange",
     "Greedy",
@@ -101,7 +103,7 @@ def exchange_named(name: str) -> Exchange[Any]:
 
 
 for _each in (
-    *(Greedy(), Dsd(), Tslt(), TokenTree(), Dssd(), Coupled()),
+    *(Greedy(), Dsd(), Tslt(), TokenTree(), Dssd(), Coupled(), Ahead()),
     *(WisvFull(), WisvSelective(), Adaptive()),
 ):
     register(_each)

@@ -155,6 +155,7 @@ class Exchange(ABC, Generic[D]):
     truncates: ClassVar[int] = 0  # top-K of the drafter where nobody asks for another truncation
     lossless: ClassVar[bool] = True  # the output's law is the target's
     determined: ClassVar[bool] = False  # and it follows from prompt, parameters and seed alone
+    streams: ClassVar[bool] = False  # the target generates by itself; drafts are hints, no windows
     # α over that of `dsd`, measured on the default pair at temperature 1: what is expected of the
     # protocol on a pair that has not shown its own yet. At temperature 0 all lossless ones accept
     # alike.

@@ -1,0 +1,111 @@
+"""Draft ahead of a stream: the device's half of `ahead`, a step at a time.
+
+In:  the target's tokens as they come. Out: hints.
+
+One thread does it all: while no token has arrived, a step makes one pass of the drafter, or reads a
+piece of the prompt, so that what arrives waits for one pass at most. Drafting goes on until the
+odds that the last draft comes true are low, and begins again where a token differs from its draft.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.edge_session import EdgeSession
+from pilotfish.device_runtime.plan import Plan
+from pilotfish.speculation.odds import Odds
+from pilotfish.wire.protocols.ahead import Lead, Met, drawn
+from pilotfish.wire.protocols.exchange import Ids
+
+_FLOOR = 0.03  # odds of the last draft, below which no further one is made
+_OFTEN = 0.25  # of the time from one token to the next: no more often are hints sent
+_LEAST_S = 0.002  # nor more often than so
+_NS = 1e-9
+
+
+class Leg(NamedTuple):
+    """What was done from one message of tokens to the next."""
+
+    drafts: int
+    draft_s: float
+    sent_bytes: int
+
+
+class Forerunner:
+    """Drafts for one generation. odds: of the pair, which it also teaches."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        edge: EdgeSession,
+        plan: Plan,
+        odds: Odds,
+        committed: Ids,
+        *,
+        last: int,
+        ends: Collection[int],
+    ) -> None:
+        """committed: u32 [n]; last: the position of the answer's last token."""
+        self._drafter, self._edge, self._plan = drafter, edge, plan
+        self._odds = odds
+        self._last, self._ends = last, ends
+        self._lead = Lead()
+        self._lead.start(committed)
+        self._room = drafter.room(committed)
+        self._generation = edge.generation
+        self._pace_s = self._told_s = self._spent_s = 0.0
+        self._drafted = self._sent_bytes = 0
+
+    def step(self) -> bool:
+        """Make a pass of the drafter, or send what is drafted; returns whether to go on."""
+        lead = self._lead
+        if self._done():
+            self._tell()
+            return False
+        started_s = time.monotonic()
+        logits = self._drafter.advance(lead.text.ids[: lead.committed], lead.drafts)
+        if logits is None:
+            return True  # there is more of the prompt to read
+        token, margin = drawn(logits, self._plan.drafting, len(lead.text))
+        lead.grow(token, self._odds.of(margin), margin)
+        now_s = time.monotonic()
+        self._drafted += 1
+        self._spent_s += now_s - started_s
+        first = lead.untold == len(lead)  # of its path: what the edge lacks most
+        if first or now_s - self._told_s >= max(_LEAST_S, _OFTEN * self._pace_s):
+            self._tell()
+        return True
+
+    def _done(self) -> bool:
+        """Whether a further draft is not worth a pass, or there is no room for it."""
+        lead = self._lead
+        most = min(self._edge.limits.window, self._room - 1, self._last - lead.committed)
+        if len(lead) >= most:
+            return True
+        return len(lead) > 0 and (lead.odds < _FLOOR or int(lead.drafts[-1]) in self._ends)
+
+    def _tell(self) -> None:
+        """Send the drafts that have not been sent; if that fails, they are told with the next."""
+        if self._generation != self._edge.generation:
+            self._generation = self._edge.generation
+            self._lead.tell_again()
+        if self._lead.untold <= 0:
+            return
+        sent = self._edge.hint(*self._lead.tell(self._drafter.bridge.vocab_size))
+        if sent is None:
+            self._lead.tell_again()
+            return
+        self._sent_bytes += sent
+        self._told_s = time.monotonic()
+
+    def meet(self, ids: Sequence[int], pass_s: float) -> tuple[Met, Leg]:
+        """Take in the next committed tokens; returns how the drafts did, and the leg until now."""
+        met = self._lead.meet(ids)
+        for at, margin in enumerate(met.margins):
+            self._odds.learn(margin, at < met.agreed)
+        self._room = self._drafter.room(self._lead.text.ids[: self._lead.committed])
+        self._pace_s = pass_s
+        leg = Leg(self._drafted, self._spent_s, self._sent_bytes)
+        self._drafted, self._spent_s, self._sent_bytes = 0, 0.0, 0
+        return met, leg

@@ -1,0 +1,85 @@
+"""What a draft costs a target pass, in tokens that the edge makes fewer meanwhile.
+
+In:  each pass: its positions, its seconds, the tokens that it committed. Out: the price.
+
+A pass over S positions takes a + b·S. A draft adds a position, so it delays every session of the
+pass by b; in that time the edge would have made b·X tokens, X being its tokens a second. A draft is
+worth its odds: it is taken if they are at least b·X. So a full edge takes none, and `ahead` is
+`stream` there; a lone session's draft costs next to nothing.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+_FADE = 0.98  # a pass
+# How much the slope that was measured at the start counts, as a sum of squared deviations: passes
+# of one size tell nothing about the slope.
+_TRUST = 40.0
+
+
+class Price:
+    """Fits b and X, by passes of at most a window a session.
+
+    at_start: seconds of a pass by its positions.
+    """
+
+    def __init__(self, at_start: Mapping[int, float]) -> None:
+        self._widths = np.array([*at_start], dtype=np.float64) if at_start else np.ones(1)
+        self._seconds = np.array([*at_start.values()], dtype=np.float64)
+        if not at_start:
+            self._seconds = np.zeros(1)
+        self._slope_s = _slope(self._widths, self._seconds)
+        self._weight = self._positions = self._spent_s = 0.0
+        self._squares = self._products = 0.0  # Σ S², Σ S·seconds
+        self._expected_s = 0.0  # what these passes would have taken at the start
+        self._tokens = 0.0
+
+    def passed(self, positions: int, seconds: float) -> None:
+        """Note a pass."""
+        expected_s = float(np.interp(positions, self._widths, self._seconds))
+        self._weight = _FADE * self._weight + 1.0
+        self._positions = _FADE * self._positions + positions
+        self._spent_s = _FADE * self._spent_s + seconds
+        self._squares = _FADE * self._squares + positions * positions
+        self._products = _FADE * self._products + positions * seconds
+        self._expected_s = _FADE * self._expected_s + expected_s
+        self._tokens *= _FADE
+
+    def committed(self, tokens: int) -> None:
+        """Note tokens that the last pass committed."""
+        self._tokens += tokens
+
+    @property
+    def position_s(self) -> float:
+        """b: seconds that a position adds to a pass."""
+        if not self._weight:
+            return self._slope_s
+        slower = self._spent_s / self._expected_s if self._expected_s else 1.0
+        mean = self._positions / self._weight
+        squares = self._squares - mean * self._positions  # of deviations
+        products = self._products - mean * self._spent_s
+        fitted = (_TRUST * self._slope_s * slower + products) / (_TRUST + squares)
+        return max(0.0, fitted)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """X, while the target is at work; one token a pass before there was any."""
+        if self._tokens and self._spent_s:
+            return self._tokens / self._spent_s
+        return 1.0 / self._seconds[0] if self._seconds[0] else 0.0
+
+    @property
+    def of_draft(self) -> float:
+        """b·X: the tokens that a draft costs."""
+        return float(self.position_s * self.tokens_per_s)
+
+
+def _slope(
+    widths: "np.ndarray[tuple[int], np.dtype[np.float64]]",
+    seconds: "np.ndarray[tuple[int], np.dtype[np.float64]]",
+) -> float:
+    """Fit the slope of seconds over widths by least squares."""
+    deviations = widths - widths.mean()
+    squares = float(deviations @ deviations)
+    return max(0.0, float(deviations @ (seconds - seconds.mean())) / squares) if squares else 0.0
