@@ -132,19 +132,19 @@ class Answers:
         }
 
     def sources(self) -> dict[str, float]:
-        """Accepted drafts a token, by whose they were; what names no source is the device's."""
+        """Accepted drafts a token, by whose they were; windows name no source."""
         rounds, found = self.rounds, dict[str, float]()
         tokens = max(1, sum(len(one.tokens) for one in rounds))
         for one in rounds:
             if one.accepted:
-                name = getattr(one, "source", "") or "device"
+                name = one.source or "device"
                 found[name] = found.get(name, 0.0) + one.accepted / tokens
         return found
 
 
 def _flown(one: Round) -> int:
-    """Drafts in the pass of a round; `nodes` counts those that an `ahead` device made meanwhile."""
-    return one.window if hasattr(one, "source") else max(one.window, one.nodes)
+    """Drafts in the target's pass; `nodes` of `ahead` were made meanwhile."""
+    return one.window if one.protocol == "ahead" else one.nodes
 
 
 class Spread(NamedTuple):

@@ -92,11 +92,8 @@ class Hostile:
         ids = self._random.integers(0, self._vocab, width).astype(np.uint32)
         frames: list[Any] = [encode_ids(ids, self._vocab), bytes([255]) * width]
         about: dict[str, Any] = {"session": self._session, "generation": self._generation}
-        kind = getattr(m, "Hint", None)
-        if kind is None:  # an edge without `ahead`: windows that it refuses
-            kind, frames = m.Window, frames[:1]
         try:
-            self._channel.send(kind(start=start, hash=digest, **about), frames)
+            self._channel.send(m.Hint(start=start, hash=digest, **about), frames)
             self.sent += 1
         except zmq.Again:
             self._channel.receive(0.002)
