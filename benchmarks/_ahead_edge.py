@@ -81,15 +81,19 @@ class ReplayedTarget(Target):
             text = self._text(span.slot, span.tokens[:first])
             for row in range(span.rows):
                 known = text is not None and first + row < len(text)
-                logits[row, text[first + row] if text is not None and known else self._end] = 1e4
+                logits[row, text[first + row] if known else self._end] = 1e4
         return Output(logits, np.zeros((span.rows, self._hidden), np.float32))
 
     def _text(self, slot: int, tokens: Any) -> Any:
-        which = self._which.get(slot, 0)
-        if not self._recording[which].holds(tokens):
-            fits = (at for at, one in enumerate(self._recording) if one.holds(tokens))
-            which = self._which[slot] = next(fits, -1)
-        return self._recording[which].text if which >= 0 else None
+        """The text that goes on behind these tokens; None: no text does."""
+        held = self._recording[self._which.get(slot, 0)]
+        if not held.holds(tokens):
+            fits = [at for at, one in enumerate(self._recording) if one.holds(tokens)]
+            if not fits:
+                return None
+            self._which[slot] = fits[0]
+            held = self._recording[fits[0]]
+        return held.text
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """There is nothing to keep."""
