@@ -24,7 +24,7 @@ from pilotfish.speculation.channel import Channel
 from pilotfish.wire.errors import PairMismatchError, PilotfishError, UnsupportedError
 from pilotfish.wire.link.meter import SMALL_BYTES
 from pilotfish.wire.link.state import LinkState, Reading
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, Ahead
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM
 
 _log = logging.getLogger("pilotfish.device")
 
@@ -59,7 +59,7 @@ class Conversation:
         self._patience = patience
         self._interrupt = interrupt
         self._on_round = on_round
-        self.session = Session(drafter, link, interrupt, learned.odds)
+        self.session = Session(drafter, link, interrupt)
         self.last: Generation | None = None
 
     @property
@@ -273,15 +273,8 @@ def _value(reading: Reading | None) -> float | None:
 
 def _pieces(record: Round, answer: AnswerBuffer) -> list[Piece]:
     """Add a round to the answer and return its pieces; cuts the record to the tokens kept."""
-    tokens, accepted = record.tokens, record.accepted
-    last = "bonus" if accepted == record.window else "corrected"
-    if record.protocol == LOCAL:
-        last = LOCAL
-    elif record.protocol in (STREAM, Ahead.name) and not record.window:
-        last = "target"
-    parts = [(tokens[:accepted], "drafted"), (tokens[accepted:], last)]
     pieces, kept = [], []
-    for ids, origin in parts:
+    for origin, ids in record.origins:
         taken, text = answer.push(ids)
         kept += taken
         if taken:

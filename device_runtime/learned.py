@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pilotfish.device_runtime.choice import POLICIES, Evidence
 from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Choice, Round
-from pilotfish.speculation.odds import Odds
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.messages import Welcome
@@ -33,8 +32,6 @@ class Learned:
         self._lock = threading.Lock()
         self._met = False
         self.evidence = Evidence(drafter_pace, {}, sizes)
-        # of the drafts under `ahead`, at temperature 0 and above it
-        self.odds = {True: Odds(), False: Odds()}
 
     def meet(self, welcome: Welcome | None) -> None:
         """Take the target's pass times from the first edge's welcome."""

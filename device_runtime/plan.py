@@ -20,6 +20,7 @@ from pilotfish.wire.protocols import (
     ProtocolOptions,
     names,
     option_types,
+    streams,
 )
 
 AUTO = "auto"
@@ -105,7 +106,7 @@ class Plan:
     @property
     def streams(self) -> bool:
         """Whether the target generates by itself: `stream`, or with hints."""
-        return self.protocol == STREAM or (self.exchange is not None and self.exchange.streams)
+        return streams(self.protocol)
 
     @property
     def by_link(self) -> bool:

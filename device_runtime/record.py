@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.protocols import counters
+from pilotfish.wire.protocols import LOCAL, counters, streams
 
 STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 
@@ -66,6 +66,16 @@ class Round:
     def verified(self) -> int:
         """Positions verified: the accepted ones and the first rejected (tslt 2.1)."""
         return min(self.window, self.accepted + 1)
+
+    @property
+    def origins(self) -> tuple[tuple[str, list[int]], tuple[str, list[int]]]:
+        """The accepted tokens and the last, each with where they came from, as `Piece` has it."""
+        last = "bonus" if self.accepted == self.window else "corrected"
+        if self.protocol == LOCAL:
+            last = LOCAL
+        elif not self.window and streams(self.protocol):
+            last = "target"
+        return ("drafted", self.tokens[: self.accepted]), (last, self.tokens[self.accepted :])
 
     @property
     def exchanges(self) -> int:
@@ -187,8 +197,8 @@ class Piece:
     """A part of an answer.
 
     origin: ``drafted`` (and accepted), ``corrected`` (the target's token in place of a rejected
-    one), ``bonus`` (after a window that was accepted whole), ``target`` (of `stream`), ``local``
-    (of the drafter alone, not verified).
+    one), ``bonus`` (after a window that was accepted whole), ``target`` (of a stream's pass without
+    drafts), ``local`` (of the drafter alone, not verified).
     """
 
     text: str

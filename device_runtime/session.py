@@ -8,7 +8,7 @@ the tokens drawn, and `local` draws from another stream, so the output's law sta
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,19 +41,15 @@ class Session:
     """One conversation with one edge, or with none for `local`."""
 
     def __init__(
-        self,
-        drafter: Drafter,
-        link: EdgeLink | None,
-        interrupt: Interrupt | None = None,
-        odds: Mapping[bool, Odds] | None = None,
+        self, drafter: Drafter, link: EdgeLink | None, interrupt: Interrupt | None = None
     ) -> None:
-        """odds: of the pair's drafts under `ahead`, at temperature 0 and above it."""
         self.committed = Committed()
         self._drafter = drafter
         self._vocab = drafter.bridge.vocab_size
         self.edge = EdgeSession(link, self.committed, self._vocab)
         self._interrupt = interrupt or Interrupt()
-        self._odds = odds or {True: Odds(), False: Odds()}
+        # of drafts under `ahead`, at temperature 0 and above it; they learn from answer to answer
+        self._odds = {True: Odds(), False: Odds()}
         self._plan: Plan | None = None
 
     @property

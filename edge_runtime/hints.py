@@ -2,6 +2,10 @@
 
 In:  the hints of each source. Out: at a pass's take-off, drafts; at its end, what became of them.
 
+A pass has drafts of one source: of that whose offer promises most tokens, times what its promises
+have been worth in this generation. Repeats of the text are compared with what is committed whether
+they are taken or not, so that they are taken only where they have shown to pay.
+
 Law: no source costs the edge more than its purse, whatever it claims. A purse holds tokens: a draft
 takes its price out of it (`edge_runtime.price`), and an accepted one puts a token in. A source that
 is wrong all the time is thus soon not looked at, but for a hundredth of the tokens made since.
@@ -11,15 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from pilotfish.speculation.odds import DOUBTFUL, Odds
+from pilotfish.speculation.repeats import Repeat, repeat
 from pilotfish.wire.committed import Committed
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import Exchange
-from pilotfish.wire.protocols.ahead import DEVICE, MOST_DRAFTS, Ahead, HintChain
+from pilotfish.wire.protocols.ahead import DEVICE, MOST_DRAFTS, TEXT, Ahead, HintChain
 
 _FIRST, _MOST = 4.0, 8.0  # tokens of a purse
 _ALLOWANCE = 0.01  # for each token that the session commits
-_FADE = 0.9  # a pass with drafts of the source
-_WEIGHT = 2.0  # passes that the first guess counts for
+_FADE = 0.95  # a pass with drafts of the source
+_KEPT = 3.0  # promised tokens that are taken as kept at first
+_TRUST = 1.5  # the most that a promise counts for
 
 
 class Offer(NamedTuple):
@@ -35,8 +42,8 @@ class Source(Protocol):
     def offer(self, most: int) -> Offer:
         """Return at most so many drafts behind the committed tokens; none is an empty offer."""
 
-    def meet(self, ids: Sequence[int], drafted: int, accepted: int) -> None:
-        """Note what was committed; drafted: of its own drafts in that pass."""
+    def meet(self, ids: Sequence[int]) -> None:
+        """Note what was committed."""
 
 
 class DeviceHints:
@@ -49,43 +56,84 @@ class DeviceHints:
         """Return the first of the chain."""
         return Offer(self.chain.ids[:most], self.chain.odds[:most])
 
-    def meet(self, ids: Sequence[int], drafted: int, accepted: int) -> None:
+    def meet(self, ids: Sequence[int]) -> None:
         """Drop from the chain what was committed."""
         self.chain.meet(ids)
 
 
+class TextHints:
+    """What followed the last time that the text's last tokens stood in it: no model is needed."""
+
+    def __init__(self, committed: Committed) -> None:
+        self._committed = committed
+        self._odds = Odds(DOUBTFUL)
+        self._repeat: Repeat | None = None
+        self._expected: list[int] = []
+
+    def offer(self, most: int) -> Offer:
+        """Return what is expected to be repeated."""
+        self._look()
+        return Offer(
+            self._expected[:most],
+            [self._odds.of(self._matched + at) for at in range(len(self._expected[:most]))],
+        )
+
+    @property
+    def _matched(self) -> int:
+        return self._repeat.length if self._repeat is not None else 0
+
+    def _look(self) -> None:
+        """Find the place in the text that may be repeated, unless it is found already."""
+        ids = self._committed.ids
+        if self._repeat is not None and self._repeat.end == len(ids):
+            return
+        going = self._repeat.followed(ids) if self._repeat is not None else None
+        self._repeat = going or repeat(ids)
+        self._expected = []
+        if self._repeat is not None:
+            self._expected = self._repeat.continuation(ids, MOST_DRAFTS).tolist()
+
+    def meet(self, ids: Sequence[int]) -> None:
+        """Learn by what was committed, whether these drafts were taken or not."""
+        for at, (expected, id) in enumerate(zip(self._expected, ids, strict=False)):
+            self._odds.learn(self._matched + at, expected == id)
+            if expected != id:
+                break
+        self._expected = []
+
+
 @dataclass(slots=True)
 class Account:
-    """What a source has shown in this generation. run: tokens that its drafts won a pass."""
+    """A source, and what its promises were worth in this generation."""
 
     source: Source
     name: str
-    run: float
     purse: float = _FIRST
-    _won: float = 0.0
-    _weight: float = 0.0
-
-    def landed(self, drafted: int, accepted: int, price: float) -> None:
-        """Settle a pass with drafts of this source."""
-        self.purse = min(_MOST, self.purse + accepted - drafted * price)
-        self._won = _FADE * self._won + accepted
-        self._weight = _FADE * self._weight + 1.0
+    _kept: float = _KEPT
+    _promised: float = _KEPT
 
     @property
-    def expected(self) -> float:
-        """Return the tokens that a pass with its drafts is expected to win."""
-        return (_WEIGHT * self.run + self._won) / (_WEIGHT + self._weight)
+    def trust(self) -> float:
+        """Tokens won for each that the odds promised."""
+        return min(_TRUST, self._kept / self._promised)
+
+    def landed(self, drafted: int, accepted: int, promised: float, price: float) -> None:
+        """Settle a pass with drafts of this source."""
+        self.purse = min(_MOST, self.purse + accepted - drafted * price)
+        self._kept = _FADE * self._kept + (1.0 - _FADE) * accepted
+        self._promised = _FADE * self._promised + (1.0 - _FADE) * promised
 
 
 class Taken(NamedTuple):
-    """The drafts of a pass: whose, which, and at what price."""
+    """The drafts of a pass: whose, which, how many tokens they promised, and the price of each."""
 
     account: Account | None
     ids: Sequence[int]
+    promised: float
     price: float
 
 
-NOTHING = Taken(None, (), 0.0)
+NOTHING = Taken(None, (), 0.0, 0.0)
 
 
 @dataclass
@@ -101,28 +149,46 @@ class Hints:
         return self.chain is not None and self.chain.add(start, digest, frames, vocab_size)
 
     def take(self, most: int, price: float) -> Sequence[int]:
-        """Choose the drafts of the next pass, at most ``most``: of the source that wins most."""
-        self.taken = NOTHING
+        """Choose the drafts of the next pass, at most ``most``, each at this price in tokens."""
         most = min(most, MOST_DRAFTS)
-        for account in sorted(self.accounts, key=lambda each: -each.expected):
-            affordable = most if price <= 0.0 else min(most, int(account.purse / price))
-            if affordable > 0 and (
-                count := _worth(offer := account.source.offer(affordable), price)
-            ):
-                self.taken = Taken(account, offer.ids[:count], price)
-                break
+        offers = [_offered(account, most, price) for account in self.accounts]
+        best = max(offers, key=_gain, default=NOTHING)
+        self.taken = best if _gain(best) > 0.0 else NOTHING
         return self.taken.ids
 
     def landed(self, ids: Sequence[int], accepted: int) -> Taken:
         """Note what the pass committed, and how many of its drafts; returns what it had taken."""
         taken, self.taken = self.taken, NOTHING
+        if taken.account is not None:
+            taken.account.landed(len(taken.ids), accepted, taken.promised, taken.price)
         for account in self.accounts:
-            drafted = len(taken.ids) if account is taken.account else 0
-            if drafted:
-                account.landed(drafted, accepted, taken.price)
             account.purse = min(_MOST, account.purse + _ALLOWANCE * len(ids))
-            account.source.meet(ids, drafted, accepted if drafted else 0)
+            account.source.meet(ids)
         return taken
+
+
+def _gain(taken: Taken) -> float:
+    """Return the tokens that drafts are expected to win, less their price."""
+    if taken.account is None:
+        return 0.0
+    return taken.promised * taken.account.trust - len(taken.ids) * taken.price
+
+
+def _offered(account: Account, most: int, price: float) -> Taken:
+    """Return the drafts of a source that are worth their price, and that its purse can pay."""
+    if price > 0.0:
+        most = min(most, int(account.purse / price))
+    if most <= 0:
+        return NOTHING
+    offer = account.source.offer(most)
+    path, promised, count = 1.0, 0.0, 0
+    for odds in offer.odds:
+        path *= odds
+        if path * account.trust < price:
+            break
+        promised += path
+        count += 1
+    return Taken(account, offer.ids[:count], promised, price)
 
 
 def hints_of(exchange: Exchange[Any] | None, committed: Committed, window: int) -> Hints | None:
@@ -132,18 +198,11 @@ def hints_of(exchange: Exchange[Any] | None, committed: Committed, window: int) 
     """
     if not isinstance(exchange, Ahead):
         return None
-    accounts, chain = [], None
+    accounts: list[Account] = []
+    chain = None
     if exchange.device_drafts:
         chain = HintChain(committed, window)
-        accounts.append(Account(DeviceHints(chain), DEVICE, run=2.0))
+        accounts.append(Account(DeviceHints(chain), DEVICE))
+    if exchange.edge_drafts:
+        accounts.append(Account(TextHints(committed), TEXT))
     return Hints(accounts, chain)
-
-
-def _worth(offer: Offer, price: float) -> int:
-    """Count the drafts whose odds, along the path, are worth their price."""
-    path = 1.0
-    for at, odds in enumerate(offer.odds):
-        path *= odds
-        if path < price:
-            return at
-    return min(len(offer.ids), len(offer.odds))

@@ -34,7 +34,7 @@ from pilotfish.wire.metrics import (
     metric,
     notes,
 )
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, names
+from pilotfish.wire.protocols import names
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "pilotfish_"
@@ -58,16 +58,6 @@ _READINGS = (  # name, help, attribute of `LinkState`, scale
 )
 
 
-def origins(record: Round) -> dict[str, int]:
-    """How many of a round's tokens came from where; see `device_runtime.record.Piece`."""
-    count = len(record.tokens)
-    if record.protocol not in EXCHANGES:
-        return {"target" if record.protocol == STREAM else LOCAL: count}
-    drafted = min(record.accepted, count)
-    last = "bonus" if record.accepted == record.window else "corrected"
-    return {"drafted": drafted, last: count - drafted}
-
-
 @dataclass
 class _Counts:
     """Everything that is counted since the start, as `wire.metrics` declares it."""
@@ -81,6 +71,10 @@ class _Counts:
     accepted: Counter[str] = counter(
         "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", "protocol"
     )
+    hint_drafts: Counter[str] = counter(
+        "hint_drafted_tokens", "Drafts in the target's passes under ahead.", "source"
+    )
+    hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
     notes: dict[tuple[str, str], float] = notes(
         lambda one: f"spec_decode_{'num_' if one.whole else ''}{one.metric}"
     )
@@ -153,9 +147,9 @@ class Metrics:
         protocol = record.protocol if record.protocol in names() else _OTHER
         with self._lock:
             own = self._counts
+            own.drafted[protocol] += record.nodes  # under `ahead` between any two messages
             if record.window:
                 own.drafts[protocol] += 1
-                own.drafted[protocol] += record.nodes
                 own.accepted[protocol] += record.accepted
                 for name, value in record.notes.items():
                     own.notes[name, protocol] += value
@@ -169,8 +163,12 @@ class Metrics:
                     own.stages[protocol, stage].add(seconds)
             own.bytes["up", "rounds"] += record.uplink_bytes
             own.bytes["down", "rounds"] += record.downlink_bytes
-            for origin, count in origins(record).items():
-                own.tokens[origin] += count
+            for origin, ids in record.origins:
+                if ids:
+                    own.tokens[origin] += len(ids)
+            if record.source:
+                own.hint_drafts[record.source] += record.window
+                own.hint_accepted[record.source] += record.accepted
 
     def generation(self, generation: Generation) -> None:
         """Count an answer that has come to its end."""

@@ -56,6 +56,8 @@ class Status:
         # since the start, by counter: the totals that shares refer to, and the sums noted
         self._parts: Counter[str] = Counter()
         self._noted: dict[str, float] = defaultdict(int)
+        # since the start, by source of hints: drafts in passes, and those accepted
+        self._hints: dict[str, tuple[int, int]] = {}
         self._recoveries: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_RECOVERIES)
         self._recovered = 0
         self._answers = 0
@@ -74,6 +76,9 @@ class Status:
             self._parts["accepted"] += record.accepted
             for name, value in record.notes.items():
                 self._noted[name] += value
+            if record.source:
+                drafted, accepted = self._hints.get(record.source, (0, 0))
+                self._hints[record.source] = (drafted + record.window, accepted + record.accepted)
 
     def generation(self, generation: Generation) -> None:
         """Add a complete answer."""
@@ -132,6 +137,10 @@ class Status:
                 **{
                     name: one.of_total(self._noted.get(name, 0), self._parts[one.of])
                     for name, one in counters().items()
+                },
+                "hints": {
+                    source: {"drafted": drafted, "accepted": accepted}
+                    for source, (drafted, accepted) in self._hints.items()
                 },
                 "rounds": _recent(rounds),
                 "protocol": self._choice,

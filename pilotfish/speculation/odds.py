@@ -1,24 +1,85 @@
-"""placeholder"""
+"""The odds that a draft token is the target's, learnt while the text comes.
 
-from bisect import bisect_right
+In:  how clear the draft is, and afterwards whether the target chose the same. Of a model's draft
+     that is its margin, by how many logits it leads the next one (`drawn`); of a repeated one
+     (`Repeat`), how many tokens before it are the same.
+Out: a probability, given that every draft before it was right.
 
-_EDGES = (0.25, 0.5, 1.0, 2.0, 3.0, 4.5, 7.0)
+The drafter's own probability is no such odds: the default pair, two precisions of one model, agrees
+in 98 of 100 places, in most of which the drafter gives its choice far less. What decides is how the
+margin compares with how far the two models' logits lie apart, and that differs from pair to pair:
+about 0.1 logits there, 1 where the drafter has been rounded twice, 4 where layers were left out or
+the models were trained apart. Hence a family of curves
+
+    odds(margin) = ceiling · (1 − (1 − floor) · exp(−margin / scale))
+
+and the mean of them all, each weighted by its prior and by what it foretold of the tokens that were
+compared: Bayes' rule. Old comparisons fade, so that it follows a text that changes its kind. It
+begins optimistic, for a draft too many costs little and one too few a pass of the target.
+
+Repeats follow the same curves: their scale is a few tokens, and more of them go astray.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+HOPEFUL = 0.5  # for models
+DOUBTFUL = 1.5  # for repeats
+
+_SCALES = 0.06 * 2.0 ** np.arange(10)  # f64 [scales], logits or tokens, to 31
+_FLOORS = {0.3: 0.8, 0.03: 0.1, 0.7: 0.1}  # with their weights: 0.3 is what all pairs measured had
+# For drafters whose margin tells nothing, or that are wrong throughout.
+_CEILINGS = {0.997: 0.94, 0.9: 0.04, 0.5: 0.01, 0.05: 0.01}
+_MEMORY = 300.0  # comparisons; older ones count for less than 1/e
+
+
+def _outer(*weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    product = weights[0]
+    for more in weights[1:]:
+        product = np.multiply.outer(product, more)
+    return product
+
+
+_FLAT = 1.0 - np.array(list(_FLOORS))  # f64 [floors]
+_CEILING = np.array(list(_CEILINGS))  # f64 [ceilings]
+
+
+def _curves(margin: float) -> NDArray[np.float64]:
+    """Return what each curve says, f64 [scales, floors, ceilings], all in (0, 1)."""
+    margin = max(0.0, margin)  # in this order: it makes 0 of what is no number
+    missed = np.exp(-margin / _SCALES)
+    return _outer(1.0 - np.multiply.outer(missed, _FLAT), _CEILING)
 
 
 class Odds:
-    """Calibrated odds."""
+    """Odds by the margin, for one pair of models or for repeats. One thread at a time.
 
-    def __init__(self) -> None:
-        self._right = [3.8] * (len(_EDGES) + 1)
-        self._seen = [4.0] * (len(_EDGES) + 1)
+    doubt: what each scale weighs at first, compared with half of it; `HOPEFUL` or `DOUBTFUL`.
+    """
+
+    def __init__(self, doubt: float = HOPEFUL) -> None:
+        scales = np.power(doubt, np.arange(len(_SCALES)), dtype=np.float64)
+        floors, ceilings = (np.array(list(kind.values())) for kind in (_FLOORS, _CEILINGS))
+        # f64 [scales, floors, ceilings]
+        self._prior = np.log(_outer(scales, floors, ceilings))
+        self._evidence = np.zeros_like(self._prior)  # log-likelihood of what was compared, faded
+        self._weigh()
+
+    def _weigh(self) -> None:
+        logarithms = self._prior + self._evidence
+        weights = np.exp(logarithms - logarithms.max())
+        self._weights = weights / weights.sum()
 
     def of(self, margin: float) -> float:
-        """Odds."""
-        at = bisect_right(_EDGES, margin)
-        return self._right[at] / self._seen[at]
+        """Return the odds in (0, 1) of a draft, given that those before it are right.
+
+        ``margin`` is 0 to infinity, in logits or tokens; the odds never fall as it grows.
+        """
+        return float(np.vdot(self._weights, _curves(margin)))
 
     def learn(self, margin: float, agreed: bool) -> None:
-        """Learn."""
-        at = bisect_right(_EDGES, margin)
-        self._right[at] = 0.99 * self._right[at] + agreed
-        self._seen[at] = 0.99 * self._seen[at] + 1
+        """Take in whether the target chose the draft that had this margin."""
+        foretold = _curves(margin)
+        self._evidence *= 1.0 - 1.0 / _MEMORY
+        self._evidence += np.log(foretold if agreed else 1.0 - foretold)
+        self._weigh()

@@ -10,6 +10,7 @@ never share a block: a race uses as many low blocks as the vocabulary needs, and
 window use one block per candidate.
 """
 
+import math
 from enum import IntEnum
 
 import numpy as np
@@ -76,14 +77,46 @@ def sample(weights: Weights, words: NDArray[np.uint32]) -> int:
     sampling. Logarithms are taken only of runners that can win: e ≥ (w + ½)/2³², so a runner that
     is below the best so far even with that bound is out.
     """
-    # [V], at least the score · 2⁻³² of each runner, but for float32's rounding
-    bounds = weights.astype(np.float32, copy=False) / (words.astype(np.float32) + np.float32(0.5))
+    bounds = _bounds(weights, words)
     leader = int(bounds.argmax())
-    score = _scores(weights, words, np.array([leader]))[0] * 2.0**-32
-    runners = np.flatnonzero(bounds >= score * (1.0 - 1e-6))
+    least = _scores(weights, words, np.array([leader]))[0]
+    runners = _runners(bounds, least)
     if len(runners) <= 1:
         return leader
     return int(runners[_scores(weights, words, runners).argmax()])
+
+
+def race(weights: Weights, words: NDArray[np.uint32]) -> tuple[int, float]:
+    """Return who wins the race, as `sample` does, and its lead over the next one.
+
+    The lead is that of log(weight) + Gumbel noise, 0 to infinity.
+    """
+    bounds = _bounds(weights, words)
+    leader = int(bounds.argmax())
+    highest, bounds[leader] = bounds[leader], -1.0
+    second = int(bounds.argmax())
+    if not bounds[second] > 0.0:  # no other can win
+        return leader, math.inf
+    bounds[leader] = highest
+    runners = _runners(bounds, _scores(weights, words, np.array([leader, second])).min())
+    scores = _scores(weights, words, runners)
+    winner = int(scores.argmax())
+    best, scores[winner] = scores[winner], 0.0
+    next_best = scores.max()
+    return int(runners[winner]), math.log(best / next_best) if next_best > 0.0 else math.inf
+
+
+def _bounds(weights: Weights, words: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Return at least the score · 2⁻³² of each runner, but for float32's rounding; [V]."""
+    bounds: NDArray[np.float32] = weights.astype(np.float32, copy=False) / (
+        words.astype(np.float32) + np.float32(0.5)
+    )
+    return bounds
+
+
+def _runners(bounds: NDArray[np.float32], least: float) -> NDArray[np.integer]:
+    """Return who may have a score of at least ``least``, ascending."""
+    return np.flatnonzero(bounds >= least * 2.0**-32 * (1.0 - 1e-6))
 
 
 def _scores(

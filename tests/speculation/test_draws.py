@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.distributions import Sampling, nucleus, probabilities
-from pilotfish.speculation.randomness import Purpose, exponentials, noise, sample, uniforms
+from pilotfish.speculation.randomness import Purpose, exponentials, noise, race, sample, uniforms
 from pilotfish.speculation.split import systematic
 from pilotfish.speculation.truncation import LEVEL_WEIGHTS
 from tests.support.enumeration import Model, kinds, law_of, samplings
@@ -58,7 +58,12 @@ def test_a_race_is_won_by_the_largest_ratio(vocab, kind, sampling, seed):
     large = probabilities(3 * large[None], sampling)[0]
     for weights in (small, large, small.astype(np.float64), systematic(large, 16, 0.5)):
         words = noise(len(weights), seed, Purpose.DRAFT, 1)
-        assert sample(weights, words) == (weights / exponentials(words)).argmax()
+        scores = weights / exponentials(words)
+        assert sample(weights, words) == scores.argmax()
+        second, first = np.sort(scores)[-2:]
+        winner, ahead = race(weights, words)
+        assert winner == scores.argmax()
+        assert ahead == (pytest.approx(np.log(first / second), abs=1e-12) if second else np.inf)
 
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "wire_vectors.json").read_text())

@@ -51,6 +51,7 @@ __all__ = [
     "names",
     "option_types",
     "register",
+    "streams",
 ]
 
 
@@ -90,6 +91,11 @@ def counters() -> dict[str, RoundCounter]:
 def counters_of(protocol: str) -> tuple[RoundCounter, ...]:
     """What rounds of this protocol note; nothing of baselines and unknown ones."""
     return EXCHANGES[protocol].counters if protocol in EXCHANGES else ()
+
+
+def streams(protocol: str) -> bool:
+    """Whether the target generates by itself, with or without hints, rather than by rounds."""
+    return protocol == STREAM or (protocol in EXCHANGES and EXCHANGES[protocol].streams)
 
 
 def exchange_named(name: str) -> Exchange[Any]:

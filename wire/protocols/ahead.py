@@ -12,19 +12,21 @@ pass. The device drafts on along its own text and comes back when the target's t
 A hint is none of the rounds of docs/wire.md: it is not settled, not stored and not answered.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.distributions import Floats, probabilities
+from pilotfish.speculation.randomness import Purpose, noise, race
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
 from pilotfish.wire.committed import Committed, common_prefix
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 from pilotfish.wire.protocols.coupled import Coupled
 from pilotfish.wire.protocols.declared import ProtocolOptions
-from pilotfish.wire.protocols.exchange import Ids, Law, Place, expect_frames, ids_in
+from pilotfish.wire.protocols.exchange import Ids, Law, expect_frames, ids_in
 from pilotfish.wire.settings import setting
 
 MOST_DRAFTS = 15  # of a pass: with the committed token before them a TensorRT engine's 16 rows
@@ -221,10 +223,16 @@ class HintChain:
 
 
 def drawn(logits: Floats, law: Law, position: int) -> tuple[int, float]:
-    """Return the draft at a position by one row of logits [V], and its margin."""
-    token = Ahead().draw(logits, law, Place(position, 0))[0][0]
-    rest = logits[token]
-    logits[token] = -np.inf
-    margin = float(rest - logits.max())
-    logits[token] = rest
-    return token, margin
+    """Return the draft at a position by one row of logits [V], as `draw`, and its margin.
+
+    That is by how many logits it leads the next token (`Odds`). Under noise both have theirs added,
+    scaled by the temperature: so it says how far the target's logits must lie from these to make
+    another choice, whatever the temperature.
+    """
+    if law.sampling.greedy:
+        token = int(logits.argmax())
+        rest = (logits[:token].max(initial=-math.inf), logits[token + 1 :].max(initial=-math.inf))
+        return token, float(logits[token] - max(rest))
+    q = probabilities(logits[None], law.sampling)[0]
+    token, ahead = race(q, noise(len(q), law.seed, Purpose.TARGET, position))
+    return token, law.sampling.temperature * ahead

@@ -51,12 +51,21 @@ function missing(pause) {
   pill("gone", "no service");
 }
 
+/** "device 93 %, text 40 %" of the drafts in passes under `ahead`; null without any. */
+function hinted(hints) {
+  const shares = Object.entries(hints ?? {}).map(
+    ([source, { drafted, accepted }]) => `${source} ${percent(accepted / drafted)}`,
+  );
+  return shares.join(", ") || null;
+}
+
 function show(status) {
   const { link, acceptance, rounds, protocol, lanes, energy } = status;
   showLink(link, status.edge);
   put(at("acceptance"), percent(acceptance.recent));
   at("acceptance-meter").value = acceptance.recent ?? 0;
   put(at("acceptance-total"), percent(acceptance.total));
+  optional("hints", hinted(status.hints), (shares) => shares);
   optional("forgiven", status.forgiven || null, (count) => `${count} drafted tokens`);
   optional("deviation", status.deviation || null, (mean) => `${percent(mean)} a position`);
   put(at("round-tokens"), rounds ? rounds.tokens.toFixed(2) : "–");
