@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from _ahead_cells import Spread
-from _ahead_fleet import Fleet, fleet
+from _ahead_fleet import Fleet, Served, fleet
 from _ahead_prompts import questions
 from _ahead_replayed import Pace, record, save
 from _ahead_tables import Bench, Measured
@@ -124,65 +124,87 @@ def hostile(bench: Bench) -> Measured:
     rows: Rows = []
     with _recording(bench, asked, args.tokens) as recording:
         for name, pace in {"real": None, "replayed": FLEET_PACES["GPU"]}.items():
-            steps = Steps(turns)
             with fleet(
                 bench.drafter, args.target, recording, asked, devices=size, spare_keys=1,
                 drafter_pace=FLEET_DRAFTER, target_pace=pace, rtt_s=0.0,
             ) as (devices, spare):  # fmt: skip
-                row = _attacked(bench, devices, spare[0], recording, turns, seconds, steps)
-            rows.append({"table": "hostile", "target": name, "streams": size} | row)
+                found = _attacked(bench, devices, spare[0], recording, turns, seconds)
+            rows += [{"table": "hostile", "target": name, "streams": size} | row for row in found]
     for_people = [
         {
             "target": row["target"],
+            "nonsense": row["mode"],
             "honest streams": row["streams"],
             "tokens/s": f"{row['quiet']:.1f}",
-            "beside nonsense": f"{row['beside']:.1f}",
+            "beside it": f"{row['beside']:.1f}",
             "ratio": str(Spread(*row["ratio"].values())),
+            "rows, ms a pass": "; ".join(f"{rows:.1f}, {ms:.1f}" for rows, ms in row["passes"]),
             "hints/s": f"{row['hints_per_s']:.0f}",
-            "refused": row["refused"],
-            "edge MiB, at first and last": f"{row['first_mib']:.0f}, {row['last_mib']:.0f}",
+            "edge MiB, early and late": f"{row['early_mib']:.0f}, {row['late_mib']:.0f}",
         }
         for row in rows
     ]
     found = []
     for row in rows:
-        growth = row["last_mib"] / row["first_mib"] - 1.0
-        what = f"hostile, {row['target']} target"
+        growth = row["late_mib"] / row["early_mib"] - 1.0
+        what = f"hostile, {row['target']} target, {row['mode']}"
         found.append(at_least(f"{what}: others' tokens/s", row["ratio"]["mid"], OTHERS_KEEP))
         found.append(at_most(f"{what}: growth of the edge's memory", growth, GROWTH_MOST))
     return "a device that hints nonsense", rows, for_people, found
 
 
 def _attacked(
-    bench: Bench, devices: Fleet, folder: Path, recording: Path, turns: int, seconds: float,
-    steps: Steps,
-) -> dict[str, Any]:  # fmt: skip
+    bench: Bench, devices: Fleet, folder: Path, recording: Path, turns: int, seconds: float
+) -> Rows:
+    """A row for each kind of nonsense; memory is looked at as each turn of it ends."""
     ways = [{"protocol": STREAM, "max_tokens": bench.args.tokens}] * devices.size
-    quiet, beside, memory = [], [], []
-    told: dict[str, Any] = {"sent": 0, "refused": 0}
+    steps, rows = Steps(2 * turns), list[dict[str, Any]]()
     with _intruder(bench, devices, folder, recording) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         devices.run(ways, seconds)
-        for _ in range(turns):
-            steps.next("hostile: without and with")
-            quiet.append(devices.run(ways, seconds).total)
-            print("hint", file=process.stdin, flush=True)
-            begun_s = time.monotonic()
-            beside.append(devices.run(ways, seconds).total)
-            hinted_s = time.monotonic() - begun_s
-            print("rest", file=process.stdin, flush=True)
-            told = json.loads(process.stdout.readline())
-            memory.append(memory_mib(devices.edge.pid)[0])
-    return {
-        "quiet": median(quiet),
-        "beside": median(beside),
-        "ratio": Spread.of([b / a for a, b in zip(quiet, beside, strict=True)])._asdict(),
-        "hints_per_s": told["sent"] / (turns * hinted_s),
-        "refused": told["refused"],
-        "first_mib": memory[0],
-        "last_mib": memory[-1],
-    }
+        for mode in ("flood", "steady"):
+            quiet, beside, memory, sent = [], [], [], 0
+            for _ in range(turns):
+                steps.next(f"hostile: without, and with a {mode}")
+                quiet.append(devices.run(ways, seconds))
+                before = _told(process, "rest")
+                begun_s = time.monotonic()
+                _told(process, mode)
+                beside.append(devices.run(ways, seconds))
+                memory.append(memory_mib(devices.edge.pid)[0])
+                sent += _told(process, "rest")["sent"] - before["sent"]
+                hinted_s = time.monotonic() - begun_s
+            half = len(memory) // 2
+            rows.append(
+                {
+                    "mode": mode,
+                    "quiet": median(one.total for one in quiet),
+                    "beside": median(one.total for one in beside),
+                    "ratio": Spread.of(
+                        [b.total / a.total for a, b in zip(quiet, beside, strict=True)]
+                    )._asdict(),
+                    "passes": [_a_pass(quiet), _a_pass(beside)],
+                    "hints_per_s": sent / (turns * hinted_s),
+                    "early_mib": median(memory[:half]),
+                    "late_mib": median(memory[half:]),
+                    "memory_mib": memory,
+                }
+            )
+    return rows
+
+
+def _a_pass(served: Sequence[Served]) -> tuple[float, float]:
+    """Rows and milliseconds of a pass."""
+    passes = max(1.0, sum(one.counts.passes for one in served))
+    rows = sum(one.counts.rows for one in served) / passes
+    return rows, 1e3 * sum(one.counts.busy_s for one in served) / passes
+
+
+def _told(process: "subprocess.Popen[str]", mode: str) -> dict[str, Any]:
+    """Tell the device what to do; at "rest" it says what it has done."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(mode, file=process.stdin, flush=True)
+    return json.loads(process.stdout.readline()) if mode == "rest" else {}
 
 
 @contextmanager
