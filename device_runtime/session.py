@@ -186,7 +186,7 @@ class Session:
             return
         for tokens in self.edge.streamed(count, runner.step):
             record = self._streamed(plan, tokens)
-            met, leg = runner.meet(record.tokens, record.pass_s)
+            met, leg = runner.meet(record.tokens, record.source, record.pass_s)
             record.run = (met.depth, met.compared, met.agreed)
             record.nodes, record.uplink_bytes = leg.drafts, record.uplink_bytes + leg.sent_bytes
             record.timings = _shared(record.timings, leg.draft_s)

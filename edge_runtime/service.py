@@ -156,7 +156,10 @@ class Service:
             request = m.decode_request(envelope.header)
             self._dispatch(request, envelope, received_ns)
         except PilotfishError as error:
-            self._refuse(envelope.client, request, error)
+            if m.is_hint(envelope.header):
+                self._tally.hints["refused"] += 1  # no hint is answered
+            else:
+                self._refuse(envelope.client, request, error)
         except Exception:
             _log.exception("a message could not be served")
             self._refuse(
@@ -259,10 +262,14 @@ class Service:
         session.committed.extend(new)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
         session.hints = hints_of(
-            exchange, session.committed, self._limits.window, self._follower(session, law)
+            exchange,
+            session.committed,
+            self._limits.window,
+            self._follower(session, law),
+            session.hints,
         )
         session.round = session.stream = None
-        session.awaits_pending = False
+        session.awaits_pending = session.ended = False
         if len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
 
@@ -364,7 +371,7 @@ class Service:
         if len(ahead):  # a retry: what the device has missed
             times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
             self._rounds.send_tokens(session, pull.start, ahead.tolist(), times)
-        if not running:
+        if not running and not session.ended:
             self._rounds.stream(session)
 
     def _hint(self, hint: m.Hint, envelope: Envelope) -> str:

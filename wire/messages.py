@@ -339,6 +339,12 @@ def decode_request(header: Buffer) -> Request:
     return checked(_requests, header)
 
 
+def is_hint(header: Buffer) -> bool:
+    """Whether a header is a hint's, right or wrong, by its first bytes alone."""
+    # a msgpack array of fewer than 16 elements, then a string of 4 bytes
+    return bytes(header[1:6]) == b"\xa4hint"
+
+
 def decode_reply(header: Buffer) -> Reply:
     """An edge's header; `MalformedError` says what is wrong with it."""
     return checked(_replies, header)
