@@ -111,7 +111,7 @@ class Conversation:
             if plan.streams or not finished:
                 session.edge.cancel()
             session.truncate(len(prompt) + len(answer.tokens))
-            self._learned.add(plan, rounds)
+            self._learned.add(plan, rounds, state)
         losses.end(time.monotonic_ns())
         after = link.gauge.probing if link else Probing()
         self.last = Generation(

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from pilotfish.device_runtime.choice import POLICIES, Evidence
+from pilotfish.device_runtime.choice.costs import compare, link_known
 from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Choice, Round
 from pilotfish.wire.errors import UnsupportedError
@@ -64,8 +65,13 @@ class Learned:
         with self._lock:
             return 0.0 if plan.exchange is None else max(self.evidence.freight(plan))
 
-    def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
-        """Add an answer's rounds to the evidence, without those of the drafter alone."""
+    def add(self, plan: Plan, rounds: Sequence[Round], state: LinkState | None) -> None:
+        """Add an answer's rounds to the evidence, without those of the drafter alone.
+
+        state: the link's before it.
+        """
         with self._lock:
             own = [record for record in rounds if record.protocol == plan.protocol]
             self.evidence.add(plan, own)
+            if state is not None and state.rtt is not None:
+                compare(plan, own, link_known(state), self.evidence)

@@ -58,8 +58,8 @@ class Round:
     # which ``window`` were drafted and ``accepted`` came true
     source: str = ""
     # under `ahead`, of the device's own drafts of these tokens, whether they reached the target in
-    # time or not: how many in a row had agreed before, how many were compared, up to the first
-    # wrong one, and how many of these agreed
+    # time or not: tokens committed since the last correction, with a draft of them or without, how
+    # many drafts were compared, up to the first wrong one, and how many of these agreed
     run: tuple[int, int, int] | None = None
 
     @property

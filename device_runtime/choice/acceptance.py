@@ -1,8 +1,9 @@
 """How often drafts are accepted, by how many before them were: what past rounds tell of it.
 
-The *depth* of a draft is the number of drafts before it that agreed with the target in a row: in a
-window those before it, under `ahead` all since the last correction. What a protocol accepts at a
-depth is its own so far; with little evidence, that of all protocols there, scaled by how they
+The *depth* of a draft is the number of tokens before it that nothing corrected: in a window the
+drafts before it, under `ahead` all tokens since the last correction, those included that came
+before the device had drafted them. Only drafts that were compared count. What a protocol accepts at
+a depth is its own so far; with little evidence, that of all protocols there, scaled by how they
 compare (`agreement`); with none, that of the depths from half as deep on, which are alike; and with
 none at all a high one: an optimistic estimate gets tried and corrected, a pessimistic one never
 would. Evidence fades from answer to answer, so that drafting is tried again after a long time

@@ -7,14 +7,16 @@ Under `ahead` the target never waits, so all of its time is the edge's; in round
 the device drafts and messages travel.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.evidence import Evidence
-from pilotfish.device_runtime.choice.hints import ALL, paced_as, whose
+from pilotfish.device_runtime.choice.hints import ALL, whose
 from pilotfish.device_runtime.plan import Plan
+from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.ahead import lead, price, survival, token_costs
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s, transfer_s
 from pilotfish.wire.link.state import LinkState
@@ -39,7 +41,7 @@ class PlanCosts(NamedTuple):
 def plan_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict what a committed token costs under this plan."""
     if whose(plan):
-        return _hinted(plan, link, evidence)
+        return _corrected(plan, link, evidence)
     if plan.protocol == STREAM:
         return stream_costs(plan.max_tokens, link, evidence)
     if plan.exchange is None:
@@ -82,13 +84,37 @@ def _alone(protocol: str, max_tokens: int, link: Link, evidence: Evidence) -> Pl
     return PlanCosts(token_s, pass_s)
 
 
+def compare(plan: Plan, rounds: Sequence[Round], link: Link, evidence: Evidence) -> None:
+    """Tell the evidence, which has these rounds of an answer, how far the model is off for them."""
+    steady = rounds[1:]  # the first one waits for the prompt to be read
+    if not whose(plan) or not steady:
+        return
+    tokens = sum(1 + one.accepted for one in steady)
+    token_s = sum(one.timings.total for one in steady) / tokens
+    expected_s = _hinted(plan, link, evidence).token_s - link.rtt_s / plan.max_tokens
+    evidence.outcomes.add(plan, len(steady), token_s, expected_s)
+
+
+def _corrected(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
+    """Predict for a target that takes hints, by the model and by how it came true."""
+    factor = evidence.outcomes.factor(plan)
+    found = PlanCosts(*(factor * each for each in _hinted(plan, link, evidence)))
+    # where the device is at rest, the target is as fast as alone at worst
+    return min(found, _without(plan, link, evidence)) if whose(plan) == EDGE else found
+
+
+def _without(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
+    """Predict for a target that takes hints, while there are none."""
+    return _alone(evidence.paced_as(plan), plan.max_tokens, link, evidence)
+
+
 def _hinted(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict for a target that takes hints: from the source that is best, where there are several.
 
     Repeats go with another source: what the text does not repeat is left to that.
     """
     sources = whose(plan)
-    found = [_alone(paced_as(plan), plan.max_tokens, link, evidence)]
+    found = [_without(plan, link, evidence)]
     if sources in (ALL, DEVICE):
         drafted_s = max(evidence.hint_s(plan.protocol), transfer_s(_HINT_BYTES, link.up_bps))
         found.append(_drafted(plan, link, evidence, link.rtt_s, drafted_s, evidence.hazards(plan)))
@@ -111,7 +137,9 @@ def _drafted(
     """Predict for drafts that take so long, and so long to arrive; hazards: f64 [n]."""
     run = survival(np.append(hazards, np.full(_TAIL, hazards[-1])))
     between_s = evidence.between_s()
-    passes = [evidence.streaming_s(paced_as(plan), drafts) for drafts in range(MOST_DRAFTS + 1)]
+    passes = [
+        evidence.streaming_s(evidence.paced_as(plan), drafts) for drafts in range(MOST_DRAFTS + 1)
+    ]
     costs = token_costs(
         run,
         rtt_s=rtt_s,
@@ -129,7 +157,7 @@ def _drafted(
 def _repeating(plan: Plan, link: Link, evidence: Evidence, otherwise: PlanCosts) -> PlanCosts:
     """Predict where repeats of the text are hints: their passes', and the others as otherwise."""
     share, tokens, positions = evidence.edge_hints.repeats(plan)
-    pass_s = evidence.streaming_s(paced_as(plan), round(positions) - 1)
+    pass_s = evidence.streaming_s(evidence.paced_as(plan), round(positions) - 1)
     bytes_down = _STREAM_BYTES / tokens
     token_s = streamed_token_s(
         (pass_s + evidence.between_s()) / tokens, bytes_down, link, plan.max_tokens

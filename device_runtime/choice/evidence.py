@@ -4,8 +4,9 @@ In:  the rounds of each answer, and the pass times that both ends measured at st
      for any plan, tried or not.
 
 Acceptance is in `acceptance`, what the edge's own hints bring in `hints`, how long passes take in
-`pace`. Under protocols that stream, a drafter's pass counts as it is *while the target runs*: two
-ends that share a machine's memory slow each other down.
+`pace`, and how forecasts came true in `outcomes`. Under protocols that stream, a drafter's pass
+counts as it is *while the target runs*: two ends that share a machine's memory slow each other
+down.
 """
 
 from collections import defaultdict
@@ -16,13 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.acceptance import Acceptance
-from pilotfish.device_runtime.choice.hints import EdgeHints, paced_as
+from pilotfish.device_runtime.choice.hints import EdgeHints, whose
+from pilotfish.device_runtime.choice.outcomes import Outcomes
 from pilotfish.device_runtime.choice.pace import PassPace, Recent, pass_s
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.protocols import LOCAL
+from pilotfish.wire.protocols import LOCAL, STREAM
+from pilotfish.wire.protocols.ahead import DEVICE, EDGE
 from pilotfish.wire.protocols.exchange import Freight, Sizes
 
 _HOPE_WEIGHT = 4.0  # rounds, that a protocol's own estimate of its exchanges counts for
@@ -50,6 +53,7 @@ class Evidence:
         self._beside_pace = dict(sorted((beside_pace or {}).items()))
         self._sizes = sizes
         self._acceptance, self.edge_hints = Acceptance(), EdgeHints()
+        self.outcomes = Outcomes()  # of forecasts
         self._drafting, self._verifying = PassPace(), PassPace()
         self._around_s: dict[str, Recent] = defaultdict(Recent)  # encode, settle
         self._queue_s, self._between_s = Recent(), Recent()
@@ -63,6 +67,7 @@ class Evidence:
         """Add the rounds of an answer, complete or not."""
         self._acceptance.add(plan, rounds)
         self.edge_hints.add(plan, rounds)
+        self.outcomes.fade()
         steady = rounds[1:]  # the first one waits for the prompt to be read
         if plan.streams:
             self._add_streamed(plan, steady)
@@ -71,12 +76,14 @@ class Evidence:
 
     def _add_streamed(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the times of passes that nobody waits for, and of drafts meanwhile."""
-        name = paced_as(plan)
+        name = self.paced_as(plan)
         drafted_s = pass_s(self._drafter_pace, 1)
         drafting = [one.timings.draft / (one.nodes * drafted_s) for one in rounds if one.nodes]
         self._drafting.add(name, drafting)
         self._verifying.add(
-            name, [one.pass_s / pass_s(self._target_pace, 1 + one.window) for one in rounds]
+            name,
+            [one.pass_s / pass_s(self._target_pace, 1 + one.window) for one in rounds],
+            beside=self._beside(plan),
         )
         if rounds:  # tokens may come in bursts, so only the mean distance counts
             waited_s = fmean(one.timings.total for one in rounds)
@@ -141,6 +148,21 @@ class Evidence:
     def verifying_s(self, plan: Plan) -> float:
         """Estimate the seconds of the target's pass over a window of this plan."""
         return self._verifying_s(plan.expansion) * self._verifying.factor(plan.protocol)
+
+    def paced_as(self, plan: Plan) -> str:
+        """Return the protocol whose passes are as fast as those of a plan that streams.
+
+        An end that computes while the other does may be slower for it, if they share a machine;
+        with the edge's hints alone the device is at rest, as under `stream`, and so is the edge but
+        for its target, unless it has a drafter.
+        """
+        if whose(plan) != EDGE:
+            return plan.protocol
+        return f"{plan.protocol}, {EDGE}" if self._beside(plan) else STREAM
+
+    def _beside(self, plan: Plan) -> bool:
+        """Whether the edge may draft while its target runs."""
+        return bool(self._beside_pace) and whose(plan) not in ("", DEVICE)
 
     def streaming_s(self, protocol: str, drafts: int = 0) -> float:
         """Estimate the same for a target that streams, of a pass with so many drafts in it."""

@@ -44,16 +44,23 @@ class PassPace:
         self._own: dict[str, deque[float]] = defaultdict(lambda: deque([1.0], maxlen=_OWN_ANSWERS))
         self._idle: Counter[str] = Counter()
 
-    def add(self, name: str, factors: Sequence[float]) -> None:
-        """Add the factors of an answer's passes under this protocol."""
+    def add(self, name: str, factors: Sequence[float], *, beside: bool = False) -> None:
+        """Add the factors of an answer's passes under this protocol.
+
+        beside: the protocol has the machine do something else as well, so that what it takes longer
+        is its own: by the machine's factor all others would be expected to be as slow, untried.
+        """
         factors = [factor for factor in factors if factor > 0.0]  # nothing takes no time
         if not factors:
             self.fade()
             return
-        if self._machine:
+        if self._machine or beside:
             self._own[name].append(median(factors) / self._machine.median(1.0))
         own = self._of(name)
-        self._machine.extend(factor / own for factor in factors)
+        if beside:
+            self.fade()
+        else:
+            self._machine.extend(factor / own for factor in factors)
         self._idle = Counter({other: 1 + idle for other, idle in self._idle.items()})
         self._idle[name] = 0
         for other in [other for other, idle in self._idle.items() if idle > _OWN_IDLE]:

@@ -3,7 +3,8 @@
 T/N by `costs`, with the link as last measured and the `evidence` on acceptance, computing times and
 bytes. A rate that was never measured counts as slow. The last choice is kept until another plan is
 clearly better, so that noise does not flip it back and forth; and so is, before there was one, the
-best plan for which the device drafts nothing. Between equal plans the first is taken.
+best plan for which the device drafts nothing. That one is taken, too, once what is held is no
+better. Between equal plans the first is taken.
 
 A thrifty request takes the plan that costs the edge least time a token, of those that are predicted
 to be no slower than `stream`.
@@ -44,12 +45,15 @@ class Predictive(Policy):
         names = tuple(_named(plan) for plan in plans)
         kind = auto.thrift, names
         held = self._held.pop(kind, None)
-        kept = _undrafted(plans, costs) if held is None else names.index(held)
+        rest = _undrafted(plans, costs)
+        kept = rest if held is None else names.index(held)
         limit_s = stream_costs(plans[0].max_tokens, known, evidence).token_s
         prices = _prices(costs, kept, limit_s if auto.thrift else None)
         best = min(range(len(plans)), key=prices.__getitem__)
         if kept is not None and prices[best] > _CLEARLY * prices[kept]:
             best = kept
+        if rest is not None and prices[rest] <= prices[best]:
+            best = rest  # the device need not draft in vain
         self._held[kind] = names[best]  # the newest is last
         if len(self._held) > _KINDS:
             del self._held[next(iter(self._held))]

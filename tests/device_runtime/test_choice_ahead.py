@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pilotfish.device_runtime.choice import Evidence
-from pilotfish.device_runtime.choice.costs import PlanCosts, plan_costs
+from pilotfish.device_runtime.choice.costs import PlanCosts, compare, plan_costs
 from pilotfish.device_runtime.choice.predictive import Predictive
 from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives, plan
 from pilotfish.device_runtime.record import Choice, Round, Timings
@@ -169,6 +169,20 @@ def test_the_edge_alone_is_as_fast_as_under_stream() -> None:
     assert cost(device, 100, seen).token_s > 1.3 * alone_s
 
 
+@pytest.mark.parametrize("hints", ["edge", "all"])
+def test_what_a_drafter_slows_beside_it_is_not_expected_of_the_target_alone(hints: str) -> None:
+    """Untried, `stream` would else be as slow, and never be tried."""
+    seen = evidence(0.8, beside={1: 0.004})
+    alone_s = cost(plan(protocol=STREAM), 20, seen).token_s
+    wanted = plan(protocol=AHEAD, hints=hints)
+    for _ in range(8):
+        slow = streamed([(0, 1, 1)] * 20, source="edge", window=3, accepted=3, pass_s=2 * GPU[1])
+        seen.add(wanted, slow)
+    assert cost(plan(protocol=STREAM), 20, seen).token_s == pytest.approx(alone_s, rel=0.1)
+    paced = seen.streaming_s(seen.paced_as(wanted))
+    assert paced == pytest.approx(2 * seen.streaming_s(STREAM), rel=0.1)
+
+
 def test_prompts_that_repeat_themselves_are_left_to_the_edge() -> None:
     seen = evidence(0.3)
     own = plan(protocol=AHEAD, hints="edge")
@@ -207,6 +221,76 @@ def test_a_drafter_beside_the_target_has_no_rtt() -> None:
         wrong = streamed([(0, 0, 0)] * 100, source="edge", window=3, accepted=0)
         seen.add(own, wrong)
     assert chosen(0, seen).hints == "all"
+
+
+LINK = Link(rtt_s=0.1, up_bps=1e9, down_bps=1e9)
+
+
+def answered(wanted: Plan, rounds_: list[Round], seen: Evidence) -> None:
+    """One answer more."""
+    seen.add(wanted, rounds_)
+    compare(wanted, rounds_, LINK, seen)
+
+
+def test_an_edge_whose_drafter_gives_nothing_is_not_held() -> None:
+    """It tells of one, which is never heard: a full edge, or one that cannot draft."""
+    seen, policy = evidence(0.8, beside={1: 0.002}), Predictive()
+    link = state(0.1, 1e8, 1e8)
+    found = []
+    for _ in range(30):
+        wanted, choice = policy.choose(Auto(), plans(), link, seen)
+        found.append(choice.hints)
+        if choice.hints == "edge":
+            answered(wanted, streamed([(0, 0, 0)] * 40), seen)
+        else:
+            paying = streamed([(0, 3, 3)] * 40, source="device", window=1, accepted=1)
+            answered(wanted, paying, seen)
+    assert found[0] == "edge"  # it promises as much, and the device might rest
+    assert found.count("edge") <= 4  # tried again now and then
+    assert set(found) == {"edge", "all"}
+    # long after, nothing is held against it
+    own = plan(protocol=AHEAD, hints="edge")
+    for _ in range(100):
+        seen.add(plan(protocol=STREAM), [])
+    assert seen.outcomes.factor(own) == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("slower", [0.6, 1.0, 1.8])
+def test_forecasts_follow_what_came_of_them(slower: float) -> None:
+    """An edge that takes fewer hints than the model has, or more of other sources."""
+    seen = evidence(0.8)
+    wanted = plan(protocol=AHEAD, hints="device")
+    model_s = cost(wanted, 100, seen).token_s
+    for _ in range(20):  # the passes are those of the model, and the tokens fewer
+        compare(wanted, streamed([(0, 1, 1)] * 20, pass_s=slower * model_s), LINK, seen)
+    assert cost(wanted, 100, seen).token_s == pytest.approx(slower * model_s, rel=0.12)
+    before = cost(plan(protocol=STREAM), 100, seen)
+    assert cost(plan(protocol=STREAM), 100, seen) == before
+    assert seen.outcomes.factor(plan(protocol=AHEAD, hints="edge")) == 1.0
+
+
+@pytest.mark.parametrize("waited_s", [0.0, 1e-9, 1e9])
+def test_one_answer_changes_a_forecast_by_a_part(waited_s: float) -> None:
+    seen, wanted = evidence(0.8), plan(protocol=AHEAD)
+    compare(wanted, streamed([(0, 1, 1)] * 20, pass_s=waited_s, drafted_s=0.0), LINK, seen)
+    assert 0.8 < seen.outcomes.factor(wanted) <= 1.5
+    compare(wanted, streamed([(0, 1, 1)]), LINK, seen)  # which waited for the prompt
+    compare(plan(protocol=STREAM), streamed([(0, 1, 1)] * 20), LINK, seen)
+    assert 0.8 < seen.outcomes.factor(wanted) <= 1.5
+
+
+def test_the_device_rests_as_soon_as_it_drafts_in_vain() -> None:
+    """What is held is not kept where it is no faster than to let the device rest."""
+    seen, policy = evidence(0.8), Predictive()
+    auto, link = Auto(among=[AHEAD, STREAM]), state(0.1, 1e8, 1e8)
+    found = []
+    while len(found) < 30 and found[-1:] != ["edge"]:
+        wanted, choice = policy.choose(auto, plans(auto), link, seen)
+        found.append(choice.hints)
+        # a busy edge takes nothing of it
+        answered(wanted, streamed([(0, 3, 3)] * 20, pass_s=1.1 * GPU[1]), seen)
+    assert found[0] == "all"
+    assert found[-1] == "edge"
 
 
 def test_whoever_names_the_hints_gets_them() -> None:

@@ -74,8 +74,9 @@ class Ahead(Coupled):
 class Met(NamedTuple):
     """How drafts compared with committed tokens.
 
-    depth: drafts in a row that had agreed before, since the last correction. compared: drafts of
-    these positions, up to the first that was wrong. agreed: of these. margins: of those compared.
+    depth: tokens committed since the last correction, those included that came before there was a
+    draft of them. compared: drafts of these positions, up to the first that was wrong. agreed: of
+    these. margins: of those compared.
     """
 
     depth: int
