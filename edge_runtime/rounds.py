@@ -208,7 +208,8 @@ class Rounds:
         start, token = len(session.committed), ruling.token
         assert token is not None  # a stream's rule always samples one
         drafts = job.tokens[start : start + ruling.accepted].tolist()
-        ids = _until(self._ends, [*drafts, token])[: stream.remaining]
+        # one at least: a device may have asked for fewer while the pass was made
+        ids = _until(self._ends, [*drafts, token])[: max(1, stream.remaining)]
         session.committed.extend(ids)
         stream.remaining = 0 if ids[-1] in self._ends else stream.remaining - len(ids)
         self._tally.streamed += len(ids)

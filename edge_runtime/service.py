@@ -36,6 +36,7 @@ from pilotfish.wire.errors import (
     PairMismatchError,
     PilotfishError,
     PromptTooLongError,
+    RateLimitedError,
     TooLargeError,
     UnknownSessionError,
     VersionMismatchError,
@@ -145,17 +146,16 @@ class Service:
         try:
             if self._allowed is not None and envelope.owner not in self._allowed:
                 raise AccessDeniedError("This key has been taken off the edge's allow-list.")
-            self._admission.admit(envelope.owner, received_ns * 1e-9)
+            spared = m.is_hint(envelope.header)
+            self._admission.admit(envelope.owner, received_ns * 1e-9, spared=spared)
             check_size(envelope, self._message_bytes)
             request = m.decode_request(envelope.header)
             self._dispatch(request, envelope, received_ns)
         except PilotfishError as error:
-            self._refuse(envelope.client, request, error)
+            self._refuse(envelope, request, error)
         except Exception:
             _log.exception("a message could not be served")
-            self._refuse(
-                envelope.client, request, InternalError("The edge failed at this; see its log.")
-            )
+            self._refuse(envelope, request, InternalError("The edge failed at this; see its log."))
         if request is not None:  # refusing a message unread costs next to nothing
             self._admission.charge(envelope.owner, (time.monotonic_ns() - received_ns) * 1e-9)
 
@@ -352,7 +352,7 @@ class Service:
             self._rounds.stream(session)
 
     def _hint(self, hint: m.Hint, envelope: Envelope) -> str:
-        """Take in a hint; returns what became of it. No hint is answered, however wrong."""
+        """Take in a hint; returns what became of it."""
         try:
             session = self.sessions.find(hint.session, envelope.owner)
             if session.generation != hint.generation or session.hints is None:
@@ -360,8 +360,6 @@ class Service:
             kept = session.hints.told(hint.start, hint.hash, envelope.frames, self._vocab)
         except UnknownSessionError:
             return "unknown"
-        except PilotfishError:
-            return "malformed"
         return "kept" if kept else "stale"
 
     def _generation(self, request: m.Window | m.States | m.Pull, owner: bytes) -> SessionState:
@@ -403,7 +401,12 @@ class Service:
             if self._allowed is not None:
                 self._tally.work[self._allowed[session.owner]] += 1
 
-    def _refuse(self, client: bytes, request: m.Request | None, error: PilotfishError) -> None:
+    def _refuse(self, envelope: Envelope, request: m.Request | None, error: PilotfishError) -> None:
+        """Send the error; a hint is not answered, however wrong: nobody waits for it."""
+        if m.is_hint(envelope.header):
+            limited = isinstance(error, RateLimitedError)
+            self._tally.hints["limited" if limited else "malformed"] += 1
+            return
         self._tally.refusals[error.code] += 1
         about = request if isinstance(request, m.Begin | m.Window | m.States | m.Pull) else None
         failure = m.Failure(
@@ -413,4 +416,4 @@ class Service:
             generation=about.generation if about else None,
             start=about.start if isinstance(about, m.Window | m.States | m.Pull) else None,
         )
-        self._send(client, failure, ())
+        self._send(envelope.client, failure, ())

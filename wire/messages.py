@@ -324,6 +324,8 @@ _encoder = msgspec.msgpack.Encoder()
 _requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
 _replies: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
+_HINT = _encoder.encode(Hint(session=b"", generation=0, start=0, hash=b""))[:6]  # up to its name
+
 # Anything that holds the bytes of a frame: what arrived is a view of ZeroMQ's own memory.
 Buffer = bytes | memoryview
 M = TypeVar("M", bound=msgspec.Struct)
@@ -342,6 +344,11 @@ def decode_request(header: Buffer) -> Request:
 def decode_reply(header: Buffer) -> Reply:
     """An edge's header; `MalformedError` says what is wrong with it."""
     return checked(_replies, header)
+
+
+def is_hint(header: Buffer) -> bool:
+    """Whether this is a hint's header, or means to be one: it is not decoded."""
+    return bytes(header[: len(_HINT)]) == _HINT
 
 
 def checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = HEADER_BYTES) -> M:
