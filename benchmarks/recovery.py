@@ -42,7 +42,7 @@ from pilotfish import Device, EdgeServer, Generation, Round
 from pilotfish.device_runtime.plan import Options
 from pilotfish.wire.emulation.emulator import Emulator
 
-PROTOCOLS = ("greedy", "coupled", "dsd", "tslt", "tree", "dssd", "stream")
+PROTOCOLS = ("greedy", "coupled", "dsd", "tslt", "tree", "dssd", "ahead", "stream")
 LATEST = 0.9  # of an answer's time; what comes later may miss it
 SLOW_BPS = 1.0
 

@@ -3,6 +3,7 @@
 Each is declared once: flags, TOML keys, help and reloads follow from it (`wire.settings`).
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -112,6 +113,18 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
         ),
     ] = None
     cluster: ClusterPlan = field(default_factory=ClusterPlan)
+    draft: Annotated[
+        Path | None,
+        setting(
+            "run this drafter beside the target, for devices that ask for protocol ahead "
+            "(docs/operations.md); it has the target's vocabulary (default: none)",
+            metavar="DIR",
+        ),
+    ] = None
+    draft_threads: Annotated[
+        int,
+        setting("CPU threads of --draft; the target leaves it so many cores", ge=1, metavar="N"),
+    ] = 1
     listen: _Listen = "tcp://127.0.0.1:7077"
     keys: _Keys | None = None
     metrics: Annotated[
@@ -161,6 +174,8 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
             raise ConfigError(
                 "An edge has one kind of target: one of --federate, --pipeline and --cluster."
             )
+        if self.draft is None and self.draft_threads != 1:
+            raise ConfigError("--draft-threads goes with --draft.")
         plan = self.cluster
         if plan.runner is None and plan != ClusterPlan():
             raise ConfigError(
@@ -186,6 +201,13 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     def kind(self) -> str:
         """The kind of target (`edge_runtime.targets`)."""
         return (*self._kinds, "local")[0]
+
+    @property
+    def target_threads(self) -> int | None:
+        """CPU threads of a target in this process; None: all cores that it may use."""
+        if self.threads is not None or self.draft is None:
+            return self.threads
+        return max(1, len(os.sched_getaffinity(0)) - self.draft_threads)
 
     @property
     def nodes(self) -> Path | None:

@@ -3,12 +3,13 @@
 import gc
 import logging
 import select
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import zmq
 
+from pilotfish.edge_runtime.beside import Beside, open_drafter
 from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.loop import EdgeLoop
 from pilotfish.edge_runtime.metrics import MetricsServer, MetricsSources
@@ -23,7 +24,7 @@ from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets import Opening, Target, open_target
 from pilotfish.edge_runtime.targets.target import pass_s
-from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.artifact import Artifact, Manifest
 from pilotfish.engines.inspection import Inspection
 from pilotfish.engines.pace import least_times
 from pilotfish.wire.keys import EdgeKeys
@@ -77,13 +78,14 @@ def serve(
                 stack.callback(target.close)
                 supplies = supplies if target.states else supplies.stateless()
                 passes = _pass_times(target)
+                price = Price({each.tokens: each.ns * 1e-9 for each in passes})
+                beside = _beside(stack, config, artifact.manifest, price, tally)
         except _OrphanedError:
             return 0
         # a pass may be a chunk of a prompt, or a window of every session, on a busier machine
         most = max(CHUNK, NARROW * config.limits.sessions, config.limits.window)
         longest_s = passes[-1].ns * 1e-9 * most / passes[-1].tokens
         supervisor.allow(_PATIENCE * longest_s)
-        price = Price({each.tokens: each.ns * 1e-9 for each in passes})
         scheduler = Scheduler(target, tally=tally, price=price)
         service = Service(
             artifact,
@@ -93,6 +95,8 @@ def serve(
             _sender(listener, tally),
             passes,
             price=price,
+            beside=beside,
+            drafts=_told({} if beside is None else beside.pace),
             supplies=supplies,
             allowed=None if keys is None else keys.allowed,
             tally=tally,
@@ -123,6 +127,20 @@ def serve(
         return code
 
 
+def _beside(
+    stack: ExitStack, config: EdgeConfig, target: Manifest, price: Price, tally: Tally
+) -> Beside | None:
+    """Load and start the drafter beside the target, if there is to be one."""
+    if config.draft is None:
+        return None
+    drafter = open_drafter(config, target)
+    beside = Beside(drafter, lambda: price.of_draft, target.eos_ids, tally)
+    stack.callback(beside.close)
+    beside.start()
+    _log.info("%s drafts beside the target", drafter.artifact.manifest.model)
+    return beside
+
+
 class _OrphanedError(Exception):
     """The parent process ended while the edge waited for nodes."""
 
@@ -137,7 +155,10 @@ def _report_waiting(supervisor: Supervisor, lifeline: int | None, trouble: str) 
 
 def _pass_times(target: Target) -> list[PassTime]:
     """Time the target's passes."""
-    times = least_times(partial(pass_s, target), _WIDTHS, target.context)
+    return _told(least_times(partial(pass_s, target), _WIDTHS, target.context))
+
+
+def _told(times: Mapping[int, float]) -> list[PassTime]:
     return [
         PassTime(tokens=width, ns=max(1, int(seconds * 1e9))) for width, seconds in times.items()
     ]

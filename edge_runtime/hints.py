@@ -11,16 +11,19 @@ takes its price out of it (`edge_runtime.price`), and an accepted one puts a tok
 is wrong all the time is thus soon not looked at, but for a hundredth of the tokens made since.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pilotfish.speculation.odds import DOUBTFUL, Odds
 from pilotfish.speculation.repeats import Repeat, repeat
 from pilotfish.wire.committed import Committed
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import Exchange
-from pilotfish.wire.protocols.ahead import DEVICE, MOST_DRAFTS, TEXT, Ahead, HintChain
+from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, Ahead, HintChain
+
+if TYPE_CHECKING:
+    from pilotfish.edge_runtime.beside import Trail
 
 _FIRST, _MOST = 4.0, 8.0  # tokens of a purse
 _ALLOWANCE = 0.01  # for each token that the session commits
@@ -73,10 +76,8 @@ class TextHints:
     def offer(self, most: int) -> Offer:
         """Return what is expected to be repeated."""
         self._look()
-        return Offer(
-            self._expected[:most],
-            [self._odds.of(self._matched + at) for at in range(len(self._expected[:most]))],
-        )
+        ids = self._expected[:most]
+        return Offer(ids, self._odds.of_each([self._matched + at for at in range(len(ids))]))
 
     @property
     def _matched(self) -> int:
@@ -142,7 +143,13 @@ class Hints:
 
     accounts: Sequence[Account]
     chain: HintChain | None  # of the device's; None: it is to send none
+    trail: "Trail | None" = None  # of the edge's own drafter, which is among the accounts
     taken: Taken = NOTHING
+
+    def pulled(self, last: int) -> None:
+        """Note that the tokens before this position are asked for; 0: none any more."""
+        if self.trail is not None:
+            self.trail.pulled(last)
 
     def told(self, start: int, digest: bytes, frames: Sequence[Buffer], vocab_size: int) -> bool:
         """Take in a hint of the device, as `HintChain.add`."""
@@ -191,18 +198,26 @@ def _offered(account: Account, most: int, price: float) -> Taken:
     return Taken(account, offer.ids[:count], promised, price)
 
 
-def hints_of(exchange: Exchange[Any] | None, committed: Committed, window: int) -> Hints | None:
+def hints_of(
+    exchange: Exchange[Any] | None,
+    committed: Committed,
+    window: int,
+    follow: "Callable[[], Trail] | None" = None,
+) -> Hints | None:
     """Return the sources of a generation; None if it takes no hints.
 
-    window: the most hints of a device that are kept.
+    window: the most hints of a device that are kept. follow: has the edge's own drafter follow it.
     """
     if not isinstance(exchange, Ahead):
         return None
     accounts: list[Account] = []
-    chain = None
+    chain = trail = None
     if exchange.device_drafts:
         chain = HintChain(committed, window)
         accounts.append(Account(DeviceHints(chain), DEVICE))
     if exchange.edge_drafts:
         accounts.append(Account(TextHints(committed), TEXT))
-    return Hints(accounts, chain)
+        if follow is not None:
+            trail = follow()
+            accounts.append(Account(trail, EDGE))
+    return Hints(accounts, chain, trail)

@@ -123,6 +123,8 @@ class Rounds:
         """Cancel the session's jobs; keeps the committed tokens."""
         session.cancel_jobs()
         session.stream = None
+        if session.hints is not None:
+            session.hints.pulled(0)
         if session.round is not None and session.round.verdict is None:
             session.round = None
 

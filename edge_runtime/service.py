@@ -7,11 +7,13 @@ in a typed failure for that client only.
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from pilotfish import wire
 from pilotfish.edge_runtime.admission import Admission
+from pilotfish.edge_runtime.beside import Beside, Trail
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
 from pilotfish.edge_runtime.hints import hints_of
 from pilotfish.edge_runtime.lexicon import Lexicon
@@ -51,6 +53,7 @@ _log = logging.getLogger("pilotfish.edge")
 class Service:
     """Serves messages and owns the sessions. Used by the serving loop.
 
+    passes, drafts: times of the target's and the edge's own drafter's passes; beside: the latter.
     supplies: options and resources for protocols. allowed: names by allowed key; None: the edge has
     no keys.
     """
@@ -65,6 +68,8 @@ class Service:
         passes: Sequence[m.PassTime] = (),
         *,
         price: Price,
+        beside: Beside | None = None,
+        drafts: Sequence[m.PassTime] = (),
         supplies: Supplies | None = None,
         allowed: Mapping[bytes, str] | None = None,
         tally: Tally | None = None,
@@ -81,7 +86,8 @@ class Service:
             sessions=limits.sessions_per_client,
         )
         self._send = send
-        self._passes = list(passes)
+        self._passes, self._drafts = list(passes), list(drafts)
+        self._beside = beside
         self._supplies = supplies or Supplies()
         self._allowed = allowed
         self._tally = tally or Tally()
@@ -219,6 +225,7 @@ class Service:
             tokenizer=self._manifest.tokenizer_fingerprint,
             vocabulary=self._lexicon.digest,
             vocabulary_bytes=self._lexicon.size,
+            drafts=self._drafts,
         )
         self._send(envelope.client, welcome, ())
 
@@ -251,11 +258,18 @@ class Service:
         session.committed.truncate(begin.keep)
         session.committed.extend(new)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
-        session.hints = hints_of(exchange, session.committed, self._limits.window)
+        session.hints = hints_of(
+            exchange, session.committed, self._limits.window, self._follower(session, law)
+        )
         session.round = session.stream = None
         session.awaits_pending = False
         if len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
+
+    def _follower(self, session: SessionState, law: Law) -> Callable[[], Trail] | None:
+        if self._beside is None:
+            return None
+        return partial(self._beside.follow, session.id, session.slot, session.committed.ids, law)
 
     def _session_for(self, begin: m.Begin, owner: bytes) -> SessionState:
         try:
@@ -345,6 +359,8 @@ class Service:
         remaining = pull.count - len(ahead)
         running = session.stream is not None
         session.stream = Stream(envelope.client, remaining, received_ns)
+        if session.hints is not None:
+            session.hints.pulled(pull.start + pull.count)
         if len(ahead):  # a retry: what the device has missed
             times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
             self._rounds.send_tokens(session, pull.start, ahead.tolist(), times)

@@ -48,6 +48,9 @@ class Tally:
         "hint_drafted_tokens", "Drafts that hints brought to a pass.", "source"
     )
     hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
+    own_passes: int = counter("drafter_passes", "Passes of the drafter beside the target.")
+    own_drafts: int = counter("drafter_tokens", "Tokens that it drafted.")
+    own_draft_s: float = counter("drafter_seconds", "Time that it computed.")
     refusals: Counter[str] = counter("refusals", "Requests refused.", "code")
     ended: Counter[str] = counter(
         "sessions_ended", "Sessions that the edge ended by itself.", "reason", known=_ENDINGS

@@ -49,7 +49,7 @@ def open_target(opening: Opening) -> LocalTarget:
             opening.artifact,
             slots=config.limits.sessions,
             context=config.limits.context,
-            threads=config.threads,
+            threads=config.target_threads,
             provider=config.provider,
         )
     )

@@ -20,6 +20,8 @@ begins optimistic, for a draft too many costs little and one too few a pass of t
 Repeats follow the same curves: their scale is a few tokens, and more of them go astray.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,8 +48,7 @@ _CEILING = np.array(list(_CEILINGS))  # f64 [ceilings]
 
 def _curves(margin: float) -> NDArray[np.float64]:
     """Return what each curve says, f64 [scales, floors, ceilings], all in (0, 1)."""
-    margin = max(0.0, margin)  # in this order: it makes 0 of what is no number
-    missed = np.exp(-margin / _SCALES)
+    missed = np.exp(-max(0.0, margin) / _SCALES)  # in this order: 0 for what is no number
     return _outer(1.0 - np.multiply.outer(missed, _FLAT), _CEILING)
 
 
@@ -63,23 +64,38 @@ class Odds:
         # f64 [scales, floors, ceilings]
         self._prior = np.log(_outer(scales, floors, ceilings))
         self._evidence = np.zeros_like(self._prior)  # log-likelihood of what was compared, faded
-        self._weigh()
+        self._weighed = False
 
     def _weigh(self) -> None:
+        self._weighed = True
         logarithms = self._prior + self._evidence
         weights = np.exp(logarithms - logarithms.max())
-        self._weights = weights / weights.sum()
+        weights *= _CEILING / weights.sum()
+        # the mean of all curves is most − Σ fall · exp(−margin / scale)
+        self._most = float(weights.sum())
+        # f64 [scales]
+        self._fall = weights.sum(axis=2) @ _FLAT
 
     def of(self, margin: float) -> float:
         """Return the odds in (0, 1) of a draft, given that those before it are right.
 
         ``margin`` is 0 to infinity, in logits or tokens; the odds never fall as it grows.
         """
-        return float(np.vdot(self._weights, _curves(margin)))
+        return self.of_each([margin])[0]
+
+    def of_each(self, margins: Sequence[float]) -> list[float]:
+        """Return the odds of several drafts [n], as `of`."""
+        if not self._weighed:
+            self._weigh()
+        # [n, 1]
+        numbers = np.array([max(0.0, margin) for margin in margins]).reshape(-1, 1)
+        missed = np.exp(-numbers / _SCALES)
+        odds: list[float] = (self._most - missed @ self._fall).tolist()
+        return odds
 
     def learn(self, margin: float, agreed: bool) -> None:
         """Take in whether the target chose the draft that had this margin."""
         foretold = _curves(margin)
         self._evidence *= 1.0 - 1.0 / _MEMORY
         self._evidence += np.log(foretold if agreed else 1.0 - foretold)
-        self._weigh()
+        self._weighed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def test_the_kind_of_target_follows_from_what_is_given(asked: dict[str, object],
     [
         ({"federate": LISTED, "pipeline": LISTED}, "one kind of target"),
         ({"cluster": ClusterPlan(stages=2)}, "go with --cluster ray"),
+        ({"draft_threads": 2}, "goes with --draft"),
         ({"cluster": ClusterPlan(runner="ray", late_s=9, give_up_s=8)}, "--late is 9 s, more than"),
     ],
 )
@@ -49,3 +51,11 @@ def test_none_means_no_decision_heads_at_all() -> None:
     assert replace(LOCAL, heads=("a", "b")).judges == ("a", "b")
     assert LOCAL.judges is None
     assert replace(LOCAL, federate=LISTED).judges == ()
+
+
+def test_a_target_leaves_its_cores_to_a_drafter_beside_it() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert LOCAL.target_threads is None
+    assert replace(LOCAL, threads=3, draft=Path("draft")).target_threads == 3
+    assert replace(LOCAL, draft=Path("draft")).target_threads == max(1, cores - 1)
+    assert replace(LOCAL, draft=Path("draft"), draft_threads=cores).target_threads == 1

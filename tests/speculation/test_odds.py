@@ -133,6 +133,8 @@ def test_odds_are_probabilities_that_rise_with_the_margin(learnt, asked):
     odds = Odds()
     for margin, agreed in learnt:
         odds.learn(margin, agreed)
-    said = [odds.of(margin) for margin in sorted(asked, key=lambda m: max(0.0, m))]
+    ordered = sorted(asked, key=lambda margin: max(0.0, margin))
+    said = [odds.of(margin) for margin in ordered]
+    assert odds.of_each(ordered) == pytest.approx(said)
     assert all(0.0 < value < 1.0 for value in said)
     assert all(later >= earlier - 1e-12 for earlier, later in pairwise(said))

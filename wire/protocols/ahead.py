@@ -128,6 +128,11 @@ class Lead:
         return float(np.prod(self._odds))
 
     @property
+    def chances(self) -> Sequence[float]:
+        """The odds of each draft, given those before it."""
+        return self._odds
+
+    @property
     def untold(self) -> int:
         """How many drafts have not been sent."""
         return len(self.text) - max(self._told, self.committed)

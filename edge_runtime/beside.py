@@ -1,0 +1,271 @@
+"""A drafter beside the target, for an edge with room for one: a source of hints without a link.
+
+In:  what each session under `ahead` commits. Out: drafts behind it, for its next pass.
+
+A thread of its own runs the small model, one pass after another, while the target computes; both
+release the interpreter meanwhile. A pass takes a token of every session that may use one, or a
+piece of one long prompt. As on a device, drafting goes on until the odds that the last draft comes
+true are low. It also stops where the price of a draft says that none would be taken: a full edge
+leaves the cores to the target.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from pilotfish.edge_runtime.config import EdgeConfig
+from pilotfish.edge_runtime.hints import Offer
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.pace import pass_times
+from pilotfish.speculation.odds import Odds
+from pilotfish.wire.committed import common_prefix
+from pilotfish.wire.errors import PairMismatchError
+from pilotfish.wire.protocols import Law
+from pilotfish.wire.protocols.ahead import MOST_DRAFTS, Lead, Met, drawn
+from pilotfish.wire.protocols.exchange import Ids
+
+_log = logging.getLogger("pilotfish.edge")
+
+_WIDTHS = (1, 2, 4)  # tokens of the passes whose times are measured at start
+_CHUNK = 128  # tokens of a prompt read in one pass
+_NARROW = 32  # sessions that lack at most so many tokens share a pass
+_MOST = 2 * MOST_DRAFTS  # of a session: those under way, and as many behind them
+_FLOOR = 0.03  # odds of the last draft, below which no further one is made
+_FULL = 1.0  # price of a draft at which the edge is full
+
+
+class Trail:
+    """The drafts of one generation; ends when nobody holds it any more.
+
+    The serving thread calls it; the drafter's thread extends it, both under the lock of `Beside`.
+    """
+
+    def __init__(
+        self, beside: "Beside", session: bytes, slot: int, committed: Ids, law: Law
+    ) -> None:
+        self._beside = beside
+        self.session, self.slot, self.law = session, slot, law
+        self.lead = Lead()
+        self.lead.start(committed)
+        self.last = 0  # the answer's tokens end before this position; 0: none is asked for yet
+        self.served = 0  # number of its last pass
+
+    def pulled(self, last: int) -> None:
+        """Note that tokens before this position are asked for."""
+        with self._beside.news:
+            self.last = last
+            self._beside.news.notify()
+
+    def offer(self, most: int) -> Offer:
+        """Return the first drafts behind the committed tokens."""
+        with self._beside.news:
+            return Offer(self.lead.drafts[:most].tolist(), self.lead.chances[:most])
+
+    def meet(self, ids: Sequence[int]) -> None:
+        """Note what was committed."""
+        with self._beside.news:
+            met = self.lead.meet(ids)
+            if ids[-1] in self._beside.ends:
+                self.last = 0
+            if met.compared:
+                self._beside.lessons.append((self.law.sampling.greedy, met))
+            self._beside.news.notify()
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What a slot of the decoder holds: the first ``length`` of ids u32 [context], of a session."""
+
+    ids: Ids
+    session: bytes = b""
+    length: int = 0
+
+    def common(self, session: bytes, text: Ids) -> int:
+        """Count the tokens of a session's text that it holds."""
+        return common_prefix(self.ids[: self.length], text) if session == self.session else 0
+
+
+class _Task(NamedTuple):
+    """What a pass does for a trail: reads ``part`` u32 [m] behind ``held`` tokens.
+
+    length, hash: of the text then. Its last token is read only if tokens are asked for: what reads
+    it drafts.
+    """
+
+    trail: Trail
+    held: int
+    part: Ids
+    length: int
+    hash: bytes
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it reads all of the text."""
+        return self.held + len(self.part) == self.length
+
+
+def open_drafter(config: EdgeConfig, target: Manifest) -> Decoder:
+    """Load the drafter of an edge that has one, with a slot for each session.
+
+    Raises `ArtifactError` if there is none in its folder, and `PairMismatchError` if it has another
+    vocabulary than the target.
+    """
+    assert config.draft is not None
+    artifact = Artifact.open(config.draft)
+    manifest = artifact.manifest
+    if manifest.tokenizer_fingerprint != target.tokenizer_fingerprint:
+        raise PairMismatchError(
+            f"The drafter {manifest.model} ({manifest.vocab_size} tokens) has not the vocabulary "
+            f"of the target {target.model} ({target.vocab_size} tokens): --draft needs a model of "
+            "the same family."
+        )
+    return Decoder(
+        artifact,
+        slots=config.limits.sessions,
+        context=config.limits.context,
+        threads=config.draft_threads,
+        provider=config.provider,
+    )
+
+
+class Beside(threading.Thread):
+    """Drafts for the sessions of an edge until it is closed. Owns the decoder.
+
+    price: of a draft, as it is now. ends: the target's end tokens. news: guards all trails, and
+    tells of what they need; lessons: whether drafts were greedy, and how they did.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        price: Callable[[], float],
+        ends: Collection[int],
+        tally: Tally | None = None,
+    ) -> None:
+        super().__init__(name="drafter", daemon=True)
+        self._decoder, self._price = decoder, price
+        self.pace = pass_times(decoder, _WIDTHS)  # seconds by tokens, while the target rests
+        self.ends = frozenset(ends)
+        self._tally = tally or Tally()
+        self.news = threading.Condition()
+        self.lessons: list[tuple[bool, Met]] = []
+        self._odds = {True: Odds(), False: Odds()}  # of the pair, by whether drafts are greedy
+        self._trails: WeakValueDictionary[int, Trail] = WeakValueDictionary()  # by slot
+        self._slots = [_Slot(np.empty(decoder.context, np.uint32)) for _ in range(decoder.slots)]
+        self._closing = False
+        self._passes = 0
+
+    def follow(self, session: bytes, slot: int, committed: Ids, law: Law) -> Trail:
+        """Draft behind these tokens, u32 [n], in this slot, which its last trail leaves."""
+        trail = Trail(self, session, slot, committed, law)
+        with self.news:
+            self._trails[slot] = trail
+            self.news.notify()
+        return trail
+
+    def close(self) -> None:
+        """End the thread; waits for its pass."""
+        with self.news:
+            self._closing = True
+            self.news.notify()
+        if self.is_alive():
+            self.join()
+
+    def run(self) -> None:
+        """Make passes while there is something to draft, until closed."""
+        while (tasks := self._await()) is not None:
+            started_s = time.monotonic()
+            try:
+                self._forward(tasks)
+            except Exception:
+                _log.exception("a pass of the drafter failed; its sessions go on without")
+                with self.news:
+                    for task in tasks:
+                        if self._trails.get(task.trail.slot) is task.trail:
+                            del self._trails[task.trail.slot]
+            self._tally.own_passes += 1
+            self._tally.own_draft_s += time.monotonic() - started_s
+            del tasks  # a trail that ended meanwhile is gone now
+
+    def _await(self) -> list[_Task] | None:
+        """Wait for the tasks of the next pass; None if there are to be none any more."""
+        with self.news:
+            while not self._closing:
+                self._learn()
+                if tasks := self._next():
+                    return tasks
+                self.news.wait()
+            return None
+
+    def _learn(self) -> None:
+        lessons, self.lessons = self.lessons, []
+        for greedy, met in lessons:
+            for at, margin in enumerate(met.margins):
+                self._odds[greedy].learn(margin, at < met.agreed)
+
+    def _next(self) -> list[_Task]:
+        """Choose the trails of the next pass: that which waits longest, and those beside it."""
+        price = self._price()
+        if price >= _FULL:
+            return []
+        trails = [trail for trail in self._trails.values() if self._wanted(trail, price)]
+        tasks = [self._task(trail) for trail in sorted(trails, key=lambda each: each.served)]
+        tasks = [each for each in tasks if len(each.part)]
+        if tasks and len(tasks[0].part) > _NARROW:
+            return tasks[:1]
+        return [each for each in tasks if len(each.part) <= _NARROW]
+
+    def _wanted(self, trail: Trail, price: float) -> bool:
+        """Whether a further draft is worth a pass, and has room."""
+        lead = trail.lead
+        if len(lead.text) > self._decoder.context:
+            return False
+        if not trail.last:
+            return True  # to read the prompt
+        # the target makes the last token itself, if all before it come true
+        if len(lead) >= min(_MOST, trail.last - lead.committed - 1):
+            return False
+        if not len(lead):
+            return True
+        return lead.odds >= max(_FLOOR, price) and int(lead.drafts[-1]) not in self.ends
+
+    def _task(self, trail: Trail) -> _Task:
+        text = trail.lead.text
+        held = self._slots[trail.slot].common(trail.session, text.ids[:-1])
+        end = min(held + _CHUNK, len(text) if trail.last else len(text) - 1)
+        return _Task(trail, held, text.ids[held:end].copy(), len(text), text.hash)
+
+    def _forward(self, tasks: Sequence[_Task]) -> None:
+        """Read the parts, and draft behind texts that have been read wholly."""
+        for task in tasks:
+            held = self._slots[task.trail.slot]
+            self._decoder.rollback(task.trail.slot, task.held)
+            held.session, held.length = task.trail.session, task.held
+        outputs = self._decoder.forward(
+            [Pass(each.trail.slot, each.part.astype(np.int64), int(each.drafts)) for each in tasks]
+        )
+        self._passes += 1
+        for task, output in zip(tasks, outputs, strict=True):
+            held = self._slots[task.trail.slot]
+            held.length = task.held + len(task.part)
+            held.ids[task.held : held.length] = task.part
+            task.trail.served = self._passes
+            if task.drafts:
+                self._extend(task, *drawn(output.logits[0], task.trail.law, task.length))
+
+    def _extend(self, task: _Task, token: int, margin: float) -> None:
+        """Add a draft to a trail, unless the text has taken another way meanwhile."""
+        lead = task.trail.lead
+        with self.news:
+            if lead.text.hash == task.hash:
+                odds = self._odds[task.trail.law.sampling.greedy].of(margin)
+                lead.grow(token, odds, margin)
+                self._tally.own_drafts += 1

@@ -1,0 +1,254 @@
+"""The drafter beside the target: what it drafts, when it rests, and that it lets go."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from pilotfish.edge_runtime.beside import Beside, Trail, open_drafter
+from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.wire.errors import PairMismatchError
+from pilotfish.wire.protocols import Law, choose
+from tests.conftest import VOCAB, Pair
+from tests.support.serving import eventually
+from tests.support.tiny import tiny_artifact
+
+GREEDY = Law(sampling=Sampling(), seed=0)
+SAMPLED = Law(sampling=Sampling(temperature=0.8), seed=5)
+PROMPT = np.arange(1, 40, dtype=np.uint32)
+FAR = 10_000
+
+
+class Price:
+    """What drafts cost; may be set at any time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def drafting(
+    folder: Path, price: Price | None = None, slots: int = 4, ends: tuple[int, ...] = ()
+) -> Iterator[Beside]:
+    beside = Beside(Decoder(folder, slots=slots, threads=1), price or Price(), ends)
+    beside.start()
+    try:
+        yield beside
+    finally:
+        beside.close()
+        assert not beside.is_alive()
+
+
+@pytest.fixture(scope="module")
+def alone(pair: Pair) -> Callable[[np.ndarray, Law, int], list[int]]:
+    """What the drafter says after a text, a token at a time, by itself."""
+    decoder = Decoder(pair.draft, threads=1)
+
+    def say(text: np.ndarray, law: Law, count: int) -> list[int]:
+        decoder.rollback(0, 0)
+        said: list[int] = []
+        row = decoder.prefill(0, text).logits[0]
+        while True:
+            said.append(choose(row, law, len(text) + len(said), Purpose.TARGET))
+            if len(said) == count:
+                return said
+            row = decoder.prefill(0, said[-1:]).logits[0]
+
+    return say
+
+
+def drafted(trail: Trail, count: int) -> list[int]:
+    """Wait for so many drafts."""
+    end_s = time.monotonic() + 30.0
+    while len(ids := trail.offer(count).ids) < count:
+        assert time.monotonic() < end_s
+        time.sleep(0.0005)
+    return list(ids)
+
+
+@pytest.mark.parametrize("law", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_it_drafts_what_the_drafter_says(pair: Pair, alone, law: Law) -> None:
+    expected = alone(PROMPT, law, 60)
+    with drafting(pair.draft) as beside:
+        trail = beside.follow(b"a", 0, PROMPT, law)
+        trail.pulled(FAR)
+        for at in range(0, 60, 4):
+            assert drafted(trail, 3) == expected[at : at + 3]
+            trail.meet(expected[at : at + 4])
+
+
+def test_it_follows_the_text_where_it_goes(pair: Pair, alone) -> None:
+    rng = np.random.default_rng(0)
+    text = PROMPT
+    with drafting(pair.draft) as beside:
+        trail = beside.follow(b"a", 1, text, GREEDY)
+        trail.pulled(FAR)
+        for _ in range(12):
+            assert drafted(trail, 1) == alone(text, GREEDY, 1)
+            more = rng.integers(1, VOCAB, rng.integers(1, 4)).astype(np.uint32)
+            text = np.concatenate([text, more])
+            trail.meet(more.tolist())
+
+
+def test_sessions_share_passes_and_none_waits_for_a_long_prompt(pair: Pair, alone) -> None:
+    long = np.resize(PROMPT, 200)
+    with drafting(pair.draft) as beside:
+        trails = [beside.follow(bytes([at]), at, PROMPT[at:], GREEDY) for at in range(3)]
+        trails.append(beside.follow(b"long", 3, long, GREEDY))
+        for trail in trails:
+            trail.pulled(FAR)
+        for at, trail in enumerate(trails[:3]):
+            assert drafted(trail, 2) == alone(PROMPT[at:], GREEDY, 2)
+        assert drafted(trails[3], 2) == alone(long, GREEDY, 2)
+        for _ in range(10):
+            for trail in trails[:3]:
+                trail.meet(drafted(trail, 1))
+        assert beside._tally.own_drafts > beside._tally.own_passes  # of several at once
+
+
+def test_it_drafts_no_more_than_is_asked_for(pair: Pair) -> None:
+    with drafting(pair.draft) as beside:
+        trail = beside.follow(b"a", 0, PROMPT, GREEDY)
+        eventually(lambda: beside._slots[0].length == len(PROMPT) - 1)  # reads the prompt
+        time.sleep(0.05)
+        assert not trail.offer(FAR).ids
+        trail.pulled(len(PROMPT) + 4)
+        assert len(drafted(trail, 3)) == 3
+        time.sleep(0.05)
+        assert len(trail.offer(FAR).ids) == 3  # the fourth is the target's, whatever is drafted
+        trail.pulled(0)
+        trail.meet([int(trail.offer(1).ids[0]) + 1])
+        time.sleep(0.05)
+        assert not trail.offer(FAR).ids
+
+
+def test_it_stops_at_an_end_token_and_behind_it(pair: Pair, alone) -> None:
+    said = alone(PROMPT, GREEDY, 8)
+    end = next(token for at, token in enumerate(said) if at >= 2 and token not in said[:at])
+    count = said.index(end) + 1
+    with drafting(pair.draft, ends=(end,)) as beside:
+        trail = beside.follow(b"a", 0, PROMPT, GREEDY)
+        trail.pulled(FAR)
+        assert drafted(trail, count) == said[:count]
+        time.sleep(0.05)
+        assert len(trail.offer(FAR).ids) == count
+        trail.meet(said[:count])
+        time.sleep(0.05)
+        assert not trail.offer(FAR).ids
+
+
+def test_a_full_edge_has_the_cores_for_itself(pair: Pair) -> None:
+    price = Price()
+    price.now = 1.0
+    with drafting(pair.draft, price) as beside:
+        trail = beside.follow(b"a", 0, PROMPT, GREEDY)
+        trail.pulled(FAR)
+        time.sleep(0.1)
+        assert beside._tally.own_passes == 0
+        price.now = 0.01
+        trail.meet([1])  # as the next pass lands
+        assert drafted(trail, 1)
+
+
+def test_drafts_that_never_come_true_become_few(pair: Pair) -> None:
+    with drafting(pair.draft) as beside:
+        trail = beside.follow(b"a", 0, PROMPT, GREEDY)
+        trail.pulled(FAR)
+        for _ in range(60):
+            trail.meet([(drafted(trail, 1)[0] + 1) % VOCAB])
+        drafted(trail, 1)
+        time.sleep(0.1)
+        offer = trail.offer(FAR)
+        assert len(offer.ids) <= 4
+        assert offer.odds[0] < 0.3
+
+
+def test_a_generation_that_nobody_holds_is_let_go_of(pair: Pair) -> None:
+    with drafting(pair.draft, slots=2) as beside:
+        for at in range(60):
+            trail = beside.follow(bytes([at]), at % 2, PROMPT, GREEDY)
+            trail.pulled(FAR)
+            drafted(trail, 1)
+        del trail
+        gc.collect()
+        eventually(lambda: not len(beside._trails))
+        spent = beside._tally.own_passes
+        time.sleep(0.05)
+        assert beside._tally.own_passes == spent
+
+
+def test_the_next_turn_of_a_session_is_not_read_again(pair: Pair, alone) -> None:
+    with drafting(pair.draft) as beside:
+        first = beside.follow(b"a", 0, PROMPT, GREEDY)
+        first.pulled(FAR)
+        text = np.concatenate([PROMPT, np.array(drafted(first, 4), np.uint32), PROMPT[:3]])
+        second = beside.follow(b"a", 0, text, GREEDY)
+        with beside.news:
+            assert beside._task(second).held >= len(PROMPT)
+        # but another session's text is none of its business
+        third = beside.follow(b"b", 0, text, GREEDY)
+        with beside.news:
+            assert beside._task(third).held == 0
+        third.pulled(FAR)
+        assert drafted(third, 3) == alone(text, GREEDY, 3)
+
+
+def test_a_text_beyond_the_drafters_context_is_left_alone(pair: Pair) -> None:
+    with drafting(pair.draft) as beside:
+        long = beside.follow(b"a", 0, np.resize(PROMPT, 257), GREEDY)
+        almost = beside.follow(b"b", 1, np.resize(PROMPT, 254), GREEDY)
+        long.pulled(FAR)
+        almost.pulled(FAR)
+        eventually(lambda: len(almost.offer(FAR).ids) == 3)  # of which the last is not read
+        time.sleep(0.05)
+        assert len(almost.offer(FAR).ids) == 3
+        assert not long.offer(FAR).ids
+
+
+def test_a_pass_that_fails_ends_the_drafts_of_its_sessions_only(pair: Pair, monkeypatch) -> None:
+    forward = Decoder.forward
+    broken = threading.Event()
+
+    def failing(self, passes):
+        if broken.is_set():
+            broken.clear()
+            raise RuntimeError("the machine is on fire")
+        return forward(self, passes)
+
+    monkeypatch.setattr(Decoder, "forward", failing)
+    with drafting(pair.draft) as beside:
+        first = beside.follow(b"a", 0, PROMPT, GREEDY)
+        first.pulled(FAR)
+        drafted(first, 1)
+        time.sleep(0.05)
+        broken.set()
+        first.meet([0, 0])
+        eventually(lambda: not broken.is_set())
+        second = beside.follow(b"b", 1, PROMPT, GREEDY)
+        second.pulled(FAR)
+        assert drafted(second, 1)
+        assert not first.offer(FAR).ids
+
+
+def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair, tmp_path: Path) -> None:
+    target = Artifact.open(pair.target).manifest
+    tiny_artifact(tmp_path / "other", vocab=96, seed=1)
+    config = EdgeConfig(target=pair.target, draft=pair.draft, limits=EdgeLimits(sessions=2))
+    assert open_drafter(config, target).slots == 2
+    with pytest.raises(PairMismatchError, match="same family"):
+        open_drafter(replace(config, draft=tmp_path / "other"), target)
