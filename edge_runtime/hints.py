@@ -183,8 +183,8 @@ def _gain(taken: Taken) -> float:
 
 def _offered(account: Account, most: int, price: float) -> Taken:
     """Return the drafts of a source that are worth their price, and that its purse can pay."""
-    if price > 0.0:
-        most = min(most, int(account.purse / price))
+    if account.purse < most * price:
+        most = int(account.purse / price)
     if most <= 0:
         return NOTHING
     offer = account.source.offer(most)
