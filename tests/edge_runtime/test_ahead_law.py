@@ -141,9 +141,7 @@ class Device:
 
     @property
     def over(self) -> bool:
-        return bool(self.answer) and (
-            self.answer[-1] == END or len(self.committed) > self._last
-        )
+        return bool(self.answer) and (self.answer[-1] == END or len(self.committed) > self._last)
 
     def draft(self) -> None:
         if len(self.lead) < self._last - self.lead.committed:

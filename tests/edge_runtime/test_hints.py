@@ -113,7 +113,7 @@ def test_the_source_that_promises_most_goes_first(device, text, price):
     def gain(odds):
         paths = np.cumprod(odds[:MOST_DRAFTS])
         worth = [p for at, p in enumerate(paths) if (paths[: at + 1] >= price).all()]
-        afford = int(FIRST / price) if price else MOST_DRAFTS
+        afford = int(FIRST / price) if FIRST < MOST_DRAFTS * price else MOST_DRAFTS
         return sum(worth[:afford]) - price * len(worth[:afford])
 
     gains = gain(device), gain(text)
