@@ -324,7 +324,7 @@ _encoder = msgspec.msgpack.Encoder()
 _requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
 _replies: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
-_HINT = _encoder.encode(Hint(session=b"", generation=0, start=0, hash=b""))[:6]  # up to its name
+_HINT = _encoder.encode(Hint(session=b"", generation=0, start=0, hash=b""))[1:6]  # its name
 
 # Anything that holds the bytes of a frame: what arrived is a view of ZeroMQ's own memory.
 Buffer = bytes | memoryview
@@ -347,8 +347,8 @@ def decode_reply(header: Buffer) -> Reply:
 
 
 def is_hint(header: Buffer) -> bool:
-    """Whether this is a hint's header, or means to be one: it is not decoded."""
-    return bytes(header[: len(_HINT)]) == _HINT
+    """Whether this is a hint's header, or means to be one; it is not decoded."""
+    return bytes(header[1:6]) == _HINT
 
 
 def checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = HEADER_BYTES) -> M:

@@ -319,6 +319,11 @@ def random_games(number: int) -> Iterator[dict]:
         }
 
 
+def play_all(artifact: Artifact, games: Iterator[dict]) -> None:
+    for game in games:
+        play(artifact, **game)
+
+
 def test_these_games_have_long_runs_of_drafts_that_come_true(artifact):
     """Else the mutants below would be none; ends and limits fall within runs, too."""
     drafted = accepted = within = 0
@@ -375,8 +380,7 @@ MUTANTS = {
 def test_a_planted_fault_shows(artifact, monkeypatch, name, mutant):
     monkeypatch.setattr(rounds, name, mutant)
     with pytest.raises(AssertionError):
-        for game in random_games(40):
-            play(artifact, **game)
+        play_all(artifact, random_games(40))
 
 
 def test_the_rule_holds_the_law_whatever_the_chain_keeps(artifact, monkeypatch):

@@ -113,7 +113,7 @@ def test_the_source_that_promises_most_goes_first(device, text, price):
     def gain(odds):
         paths = np.cumprod(odds[:MOST_DRAFTS])
         worth = [p for at, p in enumerate(paths) if (paths[: at + 1] >= price).all()]
-        afford = int(FIRST / price) if FIRST < MOST_DRAFTS * price else MOST_DRAFTS
+        afford = int(FIRST / price) if MOST_DRAFTS * price > FIRST else MOST_DRAFTS
         return sum(worth[:afford]) - price * len(worth[:afford])
 
     gains = gain(device), gain(text)
@@ -163,7 +163,7 @@ def test_whose_hints_are_used_is_the_generations_choice(whose, names):
     committed = Committed()
     committed.extend([1, 2, 1])
     exchange = Ahead(AheadOptions(hints=whose))
-    under = hints_of(exchange, committed, 64, lambda: Trailing())
+    under = hints_of(exchange, committed, 64, Trailing)
     assert [account.name for account in under.accounts] == names
     frames = [bytes(encode_ids(np.array([2, 1], np.uint32), 10)), b"\xff\xff"]
     assert under.told(3, committed.hash, frames, 10) == (DEVICE in names)

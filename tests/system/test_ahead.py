@@ -148,7 +148,7 @@ def test_under_local_the_answer_goes_on_and_hints_come_again(long_pair: Pair) ->
                     break
             alone = origins.index("local")
             assert "local" not in origins[:alone]
-            if "local" != origins[-1]:
+            if origins[-1] != "local":
                 assert {"drafted", "corrected", "target"} & {*origins[alone:]}
             back.join()
         relay.close()

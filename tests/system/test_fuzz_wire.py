@@ -76,13 +76,12 @@ class Talk:
     def next(self) -> Frames:
         """A valid message; what it changes is learnt from the replies."""
         rng = self.rng
-        if rng.random() < 0.02:
-            return self._hint()  # though nobody takes any
         if self.lost or len(self.session.committed) > CONTEXT - 70 or rng.random() < 0.02:
             return self._begin()
         if rng.random() < 0.07:
             return [m.encode(self._aside())]
-        if self.protocol == "ahead" and rng.random() < 0.7:
+        # now and then though nobody takes any
+        if rng.random() < (0.7 if self.protocol == "ahead" else 0.03):
             return self._hint()
         if self.protocol in ("ahead", "stream"):
             return self.session.pull(rng.choice([0, 1, 2, 5]))
