@@ -58,10 +58,16 @@ def ends(
     drafters: Mapping[str, Path],
     target: Path,
     edge: Callable[..., EdgeServer] = EdgeServer,
+    *,
+    shared: bool = False,
     **options: object,
 ) -> Iterator[Ends]:
-    """Both ends apart; edge: what starts the daemon, with these further options."""
+    """Both ends apart; edge: what starts the daemon, with these further options.
+
+    shared: the edge may use the device's core, too.
+    """
     theirs, ours = cores()
+    theirs |= ours if shared else set()
     told: dict[str, object] = {"threads": 1, "sessions": 4, **options}
     with ExitStack() as stack:
         folder = stack.enter_context(throwaway_keys())

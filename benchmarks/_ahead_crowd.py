@@ -156,15 +156,19 @@ def hostile(bench: Bench) -> Measured:
 def _attacked(
     bench: Bench, devices: Fleet, folder: Path, recording: Path, turns: int, seconds: float
 ) -> Rows:
-    """A row for each kind of nonsense; memory is looked at as each turn of it ends."""
+    """A row for each kind of nonsense; memory is looked at as each turn of it ends.
+
+    A flood is compared with the same work without sending: cores may share what they compute with.
+    """
     ways = [{"protocol": STREAM, "max_tokens": bench.args.tokens}] * devices.size
     steps, rows = Steps(2 * turns), list[dict[str, Any]]()
     with _intruder(bench, devices, folder, recording) as process:
         devices.run(ways, seconds)
-        for mode in ("flood", "steady"):
+        for mode, instead in (("flood", "spin"), ("steady", "rest")):
             quiet, beside, memory, sent = [], [], [], 0
             for _ in range(turns):
                 steps.next(f"hostile: without, and with a {mode}")
+                _told(process, instead)
                 quiet.append(devices.run(ways, seconds))
                 before = _told(process, "rest")
                 begun_s = time.monotonic()

@@ -3,10 +3,11 @@
     python _ahead_hostile.py ENDPOINT KEYS RECORDING PROTOCOL
 
 A process of its own, at the lowest priority, that speaks the bare wire. Lines on stdin: "flood"
-(as fast as it can), "steady" (just less often than an edge refuses, and all of it fits), "rest",
-and an end. On stdout it says at each "rest" what it has sent and received, as JSON. The nonsense of
-a flood takes turns: ids at random behind the committed text, said to be certain; the same behind a
-hash of nothing; behind a place far ahead; as many ids as an edge takes, and more.
+(as fast as it can), "steady" (just less often than an edge refuses, and all of it fits), "spin"
+(make it, send nothing: what that costs the machine), "rest", and an end. On stdout it says at each
+"rest" what it has sent and received, as JSON. The nonsense of a flood takes turns: ids at random
+behind the committed text, said to be certain; the same behind a hash of nothing; behind a place far
+ahead; as many ids as an edge takes, and more.
 """
 
 import json
@@ -77,11 +78,13 @@ class Hostile:
                 self._begin()
         if not hinting:
             return
-        if self.mode == "flood":
+        if self.mode != "steady":
             for _ in range(_BURST):
                 self._hint(self.sent % 3)
         elif time.monotonic() - self._sent_s >= _STEADY_S:
             self._hint(0)
+        else:
+            time.sleep(2e-4)
 
     def _take(self, reply: Any, frames: Any) -> None:
         if isinstance(reply, m.Tokens) and reply.generation == self._generation:
@@ -103,6 +106,8 @@ class Hostile:
         ids = self._random.integers(0, self._vocab, width).astype(np.uint32)
         frames: list[Any] = [encode_ids(ids, self._vocab), bytes([255]) * width]
         about: dict[str, Any] = {"session": self._session, "generation": self._generation}
+        if self.mode == "spin":
+            return
         try:
             self._channel.send(m.Hint(start=start, hash=digest, **about), frames)
             self.sent += 1

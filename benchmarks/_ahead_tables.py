@@ -1,9 +1,6 @@
 """Tables of `ahead.py` that are no grid: whose hints, and first tokens."""
 
 import argparse
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -50,12 +47,12 @@ def own(bench: Bench) -> Measured:
     drafters = {"device": bench.drafter}
     with (
         ends(drafters, args.target) as plain,
-        _hosted(bench, drafters) as hosted,
+        # on both cores: where it drafts, the device does not
+        ends(drafters, args.target, shared=True, draft=bench.drafter) as hosted,
     ):
         for ms in rtts:
             for both in (plain, hosted):
-                if both is not None:
-                    both.change(Conditions(rtt_s=ms * 1e-3))
+                both.change(Conditions(rtt_s=ms * 1e-3))
             for kind, asked in REPEATING.items():
                 every = _whose(bench, plain, hosted)
                 cell = measured(
@@ -76,34 +73,16 @@ def own(bench: Bench) -> Measured:
     )  # fmt: skip
 
 
-@contextmanager
-def _hosted(bench: Bench, drafters: dict[str, Path]) -> Iterator[Ends | None]:
-    """An edge with a drafter beside its target; None where there is no such thing yet."""
-    from pilotfish.edge_runtime.config import EdgeConfig
-
-    if "draft" not in EdgeConfig.__struct_fields__:
-        print("own: this edge hosts no drafter", file=sys.stderr)
-        yield None
-        return
-    with ends(drafters, bench.args.target, draft=bench.drafter) as both:
-        yield both
-
-
-def _whose(bench: Bench, plain: Ends, hosted: Ends | None) -> list[Way]:
-    device = plain.devices["device"]
-    every = [
+def _whose(bench: Bench, plain: Ends, hosted: Ends) -> list[Way]:
+    device, there = plain.devices["device"], hosted.devices["device"]
+    return [
         Way(STREAM, device, {"protocol": STREAM}),
         Way("device", device, bench.options(hints="device")),
         Way("device and text", device, bench.options(hints="all")),
         Way("text", device, bench.options(hints="edge")),
+        Way("drafter at the edge", there, bench.options(hints="edge")),
+        Way("all", there, bench.options(hints="all")),
     ]
-    if hosted is not None:
-        there = hosted.devices["device"]
-        every += [
-            Way("drafter at the edge", there, bench.options(hints="edge")),
-            Way("all", there, bench.options(hints="all")),
-        ]
-    return every
 
 
 def _own_row(ms: float, kind: str, cell: Cell, texts: dict[str, int]) -> dict[str, Any]:

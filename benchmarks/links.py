@@ -33,11 +33,7 @@ from _common import (
 )
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.choice.predictive import (
-    link_known,
-    predicted_round_s,
-    predicted_token_s,
-)
+from pilotfish.device_runtime.choice.costs import link_known, plan_costs, predicted_round_s
 from pilotfish.device_runtime.plan import Options, plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.field.replay import round_s
@@ -80,8 +76,8 @@ def row(device: Device, wanted: Options, *, answers: int, tokens: int) -> dict[s
     """Predict and measure one protocol on the link as it is."""
     state = device.probe(rates=True)
     planned = plan(**wanted)
-    if planned.exchange is None:
-        predicted_s = predicted_token_s(planned, link_known(state), device.evidence)
+    if planned.streams:
+        predicted_s = plan_costs(planned, link_known(state), device.evidence).token_s
     else:
         predicted_s = predicted_round_s(planned, link_known(state), device.evidence)
     rounds: list[Round] = []

@@ -173,6 +173,16 @@ class Generation:
         return acceptance(self.rounds)
 
     @property
+    def hints(self) -> dict[str, tuple[int, int]]:
+        """Under `ahead`: drafts in the target's passes and how many came true, by their source."""
+        found: dict[str, tuple[int, int]] = {}
+        for round_ in self.rounds:
+            if round_.source:
+                drafted, accepted = found.get(round_.source, (0, 0))
+                found[round_.source] = drafted + round_.window, accepted + round_.accepted
+        return found
+
+    @property
     def notes(self) -> dict[str, float | None]:
         """Every counter over all rounds: totals of whole numbers, shares of others.
 

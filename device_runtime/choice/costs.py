@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.evidence import Evidence
-from pilotfish.device_runtime.choice.hints import ALL, whose
+from pilotfish.device_runtime.choice.hints import ALL, paced_as, whose
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.speculation.ahead import lead, price, survival, token_costs
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s, transfer_s
@@ -88,7 +88,7 @@ def _hinted(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     Repeats go with another source: what the text does not repeat is left to that.
     """
     sources = whose(plan)
-    found = [_alone(plan.protocol, plan.max_tokens, link, evidence)]
+    found = [_alone(paced_as(plan), plan.max_tokens, link, evidence)]
     if sources in (ALL, DEVICE):
         drafted_s = max(evidence.hint_s(plan.protocol), transfer_s(_HINT_BYTES, link.up_bps))
         found.append(_drafted(plan, link, evidence, link.rtt_s, drafted_s, evidence.hazards(plan)))
@@ -111,7 +111,7 @@ def _drafted(
     """Predict for drafts that take so long, and so long to arrive; hazards: f64 [n]."""
     run = survival(np.append(hazards, np.full(_TAIL, hazards[-1])))
     between_s = evidence.between_s()
-    passes = [evidence.streaming_s(plan.protocol, drafts) for drafts in range(MOST_DRAFTS + 1)]
+    passes = [evidence.streaming_s(paced_as(plan), drafts) for drafts in range(MOST_DRAFTS + 1)]
     costs = token_costs(
         run,
         rtt_s=rtt_s,
@@ -129,7 +129,7 @@ def _drafted(
 def _repeating(plan: Plan, link: Link, evidence: Evidence, otherwise: PlanCosts) -> PlanCosts:
     """Predict where repeats of the text are hints: their passes', and the others as otherwise."""
     share, tokens, positions = evidence.edge_hints.repeats(plan)
-    pass_s = evidence.streaming_s(plan.protocol, round(positions) - 1)
+    pass_s = evidence.streaming_s(paced_as(plan), round(positions) - 1)
     bytes_down = _STREAM_BYTES / tokens
     token_s = streamed_token_s(
         (pass_s + evidence.between_s()) / tokens, bytes_down, link, plan.max_tokens

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.acceptance import Acceptance
-from pilotfish.device_runtime.choice.hints import EdgeHints
+from pilotfish.device_runtime.choice.hints import EdgeHints, paced_as
 from pilotfish.device_runtime.choice.pace import PassPace, Recent, pass_s
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
@@ -71,7 +71,7 @@ class Evidence:
 
     def _add_streamed(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the times of passes that nobody waits for, and of drafts meanwhile."""
-        name = plan.protocol
+        name = paced_as(plan)
         drafted_s = pass_s(self._drafter_pace, 1)
         drafting = [one.timings.draft / (one.nodes * drafted_s) for one in rounds if one.nodes]
         self._drafting.add(name, drafting)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.choice.acceptance import DepthCounts, smoothed
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
+from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, TEXT, Ahead
 
 ALL = "all"
@@ -33,6 +34,15 @@ def whose(plan: Plan) -> str:
     if exchange.device_drafts:
         return ALL if exchange.edge_drafts else DEVICE
     return EDGE
+
+
+def paced_as(plan: Plan) -> str:
+    """Return the protocol whose passes are as fast as the plan's.
+
+    An end that computes while the other does may be slower for it, if they share a machine; with
+    the edge's hints alone the device is at rest, as under `stream`.
+    """
+    return STREAM if whose(plan) == EDGE else plan.protocol
 
 
 class EdgeHints:

@@ -19,7 +19,7 @@ from pilotfish.field.report.figures import lossless, order, steady, steady_token
 from pilotfish.field.run import Answer, Configuration
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
 from pilotfish.wire.errors import RunFileError, UnsupportedError
-from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM
+from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM, streams
 
 
 def replayed(
@@ -97,16 +97,17 @@ def replay(
     """Replay every (protocol, window) of a run over each of the links, by steady rounds.
 
     Answers under ``auto`` count to what was chosen, since over another link it would choose anew.
-    Answers that ended with their first round have no steady ones; `RunFileError` if none has.
+    Those under `ahead` are left out (`replayable`). Answers that ended with their first round have
+    no steady ones; `RunFileError` if none has.
     """
     groups: dict[Configuration, list[Answer]] = {}
-    for answer in answers:
+    for answer in filter(replayable, answers):
         if steady_token_ms(answer) is not None:
             groups.setdefault(_carried_out(answer), []).append(answer)
     if not groups:
         raise RunFileError(
             "The run has no finished answer with more rounds than the first, which reads the "
-            "prompt: there is nothing to replay."
+            "prompt, but for those under ahead, if any: there is nothing to replay."
         )
     return [
         Replay(
@@ -120,6 +121,15 @@ def replay(
         )
         for each in sorted(groups, key=order)
     ]
+
+
+def replayable(answer: Answer) -> bool:
+    """Whether the link decided only on the time of an answer's rounds, not on what was in them.
+
+    Under `ahead` it decides which drafts arrive in time for a pass: measure it over that link.
+    """
+    protocol = _carried_out(answer).protocol
+    return protocol == STREAM or not streams(protocol)
 
 
 def best(replays: Sequence[Replay], link: int) -> Replay:

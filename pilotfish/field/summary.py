@@ -8,7 +8,8 @@ import numpy as np
 from rich.table import Table
 
 from pilotfish.device_runtime.record import STAGES, Generation
-from pilotfish.wire.protocols import RoundCounter, counters
+from pilotfish.wire.protocols import RoundCounter, counters, streams
+from pilotfish.wire.protocols.ahead import SOURCES
 
 Figures = dict[str, Any]
 
@@ -30,6 +31,10 @@ def summary(generation: Generation) -> Figures:
         "rounds": len(rounds),
         "acceptance": round(generation.acceptance, 4),
         **generation.rounded_notes,
+        "hints": {
+            source: {"drafted": drafted, "accepted": accepted}
+            for source, (drafted, accepted) in generation.hints.items()
+        },
         "inquiries": sum(r.inquired > 0 for r in rounds),
         "accepted_per_round": round(sum(r.accepted for r in rounds) / count, 3),
         "tokens_per_round": round(len(generation.tokens) / count, 3),
@@ -48,7 +53,7 @@ def summary(generation: Generation) -> Figures:
 
 # Rows of the report: heading, and how a generation's figures fill it; "" where they say nothing.
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
-    ("window γ", lambda f: f"{f['window']}"),
+    ("window γ", lambda f: "" if streams(f["protocol"]) else f"{f['window']}"),
     ("tokens", lambda f: f"{f['tokens']}"),
     ("rounds", lambda f: f"{f['rounds']}"),
     ("asked back in", lambda f: f"{f['inquiries'] or ''}"),
@@ -62,6 +67,16 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 )
 
 
+def _hinted(source: str) -> tuple[str, Callable[[Figures], str]]:
+    """The row of a source of hints; "" where there were none of it."""
+
+    def cell(figures: Figures) -> str:
+        told = figures["hints"].get(source)
+        return f"{told['accepted']} of {told['drafted']}" if told else ""
+
+    return f"hints of {source} that came true", cell
+
+
 def _noted(counter: RoundCounter) -> tuple[str, Callable[[Figures], str]]:
     """The row of a counter; "" where there is nothing of it."""
     form = "d" if counter.whole else ".4f"
@@ -73,7 +88,7 @@ def report(figures: Sequence[Figures]) -> Table:
     table = Table("", caption="bytes are frames as sent; times are medians of a round")
     for column in figures:
         table.add_column(column["protocol"], justify="right")
-    for heading, cell in (*_ROWS, *map(_noted, counters().values())):
+    for heading, cell in (*_ROWS, *map(_hinted, SOURCES), *map(_noted, counters().values())):
         cells = [cell(column) for column in figures]
         if any(cells):
             table.add_row(heading, *cells)

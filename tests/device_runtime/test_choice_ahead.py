@@ -155,6 +155,20 @@ def test_drafting_is_as_slow_as_it_is_while_the_target_runs() -> None:
     assert seen.computing_s(rounds_) == pytest.approx(sum(alone.values()), rel=0.05)
 
 
+def test_the_edge_alone_is_as_fast_as_under_stream() -> None:
+    """What slows the target down while the device drafts does not while it rests."""
+    seen = Evidence(DRAFTER, GPU, SIZES)
+    for _ in range(4):
+        seen.add(plan(protocol=STREAM), rounds(plan(protocol=STREAM), [0] * 20, verify=GPU[1]))
+        slow = streamed([(0, 1, 0)] * 20, pass_s=1.5 * GPU[1])
+        seen.add(plan(protocol=AHEAD, hints="device"), slow)
+    alone_s = cost(plan(protocol=STREAM), 100, seen).token_s
+    own = plan(protocol=AHEAD, hints="edge")
+    assert cost(own, 100, seen).token_s == pytest.approx(alone_s, rel=0.1)
+    device = plan(protocol=AHEAD, hints="device")
+    assert cost(device, 100, seen).token_s > 1.3 * alone_s
+
+
 def test_prompts_that_repeat_themselves_are_left_to_the_edge() -> None:
     seen = evidence(0.3)
     own = plan(protocol=AHEAD, hints="edge")

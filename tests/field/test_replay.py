@@ -306,3 +306,11 @@ def test_files_without_anything_to_replay(tmp_path, capsys):
         assert main(["field", "replay", str(path), "--link", "rtt=1ms"]) == RunFileError.exit_code
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert line.startswith("pilotfish: ")
+
+
+def test_answers_under_ahead_are_left_out():
+    kept = pair_of_answers(2, 2)
+    hinted = pair_of_answers(2, 2, protocol="auto", choice=chosen("ahead", 0, 0.01, []))
+    assert replay([kept, hinted], [QUICK]) == replay([kept], [QUICK])
+    with pytest.raises(RunFileError, match="ahead"):
+        replay([hinted], [QUICK])

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pilotfish.cli.options import Commands, json_option, positive, write_json
 from pilotfish.cli.quantities import duration, rate
-from pilotfish.field.replay import Replay, best, replay
+from pilotfish.field.replay import Replay, best, replay, replayable
 from pilotfish.field.report.measured import read
 from pilotfish.speculation.latency import Link
 
@@ -25,6 +25,10 @@ example:
 _PARTS: dict[str, Callable[[str], float]] = {"rtt": duration, "up": rate, "down": rate}
 
 
+_LEFT_OUT = (
+    "{} answers under ahead are left out: which drafts arrive in time depends on the link, so "
+    "measure there."
+)
 _COMPUTE = "modelled, not measured; draft {draft}, verify {verify}; medians over n answers"
 
 
@@ -92,13 +96,16 @@ def _milliseconds(text: str) -> float:
 
 
 def _run(args: argparse.Namespace) -> int:
-    found = replay(read(args.file).answers, args.link, args.draft_s, args.verify_s)
+    answers = [*read(args.file).answers]
+    found = replay(answers, args.link, args.draft_s, args.verify_s)
     if args.json:
         write_json(args.json, _figures(args, found))
     if args.json != "-":
         console = Console(highlight=False)
         for at, link in enumerate(args.link):
             console.print(_table(found, at, _in_words(link)))
+        if left_out := sum(not replayable(answer) for answer in answers):
+            console.print(_LEFT_OUT.format(left_out), style="dim", soft_wrap=True)
         console.print(_COMPUTE.format(**_compute(args)), style="dim", soft_wrap=True)
     return 0
 
