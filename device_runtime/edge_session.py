@@ -260,9 +260,9 @@ class EdgeSession:
     # `stream` and `ahead`
 
     @property
-    def generation(self) -> int:
-        """The number of the last generation that was begun; each `begin` has another."""
-        return self._generation
+    def footing(self) -> tuple[int, int]:
+        """The last generation that was begun, and the connection; of another one hints are lost."""
+        return self._generation, self._edge.connection
 
     def hint(self, start: int, digest: bytes, frames: Sequence[m.Buffer]) -> int | None:
         """Send a hint of the tokens from ``start`` on; returns its bytes, None if it did not go."""

@@ -53,7 +53,7 @@ class Forerunner:
         self._lead = Lead()
         self._lead.start(committed)
         self._room = drafter.room(committed)
-        self._generation = edge.generation
+        self._footing = edge.footing
         self._pace_s = self._told_s = self._spent_s = 0.0
         self._drafted = self._sent_bytes = 0
 
@@ -87,8 +87,8 @@ class Forerunner:
 
     def _tell(self) -> None:
         """Send the drafts that have not been sent; if that fails, they are told with the next."""
-        if self._generation != self._edge.generation:
-            self._generation = self._edge.generation
+        if self._footing != self._edge.footing:
+            self._footing = self._edge.footing
             self._lead.tell_again()
         if self._lead.untold <= 0:
             return

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +115,29 @@ def test_a_low_rate_costs_hints_and_not_the_answer(long_pair: Pair, policy: str)
         time.sleep(1.0)
         wanted = device.generate(PROMPTS[0], **options | {"protocol": "stream"})
         assert got.tokens == wanted.tokens
+
+
+def test_after_a_break_hints_go_on_from_the_committed_tokens(
+    long_pair: Pair, key_folders: dict[str, Path]
+) -> None:
+    """The session goes on at the same edge, but for hints that were under way."""
+    with EdgeServer(long_pair.target, keys=key_folders["edge"], threads=1) as edge:
+        relay = Relay(edge.endpoint)
+        options = {"protocol": "ahead", "hints": "device", "max_tokens": 1000, "seed": 1}
+        # the target drafts for itself: no correction lets the device begin anew
+        with Device(long_pair.target, relay.endpoint, key_folders["alice"], threads=1) as device:
+            wanted = device.generate(PROMPTS[0], **options | {"protocol": "stream"}).tokens
+            got: list[int] = []
+            cuts = [100, 300, 500, 700]
+            for piece in device.stream(PROMPTS[0], **options):
+                got += piece.tokens
+                if cuts and len(got) > cuts[0]:
+                    del cuts[0]
+                    relay.cut()
+            assert got == wanted
+            assert device.last.recoveries
+            assert sum(each.accepted for each in device.last.rounds if each.start > 150) > 20
+        relay.close()
 
 
 def test_a_drained_edge_and_its_successor(long_pair: Pair) -> None:
