@@ -31,7 +31,7 @@ from pilotfish.wire.protocols.exchange import NO_IDS
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
-_CREDIT = 48  # stream tokens asked for ahead; an edge has room for 64 messages at least
+_CREDIT, _AGAIN = 48, 36  # stream tokens asked for ahead; an edge has room for 64 messages at least
 _UNLIMITED = m.Limits(
     context=2**31 - 1, window=m.MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
 )
@@ -260,8 +260,8 @@ class EdgeSession:
     # `stream` and `ahead`
 
     @property
-    def footing(self) -> tuple[int, int]:
-        """The last generation that was begun, and the connection; of another one hints are lost."""
+    def incarnation(self) -> tuple[int, int]:
+        """Changes when the edge may have lost what it was told: generation and connection."""
         return self._generation, self._edge.connection
 
     def hint(self, start: int, digest: bytes, frames: Sequence[m.Buffer]) -> int | None:
@@ -296,7 +296,7 @@ class EdgeSession:
                 if asked:
                     sent = self._edge.send(pull)
                 else:
-                    if pulled < expected and pulled - start <= _CREDIT // 2:
+                    if pulled < expected and pulled - start <= _AGAIN:
                         more_bytes = self._edge.try_send(pull) or 0
                     sent = Sent(pull, (), more_bytes, before_ns)
                 answer = self._edge.wait(sent, wanted, meanwhile=meanwhile)

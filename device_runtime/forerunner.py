@@ -15,12 +15,13 @@ from pilotfish.device_runtime.drafter import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.speculation.odds import Odds
-from pilotfish.wire.protocols.ahead import Lead, Met, drawn
+from pilotfish.wire.protocols.ahead import DEVICE, Lead, Met, drawn
 from pilotfish.wire.protocols.exchange import Ids
 
 _FLOOR = 0.03  # odds of the last draft, below which no further one is made
 _OFTEN = 0.25  # of the time from one token to the next: no more often are hints sent
-_LEAST_S = 0.002  # nor more often than so
+_AT_MOST = 4  # hints from one message of tokens to the next: a link that stalls is not filled up
+_MISSED = 16  # passes without our drafts, though these were right: were hints lost?
 _NS = 1e-9
 
 
@@ -53,9 +54,9 @@ class Forerunner:
         self._lead = Lead()
         self._lead.start(committed)
         self._room = drafter.room(committed)
-        self._footing = edge.footing
+        self._incarnation = edge.incarnation
         self._pace_s = self._told_s = self._spent_s = 0.0
-        self._drafted = self._sent_bytes = 0
+        self._drafted = self._sent_bytes = self._hints = self._missed = 0
 
     def step(self) -> bool:
         """Make a pass of the drafter, or send what is drafted; returns whether to go on."""
@@ -73,7 +74,7 @@ class Forerunner:
         self._drafted += 1
         self._spent_s += now_s - started_s
         first = lead.untold == len(lead)  # of its path: what the edge lacks most
-        if first or now_s - self._told_s >= max(_LEAST_S, _OFTEN * self._pace_s):
+        if first or now_s - self._told_s >= _OFTEN * self._pace_s:
             self._tell()
         return True
 
@@ -87,25 +88,33 @@ class Forerunner:
 
     def _tell(self) -> None:
         """Send the drafts that have not been sent; if that fails, they are told with the next."""
-        if self._footing != self._edge.footing:
-            self._footing = self._edge.footing
+        if self._incarnation != self._edge.incarnation:
+            self._incarnation = self._edge.incarnation
             self._lead.tell_again()
-        if self._lead.untold <= 0:
+        if self._lead.untold <= 0 or self._hints >= _AT_MOST:
             return
         sent = self._edge.hint(*self._lead.tell(self._drafter.bridge.vocab_size))
         if sent is None:
             self._lead.tell_again()
             return
+        self._hints += 1
         self._sent_bytes += sent
         self._told_s = time.monotonic()
 
-    def meet(self, ids: Sequence[int], pass_s: float) -> tuple[Met, Leg]:
-        """Take in the next committed tokens; returns how the drafts did, and the leg until now."""
+    def meet(self, ids: Sequence[int], source: str, pass_s: float) -> tuple[Met, Leg]:
+        """Take in the next committed tokens; returns how the drafts did, and the leg until now.
+
+        source, pass_s: of the drafts in their pass, and its seconds.
+        """
         met = self._lead.meet(ids)
+        self._missed = 0 if source == DEVICE or not met.agreed else self._missed + 1
+        if self._missed >= _MISSED:
+            self._missed = 0
+            self._lead.tell_again()
         for at, margin in enumerate(met.margins):
             self._odds.learn(margin, at < met.agreed)
         self._room = self._drafter.room(self._lead.text.ids[: self._lead.committed])
         self._pace_s = pass_s
         leg = Leg(self._drafted, self._spent_s, self._sent_bytes)
-        self._drafted, self._spent_s, self._sent_bytes = 0, 0.0, 0
+        self._drafted, self._spent_s, self._sent_bytes, self._hints = 0, 0.0, 0, 0
         return met, leg

@@ -187,7 +187,7 @@ class Session:
             return
         for tokens in self.edge.streamed(count, runner.step):
             record = self._streamed(plan, tokens, end)
-            met, leg = runner.meet(record.tokens, record.pass_s)
+            met, leg = runner.meet(record.tokens, record.source, record.pass_s)
             record.run = (met.depth, met.compared, met.agreed)
             record.nodes, record.uplink_bytes = leg.drafts, record.uplink_bytes + leg.sent_bytes
             record.timings = _shared(record.timings, leg.draft_s)
@@ -255,10 +255,9 @@ class Session:
 
 def _fits(reply: Tokens, count: int) -> bool:
     """Whether what is told of a pass's drafts can be: ``count`` tokens came of it."""
-    if not reply.drafted:
-        return not (reply.source or reply.accepted)
+    whose = SOURCES if reply.drafted else ("", *SOURCES)
     most = min(reply.drafted, count)
-    return reply.source in SOURCES and reply.accepted <= most and reply.drafted <= MOST_DRAFTS
+    return reply.source in whose and reply.accepted <= most and reply.drafted <= MOST_DRAFTS
 
 
 def _shared(waited: Timings, draft_s: float) -> Timings:

@@ -3,12 +3,13 @@
 In:  the hints of each source. Out: at a pass's take-off, drafts; at its end, what became of them.
 
 A pass has drafts of one source: of that whose offer promises most tokens, times what its promises
-have been worth in this generation. Repeats of the text are compared with what is committed whether
+have been worth in this session. Repeats of the text are compared with what is committed whether
 they are taken or not, so that they are taken only where they have shown to pay.
 
 Law: no source costs the edge more than its purse, whatever it claims. A purse holds tokens: a draft
 takes its price out of it (`edge_runtime.price`), and an accepted one puts a token in. A source that
-is wrong all the time is thus soon not looked at, but for a hundredth of the tokens made since.
+is wrong all the time is thus soon not looked at, but for a hundredth of the tokens made since; by
+and by its promises are believed again.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ _ALLOWANCE = 0.01  # for each token that the session commits
 _FADE = 0.95  # a pass with drafts of the source
 _KEPT = 3.0  # promised tokens that are taken as kept at first
 _TRUST = 1.5  # the most that a promise counts for
+_FORGET = 0.01  # of what promises were worth, for each token that the session commits
+_PACE = 2.0  # tokens a pass that are expected at first
 
 
 class Offer(NamedTuple):
@@ -105,7 +108,7 @@ class TextHints:
 
 @dataclass(slots=True)
 class Account:
-    """A source, and what its promises were worth in this generation."""
+    """A source, and what its promises were worth in this session."""
 
     source: Source
     name: str
@@ -124,17 +127,27 @@ class Account:
         self._kept = _FADE * self._kept + (1.0 - _FADE) * accepted
         self._promised = _FADE * self._promised + (1.0 - _FADE) * promised
 
+    def went_on(self, tokens: int) -> None:
+        """Note that the session committed so many tokens."""
+        self.purse = min(_MOST, self.purse + _ALLOWANCE * tokens)
+        self._kept += _FORGET * tokens * (_KEPT - self._kept)
+        self._promised += _FORGET * tokens * (_KEPT - self._promised)
+
+    def like(self, before: "Account") -> None:
+        """Go on as in the session's last generation."""
+        self.purse, self._kept, self._promised = before.purse, before._kept, before._promised
+
 
 class Taken(NamedTuple):
-    """The drafts of a pass: whose, which, how many tokens they promised, and the price of each."""
+    """The drafts of a pass: whose, which, their odds along the path, and the price of each."""
 
     account: Account | None
     ids: Sequence[int]
-    promised: float
+    odds: Sequence[float]
     price: float
 
 
-NOTHING = Taken(None, (), 0.0, 0.0)
+NOTHING = Taken(None, (), (), 0.0)
 
 
 @dataclass
@@ -144,7 +157,9 @@ class Hints:
     accounts: Sequence[Account]
     chain: HintChain | None  # of the device's; None: it is to send none
     trail: "Trail | None" = None  # of the edge's own drafter, which is among the accounts
+    pace: float = _PACE  # tokens a pass lately
     taken: Taken = NOTHING
+    _best: Taken = NOTHING  # of the last offer
 
     def pulled(self, last: int) -> None:
         """Note that the tokens before this position are asked for; 0: none any more."""
@@ -155,21 +170,32 @@ class Hints:
         """Take in a hint of the device, as `HintChain.add`."""
         return self.chain is not None and self.chain.add(start, digest, frames, vocab_size)
 
-    def take(self, most: int, price: float) -> Sequence[int]:
-        """Choose the drafts of the next pass, at most ``most``, each at this price in tokens."""
+    def offer(self, most: int, price: float) -> Sequence[float]:
+        """Choose what to offer the next pass, at most ``most`` drafts, each at this price.
+
+        Returns the odds of each, along the path.
+        """
+        self.taken = NOTHING
         most = min(most, MOST_DRAFTS)
         offers = [_offered(account, most, price) for account in self.accounts]
         best = max(offers, key=_gain, default=NOTHING)
-        self.taken = best if _gain(best) > 0.0 else NOTHING
+        self._best = best if _gain(best) > 0.0 else NOTHING
+        return self._best.odds
+
+    def take(self, count: int) -> Sequence[int]:
+        """Take the first ``count`` drafts of the last offer onto the pass; returns them."""
+        best = self._best
+        self.taken = best._replace(ids=best.ids[:count], odds=best.odds[:count])
         return self.taken.ids
 
     def landed(self, ids: Sequence[int], accepted: int) -> Taken:
         """Note what the pass committed, and how many of its drafts; returns what it had taken."""
         taken, self.taken = self.taken, NOTHING
+        self.pace = _FADE * self.pace + (1.0 - _FADE) * len(ids)
         if taken.account is not None:
-            taken.account.landed(len(taken.ids), accepted, taken.promised, taken.price)
+            taken.account.landed(len(taken.ids), accepted, sum(taken.odds), taken.price)
         for account in self.accounts:
-            account.purse = min(_MOST, account.purse + _ALLOWANCE * len(ids))
+            account.went_on(len(ids))
             account.source.meet(ids)
         return taken
 
@@ -178,24 +204,23 @@ def _gain(taken: Taken) -> float:
     """Return the tokens that drafts are expected to win, less their price."""
     if taken.account is None:
         return 0.0
-    return taken.promised * taken.account.trust - len(taken.ids) * taken.price
+    return sum(taken.odds) * taken.account.trust - len(taken.ids) * taken.price
 
 
 def _offered(account: Account, most: int, price: float) -> Taken:
     """Return the drafts of a source that are worth their price, and that its purse can pay."""
-    if account.purse < most * price:
-        most = int(account.purse / price)
+    if price > 0.0:
+        most = int(min(most, account.purse / price))
     if most <= 0:
         return NOTHING
     offer = account.source.offer(most)
-    path, promised, count = 1.0, 0.0, 0
+    path, worth = 1.0, []
     for odds in offer.odds:
         path *= odds
         if path * account.trust < price:
             break
-        promised += path
-        count += 1
-    return Taken(account, offer.ids[:count], promised, price)
+        worth.append(path)
+    return Taken(account, offer.ids[: len(worth)], worth, price)
 
 
 def hints_of(
@@ -203,10 +228,12 @@ def hints_of(
     committed: Committed,
     window: int,
     follow: "Callable[[], Trail] | None" = None,
+    before: Hints | None = None,
 ) -> Hints | None:
     """Return the sources of a generation; None if it takes no hints.
 
-    window: the most hints of a device that are kept. follow: has the edge's own drafter follow it.
+    window: the most hints of a device that are kept. follow: has the edge's own drafter follow
+    it. before: of the session's last generation: what a source has shown there still counts.
     """
     if not isinstance(exchange, Ahead):
         return None
@@ -220,4 +247,8 @@ def hints_of(
         if follow is not None:
             trail = follow()
             accounts.append(Account(trail, EDGE))
+    for account in accounts:
+        for last in before.accounts if before is not None else ():
+            if last.name == account.name:
+                account.like(last)
     return Hints(accounts, chain, trail)

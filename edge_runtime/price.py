@@ -1,14 +1,19 @@
 """What a draft costs a target pass, in tokens that the edge makes fewer meanwhile.
 
-In:  each pass: its positions, its seconds, the tokens that it committed. Out: the price.
+In:  each pass: its positions, its seconds, the tokens that it committed. Out: the price; and of the
+drafts that several sessions offer a pass, how many it takes.
 
 A pass over S positions takes a + b·S. A draft adds a position, so it delays every session of the
 pass by b; in that time the edge would have made b·X tokens, X being its tokens a second. A draft is
 worth its odds: it is taken if they are at least b·X. So a full edge takes none, and `ahead` is
 `stream` there; a lone session's draft costs next to nothing.
+
+That is fair to the sum of all sessions, not to each. So where sessions share a pass, drafts may
+make it longer only by what the one that gains least has gained lately, and 3 %: one that brings no
+drafts gets at least 0.97 of its tokens a second.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +21,9 @@ _FADE = 0.98  # a pass
 # How much the slope that was measured at the start counts, as a sum of squared deviations: passes
 # of one size tell nothing about the slope.
 _TRUST = 40.0
+_LEAST = 0.002  # of a price: no draft is free
+_SLOWED = 0.03  # of its tokens a second, that a session may lose by the drafts of others
+_SAVED = 4.0  # drafts that passes may leave to later ones
 
 
 class Price:
@@ -34,6 +42,7 @@ class Price:
         self._squares = self._products = 0.0  # Σ S², Σ S·seconds
         self._expected_s = 0.0  # what these passes would have taken at the start
         self._tokens = 0.0
+        self._saved = 0.0  # drafts that shared passes could have taken
 
     def passed(self, positions: int, seconds: float) -> None:
         """Note a pass."""
@@ -72,7 +81,36 @@ class Price:
     @property
     def of_draft(self) -> float:
         """b·X: the tokens that a draft costs."""
-        return float(self.position_s * self.tokens_per_s)
+        return max(_LEAST, float(self.position_s * self.tokens_per_s))
+
+    def pass_s(self, positions: int) -> float:
+        """Estimate the seconds of a pass."""
+        if not self._weight:
+            return float(np.interp(positions, self._widths, self._seconds))
+        beyond = positions - self._positions / self._weight
+        return max(0.0, self._spent_s / self._weight + beyond * self.position_s)
+
+    def share(
+        self, positions: int, offers: Sequence[Sequence[float]], paces: Sequence[float]
+    ) -> list[int]:
+        """Count the drafts of each session that a pass takes.
+
+        positions: without drafts. offers: odds of each session's drafts, along the path and so
+        falling. paces: tokens a pass that each session has had lately; 1 without drafts.
+        """
+        counts = [len(offer) for offer in offers]
+        position_s = self.position_s
+        if len(offers) == 1 or position_s <= 0.0:
+            return counts
+        longer_s = (min(paces) / (1.0 - _SLOWED) - 1.0) * self.pass_s(positions)
+        room = longer_s / position_s + self._saved
+        if sum(counts) > room:
+            best = sorted((-odds, at) for at, offer in enumerate(offers) for odds in offer)
+            counts = [0] * len(offers)
+            for _, at in best[: int(room)]:
+                counts[at] += 1
+        self._saved = min(_SAVED, room - sum(counts))
+        return counts
 
 
 def _slope(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pilotfish.edge_runtime.hints import NOTHING, Taken
+from pilotfish.edge_runtime.hints import NOTHING, Hints, Taken
 from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import EdgeRound, SessionState, Stream
@@ -81,20 +81,8 @@ class Rounds:
         job = Job(session.id, session.slot, tokens, rows=1, rule=rule)
         job.temperature = law.sampling.temperature
         if session.hints is not None:
-            job.board = partial(self._board, session, law)
+            job.rider = _HintRider(session, session.hints, law, self._price, self._context)
         self._queue(session, job)
-
-    def _board(self, session: SessionState, law: Law, job: Job) -> None:
-        """Take the hints that have come until now onto the stream's next pass."""
-        stream, hints, length = session.stream, session.hints, len(session.committed)
-        assert stream is not None
-        assert hints is not None
-        most = min(stream.remaining, self._context - length) - 1
-        drafts = hints.take(most, self._price.of_draft)
-        # [length + drafts]
-        job.tokens = np.concatenate([session.committed.ids, np.array(drafts, np.uint32)])
-        job.rows = 1 + len(drafts)
-        job.rule = partial(_stream_rule, law, length, drafts)
 
     def send_tokens(
         self,
@@ -210,10 +198,11 @@ class Rounds:
         start, token = len(session.committed), ruling.token
         assert token is not None  # a stream's rule always samples one
         drafts = job.tokens[start : start + ruling.accepted].tolist()
-        # one at least: a device may have asked for fewer while the pass was made
+        # less may be asked for than when the pass began; its first token is committed nevertheless
         ids = _until(self._ends, [*drafts, token])[: max(1, stream.remaining)]
         session.committed.extend(ids)
-        stream.remaining = 0 if ids[-1] in self._ends else stream.remaining - len(ids)
+        session.ended = ids[-1] in self._ends
+        stream.remaining = 0 if session.ended else stream.remaining - len(ids)
         self._tally.streamed += len(ids)
         self._price.committed(len(ids))
         taken, accepted = NOTHING, min(ruling.accepted, len(ids))
@@ -240,6 +229,34 @@ class Rounds:
                 start=start,
             )
             self._send(waiting.client, failure, ())
+
+
+class _HintRider:
+    """The hints of a stream's next pass."""
+
+    def __init__(
+        self, session: SessionState, hints: Hints, law: Law, price: Price, context: int
+    ) -> None:
+        self._session, self._hints, self._law = session, hints, law
+        self._price, self._context = price, context
+
+    @property
+    def pace(self) -> float:
+        return self._hints.pace
+
+    def offer(self) -> Sequence[float]:
+        stream, length = self._session.stream, len(self._session.committed)
+        assert stream is not None
+        most = min(stream.remaining, self._context - length) - 1
+        return self._hints.offer(most, self._price.of_draft)
+
+    def board(self, job: Job, count: int) -> None:
+        drafts = self._hints.take(count)
+        committed = self._session.committed.ids
+        # [committed + drafts]
+        job.tokens = np.concatenate([committed, np.array(drafts, np.uint32)])
+        job.rows = 1 + len(drafts)
+        job.rule = partial(_stream_rule, self._law, len(committed), drafts)
 
 
 def _rule(

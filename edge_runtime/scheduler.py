@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,20 @@ _OWNERS = 1024  # most owners with a noted last pass
 _LATE = 1.25  # times its last turnaround, after which a device is no longer waited for
 
 
+class Rider(Protocol):
+    """Drafts that ride along with a job, if its pass has room for them when it begins."""
+
+    @property
+    def pace(self) -> float:
+        """Tokens a pass that the session has had lately."""
+
+    def offer(self) -> Sequence[float]:
+        """Return the odds, along the path, of the drafts that have come until now."""
+
+    def board(self, job: "Job", count: int) -> None:
+        """Give the job the first ``count`` of them: longer tokens, more rows, another rule."""
+
+
 @dataclass(eq=False, slots=True)
 class Job:
     """Work for the target on the slot of one session.
@@ -53,8 +67,7 @@ class Job:
     rule: turns logits [rows, V] and hidden states [rows, d] of the last ``rows`` tokens into a
     ruling, or into the states needed for one; None for a prefill.
     draft: the window that ends the sequence; of a tree, the slot keeps the accepted path.
-    owner: the session's. temperature: of the rule's sampling. board: is called before a pass that
-    may take the job, and may replace tokens, rows and rule by longer ones.
+    owner: the session's. temperature: of the rule's sampling. rider: drafts that may come with it.
     """
 
     session: bytes
@@ -65,7 +78,7 @@ class Job:
     draft: Draft | None = None
     owner: bytes = b""
     temperature: float = 0.0
-    board: Callable[["Job"], None] | None = None
+    rider: Rider | None = None
     queued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     done_ns: int = 0
@@ -215,15 +228,25 @@ class Scheduler:
 
         If several passes are computed at once, those that can start now share the jobs evenly.
         """
-        for job in heads:
-            if job.board is not None:
-                job.board(job)
         batch = [(job, self._span(job)) for job in heads]
         if batch[0][1].size > NARROW:
             return batch[:1]
         windows = [(job, span) for job, span in batch if span.size <= NARROW]
         passes = max(1, self.target.abreast - self._under_way[lane])
-        return windows[: -(-len(windows) // passes)]
+        return self._boarded(windows[: -(-len(windows) // passes)])
+
+    def _boarded(self, members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
+        """Let drafts ride along, as far as they are worth their positions to all."""
+        offers = [() if job.rider is None else job.rider.offer() for job, _ in members]
+        if not any(offers):
+            return members
+        paces = [1.0 if job.rider is None else job.rider.pace for job, _ in members]
+        positions = sum(span.size for _, span in members)
+        taken = self.price.share(positions, offers, paces)
+        for (job, _), drafts in zip(members, taken, strict=True):
+            if job.rider is not None and drafts:
+                job.rider.board(job, drafts)
+        return [(job, self._span(job)) for job, _ in members]
 
     def _turn(self, job: Job) -> tuple[int, int]:
         """Return a job's precedence: by the start of its owner's last pass, then by its age."""
@@ -288,7 +311,8 @@ class Scheduler:
             tokens += span.size
         if span.size <= NARROW:  # then all are, else it is alone
             self._pass_ns[batch.lane] = now_ns - batch.started_ns
-            self.price.passed(tokens, self._pass_ns[batch.lane] * 1e-9)
+            if any(job.rule is not None for job, _ in batch.members):  # else it commits nothing
+                self.price.passed(tokens, self._pass_ns[batch.lane] * 1e-9)
         self._tally.batch.add(len(batch.members))
         self._tally.pass_tokens.add(tokens)
 

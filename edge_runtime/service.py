@@ -38,7 +38,6 @@ from pilotfish.wire.errors import (
     PairMismatchError,
     PilotfishError,
     PromptTooLongError,
-    RateLimitedError,
     TooLargeError,
     UnknownSessionError,
     VersionMismatchError,
@@ -158,10 +157,15 @@ class Service:
             request = m.decode_request(envelope.header)
             self._dispatch(request, envelope, received_ns)
         except PilotfishError as error:
-            self._refuse(envelope, request, error)
+            if m.is_hint(envelope.header):
+                self._tally.hints["refused"] += 1  # no hint is answered
+            else:
+                self._refuse(envelope.client, request, error)
         except Exception:
             _log.exception("a message could not be served")
-            self._refuse(envelope, request, InternalError("The edge failed at this; see its log."))
+            self._refuse(
+                envelope.client, request, InternalError("The edge failed at this; see its log.")
+            )
         if request is not None:  # refusing a message unread costs next to nothing
             self._admission.charge(envelope.owner, (time.monotonic_ns() - received_ns) * 1e-9)
 
@@ -259,10 +263,14 @@ class Service:
         session.committed.extend(new)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
         session.hints = hints_of(
-            exchange, session.committed, self._limits.window, self._follower(session, law)
+            exchange,
+            session.committed,
+            self._limits.window,
+            self._follower(session, law),
+            session.hints,
         )
         session.round = session.stream = None
-        session.awaits_pending = False
+        session.awaits_pending = session.ended = False
         if len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
 
@@ -364,11 +372,11 @@ class Service:
         if len(ahead):  # a retry: what the device has missed
             times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
             self._rounds.send_tokens(session, pull.start, ahead.tolist(), times)
-        if not running:
+        if not running and not session.ended:
             self._rounds.stream(session)
 
     def _hint(self, hint: m.Hint, envelope: Envelope) -> str:
-        """Take in a hint; returns what became of it."""
+        """Take in a hint; returns what became of it. No hint is answered, however wrong."""
         try:
             session = self.sessions.find(hint.session, envelope.owner)
             if session.generation != hint.generation or session.hints is None:
@@ -376,6 +384,8 @@ class Service:
             kept = session.hints.told(hint.start, hint.hash, envelope.frames, self._vocab)
         except UnknownSessionError:
             return "unknown"
+        except PilotfishError:
+            return "malformed"
         return "kept" if kept else "stale"
 
     def _generation(self, request: m.Window | m.States | m.Pull, owner: bytes) -> SessionState:
@@ -417,12 +427,7 @@ class Service:
             if self._allowed is not None:
                 self._tally.work[self._allowed[session.owner]] += 1
 
-    def _refuse(self, envelope: Envelope, request: m.Request | None, error: PilotfishError) -> None:
-        """Send the error; a hint is not answered, however wrong: nobody waits for it."""
-        if m.is_hint(envelope.header):
-            limited = isinstance(error, RateLimitedError)
-            self._tally.hints["limited" if limited else "malformed"] += 1
-            return
+    def _refuse(self, client: bytes, request: m.Request | None, error: PilotfishError) -> None:
         self._tally.refusals[error.code] += 1
         about = request if isinstance(request, m.Begin | m.Window | m.States | m.Pull) else None
         failure = m.Failure(
@@ -432,4 +437,4 @@ class Service:
             generation=about.generation if about else None,
             start=about.start if isinstance(about, m.Window | m.States | m.Pull) else None,
         )
-        self._send(envelope.client, failure, ())
+        self._send(client, failure, ())

@@ -88,6 +88,7 @@ class SessionState:
     round: EdgeRound | None = None
     awaits_pending: bool = False  # the next window brings a pending token (`dssd`)
     stream: Stream | None = None
+    ended: bool = False  # a stream of this generation has come to an end token
     jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
 

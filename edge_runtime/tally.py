@@ -42,7 +42,7 @@ class Tally:
     notes: dict[tuple[str, str], float] = notes(lambda one: one.metric)
     streamed: int = counter("streamed_tokens", "Tokens of protocol stream.")
     # "kept"; "stale": behind other tokens than those here; "unknown": of no generation that runs;
-    # "malformed"; "limited": too many came
+    # "malformed"; "refused": beyond the rate, or of a key that is not allowed
     hints: Counter[str] = counter("hints", "Hints that came, by what became of them.", "outcome")
     hint_drafts: Counter[str] = counter(
         "hint_drafted_tokens", "Drafts that hints brought to a pass.", "source"

@@ -324,8 +324,6 @@ _encoder = msgspec.msgpack.Encoder()
 _requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
 _replies: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
-_HINT = _encoder.encode(Hint(session=b"", generation=0, start=0, hash=b""))[1:6]  # its name
-
 # Anything that holds the bytes of a frame: what arrived is a view of ZeroMQ's own memory.
 Buffer = bytes | memoryview
 M = TypeVar("M", bound=msgspec.Struct)
@@ -341,14 +339,15 @@ def decode_request(header: Buffer) -> Request:
     return checked(_requests, header)
 
 
+def is_hint(header: Buffer) -> bool:
+    """Whether a header is a hint's, right or wrong, by its first bytes alone."""
+    # a msgpack array of fewer than 16 elements, then a string of 4 bytes
+    return bytes(header[1:6]) == b"\xa4hint"
+
+
 def decode_reply(header: Buffer) -> Reply:
     """An edge's header; `MalformedError` says what is wrong with it."""
     return checked(_replies, header)
-
-
-def is_hint(header: Buffer) -> bool:
-    """Whether this is a hint's header, or means to be one; it is not decoded."""
-    return bytes(header[1:6]) == _HINT
 
 
 def checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = HEADER_BYTES) -> M:

@@ -37,6 +37,11 @@ def hints(**sources):
     return Hints([Account(source, name) for name, source in sources.items()], None)
 
 
+def take(under, most, price):
+    """Take all that is offered, as a pass does that is alone."""
+    return under.take(len(under.offer(most, price)))
+
+
 @given(
     st.floats(0.001, 0.9),
     st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 15)), min_size=1, max_size=60),
@@ -49,7 +54,7 @@ def test_a_source_never_costs_more_than_its_purse(price, passes):
     spent = won = made = 0.0
     for odds, right in passes:
         source.odds, source.ids = [odds] * MOST_DRAFTS, [1] * MOST_DRAFTS
-        drafts = under.take(20, price)
+        drafts = take(under, 20, price)
         assert len(drafts) <= MOST_DRAFTS
         accepted = min(right, len(drafts))
         ids = [1] * (accepted + 1)
@@ -65,7 +70,7 @@ def test_a_liar_costs_a_few_tokens_and_then_a_hundredth(price):
     under = hints(device=liar)
     positions = 0
     for _ in range(2000):
-        positions += len(under.take(MOST_DRAFTS, price))
+        positions += len(take(under, MOST_DRAFTS, price))
         under.landed([0], 0)
     assert positions * price <= FIRST + 2000 * ALLOWANCE
 
@@ -74,15 +79,15 @@ def test_a_source_is_trusted_again_after_better_drafts():
     source = Said([0.9] * 4)
     under = hints(device=source)
     for _ in range(30):
-        under.take(MOST_DRAFTS, 0.1)
+        take(under, MOST_DRAFTS, 0.1)
         under.landed([0], 0)
     low = under.accounts[0].trust
     for _ in range(2000):
-        drafts = under.take(MOST_DRAFTS, 0.1)
+        drafts = take(under, MOST_DRAFTS, 0.1)
         under.landed([1] * (len(drafts) + 1), len(drafts))
-    assert low < 0.6
+    assert low < 0.75
     assert under.accounts[0].trust > 0.95
-    assert under.take(MOST_DRAFTS, 0.1) == [1] * 4
+    assert take(under, MOST_DRAFTS, 0.1) == [1] * 4
 
 
 @pytest.mark.parametrize(
@@ -90,14 +95,14 @@ def test_a_source_is_trusted_again_after_better_drafts():
 )
 def test_a_draft_rides_if_the_odds_of_its_path_are_its_price(price, count):
     under = hints(device=Said([0.9, 0.6, 0.5, 0.5]))
-    assert len(under.take(MOST_DRAFTS, price)) == count
+    assert len(take(under, MOST_DRAFTS, price)) == count
 
 
 @pytest.mark.parametrize("most", [-1, 0, 1, 3, 15, 100])
 def test_no_more_than_there_is_room_for(most):
     for price in (0.0, 1e-9, 0.01):
         under = hints(device=Said([1.0] * 100))
-        assert len(under.take(most, price)) == max(0, min(most, MOST_DRAFTS))
+        assert len(take(under, most, price)) == max(0, min(most, MOST_DRAFTS))
 
 
 @given(
@@ -108,7 +113,7 @@ def test_no_more_than_there_is_room_for(most):
 @examples(80)
 def test_the_source_that_promises_most_goes_first(device, text, price):
     under = hints(device=Said(device), text=Said(text, [2] * len(text)))
-    drafts = under.take(MOST_DRAFTS, price)
+    drafts = take(under, MOST_DRAFTS, price)
 
     def gain(odds):
         paths = np.cumprod(odds[:MOST_DRAFTS])
@@ -129,19 +134,19 @@ def test_promises_are_measured_by_what_they_brought():
     under = hints(device=device, text=text)
     seen = []
     for _ in range(60):
-        drafts = under.take(MOST_DRAFTS, 0.02)
+        drafts = take(under, MOST_DRAFTS, 0.02)
         source = under.taken.account.name if under.taken.account else ""
         seen.append(source)
         accepted = len(drafts) if source == TEXT else 0
         under.landed([2] * (accepted + 1), accepted)
         assert device.met == text.met  # all follow the text
     assert seen[0] == DEVICE
-    assert seen[-20:] == [TEXT] * 20
+    assert seen[-40:].count(TEXT) > 25  # the device's purse lets it try now and then
 
 
 def test_a_pass_is_settled_once():
     under = hints(device=Said([0.9] * 3))
-    under.take(MOST_DRAFTS, 0.1)
+    take(under, MOST_DRAFTS, 0.1)
     assert under.landed([1, 1, 1, 1], 3).ids == [1] * 3
     before = under.accounts[0].purse
     assert under.landed([5], 0).account is None
@@ -151,7 +156,7 @@ def test_a_pass_is_settled_once():
 def test_drafts_taken_for_a_pass_that_was_not_made_cost_nothing():
     under = hints(device=Said([0.9] * 3))
     for _ in range(500):
-        under.take(MOST_DRAFTS, 0.9)
+        take(under, MOST_DRAFTS, 0.9)
     assert under.accounts[0].purse == FIRST
 
 
@@ -205,10 +210,10 @@ def test_the_chain_of_a_device_follows_the_text():
     frames = [bytes(encode_ids(np.array([2, 3, 4], np.uint32), 10)), b"\xff\x80\x40"]
     assert chain.add(1, committed.hash, frames, 10)
     under = Hints([Account(DeviceHints(chain), DEVICE)], chain)
-    assert under.take(2, 0.0) == [2, 3]
+    assert take(under, 2, 0.0) == [2, 3]
     committed.extend([2])
     under.landed([2], 1)
-    assert under.take(5, 0.0) == [3, 4]
+    assert take(under, 5, 0.0) == [3, 4]
     committed.extend([9])
     under.landed([9], 0)
-    assert under.take(5, 0.0) == ()
+    assert take(under, 5, 0.0) == ()

@@ -64,12 +64,12 @@ def wrong_hints(session: RawSession) -> dict[str, tuple[str, list[bytes]]]:
         "half an id": ("malformed", [header, frames[0][:-1], b"\xff\xff\xff"]),
         "an id that is none": ("malformed", [header, ids_bytes([VOCAB] * 3), frames[1]]),
         "10,000 ids": ("malformed", session.hint([1] * 10_000)),
-        "a field too few": ("malformed", [packed(named[:-1]), *frames]),
-        "a field too many": ("malformed", [packed([*named, 1]), *frames]),
-        "another type of field": ("malformed", [packed([*named[:3], "x", named[4]]), *frames]),
-        "a negative start": ("malformed", [packed([*named[:3], -1, named[4]]), *frames]),
-        "a short hash": ("malformed", [packed([*named[:4], b"x"]), *frames]),
-        "cut off": ("malformed", [header[:-3], *frames]),
+        "a field too few": ("refused", [packed(named[:-1]), *frames]),
+        "a field too many": ("refused", [packed([*named, 1]), *frames]),
+        "another type of field": ("refused", [packed([*named[:3], "x", named[4]]), *frames]),
+        "a negative start": ("refused", [packed([*named[:3], -1, named[4]]), *frames]),
+        "a short hash": ("refused", [packed([*named[:4], b"x"]), *frames]),
+        "cut off": ("refused", [header[:-3], *frames]),
         "a forged hash": ("stale", session.hint(ids, hash=b"\0" * 8)),
         "far ahead": ("stale", session.hint(ids, start=2**31 - 1)),
         "behind what never came": ("stale", session.hint(ids, behind=[7, 7])),
@@ -210,6 +210,7 @@ def test_a_flood_at_a_real_edge(pair: Pair) -> None:
                 assert device.generate(PROMPT, **options).tokens == wanted
         assert sent > 3 * 2000
         assert device.generate(PROMPT, **options).tokens == wanted
-        assert resident_mib(edge.pid) - before < 32
+        # what waits to be read counts: a queue of messages of 30 kB
+        assert resident_mib(edge.pid) - before < 64
         time.sleep(1.0)
         assert not hostile.settle()  # not one was answered, and the rate is there for requests

@@ -1,0 +1,67 @@
+"""A device that pulls less while a pass is under way, and prices near zero."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pilotfish.edge_runtime.hints import Account, DeviceHints, Hints
+from pilotfish.wire import messages as m
+from pilotfish.wire.committed import Committed
+from pilotfish.wire.protocols.ahead import HintChain
+from tests.support.hostile import PROMPT, ids_bytes
+from tests.support.socketless import SocketlessEdge
+from tests.support.tiny import tiny_artifact
+
+
+@pytest.mark.parametrize("protocol", ["stream", "ahead"])
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_smaller_pull_during_a_pass(tmp_path: Path, protocol: str, count: int) -> None:
+    tiny_artifact(tmp_path / "target")
+    text, id_ = Committed(), bytes(16)
+    text.extend(PROMPT)
+    begin = m.Begin(
+        session=id_, generation=0, keep=0, hash=Committed().hash, protocol=protocol, seed=1,
+        temperature=0.0, top_k=0, top_p=1.0,
+    )  # fmt: skip
+
+    def pull(count: int) -> list[bytes]:
+        asked = m.Pull(session=id_, generation=0, start=len(PROMPT), hash=text.hash, count=count)
+        return [m.encode(asked)]
+
+    with SocketlessEdge(tmp_path / "target") as edge:
+        edge.deliver([m.encode(begin), ids_bytes(PROMPT)])
+        edge.deliver(pull(8))
+        edge.deliver(pull(count))  # the job of the first one is queued, or under way
+        edge.start()
+        assert isinstance(edge.reply(), m.Tokens)
+
+
+def test_a_price_near_zero() -> None:
+    chain = HintChain(Committed(), 64)
+    chain.ids, chain.odds = [1, 2], [1.0, 1.0]
+    hints = Hints([Account(DeviceHints(chain), "device")], chain)
+    assert len(hints.offer(15, 1e-309)) == 2
+
+
+def test_a_hint_beyond_the_rate_is_not_answered(tmp_path: Path) -> None:
+    tiny_artifact(tmp_path / "target")
+    hint = m.Hint(session=bytes(16), generation=0, start=5, hash=bytes(8))
+    with SocketlessEdge(tmp_path / "target", messages_per_s=1.0) as edge:
+        for _ in range(3):
+            edge.deliver([m.encode(hint), ids_bytes([1]), b"\xff"])
+        assert edge.replies == []
+
+
+def test_a_source_that_becomes_good_is_heard_again() -> None:
+    chain = HintChain(Committed(), 64)
+    hints = Hints([Account(DeviceHints(chain), "device")], chain)
+    for good in (False, True):
+        heard = 0
+        for _ in range(1000):
+            chain.ids, chain.odds = [1] * 15, [1.0] * 15
+            drafts = hints.take(len(hints.offer(15, 0.1)))
+            heard += bool(drafts)
+            hints.landed([1] * (len(drafts) + 1) if good else [2], len(drafts) if good else 0)
+    assert heard > 500
