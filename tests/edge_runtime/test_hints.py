@@ -133,7 +133,7 @@ def test_promises_are_measured_by_what_they_brought():
     device, text = Said([1.0] * 5), Said([0.6, 0.4], [2, 2])
     under = hints(device=device, text=text)
     seen = []
-    for _ in range(60):
+    for _ in range(300):
         drafts = take(under, MOST_DRAFTS, 0.02)
         source = under.taken.account.name if under.taken.account else ""
         seen.append(source)
@@ -141,7 +141,7 @@ def test_promises_are_measured_by_what_they_brought():
         under.landed([2] * (accepted + 1), accepted)
         assert device.met == text.met  # all follow the text
     assert seen[0] == DEVICE
-    assert seen[-40:].count(TEXT) > 25  # the device's purse lets it try now and then
+    assert seen[-100:].count(TEXT) > 60  # the device's purse lets it try now and then
 
 
 def test_a_pass_is_settled_once():
