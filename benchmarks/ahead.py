@@ -169,7 +169,7 @@ def _arguments() -> argparse.Namespace:
     numbers: dict[str, Any] = {"type": float, "nargs": "+", "metavar": "MS"}
     parser.add_argument("--rtt", **numbers, help="round trips of rtt, paced, big, own, fleet")
     parser.add_argument("--pace", nargs="+", metavar="MS[+MS]", help="of a replayed pass, by row")
-    parser.add_argument("--drafter", nargs="+", metavar="PRECISION", help="(default: int4 int8)")
+    parser.add_argument("--drafter", nargs="+", metavar="PRECISION|DIR", help="(default: int4 int8)")
     parser.add_argument("--temperature", type=float, nargs="+", choices=(0.0, 1.0), default=[0.0])
     parser.add_argument("--windows", type=int, nargs="+", metavar="γ", help="of stop-and-wait")
     parser.add_argument("--prompts", type=int, metavar="N", help="(default: 8; 2 with --quick)")
@@ -187,7 +187,9 @@ def _arguments() -> argparse.Namespace:
     args.windows = args.windows or ((2, 4, 8) if args.quick else WINDOWS)
     args.target = args.target or default_artifact("fp32")
     names = args.drafter or (["int4"] if args.quick else ["int4", "int8"])
-    args.drafters = {name: default_artifact(name) for name in names}
+    args.drafters = {
+        Path(name).name: Path(name) if "/" in name else default_artifact(name) for name in names
+    }
     if args.draft:
         args.drafters = {args.draft.name: args.draft}
     return args

@@ -26,12 +26,12 @@ from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.odds import Odds
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.tree import Expansion, nodes_at_most
-from pilotfish.wire.codecs.ids import decode_ids
+from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed import Committed, common_prefix
 from pilotfish.wire.errors import MalformedError, PromptTooLongError
-from pilotfish.wire.messages import DecisionConditions
+from pilotfish.wire.messages import DecisionConditions, Tokens
 from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose
-from pilotfish.wire.protocols.ahead import SOURCES
+from pilotfish.wire.protocols.ahead import MOST_DRAFTS, SOURCES
 
 _NS = 1e-9
 _UNKNOWN = Channel()
@@ -179,13 +179,14 @@ class Session:
     def stream(self, plan: Plan, count: int, ends: Collection[int]) -> Iterator[Round]:
         """Let the target generate ``count`` tokens, under `ahead` with hints."""
         count = min(count, self.context - len(self.committed))
+        end = len(self.committed) + count
         runner = self._forerunner(plan, count, ends)
         if runner is None:
             for tokens in self.edge.streamed(count):
-                yield self._streamed(plan, tokens)
+                yield self._streamed(plan, tokens, end)
             return
         for tokens in self.edge.streamed(count, runner.step):
-            record = self._streamed(plan, tokens)
+            record = self._streamed(plan, tokens, end)
             met, leg = runner.meet(record.tokens, record.source, record.pass_s)
             record.run = (met.depth, met.compared, met.agreed)
             record.nodes, record.uplink_bytes = leg.drafts, record.uplink_bytes + leg.sent_bytes
@@ -207,14 +208,17 @@ class Session:
             ends=ends,
         )
 
-    def _streamed(self, plan: Plan, tokens: Streamed) -> Round:
+    def _streamed(self, plan: Plan, tokens: Streamed, end: int) -> Round:
+        """Commit tokens of the target; ``end``: no position from there on was asked for."""
         reply, answer, waited_ns = tokens
         if len(answer.frames) != 1 or len(answer.frames[0]) == 0:
             raise MalformedError("The edge sent a stream message without tokens.")
-        ids = decode_ids(answer.frames[0], self._vocab).tolist()
-        if not reply.accepted <= min(reply.drafted, len(ids)) or reply.source not in ("", *SOURCES):
-            raise MalformedError("The edge's account of drafts does not fit its tokens.")
         start = len(self.committed)
+        if start + count_ids(answer.frames[0], self._vocab) > end:
+            raise MalformedError("The edge sent more tokens than it was asked for.")
+        ids = decode_ids(answer.frames[0], self._vocab).tolist()
+        if not _fits(reply, len(ids)):
+            raise MalformedError("The edge's account of drafts does not fit its tokens.")
         self.committed.extend(ids)
         self.edge.agree(len(self.committed))
         # only the part of the pass that was waited for: the tokens may have arrived before
@@ -247,6 +251,13 @@ class Session:
             record = Round(protocol=LOCAL, start=start, window=0, accepted=0, tokens=[token])
             record.timings.draft = (time.monotonic_ns() - started_ns) * _NS
             yield record
+
+
+def _fits(reply: Tokens, count: int) -> bool:
+    """Whether what is told of a pass's drafts can be: ``count`` tokens came of it."""
+    whose = SOURCES if reply.drafted else ("", *SOURCES)
+    most = min(reply.drafted, count)
+    return reply.source in whose and reply.accepted <= most and reply.drafted <= MOST_DRAFTS
 
 
 def _shared(waited: Timings, draft_s: float) -> Timings:

@@ -12,6 +12,7 @@ from pilotfish.wire.errors import RateLimitedError
 _CLIENTS = 1024  # most clients; beyond these the one silent longest is forgotten
 _SHARE = 0.5  # of the loop's time, for one client, while others send messages
 _AT_ONCE_S = 0.1  # of the loop's time that a client may use in a burst, and owe afterwards
+_SPARE = 0.5  # of a second's messages, which hints leave to requests
 _WANTED_S = 1.0  # after its last message, during which another client counts as present
 
 
@@ -31,8 +32,11 @@ class Admission:
         self._speaking = b""  # the client of the last message, and the time of another's last one
         self._another_s = self._spoke_s = -_WANTED_S
 
-    def admit(self, owner: bytes, now_s: float) -> None:
-        """Count one message of ``owner``; `RateLimitedError` if it came too soon."""
+    def admit(self, owner: bytes, now_s: float, *, spared: bool = False) -> None:
+        """Count one message of ``owner``; `RateLimitedError` if it came too soon.
+
+        spared: it can be done without, and so must not use up what others of the owner's need.
+        """
         if owner != self._speaking:
             self._speaking, self._another_s = owner, self._spoke_s
         self._spoke_s = now_s
@@ -45,7 +49,7 @@ class Admission:
         buckets.at_s = now_s
         buckets.messages = min(most, buckets.messages + gone_s * self.rate)
         buckets.seconds = min(_AT_ONCE_S, buckets.seconds + gone_s * _SHARE)
-        if buckets.messages < 1.0:
+        if buckets.messages < 1.0 + (_SPARE * most if spared else 0.0):
             raise RateLimitedError("Too many messages in this second; slow down.")
         if buckets.seconds < 0.0 and now_s - self._another_s < _WANTED_S:
             raise RateLimitedError(

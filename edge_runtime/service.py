@@ -151,7 +151,8 @@ class Service:
         try:
             if self._allowed is not None and envelope.owner not in self._allowed:
                 raise AccessDeniedError("This key has been taken off the edge's allow-list.")
-            self._admission.admit(envelope.owner, received_ns * 1e-9)
+            spared = m.is_hint(envelope.header)
+            self._admission.admit(envelope.owner, received_ns * 1e-9, spared=spared)
             check_size(envelope, self._message_bytes)
             request = m.decode_request(envelope.header)
             self._dispatch(request, envelope, received_ns)

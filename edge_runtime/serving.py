@@ -22,7 +22,7 @@ from pilotfish.wire.transport import Envelope, Listener
 
 # Most messages of one turn, and its longest time: neither a flood nor costly messages keep replies
 # from leaving.
-_BURST, _TURN_S = 256, 0.01
+_BURST, _TURN_S = 256, 0.002
 _TICK_S = 0.25  # how often connections, idle sessions and the status line are looked after
 STOPPED_BY = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # by SIGTERM: 0
 

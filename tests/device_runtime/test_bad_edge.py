@@ -229,35 +229,102 @@ PULLS: dict[str, tuple[type[PilotfishError], list[bytes]]] = {
 }
 
 
-@pytest.mark.parametrize(("error", "frames"), PULLS.values(), ids=PULLS.keys())
-def test_bad_tokens_of_a_stream(liar, error: type[PilotfishError], frames: list[bytes]) -> None:
+def streamed(*frames: bytes, **told: int | str) -> Callable[[m.Request], list[Answer]]:
+    """Answer every pull with this."""
+
     def script(request: m.Request) -> list[Answer]:
         if not isinstance(request, m.Pull):
             return []
-        tokens = m.Tokens(
-            session=request.session, generation=request.generation, start=request.start, times=TIMES
-        )
+        place = {"generation": request.generation, "start": request.start}
+        tokens = m.Tokens(session=request.session, times=TIMES, **{**place, **told})
         return [[tokens, *frames]]
 
-    _, device = liar(script)
+    return script
+
+
+def some_ids(count: int) -> bytes:
+    return (np.arange(count) % 5).astype("<u2").tobytes()
+
+
+@pytest.mark.parametrize("protocol", ["stream", "ahead"])
+@pytest.mark.parametrize(("error", "frames"), PULLS.values(), ids=PULLS.keys())
+def test_bad_tokens_of_a_stream(
+    liar, error: type[PilotfishError], frames: list[bytes], protocol: str
+) -> None:
+    _, device = liar(streamed(*frames))
     with pytest.raises(error):
-        device.generate(PROMPT, protocol="stream", max_tokens=5)
+        device.generate(PROMPT, protocol=protocol, max_tokens=5)
 
 
-def test_more_tokens_than_were_asked_for(liar) -> None:
+@pytest.mark.parametrize("protocol", ["stream", "ahead"])
+@pytest.mark.parametrize("count", [6, 50, 10_000, 2_000_000])
+def test_more_tokens_than_were_asked_for(liar, count: int, protocol: str) -> None:
+    _, device = liar(streamed(some_ids(count)))
+    with pytest.raises(MalformedError, match="more tokens"):
+        device.generate(PROMPT, protocol=protocol, max_tokens=5)
+    committed = device._conversation.session.committed
+    assert len(committed) == len(PROMPT)
+    assert len(committed._ids) < 1000
+
+
+ACCOUNTS: dict[str, dict[str, int | str]] = {
+    "more accepted than drafted": {"source": "device", "drafted": 2, "accepted": 3},
+    "more accepted than sent": {"source": "device", "drafted": 9, "accepted": 6},
+    "accepted of nothing": {"accepted": 1},
+    "drafts of nobody": {"drafted": 3, "accepted": 1},
+    "a source that is none": {"source": "elsewhere", "drafted": 3, "accepted": 1},
+    "more drafts than a pass has": {"source": "edge", "drafted": 16, "accepted": 1},
+    "drafts without end": {"source": "device", "drafted": 2**31 - 1, "accepted": 0},
+}
+
+
+@pytest.mark.parametrize("protocol", ["stream", "ahead"])
+@pytest.mark.parametrize("told", ACCOUNTS.values(), ids=ACCOUNTS.keys())
+def test_an_account_of_drafts_that_cannot_be(
+    liar, told: dict[str, int | str], protocol: str
+) -> None:
+    _, device = liar(streamed(some_ids(5), **told))
+    with pytest.raises(MalformedError, match="account"):
+        device.generate(PROMPT, protocol=protocol, max_tokens=5)
+
+
+def test_a_late_failure_of_another_generation_does_not_end_a_stream(liar) -> None:
+    """Nor do tokens of another session, or from another position."""
+
     def script(request: m.Request) -> list[Answer]:
-        if not isinstance(request, m.Pull):
+        answers = streamed(some_ids(5))(request)
+        if not answers:
             return []
-        tokens = m.Tokens(
-            session=request.session, generation=request.generation, start=request.start, times=TIMES
-        )
-        return [[tokens, np.arange(50, dtype="<u2").tobytes()]]
+        assert isinstance(request, m.Pull)
+        late = m.Failure(
+            code="internal", message="Old.", session=request.session,
+            generation=request.generation + 1,
+        )  # fmt: skip
+        others = [
+            *streamed(b"\x09\x00" * 5, start=request.start + 1)(request),
+            *streamed(b"\x09\x00" * 5, generation=request.generation + 1)(request),
+        ]
+        return [[late], *others, *answers]
 
     _, device = liar(script)
-    assert device.generate(PROMPT, protocol="stream", max_tokens=5).tokens == [0, 1, 2, 3, 4]
+    assert device.generate(PROMPT, protocol="ahead", max_tokens=5).tokens == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("protocol", ["greedy", "tree", "dssd", "stream"])
+def test_hints_stay_before_the_answers_end_however_long_the_edge_takes(liar) -> None:
+    def script(request: m.Request) -> list[Answer]:
+        if isinstance(request, m.Pull):
+            time.sleep(0.3)  # what the device drafts meanwhile
+        return streamed(some_ids(5))(request)
+
+    edge, device = liar(script)
+    device.generate(PROMPT, protocol="ahead", max_tokens=5)
+    time.sleep(0.2)
+    hints = [request for request in edge.requests if isinstance(request, m.Hint)]
+    assert hints
+    assert all(len(PROMPT) <= hint.start < len(PROMPT) + 5 for hint in hints)
+
+
+@pytest.mark.parametrize("protocol", ["greedy", "tree", "dssd", "stream", "ahead"])
 @pytest.mark.parametrize("code", ["unknown-session", "diverged"])
 def test_an_edge_that_never_learns_the_session(liar, protocol: str, code: str) -> None:
     def script(request: m.Request) -> list[Answer]:

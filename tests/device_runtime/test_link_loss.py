@@ -309,7 +309,7 @@ def test_an_edge_that_is_full(long_pair: Pair, policy: str) -> None:
 # Where the edge is
 
 
-@pytest.mark.parametrize("protocol", ["dssd", "stream"])
+@pytest.mark.parametrize("protocol", ["dssd", "stream", "ahead"])
 def test_redirected_in_the_middle(long_pair: Pair, key_folders, protocol: str) -> None:
     wish = {**SAMPLED, "protocol": protocol}
     edges = [EdgeServer(long_pair.target, keys=key_folders["edge"], threads=1) for _ in range(2)]

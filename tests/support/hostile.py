@@ -230,6 +230,19 @@ class RawSession:
         )
         return [m.encode(msgspec.structs.replace(pull, **changes))]
 
+    def hint(
+        self, ids: Sequence[int], odds: int = 255, behind: Sequence[int] = (), **changes: Any
+    ) -> list[bytes]:
+        """Make the frames of a hint behind the committed tokens and these, hinted before."""
+        hint = m.Hint(
+            session=self.id,
+            generation=self.generation,
+            start=len(self.committed) + len(behind),
+            hash=self.committed.hash_behind(behind),
+        )
+        header = m.encode(msgspec.structs.replace(hint, **changes))
+        return [header, ids_bytes(ids), bytes([odds]) * len(ids)]
+
     def settle(self, ids: Sequence[int], verdict: m.Reply) -> None:
         """Commit by the verdict on a window."""
         assert isinstance(verdict, m.Verdict), verdict

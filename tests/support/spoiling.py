@@ -13,7 +13,7 @@ from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB
 from tests.support.hostile import RawSession, drafted, ids_bytes, packed
 
 Frames = list[bytes]
-_PLACED = ("window", "states", "pull")  # messages with a position as fourth field
+_PLACED = ("window", "states", "pull", "hint")  # messages with a position as fourth field
 
 # Values of mutated fields: limits, their neighbours, and other types.
 ODD_VALUES = (
@@ -88,7 +88,7 @@ def _other_type(frames: Frames, rng: random.Random) -> Frames:
     header = _header(frames)
     if header:
         header[0] = rng.choice(
-            ["hello", "begin", "window", "states", "pull", "close", "fetch", "part", "wind"]
+            ["hello", "begin", "window", "states", "pull", "hint", "close", "fetch", "part", "wind"]
         )
         frames[0] = packed(header)
     return frames
@@ -119,7 +119,7 @@ def _odd_expansion(frames: Frames, rng: random.Random) -> Frames:
 
 def _foreign(frames: Frames, rng: random.Random) -> Frames:
     """Replace a frame, or all, by those of another window."""
-    protocol = rng.choice(list(EXCHANGES))
+    protocol = rng.choice([name for name, one in EXCHANGES.items() if not one.streams])
     others = RawSession().propose(protocol, drafted(protocol, (1, 1), rng.randrange(8)))
     at = rng.randrange(1, len(others))
     if rng.random() < 0.3:
@@ -139,7 +139,7 @@ def _odd_steps(frames: Frames, rng: random.Random) -> Frames:
 
 
 def _near_start(frames: Frames, rng: random.Random) -> Frames:
-    """Shift the position of a window, states or a pull a little."""
+    """Shift the position of a window, states, a pull or a hint a little."""
     header = _header(frames)
     start = header[3] if len(header) > 3 and header[0] in _PLACED else None
     if isinstance(start, int) and 0 <= start < CONTEXT:

@@ -47,6 +47,7 @@ DRAFTS = {
         for seed in range(6)
     ]
     for name, exchange in EXCHANGES.items()
+    if not exchange.streams
 }
 # A verdict of `wisv-selective` takes two exchanges that are not spoilt.
 PROTOCOLS = [*EXCHANGES, "wisv-selective", "stream"]
@@ -79,11 +80,20 @@ class Talk:
             return self._begin()
         if rng.random() < 0.07:
             return [m.encode(self._aside())]
-        if self.protocol == "stream":
+        # now and then though nobody takes any
+        if rng.random() < (0.7 if self.protocol == "ahead" else 0.03):
+            return self._hint()
+        if self.protocol in ("ahead", "stream"):
             return self.session.pull(rng.choice([0, 1, 2, 5]))
         if self.supply and rng.random() < 0.9:
             return self.supply
         return self._window()
+
+    def _hint(self) -> Frames:
+        rng = self.rng
+        ids = rng.choices(range(VOCAB), k=rng.choice([1, 3, 15, 64, 128]))
+        behind = rng.choices(range(VOCAB), k=rng.choice([0, 0, 0, 1, 9]))
+        return self.session.hint(ids, rng.choice([0, 128, 255]), behind)
 
     def _aside(self) -> m.Request:
         session, rng = self.session, self.rng
@@ -169,7 +179,23 @@ def texts_of(edge: SocketlessEdge, conditions: m.DecisionConditions) -> list[lis
             session.follow(draft, reply, sampled=7)
         edge.deliver([m.encode(m.Close(session=session.id))], b"honest")
         texts.append(session.committed.ids.tolist())
-    return texts
+    return [*texts, hinted_text(edge, "stream"), hinted_text(edge, "ahead")]
+
+
+def hinted_text(edge: SocketlessEdge, protocol: str) -> list[int]:
+    """A generation that streams, with hints of any kind."""
+    session, rng = RawSession(), random.Random(3)
+    edge.deliver(session.begin(PROMPT, protocol), b"honest")
+    edge.deliver(session.pull(20), b"honest")
+    while len(session.committed) < len(PROMPT) + 20:
+        edge.deliver(session.hint(rng.choices(range(VOCAB), k=5)), b"honest")
+        reply, frames = edge.reply_all(b"honest")
+        assert isinstance(reply, m.Tokens), reply
+        session.committed.extend(decode_ids(frames[0], VOCAB))
+        if session.committed.ids[-1] == VOCAB - 1:
+            break
+    edge.deliver([m.encode(m.Close(session=session.id))], b"honest")
+    return session.committed.ids.tolist()
 
 
 @pytest.fixture
@@ -214,9 +240,11 @@ def test_many_thousands_of_messages(
     }  # fmt: skip
     assert seen["Verdict"] > messages / 100, seen
     decided = sum((talk.decided for talk in talks.values()), Counter())
-    assert min(decided[name] for name in (*EXCHANGES, "without a token")) > messages / 1000, decided
+    assert min(decided[name] for name in (*DRAFTS, "without a token")) > messages / 1000, decided
+    assert service.tally.hints.keys() == {"kept", "stale", "unknown", "malformed", "refused"}
     time.sleep(0.1)  # so that an idle session yields
     assert texts_of(service, conditions) == wanted
+    assert wanted[-1] == wanted[-2]
 
 
 def test_spoilt_messages_through_the_socket(pair: Pair, head: str) -> None:
@@ -255,4 +283,14 @@ def test_the_seeds_of_the_fuzz_are_valid(pair: Pair) -> None:
     rng = random.Random(9)
     talk = Talk(rng, conditions_of(pair))
     kinds = Counter(type(m.decode_request(talk.next()[0])).__name__ for _ in range(2000))
-    assert kinds.keys() == {"Begin", "Window", "Pull", "Ping", "Hello", "Fetch", "Cancel", "Close"}
+    assert kinds.keys() == {
+        "Begin",
+        "Window",
+        "Pull",
+        "Hint",
+        "Ping",
+        "Hello",
+        "Fetch",
+        "Cancel",
+        "Close",
+    }

@@ -90,6 +90,8 @@ MORE_CASES = [
     ("coupled", {"temperature": 1.0, "window": 2, "draft_top_k": 2}),
     ("tree", {"temperature": 1.0, "window": "auto"}),
     ("stream", {"temperature": 1.0}),
+    ("ahead", {"temperature": 1.0}),
+    ("ahead", {**SHAPED, "draft_top_k": 2}),
 ]
 # fixed before the first run: a true null is rejected once in 10⁴ cases
 THRESHOLD = 1e-4
@@ -113,7 +115,7 @@ def test_answers_follow_the_targets_law(pair, protocol, options):
     assert p_value(counts, np.maximum(wrong, 1e-9)) < 1e-12
 
 
-@pytest.mark.parametrize("protocol", ["dsd", "tslt", "tree", "dssd", "coupled"])
+@pytest.mark.parametrize("protocol", ["dsd", "tslt", "tree", "dssd", "coupled", "ahead"])
 @pytest.mark.parametrize("window", [1, 3, "auto"])
 def test_at_temperature_zero_all_are_greedy(pair, protocol, window):
     device, _ = pair
@@ -131,7 +133,7 @@ def test_at_temperature_zero_all_are_greedy(pair, protocol, window):
 
 
 @pytest.mark.parametrize(
-    "protocol", ["greedy", "tslt", "tree", "dssd", "coupled", "stream", "local"]
+    "protocol", ["greedy", "tslt", "tree", "dssd", "coupled", "stream", "ahead", "local"]
 )
 def test_a_full_context_ends_the_answer_and_a_longer_prompt_is_refused(pair, protocol):
     device, _ = pair
@@ -144,7 +146,7 @@ def test_a_full_context_ends_the_answer_and_a_longer_prompt_is_refused(pair, pro
     assert answer.finish_reason == ("length" if whole == CONTEXT else "stop")
 
 
-@pytest.mark.parametrize("protocol", ["dsd", "tslt", "tree", "dssd", "coupled", "stream"])
+@pytest.mark.parametrize("protocol", ["dsd", "tslt", "tree", "dssd", "coupled", "stream", "ahead"])
 @pytest.mark.parametrize("window", [3, "auto"])
 def test_a_seed_repeats_its_answer_and_another_does_not(pair, protocol, window):
     device, _ = pair

@@ -45,7 +45,7 @@ def cuttable(request, artifacts):
         {"protocol": "greedy"},
         *(
             {"protocol": name, "temperature": 1.0, "seed": 5}
-            for name in ("dsd", "tslt", "tree", "dssd", "coupled", "stream")
+            for name in ("dsd", "tslt", "tree", "dssd", "coupled", "stream", "ahead")
         ),
         {"protocol": "dssd", "temperature": 1.0, "seed": 6, "window": "auto"},
     ],
@@ -77,6 +77,8 @@ def test_cut_connections_change_nothing(artifacts, cuttable, options):
         pytest.param("dssd", 1.0, True, marks=pytest.mark.slow),
         pytest.param("coupled", 1.0, False, marks=pytest.mark.slow),
         ("stream", 1.0, True),
+        ("ahead", 1.0, False),
+        pytest.param("ahead", 0.0, True, marks=pytest.mark.slow),
     ],
 )
 def test_a_restarted_edge_goes_on_with_the_same_text(
@@ -107,6 +109,7 @@ def test_a_restarted_edge_goes_on_with_the_same_text(
     ("protocol", "temperature"),
     [
         ("dssd", 1.0),
+        ("ahead", 1.0),
         *(
             pytest.param(name, 1.0, marks=pytest.mark.slow)
             for name in ("tree", "dsd", "coupled", "stream")
@@ -125,7 +128,7 @@ def test_an_edge_killed_under_way_and_replaced(
     try:
         with Device(long_pair.draft, relay.endpoint, key_folders["alice"], threads=1) as device:
             wanted = device.generate(PROMPT, **options).tokens
-            if protocol == "coupled":
+            if protocol in ("coupled", "ahead"):
                 assert wanted == device.generate(PROMPT, **options | {"protocol": "stream"}).tokens
 
             def replace() -> None:

@@ -1,0 +1,390 @@
+"""The text of `ahead` is the target's own, token for token, whatever hints do and whenever.
+
+Both halves as they ship, from drafting to the edge's passes and back: service, scheduler, rules,
+chain, purse; `Lead` and `drawn` at the device. Models are tables (`tests.support.enumeration`), and
+the schedule is hypothesis's: which end goes on, which hint arrives, twice, late or never, which is
+forged. The reference chooses token by token from the target's logits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.edge_runtime import rounds
+from pilotfish.edge_runtime.config import EdgeLimits
+from pilotfish.edge_runtime.price import Price
+from pilotfish.edge_runtime.scheduler import Scheduler
+from pilotfish.edge_runtime.service import Service
+from pilotfish.edge_runtime.tally import Tally
+from pilotfish.edge_runtime.targets.target import Scores, Span, Target
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Output
+from pilotfish.speculation.coupling import agreed
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import decode_ids, encode_ids
+from pilotfish.wire.committed import Committed
+from pilotfish.wire.protocols import Law, Ruling, choose
+from pilotfish.wire.protocols.ahead import HintChain, Lead, drawn
+from pilotfish.wire.transport import Envelope
+from tests.support.enumeration import Model, kinds, samplings
+from tests.support.examples import examples
+from tests.support.tiny import tiny_artifact
+
+VOCAB = 5
+END = VOCAB - 1
+CONTEXT = 40
+ME, OTHER = b"m" * 16, b"o" * 16
+
+
+@cache
+def logits(model: Model, tokens: tuple[int, ...]):
+    """Return logits f32 [V], which depend on the last two tokens."""
+    return model.logits(tokens[-2:])
+
+
+class TableTarget(Target):
+    """A target whose logits are a table's; it refuses passes that do not fit what a slot holds."""
+
+    context, digest = CONTEXT, "table"
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._held: dict[int, list[int]] = {}
+        self._done: list[Scores] = []
+
+    def start(self, number: int, spans: Sequence[Span]) -> None:
+        outputs = []
+        for span in spans:
+            tokens = tuple(span.tokens.tolist())
+            held = self._held.get(span.slot, [])
+            assert list(tokens[: span.base]) == held[: span.base]
+            assert len(tokens) <= CONTEXT
+            self._held[span.slot] = list(tokens)
+            ends = range(len(tokens) - span.rows + 1, len(tokens) + 1)
+            rows = [logits(self._model, tokens[:end]) for end in ends]
+            outputs.append(Output(np.array(rows), np.zeros((len(rows), 1), np.float32)))
+        self._done.append(Scores(number, outputs))
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        raise AssertionError("hints are no trees")
+
+    def finished(self) -> Sequence[Scores]:
+        done, self._done = self._done, []
+        return done
+
+
+class Edge:
+    """The edge's half without socket and clock: every pass takes as long as its positions say."""
+
+    def __init__(self, artifact: Artifact, model: Model, a_s: float, b_s: float) -> None:
+        price = Price({width: a_s + b_s * width for width in (1, 2, 4, 8, 16)})
+        ticks = count(0, 1_000_000)
+        self._target, self.tally = TableTarget(model), Tally()
+        self._scheduler = Scheduler(self._target, lambda: next(ticks), self.tally, price)
+        self.sent: dict[bytes, list[tuple[m.Reply, list[int]]]] = {ME: [], OTHER: []}
+        self._service = Service(
+            artifact, self._target, EdgeLimits(messages_per_s=1e9), self._scheduler.submit,
+            self._keep, price=price, tally=self.tally,
+        )  # fmt: skip
+
+    def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> None:
+        assert isinstance(reply, m.Tokens), reply
+        self.sent[client].append((reply, decode_ids(frames[0], VOCAB).tolist()))
+
+    def take(self, client: bytes, message: m.Request, *frames: m.Buffer) -> None:
+        header = m.encode(message)
+        size = len(header) + sum(map(len, frames))
+        self._service.handle(Envelope(client, client, header, list(frames), size))
+
+    def go(self) -> bool:
+        """Make a pass; returns whether there was something to do."""
+        batch = self._scheduler.next_batch()
+        if batch is None:
+            return False
+        self._target.start(batch.number, batch.spans)
+        for scores in self._target.finished():
+            for job in self._scheduler.rule(scores):
+                self._service.answer(job)
+        return True
+
+
+class Device:
+    """The device's half, one step at a time. asked: the tokens of its answer."""
+
+    def __init__(self, edge: Edge, model: Model, law: Law, prompt: Sequence[int], asked: int):
+        self._edge, self._model, self._law = edge, model, law
+        self._last = len(prompt) + asked - 1
+        self.committed = Committed()
+        self.committed.extend(prompt)
+        self.answer: list[int] = []
+        self.lead = Lead()
+        self.lead.start(self.committed.ids)
+        self.hints: list[tuple[m.Hint, list[bytes]]] = []  # under way
+        self._read = 0
+        begin(edge, ME, "ahead", law, prompt)
+        self.pull()
+
+    def pull(self) -> None:
+        left = self._last + 1 - len(self.committed)
+        if left > 0 and not self.over:
+            self._edge.take(ME, pulling(ME, self.committed, left))
+
+    @property
+    def over(self) -> bool:
+        return bool(self.answer) and (self.answer[-1] == END or len(self.committed) > self._last)
+
+    def draft(self) -> None:
+        if len(self.lead) < self._last - self.lead.committed:
+            row = logits(self._model, tuple(self.lead.text.ids.tolist()))
+            token, margin = drawn(row, self._law, len(self.lead.text))
+            self.lead.grow(token, 1.0, margin)
+
+    def tell(self) -> None:
+        if self.lead.untold > 0:
+            start, digest, frames = self.lead.tell(VOCAB)
+            hint = m.Hint(session=ME, generation=0, start=start, hash=digest)
+            self.hints.append((hint, [bytes(frame) for frame in frames]))
+
+    def arrive(self, which: int, *, drop: bool, twice: bool) -> None:
+        if not self.hints:
+            return
+        at = which % len(self.hints)
+        if not drop:
+            hint, frames = self.hints[at]
+            self._edge.take(ME, hint, *frames)
+        if drop or not twice:
+            del self.hints[at]
+
+    def forge(self, back: int, ids: Sequence[int], *, rightly: bool) -> None:
+        """Send a hint that nobody drafted; with the right hash, if so wished."""
+        text = self.lead.text if back % 2 else self.committed
+        start = max(0, min(len(text), len(text) - back))
+        digest = text.hash_of(start) if rightly else b"\0" * 8
+        hint = m.Hint(session=ME, generation=0, start=start, hash=digest)
+        frame = encode_ids(np.array(ids, np.uint32), VOCAB)
+        self._edge.take(ME, hint, frame, b"\xff" * len(ids))
+
+    def receive(self) -> bool:
+        """Take in the edge's next message, if there is one; what came before is passed over."""
+        if self._read == len(self._edge.sent[ME]) or self.over:
+            return False
+        reply, ids = self._edge.sent[ME][self._read]
+        self._read += 1
+        assert isinstance(reply, m.Tokens)
+        assert reply.accepted <= min(reply.drafted, len(ids))
+        if reply.start != len(self.committed):
+            assert reply.start < len(self.committed)  # sent again
+            return True
+        self.lead.meet(ids)
+        self.committed.extend(ids)
+        self.answer += ids
+        return True
+
+
+def begin(edge: Edge, session: bytes, protocol: str, law: Law, prompt: Sequence[int]) -> None:
+    sampling = law.sampling
+    message = m.Begin(
+        session=session, generation=0, keep=0, hash=Committed().hash, protocol=protocol,
+        seed=law.seed, temperature=sampling.temperature, top_k=sampling.top_k,
+        top_p=sampling.top_p,
+    )  # fmt: skip
+    edge.take(session, message, encode_ids(np.array(prompt, np.uint32), VOCAB))
+
+
+def pulling(session: bytes, committed: Committed, asked: int) -> m.Pull:
+    return m.Pull(
+        session=session, generation=0, start=len(committed), hash=committed.hash, count=asked
+    )
+
+
+def own_text(model: Model, law: Law, prompt: Sequence[int], asked: int) -> list[int]:
+    """Choose the target's text token by token, up to the first end token."""
+    text = list(prompt)
+    while len(text) < min(len(prompt) + asked, CONTEXT):
+        row = logits(model, tuple(text))
+        text.append(choose(row, law, len(text), Purpose.TARGET))
+        if text[-1] == END:
+            break
+    return text[len(prompt) :]
+
+
+Move = tuple[str, int, list[int]]
+MOVES = ("draft", "draft", "draft", "tell", "arrive", "arrive", "twice", "drop", "forge", "lie",
+         "pass", "pass", "receive", "receive", "pull")  # fmt: skip
+moves = st.tuples(
+    st.sampled_from(MOVES), st.integers(0, 7), st.lists(st.integers(0, END), max_size=6)
+)
+
+
+def play(
+    artifact: Artifact,
+    models: tuple[Model, Model],
+    law: Law,
+    prompt: Sequence[int],
+    asked: int,
+    schedule: Sequence[Move],
+    pace: tuple[float, float] = (0.03, 0.0),
+) -> Edge:
+    """Play a schedule, and then until the answer is there; asserts what comes of it."""
+    target, drafter = models
+    edge = Edge(artifact, target, *pace)
+    begin(edge, OTHER, "stream", law, prompt[:1])  # shares the passes
+    beside = Committed()
+    beside.extend(prompt[:1])
+    edge.take(OTHER, pulling(OTHER, beside, 6))
+    device = Device(edge, drafter, law, prompt, asked)
+    for move, which, ids in schedule:
+        step(device, edge, move, which, ids)
+    while edge.go():
+        device.receive()
+    while device.receive():
+        pass
+    assert device.answer == own_text(target, law, prompt, asked)
+    other = [id for _, ids in edge.sent[OTHER] for id in ids]
+    assert other == own_text(target, law, prompt[:1], 6)
+    return edge
+
+
+def step(device: Device, edge: Edge, move: str, which: int, ids: list[int]) -> None:
+    match move:
+        case "draft":
+            device.draft()
+        case "tell":
+            device.tell()
+        case "arrive" | "twice" | "drop":
+            device.arrive(which, drop=move == "drop", twice=move == "twice")
+        case "forge" | "lie":
+            device.forge(which, ids, rightly=move == "forge")
+        case "pass":
+            edge.go()
+        case "receive":
+            device.receive()
+        case "pull":
+            device.pull()
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory) -> Artifact:
+    return tiny_artifact(tmp_path_factory.mktemp("law") / "target", vocab=VOCAB, context=CONTEXT)
+
+
+@given(
+    kinds,
+    st.integers(0, 9),
+    samplings,
+    st.integers(0, 99),
+    st.lists(st.integers(0, END), min_size=1, max_size=4),
+    st.integers(1, 50),
+    st.lists(moves, max_size=80),
+    st.sampled_from([(0.03, 0.0), (0.03, 0.001), (0.0, 0.0), (0.001, 0.01)]),
+)
+@examples(120)
+def test_any_schedule_gives_the_targets_own_text(
+    artifact, kind, seed, sampling, draws, prompt, asked, schedule, pace
+):
+    models = tuple(Model(VOCAB, seed, side, kind) for side in (0, 1))
+    law = Law(sampling=sampling, seed=draws)
+    play(artifact, models, law, prompt, asked, schedule, pace)
+
+
+def random_games(number: int) -> Iterator[dict]:
+    """Make games in which hints mostly arrive, and many of them come true."""
+    for seed in range(number):
+        rng = random.Random(seed)
+        schedule = []
+        for _ in range(30):
+            drafts = [("draft", 0, [])] * rng.choice([1, 2, 5, 12])
+            schedule += [*drafts, ("tell", 0, []), ("arrive", 0, [])]
+            schedule += [(rng.choice(MOVES), rng.randrange(8), [rng.randrange(VOCAB)] * 3)]
+            schedule += [("pass", 0, []), ("receive", 0, [])] * rng.choice([1, 1, 2])
+        yield {
+            "models": (
+                Model(VOCAB, seed % 7, 0, kind := rng.choice(["equal", "random"])),
+                Model(VOCAB, seed % 7, 1, kind),
+            ),
+            "law": Law(sampling=Sampling(temperature=rng.choice([0.0, 1.0])), seed=seed),
+            "prompt": [1, 3],
+            "asked": rng.choice([3, 7, 16, 30]),
+            "schedule": schedule,
+        }
+
+
+def play_all(artifact: Artifact, games: Iterator[dict]) -> None:
+    for game in games:
+        play(artifact, **game)
+
+
+def test_these_games_have_long_runs_of_drafts_that_come_true(artifact):
+    """Else the mutants below would be none; ends and limits fall within runs, too."""
+    drafted = accepted = within = 0
+    for game in random_games(40):
+        edge = play(artifact, **game)
+        for reply, ids in edge.sent[ME]:
+            drafted, accepted = drafted + reply.drafted, accepted + reply.accepted
+            within += 0 < reply.accepted == len(ids)  # no token after the drafts
+    assert drafted > 300
+    assert 0.3 < accepted / drafted < 0.95
+    assert within > 3
+
+
+def accepts_one_unchecked(law, position, drafts, logits, hidden):
+    if drafts:
+        accepted, token = agreed(
+            drafts[1:], lambda at: choose(logits[at + 1], law, position + at + 1, Purpose.TARGET)
+        )
+        return Ruling(accepted + 1, token)
+    return Ruling(0, choose(logits[0], law, position, Purpose.TARGET))
+
+
+def noise_off_by_one(law, position, drafts, logits, hidden):
+    def chosen(at):
+        return choose(logits[at], law, position + at + (at > 0), Purpose.TARGET)
+
+    return Ruling(*agreed(drafts, chosen))
+
+
+def rows_off_by_one(law, position, drafts, logits, hidden):
+    def chosen(at):
+        return choose(logits[max(0, at - 1)], law, position + at, Purpose.TARGET)
+
+    return Ruling(*agreed(drafts, chosen))
+
+
+def never_the_token_after(law, position, drafts, logits, hidden):
+    accepted, token = agreed(
+        drafts, lambda at: choose(logits[at], law, position + at, Purpose.TARGET)
+    )
+    return Ruling(accepted, drafts[-1] if drafts else token)
+
+
+MUTANTS = {
+    "accepts one draft unchecked": ("_stream_rule", accepts_one_unchecked),
+    "noise of the next position": ("_stream_rule", noise_off_by_one),
+    "logits of the position before": ("_stream_rule", rows_off_by_one),
+    "the last draft instead of the token": ("_stream_rule", never_the_token_after),
+    "goes on behind an end token": ("_until", lambda ends, ids: ids),
+}
+
+
+@pytest.mark.parametrize(("name", "mutant"), MUTANTS.values(), ids=MUTANTS.keys())
+def test_a_planted_fault_shows(artifact, monkeypatch, name, mutant):
+    monkeypatch.setattr(rounds, name, mutant)
+    with pytest.raises(AssertionError):
+        play_all(artifact, random_games(40))
+
+
+def test_the_rule_holds_the_law_whatever_the_chain_keeps(artifact, monkeypatch):
+    """A fault of the chain costs passes, and no token."""
+    monkeypatch.setattr(HintChain, "meet", lambda self, ids: None)
+    for game in random_games(10):
+        play(artifact, **game)

@@ -1,0 +1,219 @@
+"""Whose drafts ride, and how many: purse, price and trust bound what any source can cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.edge_runtime.hints import Account, DeviceHints, Hints, Offer, TextHints, hints_of
+from pilotfish.wire.codecs.ids import encode_ids
+from pilotfish.wire.committed import Committed
+from pilotfish.wire.protocols import Ahead, Greedy
+from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, AheadOptions, HintChain
+from tests.support.examples import examples
+
+FIRST, MOST, ALLOWANCE = 4.0, 8.0, 0.01  # tokens of a purse
+
+
+class Said:
+    """A source that says what it is told to say."""
+
+    def __init__(self, odds, ids=None):
+        self.odds, self.ids = odds, [1] * len(odds) if ids is None else ids
+        self.met = []
+        self.asked = 0
+
+    def offer(self, most):
+        self.asked += 1
+        return Offer(self.ids[:most], self.odds[:most])
+
+    def meet(self, ids):
+        self.met.append(list(ids))
+
+
+def hints(**sources):
+    return Hints([Account(source, name) for name, source in sources.items()], None)
+
+
+def take(under, most, price):
+    """Take all that is offered, as a pass does that is alone."""
+    return under.take(len(under.offer(most, price)))
+
+
+@given(
+    st.floats(0.001, 0.9),
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 15)), min_size=1, max_size=60),
+)
+@examples(200)
+def test_a_source_never_costs_more_than_its_purse(price, passes):
+    """Whatever it claims and whatever comes true of it, in any order."""
+    source = Said([])
+    under = hints(device=source)
+    spent = won = made = 0.0
+    for odds, right in passes:
+        source.odds, source.ids = [odds] * MOST_DRAFTS, [1] * MOST_DRAFTS
+        drafts = take(under, 20, price)
+        assert len(drafts) <= MOST_DRAFTS
+        accepted = min(right, len(drafts))
+        ids = [1] * (accepted + 1)
+        spent, won, made = spent + len(drafts) * price, won + accepted, made + len(ids)
+        under.landed(ids, accepted)
+        assert 0.0 <= under.accounts[0].purse <= MOST
+        assert spent <= FIRST + won + ALLOWANCE * made + 1e-6
+
+
+@pytest.mark.parametrize("price", [0.01, 0.05, 0.3, 0.9])
+def test_a_liar_costs_a_few_tokens_and_then_a_hundredth(price):
+    liar = Said([1.0] * MOST_DRAFTS)
+    under = hints(device=liar)
+    positions = 0
+    for _ in range(2000):
+        positions += len(take(under, MOST_DRAFTS, price))
+        under.landed([0], 0)
+    assert positions * price <= FIRST + 2000 * ALLOWANCE
+
+
+def test_a_source_is_trusted_again_after_better_drafts():
+    source = Said([0.9] * 4)
+    under = hints(device=source)
+    for _ in range(30):
+        take(under, MOST_DRAFTS, 0.1)
+        under.landed([0], 0)
+    low = under.accounts[0].trust
+    for _ in range(2000):
+        drafts = take(under, MOST_DRAFTS, 0.1)
+        under.landed([1] * (len(drafts) + 1), len(drafts))
+    assert low < 0.75
+    assert under.accounts[0].trust > 0.95
+    assert take(under, MOST_DRAFTS, 0.1) == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("price", "count"), [(0.0, 4), (0.01, 4), (0.2, 3), (0.3, 2), (0.6, 1), (0.95, 0), (2.0, 0)]
+)
+def test_a_draft_rides_if_the_odds_of_its_path_are_its_price(price, count):
+    under = hints(device=Said([0.9, 0.6, 0.5, 0.5]))
+    assert len(take(under, MOST_DRAFTS, price)) == count
+
+
+@pytest.mark.parametrize("most", [-1, 0, 1, 3, 15, 100])
+def test_no_more_than_there_is_room_for(most):
+    for price in (0.0, 1e-9, 0.01):
+        under = hints(device=Said([1.0] * 100))
+        assert len(take(under, most, price)) == max(0, min(most, MOST_DRAFTS))
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), max_size=20),
+    st.lists(st.floats(0.0, 1.0), max_size=20),
+    st.one_of(st.just(0.0), st.floats(1e-320, 0.9)),
+)
+@examples(80)
+def test_the_source_that_promises_most_goes_first(device, text, price):
+    under = hints(device=Said(device), text=Said(text, [2] * len(text)))
+    drafts = take(under, MOST_DRAFTS, price)
+
+    def gain(odds):
+        paths = np.cumprod(odds[:MOST_DRAFTS])
+        worth = [p for at, p in enumerate(paths) if (paths[: at + 1] >= price).all()]
+        afford = int(FIRST / price) if MOST_DRAFTS * price > FIRST else MOST_DRAFTS
+        return sum(worth[:afford]) - price * len(worth[:afford])
+
+    gains = gain(device), gain(text)
+    if drafts and abs(gains[0] - gains[1]) > 1e-9:
+        assert drafts[0] == (1 if gains[0] > gains[1] else 2)
+    if not drafts:
+        assert max(gains) <= 1e-9
+
+
+def test_promises_are_measured_by_what_they_brought():
+    """The device claims more than it keeps: then the text's modest word is worth more."""
+    device, text = Said([1.0] * 5), Said([0.6, 0.4], [2, 2])
+    under = hints(device=device, text=text)
+    seen = []
+    for _ in range(300):
+        drafts = take(under, MOST_DRAFTS, 0.02)
+        source = under.taken.account.name if under.taken.account else ""
+        seen.append(source)
+        accepted = len(drafts) if source == TEXT else 0
+        under.landed([2] * (accepted + 1), accepted)
+        assert device.met == text.met  # all follow the text
+    assert seen[0] == DEVICE
+    assert seen[-100:].count(TEXT) > 60  # the device's purse lets it try now and then
+
+
+def test_a_pass_is_settled_once():
+    under = hints(device=Said([0.9] * 3))
+    take(under, MOST_DRAFTS, 0.1)
+    assert under.landed([1, 1, 1, 1], 3).ids == [1] * 3
+    before = under.accounts[0].purse
+    assert under.landed([5], 0).account is None
+    assert under.accounts[0].purse == pytest.approx(before + ALLOWANCE)
+
+
+def test_drafts_taken_for_a_pass_that_was_not_made_cost_nothing():
+    under = hints(device=Said([0.9] * 3))
+    for _ in range(500):
+        take(under, MOST_DRAFTS, 0.9)
+    assert under.accounts[0].purse == FIRST
+
+
+@pytest.mark.parametrize(
+    ("whose", "names"),
+    [("all", [DEVICE, TEXT, EDGE]), ("device", [DEVICE]), ("edge", [TEXT, EDGE])],
+)
+def test_whose_hints_are_used_is_the_generations_choice(whose, names):
+    committed = Committed()
+    committed.extend([1, 2, 1])
+    exchange = Ahead(AheadOptions(hints=whose))
+    under = hints_of(exchange, committed, 64, Trailing)
+    assert [account.name for account in under.accounts] == names
+    frames = [bytes(encode_ids(np.array([2, 1], np.uint32), 10)), b"\xff\xff"]
+    assert under.told(3, committed.hash, frames, 10) == (DEVICE in names)
+    assert EDGE not in [account.name for account in hints_of(exchange, committed, 64).accounts]
+
+
+class Trailing(Said):
+    def __init__(self):
+        super().__init__([])
+
+
+def test_a_generation_by_windows_takes_no_hints():
+    assert hints_of(None, Committed(), 64) is None
+    assert hints_of(Greedy(), Committed(), 64) is None
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.lists(st.integers(0, 2)))
+@examples(150)
+def test_what_the_text_repeats_is_offered_and_learnt_without_a_pass(prompt, answer):
+    committed = Committed()
+    committed.extend(prompt)
+    source = TextHints(committed)
+    for id in answer:
+        offer = source.offer(5)
+        assert len(offer.ids) == len(offer.odds) <= 5
+        assert all(0.0 <= odds <= 1.0 for odds in offer.odds)
+        if offer.ids:  # it stood so before
+            text = committed.ids.tolist()
+            at = [i for i in range(len(text) - 1) if text[i : i + 2] == [text[-1], offer.ids[0]]]
+            assert at or text[-1] in text[:-1]
+        committed.extend([id])
+        source.meet([id])
+
+
+def test_the_chain_of_a_device_follows_the_text():
+    committed = Committed()
+    committed.extend([1])
+    chain = HintChain(committed, 8)
+    frames = [bytes(encode_ids(np.array([2, 3, 4], np.uint32), 10)), b"\xff\x80\x40"]
+    assert chain.add(1, committed.hash, frames, 10)
+    under = Hints([Account(DeviceHints(chain), DEVICE)], chain)
+    assert take(under, 2, 0.0) == [2, 3]
+    committed.extend([2])
+    under.landed([2], 1)
+    assert take(under, 5, 0.0) == [3, 4]
+    committed.extend([9])
+    under.landed([9], 0)
+    assert take(under, 5, 0.0) == ()

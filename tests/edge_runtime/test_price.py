@@ -1,0 +1,115 @@
+"""The price of a draft follows what passes take: fitted from what happens, with noise on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.edge_runtime.price import Price
+from tests.support.examples import examples
+
+WIDTHS = (1, 2, 4, 8, 16, 32)
+
+
+def line(a_s, b_s):
+    """What the edge measures at its start, of a machine whose passes take a + b·S."""
+    return {width: a_s + b_s * width for width in WIDTHS}
+
+
+seconds = st.one_of(st.just(0.0), st.floats(1e-9, 10.0))  # of a pass, as a clock tells them
+
+
+def passes(price, a_s, b_s, widths, noise=0.0, random=None):
+    for width in widths:
+        taken_s = a_s + b_s * width
+        if random is not None:
+            taken_s *= 1.0 + noise * abs(random.standard_normal())
+        price.passed(int(width), taken_s)
+        price.committed(1)
+
+
+@given(
+    st.floats(0.005, 0.2), st.floats(0.0, 0.2), st.sampled_from([0.2, 1.0, 5.0]), st.integers(0, 99)
+)
+@examples(60)
+def test_the_slope_of_mixed_passes_is_found(a_s, share, wrongly, seed):
+    """b is a share of a; the start has measured it ``wrongly``, by a factor."""
+    b_s, random = share * a_s, np.random.default_rng(seed)
+    price = Price(line(a_s, wrongly * b_s))
+    passes(price, a_s, b_s, random.integers(1, 17, 300), 0.02, random)
+    # 2 % of noise on passes of 1 to 16 positions is about so much of a slope
+    assert price.position_s == pytest.approx(b_s, rel=0.1, abs=0.006 * (a_s + 8 * b_s))
+
+
+@pytest.mark.parametrize("width", [1, 5, 16])
+def test_passes_of_one_size_tell_nothing_about_the_slope(width):
+    price = Price(line(0.03, 0.002))
+    passes(price, 0.03, 0.002, [width] * 500)
+    assert price.position_s == pytest.approx(0.002, rel=1e-6)
+    price = Price(line(0.03, 0.002))
+    random = np.random.default_rng(1)
+    passes(price, 0.03, 0.002, [width] * 500, 0.1, random)
+    assert price.position_s == pytest.approx(0.002, rel=0.25)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_it_follows_a_machine_that_becomes_twice_as_slow(mixed):
+    random = np.random.default_rng(2)
+    price = Price(line(0.03, 0.002))
+
+    def widths(count):
+        return random.integers(1, 17, count) if mixed else [1] * count
+
+    passes(price, 0.03, 0.002, widths(300))
+    before = price.of_draft
+    passes(price, 0.06, 0.004, widths(300))
+    assert price.position_s == pytest.approx(0.004, rel=0.1)
+    # half as many tokens a second, at twice the time: the price in tokens is the same
+    assert price.of_draft == pytest.approx(before, rel=0.15)
+
+
+def test_the_price_is_the_tokens_that_a_position_delays():
+    price = Price(line(0.03, 0.002))
+    assert price.of_draft == pytest.approx(0.002 / 0.032)  # one session, a token a pass
+    for _ in range(400):  # 16 sessions, each with its token
+        price.passed(16, 0.03 + 16 * 0.002)
+        for _ in range(16):
+            price.committed(1)
+    assert price.tokens_per_s == pytest.approx(16 / 0.062, rel=1e-3)
+    assert price.of_draft == pytest.approx(16 * 0.002 / 0.062, rel=1e-3)
+
+
+def test_of_an_edge_at_its_limit_a_sure_draft_alone_is_worth_it():
+    """Where a position costs as much as a token is worth, nothing rides but what is certain."""
+    price = Price(line(0.001, 0.01))
+    for _ in range(400):
+        price.passed(32, 0.001 + 32 * 0.01)
+        price.committed(32)
+    assert price.of_draft > 0.95
+
+
+@given(
+    st.dictionaries(st.sampled_from(WIDTHS), seconds, max_size=6),
+    st.lists(st.tuples(st.integers(1, 512), seconds, st.integers(0, 128)), max_size=30),
+)
+@examples(100)
+def test_no_passes_make_it_negative_or_infinite(at_start, made):
+    price = Price(dict(sorted(at_start.items())))
+    for positions, seconds, tokens in made:
+        assert np.isfinite([price.position_s, price.tokens_per_s, price.of_draft]).all()
+        assert min(price.position_s, price.tokens_per_s, price.of_draft) >= 0.0
+        price.passed(positions, seconds)
+        price.committed(tokens)
+    assert np.isfinite([price.position_s, price.tokens_per_s, price.of_draft]).all()
+    assert min(price.position_s, price.tokens_per_s, price.of_draft) >= 0.0
+
+
+def test_slower_wide_passes_by_chance_do_not_make_positions_free_of_charge_for_good():
+    """A slope that chance makes negative counts as none, until passes say otherwise."""
+    price = Price(line(0.03, 0.002))
+    passes(price, 0.2, -0.01, [1, 16] * 30)
+    assert price.position_s == 0.0
+    passes(price, 0.03, 0.002, [1, 16] * 150)
+    assert price.position_s == pytest.approx(0.002, rel=0.2)
