@@ -14,11 +14,11 @@ from typing import NamedTuple
 from pilotfish.device_runtime.drafter import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
+from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.odds import Odds
 from pilotfish.wire.protocols.ahead import DEVICE, Lead, Met, drawn
 from pilotfish.wire.protocols.exchange import Ids
 
-_FLOOR = 0.03  # odds of the last draft, below which no further one is made
 _OFTEN = 0.25  # of the time from one token to the next: no more often are hints sent
 _AT_MOST = 4  # hints from one message of tokens to the next: a link that stalls is not filled up
 _MISSED = 16  # passes without our drafts, though these were right: were hints lost?
@@ -84,7 +84,7 @@ class Forerunner:
         most = min(self._edge.limits.window, self._room - 1, self._last - lead.committed)
         if len(lead) >= most:
             return True
-        return len(lead) > 0 and (lead.odds < _FLOOR or int(lead.drafts[-1]) in self._ends)
+        return len(lead) > 0 and (lead.odds < FLOOR or int(lead.drafts[-1]) in self._ends)
 
     def _tell(self) -> None:
         """Send the drafts that have not been sent; if that fails, they are told with the next."""

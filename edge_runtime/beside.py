@@ -12,6 +12,7 @@ leaves the cores to the target.
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from pilotfish.edge_runtime.tally import Tally
 from pilotfish.engines.artifact import Artifact, Manifest
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.pace import pass_times
+from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.odds import Odds
 from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.errors import PairMismatchError
@@ -38,7 +40,7 @@ _WIDTHS = (1, 2, 4)  # tokens of the passes whose times are measured at start
 _CHUNK = 128  # tokens of a prompt read in one pass
 _NARROW = 32  # sessions that lack at most so many tokens share a pass
 _MOST = 2 * MOST_DRAFTS  # of a session: those under way, and as many behind them
-_FLOOR = 0.03  # odds of the last draft, below which no further one is made
+_LESSONS = 1024  # that wait for the drafter at most
 _FULL = 1.0  # price of a draft at which the edge is full
 
 
@@ -57,6 +59,8 @@ class Trail:
         self.lead.start(committed)
         self.last = 0  # the answer's tokens end before this position; 0: none is asked for yet
         self.served = 0  # number of its last pass
+        # tokens of its text that its slot holds after the pass under way; None: not compared yet
+        self.held: int | None = None
 
     def pulled(self, last: int) -> None:
         """Note that tokens before this position are asked for."""
@@ -73,6 +77,8 @@ class Trail:
         """Note what was committed."""
         with self._beside.news:
             met = self.lead.meet(ids)
+            if self.held is not None and met.compared > met.agreed:
+                self.held = min(self.held, self.lead.committed - len(ids) + met.agreed)
             if ids[-1] in self._beside.ends:
                 self.last = 0
             if met.compared:
@@ -156,7 +162,7 @@ class Beside(threading.Thread):
         self.ends = frozenset(ends)
         self._tally = tally or Tally()
         self.news = threading.Condition()
-        self.lessons: list[tuple[bool, Met]] = []
+        self.lessons: deque[tuple[bool, Met]] = deque(maxlen=_LESSONS)
         self._odds = {True: Odds(), False: Odds()}  # of the pair, by whether drafts are greedy
         self._trails: WeakValueDictionary[int, Trail] = WeakValueDictionary()  # by slot
         self._slots = [_Slot(np.empty(decoder.context, np.uint32)) for _ in range(decoder.slots)]
@@ -181,47 +187,67 @@ class Beside(threading.Thread):
 
     def run(self) -> None:
         """Make passes while there is something to draft, until closed."""
-        while (tasks := self._await()) is not None:
-            started_s = time.monotonic()
+        while not self._closing:
             try:
-                self._forward(tasks)
+                tasks = self._await()
             except Exception:
-                _log.exception("a pass of the drafter failed; its sessions go on without")
+                _log.exception("the drafter cannot tell what to draft; all sessions go on without")
                 with self.news:
-                    for task in tasks:
-                        if self._trails.get(task.trail.slot) is task.trail:
-                            del self._trails[task.trail.slot]
-            self._tally.own_passes += 1
-            self._tally.own_draft_s += time.monotonic() - started_s
+                    self._trails.clear()
+                continue
+            if tasks:
+                self._pass(tasks)
             del tasks  # a trail that ended meanwhile is gone now
 
-    def _await(self) -> list[_Task] | None:
-        """Wait for the tasks of the next pass; None if there are to be none any more."""
+    def _pass(self, tasks: Sequence[_Task]) -> None:
+        """Make a pass; if it fails, nothing is drafted for its sessions any more."""
+        started_s = time.monotonic()
+        try:
+            self._forward(tasks)
+        except Exception:
+            _log.exception("a pass of the drafter failed; its sessions go on without")
+            with self.news:
+                for task in tasks:
+                    if self._trails.get(task.trail.slot) is task.trail:
+                        del self._trails[task.trail.slot]
+        self._tally.own_passes += 1
+        self._tally.own_draft_s += time.monotonic() - started_s
+
+    def _await(self) -> list[_Task]:
+        """Wait for the tasks of the next pass; none once it is closing."""
         with self.news:
             while not self._closing:
                 self._learn()
-                if tasks := self._next():
+                # without trails nothing is asked, so that what fails cannot fail for ever
+                if self._trails and (tasks := self._next()):
                     return tasks
                 self.news.wait()
-            return None
+            return []
 
     def _learn(self) -> None:
-        lessons, self.lessons = self.lessons, []
+        lessons = list(self.lessons)
+        self.lessons.clear()
         for greedy, met in lessons:
             for at, margin in enumerate(met.margins):
                 self._odds[greedy].learn(margin, at < met.agreed)
 
     def _next(self) -> list[_Task]:
-        """Choose the trails of the next pass: that which waits longest, and those beside it."""
+        """Choose the trails of the next pass: that which waits longest, and those beside it.
+
+        The serving thread waits meanwhile: no text is looked through but at its trail's first time.
+        """
         price = self._price()
         if price >= _FULL:
             return []
         trails = [trail for trail in self._trails.values() if self._wanted(trail, price)]
         tasks = [self._task(trail) for trail in sorted(trails, key=lambda each: each.served)]
-        tasks = [each for each in tasks if len(each.part)]
         if tasks and len(tasks[0].part) > _NARROW:
-            return tasks[:1]
-        return [each for each in tasks if len(each.part) <= _NARROW]
+            tasks = tasks[:1]
+        else:
+            tasks = [each for each in tasks if len(each.part) <= _NARROW]
+        for each in tasks:
+            each.trail.held = each.held + len(each.part)
+        return tasks
 
     def _wanted(self, trail: Trail, price: float) -> bool:
         """Whether a further draft is worth a pass, and has room."""
@@ -229,17 +255,24 @@ class Beside(threading.Thread):
         if len(lead.text) > self._decoder.context:
             return False
         if not trail.last:
-            return True  # to read the prompt
+            return self._held(trail) < len(lead.text) - 1  # to read the prompt
         # the target makes the last token itself, if all before it come true
         if len(lead) >= min(_MOST, trail.last - lead.committed - 1):
             return False
         if not len(lead):
             return True
-        return lead.odds >= max(_FLOOR, price) and int(lead.drafts[-1]) not in self.ends
+        return lead.odds >= max(FLOOR, price) and int(lead.drafts[-1]) not in self.ends
+
+    def _held(self, trail: Trail) -> int:
+        """Count the tokens of a trail that its slot holds."""
+        if trail.held is None:
+            # all but the last: what reads that drafts
+            trail.held = self._slots[trail.slot].common(trail.session, trail.lead.text.ids[:-1])
+        return trail.held
 
     def _task(self, trail: Trail) -> _Task:
         text = trail.lead.text
-        held = self._slots[trail.slot].common(trail.session, text.ids[:-1])
+        held = self._held(trail)
         end = min(held + _CHUNK, len(text) if trail.last else len(text) - 1)
         return _Task(trail, held, text.ids[held:end].copy(), len(text), text.hash)
 

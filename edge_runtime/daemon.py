@@ -3,6 +3,7 @@
 import gc
 import logging
 import select
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -36,6 +37,7 @@ _log = logging.getLogger("pilotfish.edge")
 
 _WIDTHS = (1, 2, 4, 8, 16, 32)  # tokens of the passes whose times the welcome holds
 _PATIENCE = 5.0  # longest passes that the watchdog's interval must cover
+_SWITCH_S = 5e-4  # after which the drafter lets the serving thread have the interpreter
 _LOADING_S = 600.0  # for loading a large target, during which a supervisor must not stop it
 
 
@@ -134,6 +136,9 @@ def _beside(
     if config.draft is None:
         return None
     drafter = open_drafter(config, target)
+    # its draws are milliseconds of Python; the serving thread would wait for 5 ms of them each time
+    stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+    sys.setswitchinterval(_SWITCH_S)
     beside = Beside(drafter, lambda: price.of_draft, target.eos_ids, tally)
     stack.callback(beside.close)
     beside.start()

@@ -13,19 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 _U32 = np.dtype("<u4")
-
-
-def _digest(ids: NDArray[np.uint32]) -> "hashlib.blake2b":
-    return hashlib.blake2b(ids.astype(_U32, copy=False).tobytes(), digest_size=8)
+_EVERY = 256  # tokens: a copy of the running hash, 448 bytes, is kept after each so many
 
 
 class Committed:
-    """An append-only list of token ids that may be cut back; ``hash`` (8 bytes) follows it."""
+    """An append-only list of token ids that may be cut back; ``hash`` (8 bytes) follows it.
+
+    Cutting it back, or asking for an earlier hash, costs the same however long it is.
+    """
 
     def __init__(self) -> None:
         self._ids = np.empty(256, dtype=_U32)
         self._length = 0
-        self._hash = _digest(self._ids[:0])
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._marks = [self._hash.copy()]  # of the first 0, 1, 2, … times _EVERY tokens
         self.hash = self._hash.digest()
 
     def __len__(self) -> int:
@@ -38,7 +39,13 @@ class Committed:
 
     def hash_of(self, length: int) -> bytes:
         """The hash of the first ``length`` tokens."""
-        return self.hash if length == self._length else _digest(self._ids[:length]).digest()
+        return self.hash if length == self._length else self._hash_at(length).digest()
+
+    def _hash_at(self, length: int) -> "hashlib.blake2b":
+        mark = min(length // _EVERY, len(self._marks) - 1)
+        digest = self._marks[mark].copy()
+        digest.update(self._ids[mark * _EVERY : length].tobytes())
+        return digest
 
     def hash_behind(self, ids: Sequence[int]) -> bytes:
         """The hash of all tokens with these, not committed, behind them."""
@@ -59,15 +66,21 @@ class Committed:
             self._ids = grown
         # by bytes: of a round's few tokens each call of numpy's would take longer than all of this
         self._ids.data.cast("B")[4 * self._length : 4 * end] = new
+        hashed = self._length
+        while (mark := len(self._marks) * _EVERY) <= end:
+            self._hash.update(self._ids[hashed:mark].tobytes())
+            self._marks.append(self._hash.copy())
+            hashed = mark
+        self._hash.update(new[4 * (hashed - self._length) :])
         self._length = end
-        self._hash.update(new)
         self.hash = self._hash.digest()
 
     def truncate(self, length: int) -> None:
         """Forget all tokens after the first ``length``."""
         if length < self._length:
             self._length = length
-            self._hash = _digest(self.ids)
+            self._hash = self._hash_at(length)
+            del self._marks[length // _EVERY + 1 :]
             self.hash = self._hash.digest()
 
 

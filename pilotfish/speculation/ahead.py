@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAD = 64  # tokens that a device drafts beyond what it knows to be committed, at most
-_FLOOR = 0.03  # odds below which it drafts no further
+FLOOR = 0.03  # odds of its last draft, below which a drafter makes no further one
 _PHASES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the drafter's pass under way when it is corrected
 _LEAST = 1e-4  # survival that is followed no further
 _DEPTHS = 96  # tokens after a correction that are followed; the rest goes on as their last third
@@ -45,8 +45,8 @@ def survival(hazards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def lead(survival: NDArray[np.float64]) -> int:
-    """Compute how far a device drafts ahead: on, while its last has odds of `_FLOOR` or more."""
-    return min(LEAD, 1 + int(np.count_nonzero(survival[1:] >= _FLOOR)))
+    """Compute how far a device drafts ahead: on, while its last has odds of `FLOOR` or more."""
+    return min(LEAD, 1 + int(np.count_nonzero(survival[1:] >= FLOOR)))
 
 
 def price(pass_s: Sequence[float]) -> float:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pilotfish.edge_runtime.beside import Beside, Trail, open_drafter
 from pilotfish.edge_runtime.config import EdgeConfig, EdgeLimits
+from pilotfish.edge_runtime.daemon import _beside
+from pilotfish.edge_runtime.price import Price as PassPrice
+from pilotfish.edge_runtime.tally import Tally
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
+from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.errors import PairMismatchError
 from pilotfish.wire.protocols import Law, choose
 from tests.conftest import VOCAB, Pair
+from tests.support.examples import examples
 from tests.support.serving import eventually
 from tests.support.tiny import tiny_artifact
 
@@ -243,6 +252,109 @@ def test_a_pass_that_fails_ends_the_drafts_of_its_sessions_only(pair: Pair, monk
         second.pulled(FAR)
         assert drafted(second, 1)
         assert not first.offer(FAR).ids
+
+
+def test_what_cannot_be_told_ends_the_drafts_so_far_and_not_the_drafter(pair: Pair, caplog) -> None:
+    class Unsure(Price):
+        def __call__(self) -> float:
+            if self.now < 0.0:
+                raise RuntimeError("no price")
+            return super().__call__()
+
+    price = Unsure()
+    with drafting(pair.draft, price) as beside:
+        first = beside.follow(b"a", 0, PROMPT, GREEDY)
+        first.pulled(FAR)
+        drafted(first, 1)
+        price.now = -1.0
+        first.meet([0, 0])
+        eventually(lambda: "no price" in caplog.text)
+        time.sleep(0.05)
+        assert caplog.text.count("Traceback") == 1  # it waits for news
+        price.now = 0.0
+        second = beside.follow(b"b", 1, PROMPT, GREEDY)
+        second.pulled(FAR)
+        assert drafted(second, 1)
+        assert not first.offer(FAR).ids
+
+
+def test_lessons_that_nobody_takes_do_not_pile_up(pair: Pair) -> None:
+    beside = Beside(Decoder(pair.draft, slots=1, threads=1), Price(), ())  # never runs
+    trail = beside.follow(b"a", 0, PROMPT, GREEDY)
+    for _ in range(3000):
+        trail.lead.grow(1, 0.5, 1.0)
+        trail.meet([1])
+    assert 0 < len(beside.lessons) < 2000
+
+
+def test_texts_are_not_looked_through_again_and_again(pair: Pair, monkeypatch) -> None:
+    looked = []
+
+    def counting(a, b):
+        looked.append(len(b))
+        return common_prefix(a, b)
+
+    monkeypatch.setattr("pilotfish.edge_runtime.beside.common_prefix", counting)
+    with drafting(pair.draft) as beside:
+        trails = [beside.follow(bytes([at]), at, PROMPT, GREEDY) for at in range(4)]
+        for slot in beside._slots:
+            eventually(lambda slot=slot: slot.length == len(PROMPT) - 1)
+        for at in range(3):  # further turns of the same sessions, of which one is asked for tokens
+            trails[at] = beside.follow(bytes([at]), at, PROMPT, GREEDY)
+        trails[0].pulled(FAR)
+        for at in range(20):
+            trails[0].meet([drafted(trails[0], 1)[0] ^ (at % 2)])
+        assert len(looked) <= 3  # once a trail
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 6), st.booleans()),
+        min_size=1,
+        max_size=25,
+    )
+)
+@examples(40)
+def test_it_knows_what_a_slot_holds(pair: Pair, steps: list[tuple[int, int, int, bool]]) -> None:
+    # driven by hand: texts also change between the choice of a pass and the pass
+    beside = Beside(_decoder(pair), Price(), ())
+    trail = beside.follow(b"a", 0, PROMPT, GREEDY)
+    trail.last = FAR
+    for passes, right, wrong, under_way in steps:
+        for _ in range(passes):
+            if tasks := beside._next():
+                beside._forward(tasks)
+        tasks = beside._next()
+        if tasks and not under_way:
+            beside._forward(tasks)
+        ids = [*trail.offer(right).ids, *range(wrong)]
+        if ids:
+            trail.meet(ids)
+        if tasks and under_way:
+            beside._forward(tasks)
+        slot, text = beside._slots[0], trail.lead.text.ids
+        assert trail.held is not None
+        assert slot.ids[: trail.held].tolist() == text[: trail.held].tolist()
+        assert trail.held <= slot.length
+        assert not under_way or trail.held < len(text)
+
+
+@functools.cache
+def _decoder(pair: Pair) -> Decoder:
+    return Decoder(pair.draft, slots=1, threads=1)
+
+
+def test_the_drafter_does_not_keep_the_interpreter(pair: Pair) -> None:
+    manifest = Artifact.open(pair.target).manifest
+    config = EdgeConfig(target=pair.target, limits=EdgeLimits(sessions=2))
+    usual_s = sys.getswitchinterval()
+    with ExitStack() as stack:
+        assert _beside(stack, config, manifest, PassPrice({1: 0.01}), Tally()) is None
+        assert sys.getswitchinterval() == usual_s
+        with_drafter = replace(config, draft=pair.draft)
+        assert _beside(stack, with_drafter, manifest, PassPrice({1: 0.01}), Tally())
+        assert sys.getswitchinterval() <= 1e-3
+    assert sys.getswitchinterval() == usual_s
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair, tmp_path: Path) -> None:

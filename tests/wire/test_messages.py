@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, get_args
@@ -191,7 +192,8 @@ class CommittedMachine(RuleBasedStateMachine):
 
     @invariant()
     def hash_is_that_of_the_tokens(self) -> None:
-        for length in {0, len(self.model) // 2, len(self.model)}:
+        marks = {at + by for at in range(256, len(self.model) - 1, 256) for by in (-1, 0, 1)}
+        for length in {0, len(self.model) // 2, *marks, len(self.model)}:
             packed = np.array(self.model[:length], dtype="<u4").tobytes()
             wanted = hashlib.blake2b(packed, digest_size=8).digest()
             assert self.committed.hash_of(length) == wanted
@@ -200,6 +202,23 @@ class CommittedMachine(RuleBasedStateMachine):
 
 TestCommitted = CommittedMachine.TestCase
 TestCommitted.settings = examples(50, stateful_step_count=12)
+
+
+def test_cutting_back_a_long_text_hashes_little_of_it() -> None:
+    committed = Committed()
+    committed.extend(np.arange(32768, dtype=np.uint32))
+
+    # all of it takes a hundred times as long as what is behind a mark
+    def seconds(cut: int) -> float:
+        started_s = time.perf_counter()
+        committed.truncate(cut)
+        committed.hash_of(cut - 30)
+        return time.perf_counter() - started_s
+
+    long_s = min(seconds(32767 - 3 * at) for at in range(60))
+    committed.truncate(600)
+    short_s = min(seconds(599 - 3 * at) for at in range(60))
+    assert long_s < 4 * short_s
 
 
 def test_an_id_that_is_none_commits_nothing() -> None:
