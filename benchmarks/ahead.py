@@ -169,7 +169,9 @@ def _arguments() -> argparse.Namespace:
     numbers: dict[str, Any] = {"type": float, "nargs": "+", "metavar": "MS"}
     parser.add_argument("--rtt", **numbers, help="round trips of rtt, paced, big, own, fleet")
     parser.add_argument("--pace", nargs="+", metavar="MS[+MS]", help="of a replayed pass, by row")
-    parser.add_argument("--drafter", nargs="+", metavar="PRECISION|DIR", help="(default: int4 int8)")
+    parser.add_argument(
+        "--drafter", nargs="+", metavar="PRECISION|DIR", help="(default: int4 int8)"
+    )
     parser.add_argument("--temperature", type=float, nargs="+", choices=(0.0, 1.0), default=[0.0])
     parser.add_argument("--windows", type=int, nargs="+", metavar="γ", help="of stop-and-wait")
     parser.add_argument("--prompts", type=int, metavar="N", help="(default: 8; 2 with --quick)")
