@@ -213,7 +213,9 @@ def test_sigterm_lets_running_answers_end_and_takes_no_new_ones(
 
 
 def test_what_does_not_end_in_time_is_told_so(long_pair: Pair, endless_edge: EdgeServer) -> None:
-    with serving(long_pair.draft, endless_edge.endpoint, "--drain", 0.5) as service:
+    with serving(
+        long_pair.draft, endless_edge.endpoint, "--drain", 0.5, "--protocol", "stream"
+    ) as service:
         chunks = stream(service.client())
         service.tell(signal.SIGTERM)
         with pytest.raises(openai.APIError) as told:
