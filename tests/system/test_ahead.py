@@ -192,6 +192,7 @@ def test_http_takes_it(service: Serving) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_the_default_pair(default_artifacts: Pair) -> None:
     """Real weights, over a road of 20 ms with jitter."""
     prompts = ["Why is the sky blue?", "Count from one to twenty.", "Write a haiku."]
