@@ -45,7 +45,7 @@ _FULL = 1.0  # price of a draft at which the edge is full
 
 
 class Trail:
-    """The drafts of one generation; ends when nobody holds it any more.
+    """The drafts of one generation; ends when its last reference goes.
 
     The serving thread calls it; the drafter's thread extends it, both under the lock of `Beside`.
     """

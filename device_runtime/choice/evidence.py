@@ -75,7 +75,7 @@ class Evidence:
             self._add_rounds(plan, steady)
 
     def _add_streamed(self, plan: Plan, rounds: Sequence[Round]) -> None:
-        """Add the times of passes that nobody waits for, and of drafts meanwhile."""
+        """Add the times of a stream's passes, and of the drafts made meanwhile."""
         name = self.paced_as(plan)
         drafted_s = pass_s(self._drafter_pace, 1)
         drafting = [one.timings.draft / (one.nodes * drafted_s) for one in rounds if one.nodes]

@@ -57,7 +57,7 @@ class EdgeHints:
                 self._drafts[greedy].add(0, one.verified, one.accepted)
             elif one.source == TEXT:
                 self._repeats[greedy] += [1, 1, 1 + one.accepted, 1 + one.window]
-            elif not one.source:  # else nobody looked
+            elif not one.source:  # else it was not looked for
                 self._repeats[greedy] += [1, 0, 0, 0]
 
     def hazards(self, plan: Plan) -> NDArray[np.float64]:

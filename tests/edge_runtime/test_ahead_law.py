@@ -166,7 +166,7 @@ class Device:
             del self.hints[at]
 
     def forge(self, back: int, ids: Sequence[int], *, rightly: bool) -> None:
-        """Send a hint that nobody drafted; with the right hash, if so wished."""
+        """Send a hint of made-up ids; with the right hash, if so wished."""
         text = self.lead.text if back % 2 else self.committed
         start = max(0, min(len(text), len(text) - back))
         digest = text.hash_of(start) if rightly else b"\0" * 8
