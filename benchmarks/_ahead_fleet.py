@@ -60,7 +60,7 @@ class _Worker:
                     self.tokens[at] += len(piece.tokens)
                     if self._ways[at] is not way or self.over:
                         break
-                pieces.close()  # type: ignore[attr-defined]
+                pieces.close()  # it is a generator
             except PilotfishError as error:
                 self.errors.append(str(error))
                 time.sleep(0.2)

@@ -1,7 +1,8 @@
 """Tables of `ahead.py` with a cell for each link, drafter and temperature, and their goals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from _ahead_cells import Cell, Ends, Spread, Texts, measured, told, ways
@@ -66,9 +67,8 @@ class Grid:
         rows: Rows = []
         for place in places:
             both.change(place.conditions)
-            before: Callable[[], None] = lambda: None  # noqa: E731
-            if place.traced:
-                before = lambda conditions=place.conditions: both.link.set(conditions)  # noqa: E731
+            # a trace begins anew with each answer
+            before = partial(both.link.set, place.conditions) if place.traced else _nothing
             for temperature in self.temperatures:
                 for name, device in both.devices.items():
                     cell = measured(
@@ -106,6 +106,10 @@ class Grid:
             "sources": cell.all["ahead"].sources(),
             "texts": self.texts.compared(cell, self.asked, temperature),
         }
+
+
+def _nothing() -> None:
+    """Before an answer over a link that stays as it is."""
 
 
 def shown(rows: Rows, extra: Sequence[str] = ()) -> Rows:

@@ -120,7 +120,7 @@ def first(bench: Bench) -> Measured:
             names = list(every)[:: 1 if number % 2 else -1]
             for name in names:
                 device.generate(f"Forget {number}.", protocol="greedy", max_tokens=1)
-                answer = device.generate(prompt, max_tokens=24, **every[name])  # type: ignore[arg-type]
+                answer = device.generate(prompt, max_tokens=24, **every[name])
                 taken[name].append(answer.first_token_s)
     ratio = Spread.of([b / a for a, b in zip(*taken.values(), strict=True)])
     rows: Rows = [

@@ -99,11 +99,11 @@ def main() -> int:
                 for row in (one for one in rows if one["T"] == temperature):
                     steps.next(f"hints: {row['hints']}")
                     faults = Faults(row["hints"], seed)
-                    EdgeSession.hint = _faulty(faults, real)  # type: ignore[method-assign]
+                    EdgeSession.hint = _faulty(faults, real)  # between the device and its socket
                     try:
                         got = device.generate(prompt, protocol="ahead", **generation)
                     finally:
-                        EdgeSession.hint = real  # type: ignore[method-assign]
+                        EdgeSession.hint = real
                     noise = seed if temperature else None
                     row["answers"] += 1
                     row[_verdict(reference, ids, got.tokens, wanted, noise)] += 1

@@ -121,8 +121,8 @@ class _Task(NamedTuple):
 def open_drafter(config: EdgeConfig, target: Manifest) -> Decoder:
     """Load the drafter of an edge that has one, with a slot for each session.
 
-    Raises `ArtifactError` if there is none in its folder, and `PairMismatchError` if it has another
-    vocabulary than the target.
+    Raises `ArtifactError` if the folder holds no artifact, and `PairMismatchError` if the drafter
+    has another vocabulary than the target.
     """
     assert config.draft is not None
     artifact = Artifact.open(config.draft)

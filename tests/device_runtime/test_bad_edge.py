@@ -272,7 +272,7 @@ ACCOUNTS: dict[str, dict[str, int | str]] = {
     "more accepted than sent": {"source": "device", "drafted": 9, "accepted": 6},
     "accepted of nothing": {"accepted": 1},
     "drafts without a source": {"drafted": 3, "accepted": 1},
-    "a source that is none": {"source": "elsewhere", "drafted": 3, "accepted": 1},
+    "an unknown source": {"source": "elsewhere", "drafted": 3, "accepted": 1},
     "more drafts than a pass has": {"source": "edge", "drafted": 16, "accepted": 1},
     "drafts without end": {"source": "device", "drafted": 2**31 - 1, "accepted": 0},
 }

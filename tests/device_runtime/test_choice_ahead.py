@@ -295,7 +295,7 @@ def test_the_device_rests_as_soon_as_it_drafts_in_vain() -> None:
 
 def test_whoever_names_the_hints_gets_them() -> None:
     asked = Options(seed=1)
-    asked.update({"hints": "device"})  # type: ignore[typeddict-unknown-key]
+    asked.update({"hints": "device"})
     found = alternatives(Auto(among=[AHEAD]), asked, offered=names())
     assert len(found) == 1
     choice = Predictive().choose(Auto(), found, state(0.02), evidence(0.7))[1]

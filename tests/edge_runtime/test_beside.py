@@ -209,7 +209,7 @@ def test_the_next_turn_of_a_session_is_not_read_again(pair: Pair, alone) -> None
         second = beside.follow(b"a", 0, text, GREEDY)
         with beside.news:
             assert beside._task(second).held >= len(PROMPT)
-        # but another session's text is none of its business
+        # but nothing of another session's text counts as held
         third = beside.follow(b"b", 0, text, GREEDY)
         with beside.news:
             assert beside._task(third).held == 0

@@ -80,7 +80,7 @@ class Talk:
             return self._begin()
         if rng.random() < 0.07:
             return [m.encode(self._aside())]
-        # now and then though nobody takes any
+        # now and then to a protocol that takes no hints, too
         if rng.random() < (0.7 if self.protocol == "ahead" else 0.03):
             return self._hint()
         if self.protocol in ("ahead", "stream"):

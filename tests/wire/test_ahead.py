@@ -229,7 +229,7 @@ MALFORMED = {
     "too many odds": [frames([1, 2])[0], b"\x01\x02\x03"],
     "odds alone": [b"", b"\x01"],
     "half an id": [b"\x01\x00\x02", b"\x01"],
-    "an id that is none": [b"\x01\x00\x03\x00", b"\x01\x01"],
+    "an id beyond the vocabulary": [b"\x01\x00\x03\x00", b"\x01\x01"],
     "10,000 ids": [b"\x01\x00" * 10_000, b"\xff" * 10_000],
 }
 

@@ -9,7 +9,7 @@ draft is advice: it may be late, lost, doubled or wrong, and cannot touch the te
 by itself; of the hints that have arrived, those that agree with what is committed ride on its next
 pass. The device drafts on along its own text and comes back when the target's tokens correct it.
 
-A hint is none of the rounds of docs/wire.md: it is not settled, not stored and not answered.
+A hint is no round (docs/wire.md, rule 9): it is not settled, not stored and not answered.
 """
 
 import math

@@ -62,7 +62,7 @@ def wrong_hints(session: RawSession) -> dict[str, tuple[str, list[bytes]]]:
         "three frames": ("malformed", [header, *frames, b""]),
         "too few odds": ("malformed", [header, frames[0], b"\xff"]),
         "half an id": ("malformed", [header, frames[0][:-1], b"\xff\xff\xff"]),
-        "an id that is none": ("malformed", [header, ids_bytes([VOCAB] * 3), frames[1]]),
+        "an id beyond the vocabulary": ("malformed", [header, ids_bytes([VOCAB] * 3), frames[1]]),
         "10,000 ids": ("malformed", session.hint([1] * 10_000)),
         "a field too few": ("refused", [packed(named[:-1]), *frames]),
         "a field too many": ("refused", [packed([*named, 1]), *frames]),
