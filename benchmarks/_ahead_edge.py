@@ -17,7 +17,6 @@ import numpy as np
 from _ahead_replayed import Pace, Recorded, load
 
 from pilotfish import EdgeServer
-from pilotfish.edge_runtime.scheduler import NARROW
 from pilotfish.edge_runtime.targets.target import Opening, Scores, Span, Target
 from pilotfish.engines.decoder import Output
 
@@ -71,9 +70,11 @@ class ReplayedTarget(Target):
         """Sleep for as long as the pass takes."""
         begun_s = time.perf_counter()
         outputs = [self._answer(span) for span in spans]
-        # by positions, as a target's passes go; a long part of a prompt, which is alone, is cheap
-        positions = sum(span.size for span in spans if span.size <= NARROW)
-        time.sleep(max(0.0, begun_s + self._pace.of(positions) - time.perf_counter()))
+        # by positions, as a target's passes go; prompts are free: a device that has its answer
+        # sooner asks sooner, and what that costs is not the cost of its hints
+        positions = sum(span.size for span in spans if span.rows)
+        if positions:
+            time.sleep(max(0.0, begun_s + self._pace.of(positions) - time.perf_counter()))
         self._done.append(Scores(number, outputs))
 
     def _answer(self, span: Span) -> Output:

@@ -19,7 +19,8 @@ from pilotfish.speculation.odds import Odds
 from pilotfish.wire.protocols.ahead import DEVICE, Lead, Met, drawn
 from pilotfish.wire.protocols.exchange import Ids
 
-_OFTEN = 0.25  # of the time from one token to the next: no more often are hints sent
+# Hints are sent no more often than so, in passes: at first, and where so many drafts are told.
+_AT_FIRST, _LATER, _ENOUGH = 0.25, 1.0, 6
 _AT_MOST = 4  # hints from one message of tokens to the next: a link that stalls is not filled up
 _MISSED = 16  # passes without our drafts, though these were right: were hints lost?
 _NS = 1e-9
@@ -73,8 +74,9 @@ class Forerunner:
         now_s = time.monotonic()
         self._drafted += 1
         self._spent_s += now_s - started_s
-        first = lead.untold == len(lead)  # of its path: what the edge lacks most
-        if first or now_s - self._told_s >= _OFTEN * self._pace_s:
+        told = len(lead) - lead.untold
+        often = _LATER if told >= _ENOUGH else _AT_FIRST
+        if not told or now_s - self._told_s >= often * self._pace_s:
             self._tell()
         return True
 

@@ -32,6 +32,7 @@ _FADE = 0.95  # a pass with drafts of the source
 _KEPT = 3.0  # promised tokens that are taken as kept at first
 _TRUST = 1.5  # the most that a promise counts for
 _FORGET = 0.01  # of what promises were worth, for each token that the session commits
+_REST = 4  # passes: the longest between two searches for repeats
 _PACE = 2.0  # tokens a pass that are expected at first
 
 
@@ -75,6 +76,7 @@ class TextHints:
         self._odds = Odds(DOUBTFUL)
         self._repeat: Repeat | None = None
         self._expected: list[int] = []
+        self._missed = self._resting = 0
 
     def offer(self, most: int) -> Offer:
         """Return what is expected to be repeated."""
@@ -92,17 +94,29 @@ class TextHints:
         if self._repeat is not None and self._repeat.end == len(ids):
             return
         going = self._repeat.followed(ids) if self._repeat is not None else None
-        self._repeat = going or repeat(ids)
         self._expected = []
+        if going is None and self._resting > 0:
+            self._repeat = None
+            return
+        self._repeat = going or repeat(ids)
         if self._repeat is not None:
             self._expected = self._repeat.continuation(ids, MOST_DRAFTS).tolist()
 
     def meet(self, ids: Sequence[int]) -> None:
         """Learn by what was committed, whether these drafts were taken or not."""
+        agreed = 0
         for at, (expected, id) in enumerate(zip(self._expected, ids, strict=False)):
             self._odds.learn(self._matched + at, expected == id)
             if expected != id:
                 break
+            agreed += 1
+        # where nothing repeats, not every pass is worth a search
+        self._resting -= 1
+        if agreed:
+            self._missed = 0
+        elif self._resting < 0:
+            self._missed += 1
+            self._resting = min(self._missed, _REST)
         self._expected = []
 
 

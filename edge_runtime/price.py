@@ -9,8 +9,8 @@ worth its odds: it is taken if they are at least b·X. So a full edge takes none
 `stream` there; a lone session's draft costs next to nothing.
 
 That is fair to the sum of all sessions, not to each. So where sessions share a pass, drafts may
-make it longer only by what the one that gains least has gained lately, and 3 %: one that brings no
-drafts gets at least 0.97 of its tokens a second.
+make it longer only by what the one that gains least has gained lately, and 1.5 %: one that brings
+no drafts shall keep 0.97 of its tokens a second, and taking in the hints of others costs as much.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _FADE = 0.98  # a pass
 # of one size tell nothing about the slope.
 _TRUST = 40.0
 _LEAST = 0.002  # of a price: no draft is free
-_SLOWED = 0.03  # of its tokens a second, that a session may lose by the drafts of others
+_SLOWED = 0.015  # of its tokens a second, that a session may lose by the drafts of others
 _SAVED = 4.0  # drafts that passes may leave to later ones
 
 
@@ -43,9 +43,11 @@ class Price:
         self._expected_s = 0.0  # what these passes would have taken at the start
         self._tokens = 0.0
         self._saved = 0.0  # drafts that shared passes could have taken
+        self._noted = True  # whether the last pass was
 
     def passed(self, positions: int, seconds: float) -> None:
         """Note a pass."""
+        self._noted = True
         expected_s = float(np.interp(positions, self._widths, self._seconds))
         self._weight = _FADE * self._weight + 1.0
         self._positions = _FADE * self._positions + positions
@@ -55,9 +57,14 @@ class Price:
         self._expected_s = _FADE * self._expected_s + expected_s
         self._tokens *= _FADE
 
+    def skipped(self) -> None:
+        """Leave out a pass, since it read a prompt as well, and the tokens that it commits."""
+        self._noted = False
+
     def committed(self, tokens: int) -> None:
         """Note tokens that the last pass committed."""
-        self._tokens += tokens
+        if self._noted:
+            self._tokens += tokens
 
     @property
     def position_s(self) -> float:

@@ -311,8 +311,11 @@ class Scheduler:
             tokens += span.size
         if span.size <= NARROW:  # then all are, else it is alone
             self._pass_ns[batch.lane] = now_ns - batch.started_ns
-            if any(job.rule is not None for job, _ in batch.members):  # else it commits nothing
+            # prompts take less a position than drafts do, and are far wider
+            if all(job.rule is not None for job, _ in batch.members):
                 self.price.passed(tokens, self._pass_ns[batch.lane] * 1e-9)
+            else:
+                self.price.skipped()
         self._tally.batch.add(len(batch.members))
         self._tally.pass_tokens.add(tokens)
 
