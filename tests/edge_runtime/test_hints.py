@@ -203,6 +203,22 @@ def test_what_the_text_repeats_is_offered_and_learnt_without_a_pass(prompt, answ
         source.meet([id])
 
 
+def test_a_repeat_is_found_soon_however_long_nothing_was_repeated():
+    committed = Committed()
+    committed.extend(range(100))
+    source = TextHints(committed)
+    offered = []
+    for id in [*range(1000, 1200), *range(20, 60)]:
+        offered.append(list(source.offer(4).ids))
+        committed.extend([id])
+        source.meet([id])
+    assert not any(offered[:200])
+    found = next(at for at, ids in enumerate(offered) if ids)
+    assert found - 200 <= 5
+    for at in range(found, len(offered) - 4):
+        assert offered[at] == list(range(20 + at - 200, 24 + at - 200))
+
+
 def test_the_chain_of_a_device_follows_the_text():
     committed = Committed()
     committed.extend([1])

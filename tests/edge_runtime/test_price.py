@@ -113,3 +113,41 @@ def test_slower_wide_passes_by_chance_do_not_make_positions_free_of_charge_for_g
     assert price.position_s == 0.0
     passes(price, 0.03, 0.002, [1, 16] * 150)
     assert price.position_s == pytest.approx(0.002, rel=0.2)
+
+
+@pytest.mark.parametrize("pass_s", [0.004, 0.03, 0.3])
+@pytest.mark.parametrize("least", [1.0, 1.02])
+def test_shared_passes_get_hardly_longer_than_what_all_have_gained(pass_s, least):
+    """One session brings no drafts, another as many sure ones as a pass may take."""
+    position_s = pass_s / 40
+    price = Price({1: pass_s, 17: pass_s + 16 * position_s})
+    drafts = passes = 0
+    spent_s = 0.0
+    for _ in range(500):
+        (taken, none) = price.share(2, [[0.99] * 15, []], [2.0, least])
+        assert none == 0
+        price.passed(2 + taken, pass_s + (1 + taken) * position_s)
+        price.committed(2 + taken)
+        drafts, passes = drafts + taken, passes + 1
+        spent_s += pass_s + position_s
+    longer = drafts * position_s / spent_s
+    # the rule, and what passes had saved up at first
+    assert 0.5 * (least - 1.0) < longer < (least / 0.985 - 1.0) + 0.02
+    assert drafts > 0
+
+
+def test_a_session_that_gains_as_much_does_not_hold_the_others():
+    price = Price({1: 0.01, 17: 0.018})
+    assert price.share(2, [[0.9] * 8, [0.8] * 8], [3.0, 3.0]) == [8, 8]
+    assert price.share(1, [[0.9] * 8], [1.0]) == [8]  # nothing to share
+
+
+def test_passes_that_read_prompts_teach_nothing():
+    price = Price({1: 0.01, 17: 0.026})
+    for positions in (1, 9, 3) * 20:
+        price.passed(positions, 0.009 + 0.001 * positions)
+        price.committed(1)
+    before = price.position_s, price.tokens_per_s
+    price.skipped()
+    price.committed(7)
+    assert (price.position_s, price.tokens_per_s) == before
