@@ -69,7 +69,10 @@ class DeviceHints:
 
 
 class TextHints:
-    """What followed the last time that the text's last tokens stood in it: no model is needed."""
+    """What followed the last time that the text's last tokens stood in it: no model is needed.
+
+    After searches that brought nothing it rests for a pass, then for two, at most for four.
+    """
 
     def __init__(self, committed: Committed) -> None:
         self._committed = committed

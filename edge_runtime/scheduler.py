@@ -309,13 +309,14 @@ class Scheduler:
         for job, span in batch.members:
             self._computing.discard(job.slot)
             tokens += span.size
-        if span.size <= NARROW:  # then all are, else it is alone
+        narrow = span.size <= NARROW  # then all are, else it is alone
+        if narrow:
             self._pass_ns[batch.lane] = now_ns - batch.started_ns
-            # prompts take less a position than drafts do, and are far wider
-            if all(job.rule is not None for job, _ in batch.members):
-                self.price.passed(tokens, self._pass_ns[batch.lane] * 1e-9)
-            else:
-                self.price.skipped()
+        # prompts take less a position than drafts do, and are far wider
+        if narrow and all(job.rule is not None for job, _ in batch.members):
+            self.price.passed(tokens, self._pass_ns[batch.lane] * 1e-9)
+        else:
+            self.price.skipped()
         self._tally.batch.add(len(batch.members))
         self._tally.pass_tokens.add(tokens)
 
