@@ -15,6 +15,7 @@ from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.pace import pass_times
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.shaping import Shaper
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
 from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.errors import UnsupportedError
@@ -248,11 +249,12 @@ class Drafter:
         law: Law,
         ends: Collection[int],
         *,
+        shaper: Shaper | None = None,
         auto: bool = False,
     ) -> Draft:
         """Draft a window after the committed tokens, level by level, at most ``expansion``.
 
-        Stops early when every branch ends in an end token or, if ``auto``, when no further token is
+        shaper: of the generation's logits, over the target's tokens. Stops early when every branch ends in an end token or, if ``auto``, when no further token is
         likely to be accepted.
         """
         tree = Tree()
@@ -264,6 +266,9 @@ class Drafter:
         for depth, count in enumerate(expansion):
             # [nodes of the level, V]
             logits = self._read_level(tree) if depth else self._root(context)
+            if shaper is not None:
+                paths = [tree.tokens(tree.path(node)) for node in tree.level]
+                shaper.shape(logits, committed, paths)
             drawn = []
             for at, row in enumerate(logits):
                 place = Place(len(committed), depth, range(at * count, (at + 1) * count))

@@ -16,6 +16,7 @@ from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.odds import Odds
+from pilotfish.speculation.shaping import Shaper
 from pilotfish.wire.protocols.ahead import DEVICE, Lead, Met, drawn
 from pilotfish.wire.protocols.exchange import Ids
 
@@ -44,13 +45,14 @@ class Forerunner:
         plan: Plan,
         odds: Odds,
         committed: Ids,
+        shaper: Shaper | None,
         *,
         last: int,
         ends: Collection[int],
     ) -> None:
-        """committed: u32 [n]; last: the position of the answer's last token."""
+        """committed: u32 [n]; shaper: of the drafter's logits; last: the position of the answer's last token."""
         self._drafter, self._edge, self._plan = drafter, edge, plan
-        self._odds = odds
+        self._odds, self._shaper = odds, shaper
         self._last, self._ends = last, ends
         self._lead = Lead()
         self._lead.start(committed)
@@ -69,6 +71,8 @@ class Forerunner:
         logits = self._drafter.advance(lead.text.ids[: lead.committed], lead.drafts)
         if logits is None:
             return True  # there is more of the prompt to read
+        if self._shaper is not None:
+            self._shaper.shape(logits[None], lead.text.ids, [()])
         token, margin = drawn(logits, self._plan.drafting, len(lead.text))
         lead.grow(token, self._odds.of(margin), margin)
         now_s = time.monotonic()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.shaping import Shaping
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_WINDOW
@@ -82,6 +83,11 @@ class Options(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    logit_bias: Mapping[int, float]
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
     draft_temperature: float | None
     draft_top_k: int | None
     draft_top_p: float | None
@@ -133,6 +139,11 @@ def plan(
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
     draft_temperature: float | None = None,
     draft_top_k: int | None = None,
     draft_top_p: float | None = None,
@@ -145,7 +156,8 @@ def plan(
 
     window: draft tokens a round (4), or "auto": until the drafter's confidence is low. An edge may
     allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k,
-    top_p: of the target's sampling; draft_…: of the drafter's, by default the same. If neither end
+    top_p, min_p: of the target's sampling; draft_…: of the drafter's, by default the same.
+    logit_bias and penalties: of both ends' logits, as `Shaping` has them. If neither end
     is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
     2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. options, own: the protocols' own options;
     those of other protocols have no effect.
@@ -157,7 +169,16 @@ def plan(
     if seed is not None and not 0 <= seed < 2**63:
         raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
     exchange = EXCHANGES.get(protocol)
-    target = _sampling("", temperature, top_k, top_p)
+    target = _sampling("", temperature, top_k, top_p, min_p)
+    try:
+        shaping = Shaping(
+            logit_bias=logit_bias or {},
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+        )
+    except ValueError as error:
+        raise UnsupportedError(f"{error}.") from error
     wanted = (draft_temperature, draft_top_k, draft_top_p)
     if exchange is None and wanted != (None, None, None):
         raise UnsupportedError(
@@ -175,8 +196,8 @@ def plan(
     return Plan(
         protocol=protocol,
         exchange=exchange,
-        law=Law(sampling=target, seed=seed),
-        drafting=Law(sampling=drafter, seed=seed),
+        law=Law(sampling=target, seed=seed, shaping=shaping),
+        drafting=Law(sampling=drafter, seed=seed, shaping=shaping),
         expansion=_expansion(protocol, exchange, window, expansion),
         auto=window == AUTO,
         max_tokens=max_tokens,
@@ -300,9 +321,11 @@ def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
     return [*kept, LOCAL] if auto.lossy else kept
 
 
-def _sampling(prefix: str, temperature: float, top_k: int, top_p: float) -> Sampling:
+def _sampling(
+    prefix: str, temperature: float, top_k: int, top_p: float, min_p: float = 0.0
+) -> Sampling:
     try:
-        return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     except ValueError as error:
         raise UnsupportedError(f"{prefix}{error}.") from error
 
@@ -320,10 +343,11 @@ def _drafting(
         target.temperature if temperature is None else temperature,
         target.top_k if top_k is None else top_k,
         target.top_p if top_p is None else top_p,
+        target.min_p,
     )
     untruncated = shaped.top_k == 0 and shaped.top_p == 1.0
     if exchange is not None and untruncated and top_k is None and top_p is None:
-        return Sampling(temperature=shaped.temperature, top_k=exchange.truncates)
+        return replace(shaped, top_k=exchange.truncates)
     return shaped
 
 

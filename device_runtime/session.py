@@ -25,10 +25,11 @@ from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.odds import Odds
 from pilotfish.speculation.randomness import Purpose
+from pilotfish.speculation.shaping import Shaper
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed import Committed, common_prefix
-from pilotfish.wire.errors import MalformedError, PromptTooLongError
+from pilotfish.wire.errors import MalformedError, PromptTooLongError, TokenOutOfRangeError
 from pilotfish.wire.messages import DecisionConditions, Tokens
 from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose
 from pilotfish.wire.protocols.ahead import MOST_DRAFTS, SOURCES
@@ -51,6 +52,7 @@ class Session:
         # of drafts under `ahead`, at temperature 0 and above it; they learn from answer to answer
         self._odds = {True: Odds(), False: Odds()}
         self._plan: Plan | None = None
+        self._shaper: Shaper | None = None
 
     @property
     def context(self) -> int:
@@ -80,13 +82,19 @@ class Session:
                 f"The prompt has {len(prompt.own)} tokens of the drafter's, which takes at most "
                 f"{self._drafter.context}."
             )
+        biased = max(plan.law.shaping.logit_bias, default=0)
+        if biased >= self._vocab:
+            raise TokenOutOfRangeError(
+                f"logit_bias names token {biased}; the target has {self._vocab}."
+            )
+        self._shaper = plan.law.shaper(len(ids))
         kept = self.shared(ids)
         self.committed.truncate(kept)
         self.committed.extend(ids[kept:])
         self._drafter.start(prompt)
         self._plan = plan
         self.edge.truncate(kept)
-        self.edge.prepare(plan, self._conditions(plan, channel))
+        self.edge.prepare(plan, len(ids), self._conditions(plan, channel))
 
     def shared(self, prompt: NDArray[np.uint32]) -> int:
         """Count the first tokens of the prompt that the session holds already."""
@@ -148,7 +156,13 @@ class Session:
         levels = min(remaining, self.context - len(self.committed)) - 1
         expansion = self._room(plan.expansion, levels)
         return self._drafter.draft(
-            self.committed.ids, expansion, exchange, plan.drafting, ends, auto=plan.auto
+            self.committed.ids,
+            expansion,
+            exchange,
+            plan.drafting,
+            ends,
+            shaper=self._shaper,
+            auto=plan.auto,
         )
 
     def _commit(self, draft: Draft, ruling: Ruling, token: int) -> list[int]:
@@ -204,6 +218,7 @@ class Session:
             plan,
             self._odds[plan.law.sampling.greedy],
             committed,
+            self._shaper,
             last=len(committed) + count - 1,
             ends=ends,
         )
@@ -246,7 +261,10 @@ class Session:
             started_ns = time.monotonic_ns()
             start = len(self.committed)
             self._drafter.read(self.committed.ids, self._interrupt.check)
-            token = choose(self._drafter.logits(self.committed.ids), law, start, Purpose.LOCAL)
+            logits = self._drafter.logits(self.committed.ids)
+            if self._shaper is not None:
+                self._shaper.shape(logits[None], self.committed.ids, [()])
+            token = choose(logits, law, start, Purpose.LOCAL)
             self.committed.extend([token])
             record = Round(protocol=LOCAL, start=start, window=0, accepted=0, tokens=[token])
             record.timings.draft = (time.monotonic_ns() - started_ns) * _NS

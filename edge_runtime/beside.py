@@ -28,6 +28,7 @@ from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.pace import pass_times
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.odds import Odds
+from pilotfish.speculation.shaping import Shaper
 from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.errors import PairMismatchError
 from pilotfish.wire.protocols import Law
@@ -51,10 +52,16 @@ class Trail:
     """
 
     def __init__(
-        self, beside: "Beside", session: bytes, slot: int, committed: Ids, law: Law
+        self,
+        beside: "Beside",
+        session: bytes,
+        slot: int,
+        committed: Ids,
+        law: Law,
+        shaper: Shaper | None = None,
     ) -> None:
         self._beside = beside
-        self.session, self.slot, self.law = session, slot, law
+        self.session, self.slot, self.law, self.shaper = session, slot, law, shaper
         self.lead = Lead()
         self.lead.start(committed)
         self.last = 0  # the answer's tokens end before this position; 0: none is asked for yet
@@ -169,9 +176,14 @@ class Beside(threading.Thread):
         self._closing = False
         self._passes = 0
 
-    def follow(self, session: bytes, slot: int, committed: Ids, law: Law) -> Trail:
-        """Draft behind these tokens, u32 [n], in this slot, which its last trail leaves."""
-        trail = Trail(self, session, slot, committed, law)
+    def follow(
+        self, session: bytes, slot: int, committed: Ids, law: Law, shaper: Shaper | None = None
+    ) -> Trail:
+        """Draft behind these tokens, u32 [n], in this slot, which its last trail leaves.
+
+        shaper: of the drafter's logits; the drafter's thread alone uses it.
+        """
+        trail = Trail(self, session, slot, committed, law, shaper)
         with self.news:
             self._trails[slot] = trail
             self.news.notify()
@@ -292,6 +304,9 @@ class Beside(threading.Thread):
             held.ids[task.held : held.length] = task.part
             task.trail.served = self._passes
             if task.drafts:
+                if task.trail.shaper is not None:
+                    text = held.ids[: held.length]
+                    task.trail.shaper.shape(output.logits, text, [()])
                 self._extend(task, *drawn(output.logits[0], task.trail.law, task.length))
 
     def _extend(self, task: _Task, token: int, margin: float) -> None:

@@ -19,10 +19,12 @@ from pilotfish.edge_runtime.tally import Tally
 from pilotfish.speculation.coupling import agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.randomness import Purpose
+from pilotfish.speculation.shaping import Shaper, behind_nodes
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
 from pilotfish.wire.errors import InternalError, PilotfishError
 from pilotfish.wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
+from pilotfish.wire.protocols.exchange import Ids
 
 Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], None]
 Submit = Callable[[Job], None]
@@ -62,7 +64,8 @@ class Rounds:
         session.round, draft = round_, round_.draft
         # [committed + pending + n]
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
-        rule = partial(_rule, exchange, draft, law, round_.start)
+        text = tokens[: len(tokens) - len(draft.ids)]
+        rule = partial(_rule, exchange, draft, law, text, session.shaper)
         rows = len(draft.ids) + 1
         job = Job(session.id, session.slot, tokens, rows, rule, draft)
         job.temperature = law.sampling.temperature
@@ -76,8 +79,8 @@ class Rounds:
         if stream.remaining <= 0 or length >= self._context:
             session.stream = None
             return
-        rule = partial(_stream_rule, law, length, ())
         tokens = session.committed.ids.copy()
+        rule = partial(_stream_rule, law, tokens, session.shaper, ())
         job = Job(session.id, session.slot, tokens, rows=1, rule=rule)
         job.temperature = law.sampling.temperature
         if session.hints is not None:
@@ -256,18 +259,35 @@ class _HintRider:
         # [committed + drafts]
         job.tokens = np.concatenate([committed, np.array(drafts, np.uint32)])
         job.rows = 1 + len(drafts)
-        job.rule = partial(_stream_rule, self._law, len(committed), drafts)
+        text = job.tokens[: len(committed)]
+        job.rule = partial(_stream_rule, self._law, text, self._session.shaper, drafts)
 
 
 def _rule(
-    exchange: Exchange[Any], draft: Draft, law: Law, start: int, logits: Floats, hidden: Floats
+    exchange: Exchange[Any],
+    draft: Draft,
+    law: Law,
+    text: Ids,
+    shaper: Shaper | None,
+    logits: Floats,
+    hidden: Floats,
 ) -> Ruling | Wanted:
-    return exchange.rule(draft, logits, law, round_start=start, hidden=hidden)
+    if shaper is not None:
+        shaper.shape(logits, text, behind_nodes(draft.ids.tolist(), draft.parents))
+    return exchange.rule(draft, logits, law, round_start=len(text), hidden=hidden)
 
 
 def _stream_rule(
-    law: Law, position: int, drafts: Sequence[int], logits: Floats, hidden: Floats
+    law: Law,
+    text: Ids,
+    shaper: Shaper | None,
+    drafts: Sequence[int],
+    logits: Floats,
+    hidden: Floats,
 ) -> Ruling:
+    if shaper is not None:
+        shaper.shape(logits, text, behind_nodes(drafts, None))
+    position = len(text)
     return Ruling(
         *agreed(drafts, lambda index: choose(logits[index], law, position + index, Purpose.TARGET))
     )

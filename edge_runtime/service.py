@@ -25,6 +25,7 @@ from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.artifact import Artifact
+from pilotfish.speculation.shaping import Shaper
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed import Committed
@@ -38,8 +39,10 @@ from pilotfish.wire.errors import (
     PairMismatchError,
     PilotfishError,
     PromptTooLongError,
+    TokenOutOfRangeError,
     TooLargeError,
     UnknownSessionError,
+    UnsupportedError,
     VersionMismatchError,
 )
 from pilotfish.wire.protocols import STREAM, Draft, Law, exchange_named
@@ -76,7 +79,7 @@ class Service:
         manifest = self._manifest = artifact.manifest
         self._lexicon = Lexicon(artifact)
         self._vocab = manifest.vocab_size
-        self._digest = target.digest
+        self._digest, self._shapes = target.digest, target.shapes
         self._message_bytes = limits.message_mib * MEBIBYTE
         self._limits = m.Limits(
             context=target.context,
@@ -251,7 +254,8 @@ class Service:
             )
         new = decode_ids(frame, self._vocab)
         exchange = None if begin.protocol == STREAM else exchange_named(begin.protocol)
-        law = Law(sampling=begin.sampling, seed=begin.seed)
+        law = Law(sampling=begin.sampling, seed=begin.seed, shaping=begin.shaping)
+        shaper = self._shaper(begin, law, length)
         if exchange is not None:
             exchange.check(law.sampling)
             exchange = self._supplies.exchange(exchange, begin)
@@ -262,11 +266,12 @@ class Service:
         session.committed.truncate(begin.keep)
         session.committed.extend(new)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
+        session.shaper = shaper
         session.hints = hints_of(
             exchange,
             session.committed,
             self._limits.window,
-            self._follower(session, law),
+            self._follower(session, begin, law),
             session.hints,
         )
         session.round = session.stream = None
@@ -274,10 +279,31 @@ class Service:
         if len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
 
-    def _follower(self, session: SessionState, law: Law) -> Callable[[], Trail] | None:
+    def _shaper(self, begin: m.Begin, law: Law, length: int) -> Shaper | None:
+        """Return what shapes the logits of a generation that begins with ``length`` tokens."""
+        if (told := begin.shape) is None:
+            return None
+        if not self._shapes:
+            raise UnsupportedError(
+                "This edge averages what its workers tell of their likeliest tokens; it takes no "
+                "penalties and no logit_bias."
+            )
+        if told.since > length:
+            raise MalformedError(f"A prompt of {told.since} tokens is no part of {length}.")
+        if (token := max(told.logit_bias, default=0)) >= self._vocab:
+            raise TokenOutOfRangeError(
+                f"logit_bias names token {token}; the target has {self._vocab}."
+            )
+        return law.shaper(told.since)
+
+    def _follower(
+        self, session: SessionState, begin: m.Begin, law: Law
+    ) -> Callable[[], Trail] | None:
         if self._beside is None:
             return None
-        return partial(self._beside.follow, session.id, session.slot, session.committed.ids, law)
+        shaper = None if begin.shape is None else law.shaper(begin.shape.since)  # of its thread
+        ids = session.committed.ids
+        return partial(self._beside.follow, session.id, session.slot, ids, law, shaper)
 
     def _session_for(self, begin: m.Begin, owner: bytes) -> SessionState:
         try:

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.shaping import MOST_BIASED, Shaping
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.prose import MOST_CHARACTERS, one_line
 
-VERSION: Final = 3
+VERSION: Final = 4
 HEADER_BYTES: Final = 16 * 1024
 MAX_FRAMES: Final = 8  # arrays behind one header
 MAX_WINDOW: Final = 128
@@ -106,6 +107,32 @@ class DecisionConditions(Header, frozen=True):
             raise MalformedError(f"The link's state is unusable: {error}") from error
 
 
+class Shape(Header, frozen=True):
+    """How a generation's logits are changed before they are sampled from.
+
+    since: tokens of the prompt; the answer's, which are counted, follow.
+    """
+
+    since: U31
+    logit_bias: Annotated[dict[U31, float], msgspec.Meta(max_length=MOST_BIASED)] = {}
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+
+    @classmethod
+    def of(cls, shaping: Shaping, since: int) -> "Shape | None":
+        """The message of it; None where nothing is changed."""
+        if shaping.neutral:
+            return None
+        return cls(
+            since=since,
+            logit_bias=dict(shaping.logit_bias),
+            repetition_penalty=shaping.repetition_penalty,
+            frequency_penalty=shaping.frequency_penalty,
+            presence_penalty=shaping.presence_penalty,
+        )
+
+
 class Begin(Header, tag="begin", frozen=True):
     """Starts a generation: keep the first ``keep`` tokens, append frame 0 (ids), sample so.
 
@@ -126,12 +153,31 @@ class Begin(Header, tag="begin", frozen=True):
     conditions: DecisionConditions | None = (
         None  # for protocols that decide by them; others ignore it
     )
+    min_p: float = 0.0
+    shape: Shape | None = None
 
     @property
     def sampling(self) -> Sampling:
-        """How the target's distribution is shaped; `MalformedError` if it makes no sense."""
+        """How the target's distribution is cut; `MalformedError` if it makes no sense."""
         try:
-            return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+            return Sampling(
+                temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p
+            )
+        except ValueError as error:
+            raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
+
+    @property
+    def shaping(self) -> Shaping:
+        """How the target's logits are changed; `MalformedError` if it makes no sense."""
+        if (told := self.shape) is None:
+            return Shaping()
+        try:
+            return Shaping(
+                logit_bias=told.logit_bias,
+                repetition_penalty=told.repetition_penalty,
+                frequency_penalty=told.frequency_penalty,
+                presence_penalty=told.presence_penalty,
+            )
         except ValueError as error:
             raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
 

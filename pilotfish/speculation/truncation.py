@@ -101,9 +101,12 @@ def _kept(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:
     if sampling.greedy:
         return np.array([logits.argmax()])
     ids = largest(logits, sampling.top_k) if sampling.top_k else np.arange(len(logits))
-    if sampling.top_p < 1.0:
+    if sampling.top_p < 1.0 or sampling.min_p:
         weights = np.exp((logits[ids] - logits.max()) / logits.dtype.type(sampling.temperature))
-        ids = ids[nucleus(weights, sampling.top_p)]
+        heavy = weights >= sampling.min_p
+        ids, weights = ids[heavy], weights[heavy]
+        if sampling.top_p < 1.0:
+            ids = ids[nucleus(weights, sampling.top_p)]
     return ids
 
 

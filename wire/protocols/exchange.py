@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample, uniforms
 from pilotfish.speculation.rows import Row
+from pilotfish.speculation.shaping import Shaper, Shaping
 from pilotfish.speculation.tree import Expansion, Tree, Walk, verify
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
@@ -40,10 +41,18 @@ WINDOW_BYTES, VERDICT_BYTES, INQUIRY_BYTES = 42, 58, 50
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """What one end samples by: the drafter from q, the target from p. The seed names the draws."""
+    """What one end samples by: the drafter from q, the target from p. The seed names the draws.
+
+    shaping: of the logits, before; protocols see only shaped ones.
+    """
 
     sampling: Sampling
     seed: int
+    shaping: Shaping = Shaping()
+
+    def shaper(self, since: int) -> Shaper | None:
+        """Make what shapes the logits behind a prompt of so many tokens; None: nothing does."""
+        return None if self.shaping.neutral else Shaper(self.shaping, since)
 
 
 @dataclass(frozen=True, eq=False)
