@@ -254,8 +254,8 @@ class Drafter:
     ) -> Draft:
         """Draft a window after the committed tokens, level by level, at most ``expansion``.
 
-        shaper: of the generation's logits, over the target's tokens. Stops early when every branch ends in an end token or, if ``auto``, when no further token is
-        likely to be accepted.
+        Stops early when every branch ends in an end token or, if ``auto``, when no further token is
+        likely to be accepted. shaper: of logits over the target's tokens.
         """
         tree = Tree()
         rows: list[Any] = []

@@ -50,7 +50,10 @@ class Forerunner:
         last: int,
         ends: Collection[int],
     ) -> None:
-        """committed: u32 [n]; shaper: of the drafter's logits; last: the position of the answer's last token."""
+        """committed: u32 [n]; last: the position of the answer's last token.
+
+        shaper: of logits over the target's tokens.
+        """
         self._drafter, self._edge, self._plan = drafter, edge, plan
         self._odds, self._shaper = odds, shaper
         self._last, self._ends = last, ends

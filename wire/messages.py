@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import MOST_BIASED, Shaping
+from pilotfish.speculation.shaping import AS_THEY_ARE, MOST_BIASED, Shaping
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.prose import MOST_CHARACTERS, one_line
 
@@ -170,7 +170,7 @@ class Begin(Header, tag="begin", frozen=True):
     def shaping(self) -> Shaping:
         """How the target's logits are changed; `MalformedError` if it makes no sense."""
         if (told := self.shape) is None:
-            return Shaping()
+            return AS_THEY_ARE
         try:
             return Shaping(
                 logit_bias=told.logit_bias,

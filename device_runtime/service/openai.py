@@ -4,7 +4,8 @@ In: the bytes of a request. Out: a `CompletionRequest`, or a `RefusalError` that
 fault. Unknown fields, and known ones that would change the answer and are not supported, are
 refused; fields that cannot change a text are ignored.
 
-Beyond OpenAI's fields there are ``top_k`` and an object ``pilotfish`` for measurements: protocol,
+Beyond OpenAI's fields there are ``top_k``, ``min_p`` and ``repetition_penalty``, as vLLM has them,
+and an object ``pilotfish`` for measurements: protocol,
 among, lossy, policy, rtt_threshold_s, thrift, window, expansion, draft_temperature, draft_top_k,
 draft_top_p, as in `device_runtime.plan`, and the protocols' own options. If it names a protocol,
 the service's defaults for window, expansion and drafting do not apply; if it sets anything for
@@ -32,11 +33,19 @@ from pilotfish.device_runtime.service.prompts import (
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.speculation.shaping import (
+    LEAST_FACTOR,
+    MOST_BIAS,
+    MOST_BIASED,
+    MOST_FACTOR,
+    MOST_PENALTY,
+)
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
 _MESSAGES, _STOPS, _STOP_CHARACTERS = 4096, 16, 1024
+_CHOICES = 16  # answers to one prompt; they come one after the other
 
 # Fields that cannot change a text.
 _INERT = frozenset(
@@ -53,16 +62,7 @@ _INERT = frozenset(
     )
 )
 # Unsupported fields that would change it, with the values that have no effect.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "min_p": (None, 0),
-    "n": (None, 1),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-}
 _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
-    **_NEUTRAL,
     "audio": (None,),
     "function_call": (None, "none"),
     "functions": (None, []),
@@ -77,20 +77,26 @@ _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "web_search_options": (None,),
 }
 _NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {
-    **_NEUTRAL,
     "best_of": (None, 1),
-    "echo": (None, False),
     "logprobs": (None,),  # 0 means the chosen token's
     "suffix": (None, ""),
 }
 # Fields of ``pilotfish`` that belong to protocol "auto", and to one that drafts.
 _CHOOSING = ("among", "lossy", "policy", "rtt_threshold_s", "thrift")
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
 _DRAFTING = ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p")
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Stop = Annotated[str, msgspec.Meta(max_length=_STOP_CHARACTERS)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
 Mass = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Top = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-MOST_PENALTY, le=MOST_PENALTY)]
+Factor = Annotated[float, msgspec.Meta(ge=LEAST_FACTOR, le=MOST_FACTOR)]
+Bias = Annotated[float, msgspec.Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
@@ -136,6 +142,12 @@ class _Request(msgspec.Struct):
     temperature: Temperature | None = None
     top_p: Mass | None = None
     top_k: Top | None = None
+    min_p: Share | None = None
+    logit_bias: Annotated[dict[Top, Bias], msgspec.Meta(max_length=MOST_BIASED)] | None = None
+    repetition_penalty: Factor | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     stop: str | Annotated[list[Stop], msgspec.Meta(max_length=_STOPS)] | None = None
     stream: bool | None = None
@@ -150,6 +162,7 @@ class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
 
 class _TextRequest(_Request, forbid_unknown_fields=True, kw_only=True):
     prompt: msgspec.Raw
+    echo: bool | None = None
 
 
 # The fields of a body, with values unread: reading ends at the first unknown field.
@@ -162,13 +175,16 @@ class CompletionRequest:
     """A checked request.
 
     prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
-    without ``max_tokens`` the answer may fill the context.
+    without ``max_tokens`` the answer may fill the context. choices: answers to it. echo: each
+    begins with the prompt.
     """
 
     chat: bool
     prompt: Asked
     options: Options = field(default_factory=Options)
     model: str | None = None
+    choices: int = 1
+    echo: bool = False
     stream: bool = False
     include_usage: bool = False
 
@@ -190,6 +206,7 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
         prompt=prompt_of(request.prompt),
         most=request.max_tokens or defaults.get("max_tokens") or COMPLETION_TOKENS,
         defaults=defaults,
+        echo=bool(request.echo),
     )
 
 
@@ -253,6 +270,7 @@ def _wanted(
     prompt: Asked,
     most: int | None,
     defaults: Options,
+    echo: bool = False,
 ) -> CompletionRequest:
     options = _options(request, defaults)
     if most is not None:
@@ -266,6 +284,8 @@ def _wanted(
         prompt=prompt,
         options=options,
         model=request.model,
+        choices=request.n or 1,
+        echo=echo,
         stream=bool(request.stream),
         include_usage=usage,
     )
@@ -273,11 +293,7 @@ def _wanted(
 
 def _options(request: _Request, defaults: Options) -> Options:
     options = defaults.copy()
-    given = {
-        name: value
-        for name in ("temperature", "top_p", "top_k", "seed")
-        if (value := getattr(request, name)) is not None
-    }
+    given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     options.update(cast(Options, given))
     if request.stop is not None:
         options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop

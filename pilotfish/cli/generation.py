@@ -22,6 +22,12 @@ def expansion(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def bias(text: str) -> tuple[int, float]:
+    """An argparse type: ``ID=B``."""
+    token, _, value = text.partition("=")
+    return int(token), float(value)
+
+
 def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens: int) -> None:
     """How to generate."""
     parser.add_argument(
@@ -79,6 +85,30 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
         "--top-p", type=float, default=1.0, metavar="P", help="nucleus mass; 1: all (default)"
     )
     parser.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P",
+        help="leave out what is less likely than so much of the likeliest token; 0: nothing",
+    )  # fmt: skip
+    parser.add_argument(
+        "--logit-bias",
+        type=bias,
+        action="append",
+        default=[],
+        metavar="ID=B",
+        help="add B, -100 to 100, to the logit of a token of the target; may be repeated",
+    )
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="F",
+        help="make tokens of prompt and answer less likely by this factor; 1: off (default)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--frequency-penalty", type=float, default=0.0, metavar="B",
+        help="take B off a token's logit each time that the answer has it, -2 to 2",
+    )  # fmt: skip
+    parser.add_argument(
+        "--presence-penalty", type=float, default=0.0, metavar="B",
+        help="take B off a token's logit once the answer has it, -2 to 2",
+    )  # fmt: skip
+    parser.add_argument(
         "--draft-top-k",
         type=int,
         metavar="K",
@@ -135,6 +165,11 @@ def generation_of(args: argparse.Namespace) -> Options:
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
+        min_p=args.min_p,
+        logit_bias=dict(args.logit_bias),
+        repetition_penalty=args.repetition_penalty,
+        frequency_penalty=args.frequency_penalty,
+        presence_penalty=args.presence_penalty,
         draft_temperature=args.draft_temperature,
         draft_top_k=args.draft_top_k,
         draft_top_p=args.draft_top_p,

@@ -20,7 +20,7 @@ Ids = NDArray[np.uint32]
 MOST_BIASED = 512  # tokens
 MOST_BIAS = 100.0
 MOST_PENALTY = 2.0
-_REPETITION = 1e-3, 1e3
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3  # of repetition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +47,16 @@ class Shaping:
             if token < 0:
                 raise ValueError(f"logit_bias names token {token}; ids begin at 0")
             _expect(f"logit_bias of token {token}", bias, -MOST_BIAS, MOST_BIAS)
-        _expect("repetition_penalty", self.repetition_penalty, *_REPETITION)
+        _expect("repetition_penalty", self.repetition_penalty, LEAST_FACTOR, MOST_FACTOR)
         for name in ("frequency_penalty", "presence_penalty"):
             _expect(name, getattr(self, name), -MOST_PENALTY, MOST_PENALTY)
 
     @property
     def penalises(self) -> bool:
         """Whether what was said before changes anything."""
-        return self.repetition_penalty != 1.0 or bool(self.frequency_penalty or self.presence_penalty)
+        return self.repetition_penalty != 1.0 or bool(
+            self.frequency_penalty or self.presence_penalty
+        )
 
     @property
     def neutral(self) -> bool:
@@ -65,6 +67,9 @@ class Shaping:
 def _expect(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         raise ValueError(f"{name} must be between {least:g} and {most:g}, not {value}")
+
+
+AS_THEY_ARE = Shaping()
 
 
 class Shaper:
@@ -121,7 +126,9 @@ class Shaper:
         return self._prompt.astype(np.int64)
 
 
-def behind_nodes(ids: Sequence[int], parents: Sequence[int] | None) -> list[list[int]]:
+def behind_nodes(
+    ids: Sequence[int], parents: Sequence[int] | NDArray[np.int64] | None
+) -> list[list[int]]:
     """Return the path of each row of a window: the root's, then each node's with its own token.
 
     ids: of the nodes. parents: of each the index of its parent, −1 for the root; None: a chain.

@@ -11,7 +11,7 @@ import numpy as np
 from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.speculation.confidence import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import Shaping, behind_nodes
+from pilotfish.speculation.shaping import AS_THEY_ARE, Shaping, behind_nodes
 from pilotfish.speculation.tree import Tree
 from pilotfish.wire.protocols import EXCHANGES, Law, Place
 from pilotfish.wire.protocols.adaptive import Adaptive, RelaxationOptions
@@ -42,7 +42,7 @@ class Setting:
     seed: int = 4  # of the models
     vocab: int = VOCAB
     kind: str = "random"
-    shaping: Shaping = Shaping()
+    shaping: Shaping = AS_THEY_ARE
 
     @property
     def models(self):

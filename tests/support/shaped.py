@@ -11,9 +11,7 @@ from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.shaping import Shaping
 
 
-def shaped(
-    row: Floats, prompt: Sequence[int], answer: Sequence[int], told: Shaping
-) -> Floats:
+def shaped(row: Floats, prompt: Sequence[int], answer: Sequence[int], told: Shaping) -> Floats:
     """Return one row of logits [V], changed."""
     said, row = Counter(answer), row.copy()
     for token in range(len(row)):

@@ -1,4 +1,4 @@
-"""Bias, penalties and min-p through real edges: the text is the target's under the same settings."""
+"""Bias, penalties and min-p at real edges: the text is the target's under the same settings."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def test_answers_follow_the_targets_law(
     assert p_value(counts, np.maximum(wrong, 1e-9)) < 1e-12
 
 
-def law(folder: Path, options: dict[str, Any], told: dict[str, Any]) -> dict[tuple[int, ...], float]:
+def law(
+    folder: Path, options: dict[str, Any], told: dict[str, Any]
+) -> dict[tuple[int, ...], float]:
     """That of the target's answers."""
     decoder = Decoder(folder / "target")
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample, uniforms
 from pilotfish.speculation.rows import Row
-from pilotfish.speculation.shaping import Shaper, Shaping
+from pilotfish.speculation.shaping import AS_THEY_ARE, Shaper, Shaping
 from pilotfish.speculation.tree import Expansion, Tree, Walk, verify
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
@@ -48,7 +48,7 @@ class Law:
 
     sampling: Sampling
     seed: int
-    shaping: Shaping = Shaping()
+    shaping: Shaping = AS_THEY_ARE
 
     def shaper(self, since: int) -> Shaper | None:
         """Make what shapes the logits behind a prompt of so many tokens; None: nothing does."""
