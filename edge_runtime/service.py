@@ -290,7 +290,7 @@ class Service:
             )
         if told.since > length:
             raise MalformedError(f"A prompt of {told.since} tokens is no part of {length}.")
-        if (token := max(told.logit_bias, default=0)) >= self._vocab:
+        if (token := max(law.shaping.logit_bias, default=0)) >= self._vocab:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {token}; the target has {self._vocab}."
             )

@@ -23,7 +23,7 @@ from pilotfish.speculation.shaping import AS_THEY_ARE, MOST_BIASED, Shaping
 from pilotfish.wire.errors import MalformedError
 from pilotfish.wire.prose import MOST_CHARACTERS, one_line
 
-VERSION: Final = 4
+VERSION: Final = 3
 HEADER_BYTES: Final = 16 * 1024
 MAX_FRAMES: Final = 8  # arrays behind one header
 MAX_WINDOW: Final = 128
@@ -114,7 +114,8 @@ class Shape(Header, frozen=True):
     """
 
     since: U31
-    logit_bias: Annotated[dict[U31, float], msgspec.Meta(max_length=MOST_BIASED)] = {}
+    # token and bias; a token twice is malformed
+    logit_bias: Annotated[list[tuple[U31, float]], msgspec.Meta(max_length=MOST_BIASED)] = []
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -126,7 +127,7 @@ class Shape(Header, frozen=True):
             return None
         return cls(
             since=since,
-            logit_bias=dict(shaping.logit_bias),
+            logit_bias=list(shaping.logit_bias.items()),
             repetition_penalty=shaping.repetition_penalty,
             frequency_penalty=shaping.frequency_penalty,
             presence_penalty=shaping.presence_penalty,
@@ -171,9 +172,12 @@ class Begin(Header, tag="begin", frozen=True):
         """How the target's logits are changed; `MalformedError` if it makes no sense."""
         if (told := self.shape) is None:
             return AS_THEY_ARE
+        bias = dict(told.logit_bias)
+        if len(bias) < len(told.logit_bias):
+            raise MalformedError("logit_bias names a token twice.")
         try:
             return Shaping(
-                logit_bias=told.logit_bias,
+                logit_bias=bias,
                 repetition_penalty=told.repetition_penalty,
                 frequency_penalty=told.frequency_penalty,
                 presence_penalty=told.presence_penalty,
