@@ -136,7 +136,10 @@ class EdgeSession:
             shape=m.Shape.of(law.shaping, self._since),
         )
         missing = self._committed.ids[self._held :].copy()  # may change while ZeroMQ sends it
-        self._edge.tell(begin, [encode_ids(missing, self._vocab_size)])
+        frames: list[m.Buffer] = [encode_ids(missing, self._vocab_size)]
+        if law.shaping.grammar is not None:
+            frames.append(law.shaping.grammar.text.encode())
+        self._edge.tell(begin, frames)
         self._held = len(self._committed)
 
     def _begin_anew(self, reason: PilotfishError) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import Shaping
+from pilotfish.speculation.shaping import Grammar, Shaping
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_WINDOW
@@ -88,6 +88,7 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float
+    grammar: Grammar | None
     draft_temperature: float | None
     draft_top_k: int | None
     draft_top_p: float | None
@@ -144,6 +145,7 @@ def plan(
     repetition_penalty: float = 1.0,
     frequency_penalty: float = 0.0,
     presence_penalty: float = 0.0,
+    grammar: Grammar | None = None,
     draft_temperature: float | None = None,
     draft_top_k: int | None = None,
     draft_top_p: float | None = None,
@@ -157,7 +159,7 @@ def plan(
     window: draft tokens a round (4), or "auto": until the drafter's confidence is low. An edge may
     allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k,
     top_p, min_p: of the target's sampling; draft_…: of the drafter's, by default the same.
-    logit_bias and penalties: of both ends' logits, as `Shaping` has them. If neither end
+    logit_bias, penalties, grammar: of both ends' logits, as `Shaping` has them. If neither end
     is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
     2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. options, own: the protocols' own options;
     those of other protocols have no effect.
@@ -176,6 +178,7 @@ def plan(
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
+            grammar=grammar,
         )
     except ValueError as error:
         raise UnsupportedError(f"{error}.") from error

@@ -25,7 +25,7 @@ from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.odds import Odds
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.shaping import Shaper
+from pilotfish.speculation.shaping import Constraint, Shaper
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed import Committed, common_prefix
@@ -64,10 +64,17 @@ class Session:
             return self.edge.limits.context
         return min(self._drafter.context, self.edge.limits.context)
 
-    def start(self, prompt: Prompt, plan: Plan, channel: Channel = _UNKNOWN) -> None:
+    def start(
+        self,
+        prompt: Prompt,
+        plan: Plan,
+        channel: Channel = _UNKNOWN,
+        constraint: Constraint | None = None,
+    ) -> None:
         """Prepare a generation: both ends keep the prefix that session and prompt share.
 
-        channel: the link as measured for this generation, for a decision head.
+        channel: the link as measured for this generation, for a decision head. constraint: of what
+        is drafted, by the plan's grammar.
         """
         ids = prompt.ids
         if len(ids) == 0:
@@ -87,7 +94,7 @@ class Session:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {biased}; the target has {self._vocab}."
             )
-        self._shaper = plan.law.shaper(len(ids))
+        self._shaper = plan.law.shaper(len(ids), constraint)
         kept = self.shared(ids)
         self.committed.truncate(kept)
         self.committed.extend(ids[kept:])

@@ -16,13 +16,14 @@ from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import EdgeRound, SessionState, Stream
 from pilotfish.edge_runtime.tally import Tally
+from pilotfish.engines.errors import GrammarError
 from pilotfish.speculation.coupling import agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.shaping import Shaper, behind_nodes
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.errors import InternalError, PilotfishError
+from pilotfish.wire.errors import BadGrammarError, InternalError, PilotfishError
 from pilotfish.wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
 from pilotfish.wire.protocols.exchange import Ids
 
@@ -273,8 +274,15 @@ def _rule(
     hidden: Floats,
 ) -> Ruling | Wanted:
     if shaper is not None:
-        shaper.shape(logits, text, behind_nodes(draft.ids.tolist(), draft.parents))
+        _shape(shaper, logits, text, behind_nodes(draft.ids.tolist(), draft.parents))
     return exchange.rule(draft, logits, law, round_start=len(text), hidden=hidden)
+
+
+def _shape(shaper: Shaper, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> None:
+    try:
+        shaper.shape(logits, text, paths)
+    except GrammarError as error:
+        raise BadGrammarError(str(error)) from error
 
 
 def _stream_rule(
@@ -286,7 +294,7 @@ def _stream_rule(
     hidden: Floats,
 ) -> Ruling:
     if shaper is not None:
-        shaper.shape(logits, text, behind_nodes(drafts, None))
+        _shape(shaper, logits, text, behind_nodes(drafts, None))
     position = len(text)
     return Ruling(
         *agreed(drafts, lambda index: choose(logits[index], law, position + index, Purpose.TARGET))

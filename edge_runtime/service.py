@@ -25,12 +25,15 @@ from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.artifact import Artifact
-from pilotfish.speculation.shaping import Shaper
+from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.shaping import Constraint, Shaper
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed import Committed
 from pilotfish.wire.errors import (
     AccessDeniedError,
+    BadGrammarError,
     ConflictError,
     DivergedError,
     DrainingError,
@@ -77,7 +80,8 @@ class Service:
         tally: Tally | None = None,
     ) -> None:
         manifest = self._manifest = artifact.manifest
-        self._lexicon = Lexicon(artifact)
+        vocabulary = Vocabulary.of(artifact)
+        self._lexicon, self._grammars = Lexicon(vocabulary), vocabulary.grammars
         self._vocab = manifest.vocab_size
         self._digest, self._shapes = target.digest, target.shapes
         self._message_bytes = limits.message_mib * MEBIBYTE
@@ -244,8 +248,9 @@ class Service:
         self._send(envelope.client, pong, envelope.frames)
 
     def _begin(self, begin: m.Begin, envelope: Envelope) -> None:
-        expect_frames(envelope.frames, 1)
-        (frame,) = envelope.frames
+        constrained = begin.shape is not None and begin.shape.grammar != ""
+        expect_frames(envelope.frames, 1 + constrained)
+        frame = envelope.frames[0]
         length = begin.keep + count_ids(frame, self._vocab)
         if length >= self._limits.context:  # before so many ids are decoded
             raise PromptTooLongError(
@@ -254,7 +259,8 @@ class Service:
             )
         new = decode_ids(frame, self._vocab)
         exchange = None if begin.protocol == STREAM else exchange_named(begin.protocol)
-        law = Law(sampling=begin.sampling, seed=begin.seed, shaping=begin.shaping)
+        shaping = begin.shaping(envelope.frames[1] if constrained else None)
+        law = Law(sampling=begin.sampling, seed=begin.seed, shaping=shaping)
         shaper = self._shaper(begin, law, length)
         if exchange is not None:
             exchange.check(law.sampling)
@@ -294,14 +300,24 @@ class Service:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {token}; the target has {self._vocab}."
             )
-        return law.shaper(told.since)
+        return law.shaper(told.since, self._constraint(law))
+
+    def _constraint(self, law: Law) -> Constraint | None:
+        if (grammar := law.shaping.grammar) is None:
+            return None
+        try:
+            return self._grammars.constraint(grammar)
+        except GrammarError as error:
+            raise BadGrammarError(str(error)) from error
 
     def _follower(
         self, session: SessionState, begin: m.Begin, law: Law
     ) -> Callable[[], Trail] | None:
         if self._beside is None:
             return None
-        shaper = None if begin.shape is None else law.shaper(begin.shape.since)  # of its thread
+        shaper = None
+        if begin.shape is not None:  # of its own: another thread uses it
+            shaper = law.shaper(begin.shape.since, self._constraint(law))
         ids = session.committed.ids
         return partial(self._beside.follow, session.id, session.slot, ids, law, shaper)
 

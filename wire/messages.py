@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.shaping import AS_THEY_ARE, MOST_BIASED, Shaping
-from pilotfish.wire.errors import MalformedError
+from pilotfish.speculation.shaping import AS_THEY_ARE, MOST_BIASED, Grammar, Shaping
+from pilotfish.wire.errors import MalformedError, TooLargeError
 from pilotfish.wire.prose import MOST_CHARACTERS, one_line
 
 VERSION: Final = 3
@@ -32,6 +32,7 @@ MAX_NOTES: Final = 16  # that a protocol may make of a round
 MAX_HIDDEN: Final = 65536  # d of a drafter's states
 MAX_PROBE: Final = 256 * 1024  # bytes that a ping may carry
 PART_BYTES: Final = 64 * 1024  # of a vocabulary, in one part, before it is compressed
+MAX_GRAMMAR: Final = 64 * 1024  # bytes of a grammar
 MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all its parts
 
 U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -110,7 +111,8 @@ class DecisionConditions(Header, frozen=True):
 class Shape(Header, frozen=True):
     """How a generation's logits are changed before they are sampled from.
 
-    since: tokens of the prompt; the answer's, which are counted, follow.
+    since: tokens of the prompt; the answer's, which are counted, follow. grammar: the kind of what
+    frame 1 of the `Begin` holds, as UTF-8; "" where there is none.
     """
 
     since: U31
@@ -119,6 +121,7 @@ class Shape(Header, frozen=True):
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    grammar: Name = ""
 
     @classmethod
     def of(cls, shaping: Shaping, since: int) -> "Shape | None":
@@ -131,6 +134,7 @@ class Shape(Header, frozen=True):
             repetition_penalty=shaping.repetition_penalty,
             frequency_penalty=shaping.frequency_penalty,
             presence_penalty=shaping.presence_penalty,
+            grammar=shaping.grammar.kind if shaping.grammar is not None else "",
         )
 
 
@@ -167,9 +171,11 @@ class Begin(Header, tag="begin", frozen=True):
         except ValueError as error:
             raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
 
-    @property
-    def shaping(self) -> Shaping:
-        """How the target's logits are changed; `MalformedError` if it makes no sense."""
+    def shaping(self, grammar: "Buffer | None") -> Shaping:
+        """How the target's logits are changed; `MalformedError` if it makes no sense.
+
+        grammar: frame 1, if there is one.
+        """
         if (told := self.shape) is None:
             return AS_THEY_ARE
         bias = dict(told.logit_bias)
@@ -181,6 +187,7 @@ class Begin(Header, tag="begin", frozen=True):
                 repetition_penalty=told.repetition_penalty,
                 frequency_penalty=told.frequency_penalty,
                 presence_penalty=told.presence_penalty,
+                grammar=None if grammar is None else Grammar(told.grammar, _words_of(grammar)),
             )
         except ValueError as error:
             raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
@@ -418,6 +425,15 @@ def checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = H
 def _worded(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """The fields of a message that are words."""
     return tuple(field.name for field in msgspec.structs.fields(kind) if field.type == Text)
+
+
+def _words_of(grammar: Buffer) -> str:
+    if len(grammar) > MAX_GRAMMAR:
+        raise TooLargeError(f"The grammar has {len(grammar)} bytes; {MAX_GRAMMAR} is the most.")
+    try:
+        return bytes(grammar).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MalformedError(f"The grammar is no UTF-8: {error}.") from error
 
 
 def frame(array: NDArray[Any]) -> memoryview:

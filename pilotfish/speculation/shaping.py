@@ -1,14 +1,16 @@
-"""What is done to logits before the distribution is made of them: bias, then penalties.
+"""What is done to logits before the distribution is made of them: bias, penalties, constraint.
 
 In:  logits [n, V] and, of each row, the text that it continues. Out: the same rows, changed.
 
 Both ends do it to their own logits, each row by its own path: the edge's make the law, the device's
 make drafts that agree with it. With `distributions` this is the whole order: bias, penalties,
-temperature, min-p, top-k, top-p (docs/protocols.md).
+constraint, temperature, min-p, top-k, top-p (docs/protocols.md). What a grammar allows is told by a
+`Constraint`, which needs the tokens' texts.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,22 @@ MOST_PENALTY = 2.0
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3  # of repetition
 
 
+class Grammar(NamedTuple):
+    """What an answer must be: kind "json" (text: a schema), "regex" or "lark"."""
+
+    kind: str
+    text: str
+
+
+class Constraint(Protocol):
+    """Forbids tokens, row by row, in one generation."""
+
+    def forbid(
+        self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
+    ) -> None:
+        """Set to −∞ what must not follow answer and path, in place."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shaping:
     """How logits are changed; the defaults change nothing. As vLLM defines them:
@@ -30,13 +48,15 @@ class Shaping:
     logit_bias: what is added to a token's logit, −100 to 100, of at most `MOST_BIASED` tokens.
     repetition_penalty: divides the logits > 0, and multiplies the others, of tokens that occur in
     prompt or answer; 10⁻³ to 10³. frequency_penalty, presence_penalty: are taken off the logits of
-    tokens that occur in the answer, the former once for each time; −2 to 2.
+    tokens that occur in the answer, the former once for each time; −2 to 2. grammar: what the
+    answer must be.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if len(self.logit_bias) > MOST_BIASED:
@@ -61,7 +81,7 @@ class Shaping:
     @property
     def neutral(self) -> bool:
         """Whether nothing is changed."""
-        return not (self.logit_bias or self.penalises)
+        return not (self.logit_bias or self.penalises or self.grammar)
 
 
 def _expect(name: str, value: float, least: float, most: float) -> None:
@@ -75,12 +95,14 @@ AS_THEY_ARE = Shaping()
 class Shaper:
     """Shapes the logits of one generation. since: the tokens of its prompt; the answer follows.
 
-    It has no state but what it knows of the prompt: rows may be asked for in any order.
+    Rows may be asked for in any order. constraint: by the shaping's grammar; without one nothing is
+    forbidden, as by a drafter that cannot read it.
     """
 
-    def __init__(self, shaping: Shaping, since: int) -> None:
+    def __init__(self, shaping: Shaping, since: int, constraint: Constraint | None = None) -> None:
         self._shaping = shaping
         self._since = since
+        self._constraint = constraint
         self._biased = np.fromiter(shaping.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(shaping.logit_bias.values(), np.float32)
         self._prompt: Ids | None = None  # its tokens, each once
@@ -94,6 +116,8 @@ class Shaper:
         logits[:, self._biased] += self._bias
         if self._shaping.penalises:
             self._penalise(logits, text, paths)
+        if self._constraint is not None:
+            self._constraint.forbid(logits, text[self._since :], paths)
 
     def _penalise(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> None:
         told = self._shaping

@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 
+from pilotfish.engines.grammar import Grammars
 from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.speculation.confidence import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
@@ -43,6 +44,7 @@ class Setting:
     vocab: int = VOCAB
     kind: str = "random"
     shaping: Shaping = AS_THEY_ARE
+    grammars: Grammars | None = None  # of the vocabulary, where the shaping has a grammar
 
     @property
     def models(self):
@@ -80,7 +82,7 @@ def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
     known = (*committed[:at_edge], *admitted.pending.tolist())
     paths = behind_nodes(admitted.ids.tolist(), admitted.parents)
     rows = np.stack([logits(target, (*known, *path)) for path in paths])
-    if (shaper := law.shaper(len(PROMPT))) is not None:
+    if (shaper := shaper_of(setting, law)) is not None:
         shaper.shape(rows, np.array(known, np.uint32), paths)
     ruling = exchange.rule(admitted, rows, law, round_start=start)
 
@@ -90,6 +92,13 @@ def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
     return committed, len(committed) - (ruling.token is None)
 
 
+def shaper_of(setting, law):
+    """Make what shapes one end's logits, as both ends do."""
+    grammar = law.shaping.grammar
+    constraint = setting.grammars.constraint(grammar) if grammar is not None else None
+    return law.shaper(len(PROMPT), constraint)
+
+
 def draft_window(setting, exchange, law, committed, after=None):
     """Draft as `Drafter.draft`, with a table for a model.
 
@@ -97,7 +106,7 @@ def draft_window(setting, exchange, law, committed, after=None):
     """
     _, drafter = setting.models
     after = after or (lambda path: logits(drafter, (*committed, *path)))
-    shaper = law.shaper(len(PROMPT))
+    shaper = shaper_of(setting, law)
     tree, rows, hopes = Tree(), [], [1.0]
     for depth, count in enumerate(setting.expansion):
         drawn = []

@@ -4,18 +4,22 @@ All outcomes of a round, as in `test_protocol_outcomes.py`; the reference shapes
 token by token (`tests.support.shaped`). Rows shaped by another path than their own must be seen.
 """
 
+import re
 from dataclasses import replace
+from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.shaping import Shaper, Shaping
+from pilotfish.speculation.shaping import Grammar, Shaper, Shaping
 from pilotfish.wire.protocols import Law, choose
 from tests.support import rounds
+from tests.support.bridged import vocabulary
 from tests.support.enumeration import tv
 from tests.support.examples import examples
 from tests.support.rounds import LOSSLESS, ONE, PROMPT, Setting, generate
@@ -72,6 +76,117 @@ def test_what_follows_from_the_seed_is_the_targets_own(name, window):
         assert list(generate(setting, seed, length=12)) == said
 
 
+# A grammar
+
+WORDS = ["a", "b", "ab"]
+SMALL = 4  # tokens, with the end
+REGEXES = ["(a|b|ab)b?a*", "a*", "(ab|b)a?", "b*a", "(a|b)*"]
+LONGEST = 9
+
+
+@cache
+def beginnings(regex):
+    """All texts of the language up to some length, and what they begin with."""
+    texts = {
+        text
+        for size in range(LONGEST + 1)
+        for text in map("".join, product("ab", repeat=size))
+        if re.fullmatch(regex, text)
+    }
+    return texts, {text[:end] for text in texts for end in range(min(6, len(text)) + 1)}
+
+
+def masked_law(setting):
+    """The law after a prefix, by brute force: what does not continue the regex is left out."""
+    texts, begun = beginnings(setting.shaping.grammar.text)
+    target = setting.models[0]
+
+    def p(prefix):
+        row = shaped(target.logits((*START, *prefix)[-2:]), START, prefix, setting.shaping)
+        said = "".join((*WORDS, "$")[token] for token in prefix)
+        if said in begun:
+            allowed = [said + word in begun for word in WORDS]
+            row[~np.array([*allowed, said in texts])] = -np.inf
+        return probabilities(row[None], setting.sampling)[0]
+
+    return cache(p)
+
+
+@cache
+def grammars():
+    return vocabulary(WORDS, "<end>").grammars
+
+
+@pytest.mark.parametrize("name", ["dsd", "tslt", "tree", "dssd", "adaptive"])
+@given(st.data(), st.integers(1, 4), st.sampled_from(REGEXES))
+@examples(30)
+def test_a_round_under_a_grammar_is_exact_over_all_its_outcomes(name, data, bits, regex):
+    setting = data.draw(shaped_settings(name))
+    assume(len(setting.expansion) < 3)
+    told = replace(setting.shaping, logit_bias={}, grammar=Grammar("regex", regex))
+    setting = replace(setting, vocab=SMALL, shaping=told, grammars=grammars())
+    assert_exact(setting, bits, start=START, p=masked_law(setting))
+
+
+class MaskAfterSampling(Law):
+    def shaper(self, since, constraint=None):
+        # the mutant: rows are not masked; what is not allowed would be refused later
+        return super().shaper(since)
+
+
+class MaskOfTheRoot(Law):
+    def shaper(self, since, constraint=None):
+        class Rooted:
+            def forbid(self, logits, answer, paths):
+                # the mutant: all rows by the root's own state
+                constraint.forbid(logits, answer, [()] * len(paths))
+
+        return super().shaper(since, Rooted())
+
+
+class NotRenormalised(Law):
+    def shaper(self, since, constraint=None):
+        class Kept:
+            def forbid(self, logits, answer, paths):
+                # the mutant: what is forbidden gives its mass to the likeliest token
+                whole = np.exp(logits - logits.max(1, keepdims=True))
+                constraint.forbid(logits, answer, paths)
+                left = np.isfinite(logits)
+                best = logits.argmax(1)
+                for row, keep, at, mass in zip(logits, left, best, whole, strict=True):
+                    row[at] = np.log(mass[at] + mass[~keep].sum()) + row.max() - np.log(mass[at])
+
+        return super().shaper(since, Kept())
+
+
+class OnlyTheDevicesMask(Law):
+    """The edge takes the device's word for it: rows are masked by what was drafted."""
+
+    def shaper(self, since, constraint=None):
+        class Drafted:
+            def forbid(self, logits, answer, paths):
+                # the mutant: a row that has a draft behind it is not masked
+                constraint.forbid(logits[-1:], answer, paths[-1:])
+
+        return super().shaper(since, Drafted())
+
+
+MASKS = [MaskAfterSampling, MaskOfTheRoot, NotRenormalised, OnlyTheDevicesMask]
+
+
+@pytest.mark.parametrize("mutant", MASKS)
+@pytest.mark.parametrize("name", ["dsd", "tree"])
+def test_rows_masked_otherwise_are_seen(name, mutant, monkeypatch):
+    expansion = (2, 1) if name == "tree" else (1, 1)
+    told = Shaping(grammar=Grammar("regex", REGEXES[0]))
+    hot = replace(ONE, temperature=1.7)
+    setting = Setting(name, expansion, hot, hot, vocab=SMALL, shaping=told, grammars=grammars())
+    p = masked_law(setting)
+    assert tv(*both_laws(setting, 0, start=START, p=p)) < 1e-12
+    monkeypatch.setattr(rounds, "Law", mutant)
+    assert tv(*both_laws(setting, 0, start=START, p=p)) > SEEN
+
+
 # Mutants
 
 
@@ -119,7 +234,7 @@ def test_rows_shaped_otherwise_are_seen(name, mutant, monkeypatch):
     assert tv(*both_laws(setting, 0, start=START, p=p)) < 1e-12
 
     class Mutated(Law):
-        def shaper(self, since):
+        def shaper(self, since, constraint=None):
             return mutant(self.shaping, since)
 
     monkeypatch.setattr(rounds, "Law", Mutated)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample, uniforms
 from pilotfish.speculation.rows import Row
-from pilotfish.speculation.shaping import AS_THEY_ARE, Shaper, Shaping
+from pilotfish.speculation.shaping import AS_THEY_ARE, Constraint, Shaper, Shaping
 from pilotfish.speculation.tree import Expansion, Tree, Walk, verify
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
@@ -50,9 +50,9 @@ class Law:
     seed: int
     shaping: Shaping = AS_THEY_ARE
 
-    def shaper(self, since: int) -> Shaper | None:
+    def shaper(self, since: int, constraint: Constraint | None = None) -> Shaper | None:
         """Make what shapes the logits behind a prompt of so many tokens; None: nothing does."""
-        return None if self.shaping.neutral else Shaper(self.shaping, since)
+        return None if self.shaping.neutral else Shaper(self.shaping, since, constraint)
 
 
 @dataclass(frozen=True, eq=False)
