@@ -41,6 +41,16 @@ class Advice:
         except GrammarError as error:
             self._give_up(error)
 
+    def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
+        """Return the tokens that alone may follow; see `Constraint.forced`."""
+        if self._constraint is None:
+            return ()
+        try:
+            return self._constraint.forced(answer, path)
+        except GrammarError as error:
+            self._give_up(error)
+            return ()
+
     def _give_up(self, error: GrammarError) -> None:
         if self._strict:
             raise BadGrammarError(str(error)) from error

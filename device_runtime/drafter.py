@@ -255,9 +255,12 @@ class Drafter:
         """Draft a window after the committed tokens, level by level, at most ``expansion``.
 
         Stops early when every branch ends in an end token or, if ``auto``, when no further token is
-        likely to be accepted. shaper: of logits over the target's tokens.
+        likely to be accepted. shaper: of logits over the target's tokens; in a chain, what a
+        grammar forces is drafted without a pass.
         """
         tree = Tree()
+        # states of all tokens are needed under protocols that judge by them
+        chain = shaper is not None and not exchange.needs and {*expansion} == {1}
         rows: list[Any] = []
         context = self.bridge.context(committed)
         while expansion and nodes_at_most(expansion) > self.context - len(context):
@@ -265,10 +268,13 @@ class Drafter:
         hopes = [1.0]  # of each node of the level, the predicted probability of its acceptance
         for depth, count in enumerate(expansion):
             # [nodes of the level, V]
-            logits = self._read_level(tree) if depth else self._root(context)
-            if shaper is not None:
-                paths = [tree.tokens(tree.path(node)) for node in tree.level]
-                shaper.shape(logits, committed, paths)
+            if shaper is not None and chain:
+                logits = self._constrained(shaper, committed, context, tree)
+            else:
+                logits = self._read_level(tree) if depth else self._root(context)
+                if shaper is not None:
+                    paths = [tree.tokens(tree.path(node)) for node in tree.level]
+                    shaper.shape(logits, committed, paths)
             drawn = []
             for at, row in enumerate(logits):
                 place = Place(len(committed), depth, range(at * count, (at + 1) * count))
@@ -286,6 +292,21 @@ class Drafter:
         self._window = tree
         draft: Draft = exchange.carry(exchange.pack(tree, rows), self.states)
         return draft
+
+    def _constrained(
+        self, shaper: Shaper, committed: Ids, context: NDArray[Any], tree: Tree
+    ) -> Floats:
+        """Return shaped logits [1, V] behind a chain, of which any part may not be read yet."""
+        path = tree.ids.tolist()
+        token = shaper.forced(committed, path)
+        if token is not None:
+            logits: Floats = np.full((1, self.bridge.vocab_size), -np.inf, np.float32)
+            logits[0, token] = 0.0
+            return logits
+        self._trunk = len(context)
+        logits = self._logits(np.concatenate([context, self.bridge.own(tree.ids)]))[None]
+        shaper.shape(logits, committed, [path])
+        return logits
 
     def states(self, at: NDArray[np.int64]) -> Floats:
         """Return the hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""

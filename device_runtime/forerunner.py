@@ -7,6 +7,7 @@ piece of the prompt, so that what arrives waits for one pass at most. Drafting g
 odds that the last draft comes true are low, and begins again where a token differs from its draft.
 """
 
+import math
 import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -71,12 +72,10 @@ class Forerunner:
             self._tell()
             return False
         started_s = time.monotonic()
-        logits = self._drafter.advance(lead.text.ids[: lead.committed], lead.drafts)
-        if logits is None:
+        found = self._next()
+        if found is None:
             return True  # there is more of the prompt to read
-        if self._shaper is not None:
-            self._shaper.shape(logits[None], lead.text.ids, [()])
-        token, margin = drawn(logits, self._plan.drafting, len(lead.text))
+        token, margin = found
         lead.grow(token, self._odds.of(margin), margin)
         now_s = time.monotonic()
         self._drafted += 1
@@ -86,6 +85,18 @@ class Forerunner:
         if not told or now_s - self._told_s >= often * self._pace_s:
             self._tell()
         return True
+
+    def _next(self) -> tuple[int, float] | None:
+        """Return the next draft and its margin, by a pass unless a grammar forces it."""
+        lead, shaper = self._lead, self._shaper
+        if shaper is not None and (token := shaper.forced(lead.text.ids, ())) is not None:
+            return token, math.inf
+        logits = self._drafter.advance(lead.text.ids[: lead.committed], lead.drafts)
+        if logits is None:
+            return None
+        if shaper is not None:
+            shaper.shape(logits[None], lead.text.ids, [()])
+        return drawn(logits, self._plan.drafting, len(lead.text))
 
     def _done(self) -> bool:
         """Whether a further draft is not worth a pass, or there is no room for it."""

@@ -88,6 +88,7 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float
+    schema: Mapping[str, Any] | str | None
     grammar: Grammar | None
     draft_temperature: float | None
     draft_top_k: int | None
@@ -145,6 +146,7 @@ def plan(
     repetition_penalty: float = 1.0,
     frequency_penalty: float = 0.0,
     presence_penalty: float = 0.0,
+    schema: Mapping[str, Any] | str | None = None,
     grammar: Grammar | None = None,
     draft_temperature: float | None = None,
     draft_top_k: int | None = None,
@@ -159,7 +161,8 @@ def plan(
     window: draft tokens a round (4), or "auto": until the drafter's confidence is low. An edge may
     allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k,
     top_p, min_p: of the target's sampling; draft_…: of the drafter's, by default the same.
-    logit_bias, penalties, grammar: of both ends' logits, as `Shaping` has them. If neither end
+    logit_bias, penalties, grammar: of both ends' logits, as `Shaping` has them; schema: a JSON
+    schema, for a grammar. If neither end
     is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
     2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. options, own: the protocols' own options;
     those of other protocols have no effect.
@@ -172,6 +175,10 @@ def plan(
         raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
     exchange = EXCHANGES.get(protocol)
     target = _sampling("", temperature, top_k, top_p, min_p)
+    if schema is not None:
+        if grammar is not None:
+            raise UnsupportedError("An answer has a schema or a grammar, not both.")
+        grammar = Grammar.of_schema(schema)
     try:
         shaping = Shaping(
             logit_bias=logit_bias or {},

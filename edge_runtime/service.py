@@ -115,6 +115,11 @@ class Service:
 
     # Called by the daemon
 
+    def read_vocabulary(self) -> None:
+        """Read the vocabulary for grammars; in a thread of its own, for it takes about a second."""
+        with suppress(GrammarError):  # a model that cannot end a constrained answer
+            self._grammars.warm()
+
     def revise(self, limits: EdgeLimits, allowed: Mapping[bytes, str] | None) -> None:
         """Apply other limits and another allow-list; ends the sessions of removed keys."""
         self._admission.rate = limits.messages_per_s

@@ -22,6 +22,7 @@ import msgspec
 
 from pilotfish.device_runtime.bridge import Asked
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken, plan
+from pilotfish.device_runtime.service.formats import Format, StructuredOutputs, grammar_of
 from pilotfish.device_runtime.service.prompts import (
     MessageFields,
     fields_of,
@@ -69,7 +70,6 @@ _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "reasoning_effort": (None,),
-    "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
     "top_logprobs": (None, 0),
@@ -147,6 +147,8 @@ class _Request(msgspec.Struct):
     repetition_penalty: Factor | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
+    response_format: Format | None = None
+    structured_outputs: StructuredOutputs | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     stop: str | Annotated[list[Stop], msgspec.Meta(max_length=_STOPS)] | None = None
@@ -295,6 +297,9 @@ def _options(request: _Request, defaults: Options) -> Options:
     options = defaults.copy()
     given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     options.update(cast(Options, given))
+    if (grammar := grammar_of(request.response_format, request.structured_outputs)) is not None:
+        options["grammar"] = grammar
+        options.pop("schema", None)
     if request.stop is not None:
         options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
     extension = _read_extension(request.pilotfish)

@@ -1,12 +1,14 @@
 """How to generate: the options of every command that does."""
 
 import argparse
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import positive
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken
+from pilotfish.speculation.shaping import Grammar
 from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols import names, option_types
 from pilotfish.wire.settings import settings
@@ -108,6 +110,7 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
         "--presence-penalty", type=float, default=0.0, metavar="B",
         help="take B off a token's logit once the answer has it, -2 to 2",
     )  # fmt: skip
+    constraint_options(parser)
     parser.add_argument(
         "--draft-top-k",
         type=int,
@@ -126,6 +129,31 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
     )
+
+
+def constraint_options(parser: argparse.ArgumentParser) -> None:
+    """What the answer must be."""
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--schema", type=Path, metavar="FILE", help="answer JSON of this JSON schema")
+    one.add_argument("--regex", metavar="R", help="answer a text that this regex matches wholly")
+    one.add_argument(
+        "--choice", action="append", metavar="TEXT", help="answer one of these; to be repeated"
+    )
+    one.add_argument("--lark", type=Path, metavar="FILE", help="answer a text of this Lark grammar")
+
+
+def constraint_of(args: argparse.Namespace) -> Grammar | None:
+    """What the answer must be; `ConfigError` for a file that cannot be read."""
+    try:
+        if args.schema:
+            return Grammar.of_schema(args.schema.read_text("utf-8"))
+        if args.lark:
+            return Grammar("lark", args.lark.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{args.schema or args.lark} cannot be read: {error}") from error
+    if args.choice:
+        return Grammar.of_choices(args.choice)
+    return Grammar("regex", args.regex) if args.regex is not None else None
 
 
 def protocol_options(parser: argparse.ArgumentParser) -> None:
@@ -170,6 +198,7 @@ def generation_of(args: argparse.Namespace) -> Options:
         repetition_penalty=args.repetition_penalty,
         frequency_penalty=args.frequency_penalty,
         presence_penalty=args.presence_penalty,
+        grammar=constraint_of(args),
         draft_temperature=args.draft_temperature,
         draft_top_k=args.draft_top_k,
         draft_top_p=args.draft_top_p,

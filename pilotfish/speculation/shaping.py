@@ -8,9 +8,10 @@ constraint, temperature, min-p, top-k, top-p (docs/protocols.md). What a grammar
 `Constraint`, which needs the tokens' texts.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,16 @@ class Grammar(NamedTuple):
     kind: str
     text: str
 
+    @classmethod
+    def of_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
+        """JSON that fits a JSON schema, given as such or as its text."""
+        return cls("json", schema if isinstance(schema, str) else json.dumps(schema))
+
+    @classmethod
+    def of_choices(cls, texts: Sequence[str]) -> "Grammar":
+        """One of these texts."""
+        return cls("lark", "start: " + " | ".join(json.dumps(text) for text in texts))
+
 
 class Constraint(Protocol):
     """Forbids tokens, row by row, in one generation."""
@@ -39,6 +50,9 @@ class Constraint(Protocol):
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
     ) -> None:
         """Set to −∞ what must not follow answer and path, in place."""
+
+    def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
+        """Return the tokens that alone may follow, the next one first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +132,13 @@ class Shaper:
             self._penalise(logits, text, paths)
         if self._constraint is not None:
             self._constraint.forbid(logits, text[self._since :], paths)
+
+    def forced(self, text: Ids, path: Sequence[int]) -> int | None:
+        """Return the only token that may follow text and path; None where there may be several."""
+        if self._constraint is None:
+            return None
+        tokens = self._constraint.forced(text[self._since :], path)
+        return tokens[0] if len(tokens) else None
 
     def _penalise(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> None:
         told = self._shaping

@@ -120,13 +120,14 @@ class Wanted:
     """Instead of a decision: the drafter's states at these tokens are needed for one.
 
     at: i64 [m], m ≥ 1, numbered from 0 in the window, ascending. choices: i64 [n + 1], the target's
-    argmax after the root and after each token. target: f32 [m, d], its own states there. frames:
-    by which the device is asked.
+    argmax after the root and after each token. target: f32 [m, d], its own states there. barred:
+    bool [m], which of them the request's grammar forbids. frames: by which the device is asked.
     """
 
     at: NDArray[np.int64]
     choices: NDArray[np.int64]
     target: Floats
+    barred: NDArray[np.bool_]
     frames: Sequence[Buffer] = ()
 
 
