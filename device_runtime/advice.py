@@ -30,6 +30,11 @@ class Advice:
         self._constraint: Constraint | None = constraint
         self._strict = strict
 
+    @property
+    def followed(self) -> bool:
+        """Whether it constrains still."""
+        return self._constraint is not None
+
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
     ) -> None:

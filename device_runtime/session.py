@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.device_runtime.advice import Advice
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.drafter import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession, Streamed, Verified
@@ -25,11 +26,16 @@ from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.odds import Odds
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.shaping import Constraint, Shaper
+from pilotfish.speculation.shaping import Shaper
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed import Committed, common_prefix
-from pilotfish.wire.errors import MalformedError, PromptTooLongError, TokenOutOfRangeError
+from pilotfish.wire.errors import (
+    BadGrammarError,
+    MalformedError,
+    PromptTooLongError,
+    TokenOutOfRangeError,
+)
 from pilotfish.wire.messages import DecisionConditions, Tokens
 from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose
 from pilotfish.wire.protocols.ahead import MOST_DRAFTS, SOURCES
@@ -53,6 +59,7 @@ class Session:
         self._odds = {True: Odds(), False: Odds()}
         self._plan: Plan | None = None
         self._shaper: Shaper | None = None
+        self._constraint: Advice | None = None
 
     @property
     def context(self) -> int:
@@ -69,7 +76,7 @@ class Session:
         prompt: Prompt,
         plan: Plan,
         channel: Channel = _UNKNOWN,
-        constraint: Constraint | None = None,
+        constraint: Advice | None = None,
     ) -> None:
         """Prepare a generation: both ends keep the prefix that session and prompt share.
 
@@ -94,7 +101,7 @@ class Session:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {biased}; the target has {self._vocab}."
             )
-        self._shaper = plan.law.shaper(len(ids), constraint)
+        self._shaper, self._constraint = plan.law.shaper(len(ids), constraint), constraint
         kept = self.shared(ids)
         self.committed.truncate(kept)
         self.committed.extend(ids[kept:])
@@ -263,6 +270,7 @@ class Session:
     def local(self, law: Law, count: int) -> Iterator[Round]:
         """Run `local`: the drafter generates alone, until its context is full."""
         for _ in range(min(count, self.context - len(self.committed))):
+            self._expect_constrained(law)
             if self._drafter.room(self.committed.ids) < 0:
                 return
             started_ns = time.monotonic_ns()
@@ -276,6 +284,11 @@ class Session:
             record = Round(protocol=LOCAL, start=start, window=0, accepted=0, tokens=[token])
             record.timings.draft = (time.monotonic_ns() - started_ns) * _NS
             yield record
+
+    def _expect_constrained(self, law: Law) -> None:
+        followed = self._constraint is not None and self._constraint.followed
+        if law.shaping.grammar is not None and not followed:
+            raise BadGrammarError("This device cannot keep to the grammar without an edge.")
 
 
 def _fits(reply: Tokens, count: int) -> bool:

@@ -151,7 +151,9 @@ class Constraint:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
-        self._held: list[int] = []  # tokens that the matcher has read
+        # what the matcher has read
+        self._answer = np.empty(0, np.uint32)
+        self._path: list[int] = []
 
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
@@ -160,33 +162,53 @@ class Constraint:
 
         logits: [n, V]. answer: u32 [m], which all rows continue; paths: of each row, the tokens
         behind it. A row that the grammar cannot reach stays as it is: the row before its first
-        forbidden token rejects that. Raises `GrammarError` where the parser gives up.
+        forbidden token rejects that. Raises `GrammarError` where the parser gives up, or the answer
+        itself is not of the grammar.
         """
-        said = answer.tolist()
-        for row, path in zip(logits, paths, strict=True):
-            if self._read([*said, *path]):
-                np.copyto(row, -np.inf, where=~self._allowed())
+        if self._read_answer(answer):
+            for row, path in zip(logits, paths, strict=True):
+                if self._read_path(path):
+                    np.copyto(row, -np.inf, where=~self._allowed())
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> list[int]:
-        """Return tokens of the only text that may follow, but for what may yet become longer."""
-        if not self._read([*answer.tolist(), *path]):
+        """Return the tokens of the only text that may follow, the next one first.
+
+        Of these the last ones are missing if what comes behind them may make them longer.
+        """
+        if not (self._read_answer(answer) and self._read_path(path)):
             return []
         return [token for token in self._matcher.compute_ff_tokens() if token not in self._ends]
 
-    def _read(self, tokens: list[int]) -> bool:
-        """Bring the matcher behind these tokens; False if the grammar does not allow them."""
-        held = self._held
-        common = next(
-            (at for at, (a, b) in enumerate(zip(held, tokens, strict=False)) if a != b),
-            min(len(held), len(tokens)),
-        )
-        if common < len(held):
-            self._matcher.rollback(len(held) - common)
-        rest = tokens[common:]
+    def _read_answer(self, answer: NDArray[np.uint32]) -> bool:
+        """Bring the matcher behind the answer, u32 [m]; False behind its end token."""
+        if len(answer) and int(answer[-1]) in self._ends:
+            return False
+        if not np.array_equal(answer, self._answer):
+            self._read_path(())
+            held = min(len(answer), len(self._answer))
+            differ = np.flatnonzero(answer[:held] != self._answer[:held])
+            common = int(differ[0]) if len(differ) else held
+            self._matcher.rollback(len(self._answer) - common)
+            rest = answer[common:].tolist()
+            read = self._matcher.try_consume_tokens(rest)
+            self._answer = answer[: common + read].copy()
+            self._check()
+            if read < len(rest):
+                raise GrammarError("What the answer says so far is not of the grammar.")
+        return True
+
+    def _read_path(self, path: Sequence[int]) -> bool:
+        """Bring it behind the answer and these tokens; False if the grammar does not allow them."""
+        pairs = enumerate(zip(self._path, path, strict=False))
+        shorter = min(len(self._path), len(path))
+        common = next((at for at, (held, token) in pairs if held != token), shorter)
+        if common < len(self._path):
+            self._matcher.rollback(len(self._path) - common)
+        rest = list(path[common:])
         end = next((at for at, token in enumerate(rest) if token in self._ends), len(rest))
         read = self._matcher.try_consume_tokens(rest[:end]) if end else 0
+        self._path = list(path[: common + read])
         self._check()
-        self._held = tokens[: common + read]
         return read == len(rest)
 
     def _allowed(self) -> NDArray[np.bool_]:

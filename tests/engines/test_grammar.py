@@ -74,6 +74,10 @@ def test_each_row_allows_what_continues_its_own_path(
     constraint = small.constraint(Grammar("regex", REGEX))
     for _ in range(3):  # rows may be asked for in any order, and answers be taken back
         answer = data.draw(st.lists(st.integers(0, END - 1), max_size=3))
+        if "".join(TOKENS[token] for token in answer) not in BEGINNINGS:
+            with pytest.raises(GrammarError, match="so far is not of the grammar"):
+                allowed(constraint, answer, *paths)
+            continue
         for path, found in zip(paths, allowed(constraint, answer, *paths), strict=True):
             said = "".join(TOKENS[token] for token in [*answer, *path])
             every = set(range(END + 1))
@@ -184,24 +188,24 @@ HOSTILE = {
 def test_a_hostile_grammar_costs_little(english: Vocabulary, name: str) -> None:
     """To compile, and for 200 tokens drawn at random of those that it allows."""
     english.grammars.warm()
-    begun_s = time.perf_counter()
+    begun_s = time.thread_time()
     try:
         constraint = english.grammars.constraint(HOSTILE[name])
     except GrammarError:
-        assert time.perf_counter() - begun_s < 0.3
+        assert time.thread_time() - begun_s < 0.3
         return
-    assert time.perf_counter() - begun_s < 0.3
+    assert time.thread_time() - begun_s < 0.3
     rng, answer = np.random.default_rng(0), np.empty(0, np.uint32)
     rows_s = []
     for _ in range(200):
         logits = np.zeros((1, english.vocab_size), np.float32)
-        begun_s = time.perf_counter()
+        begun_s = time.thread_time()
         try:
             constraint.forbid(logits, answer, [[]])
         except GrammarError:
             break
         finally:
-            rows_s.append(time.perf_counter() - begun_s)
+            rows_s.append(time.thread_time() - begun_s)
         token = rng.choice(np.flatnonzero(np.isfinite(logits[0])))
         if token in english.eos_ids:
             break
