@@ -44,7 +44,7 @@ Format: TypeAlias = TextFormat | ObjectFormat | SchemaFormat
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     """VLLM's ``structured_outputs``: one of these."""
 
-    json: msgspec.Raw | None = None
+    json: msgspec.Raw = msgspec.Raw(b"null")
     json_object: Literal[True] | None = None
     regex: Grammatical | None = None
     choice: Annotated[list[Grammatical], msgspec.Meta(min_length=1, max_length=4096)] | None = None
@@ -60,7 +60,7 @@ def grammar_of(format: Format | None, told: StructuredOutputs | None) -> Grammar
         case SchemaFormat(json_schema=named):
             found.append(Grammar.of_schema(_text_of(named.schema)))
     if told is not None:
-        if told.json is not None:
+        if bytes(told.json) != b"null":
             found.append(Grammar.of_schema(_text_of(told.json)))
         if told.json_object:
             found.append(Grammar.of_schema({"type": "object"}))

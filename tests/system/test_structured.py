@@ -20,29 +20,16 @@ from tests.conftest import Pair
 from tests.support.daemons import running
 from tests.support.judging import random_head, saved
 from tests.support.relay import Relay
-from tests.support.tiny import tiny_artifact
+from tests.support.writing import OBJECT, PIECES, writers
 
-PIECES = [
-    *'{}[]":,-.e+\\abcdnxtrufls0123456789', "Ġ", ",Ġ", ":Ġ", '":', '":Ġ', '{"', '["', '",Ġ',
-    "ab", "ba", "abc", "12", "tr", "tru", "true", "fa", "nu", "nul", "null", "\\u",
-]  # fmt: skip
-OBJECT = {
-    "type": "object",
-    "properties": {
-        "ab": {"type": "integer", "minimum": 0, "maximum": 99},
-        "bad": {"type": "array", "items": {"enum": ["ab", "ba", "c"]}, "maxItems": 3},
-        "x": {"oneOf": [{"type": "boolean"}, {"type": "null"}]},
-        "dd": {"type": "string", "maxLength": 6},
-    },
-    "required": ["ab", "bad", "x", "dd"],
-    "additionalProperties": False,
-}
 GRAMMARS: dict[str, tuple[Grammar, str]] = {
     "schema": (Grammar.of_schema(OBJECT), r'\{"ab": \d+, "bad": \[.*\], "x": \w+, "dd": ".*"\}'),
     "regex": (Grammar("regex", "(ab|c{2,4})[0-9]{3}"), "(ab|c{2,4})[0-9]{3}"),
     "choice": (Grammar.of_choices(["abc", "ab 12", 'a"b']), 'abc|ab 12|a"b'),
     "lark": (Grammar("lark", 'start: n ("+" n){1,3}\nn: /[0-9]{1,2}/'), r"\d{1,2}(\+\d{1,2}){1,3}"),
 }
+assert writers  # a fixture
+
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6], [40, 3, 5]]
 SAMPLED = {"temperature": 1.0}
 PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
@@ -52,14 +39,6 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
     ("adaptive", {**SAMPLED, "tau": 0.8}), ("wisv-full", {"threshold": 1.0}),
     ("wisv-selective", {"threshold": 1.0}), ("auto", {}),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def writers(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder = tmp_path_factory.mktemp("writers")
-    for name, sharpness in (("draft", 0.9), ("target", 0.7)):
-        tiny_artifact(folder / name, tokens=PIECES, seed=1, sharpness=sharpness)
-    return Pair(folder / "draft", folder / "target")
 
 
 @pytest.fixture(scope="module")
