@@ -283,6 +283,8 @@ def _pieces(record: Round, answer: AnswerBuffer) -> list[Piece]:
         taken, text = answer.push(ids)
         kept += taken
         if taken:
-            pieces.append(Piece(text, taken, origin))
+            begin = len(kept) - len(taken)
+            told = record.logprobs[begin : len(kept)]
+            pieces.append(Piece(text, taken, origin, told))
     record.tokens = kept
     return pieces

@@ -41,8 +41,9 @@ _UNLIMITED = m.Limits(
 class Verified:
     """A window's verdict, its times and its bytes.
 
-    frames: the verdict's. timings: of all exchanges, without drafting and settling. inquired:
-    number of hidden states that the edge asked for first. received_ns: when the verdict came.
+    frames: the verdict's, and that of the logprobs if they were asked for. timings: of all
+    exchanges, without drafting and settling. inquired: number of hidden states that the edge asked
+    for first. received_ns: when the verdict came.
     """
 
     verdict: m.Verdict
@@ -134,6 +135,7 @@ class EdgeSession:
             conditions=self._conditions,
             min_p=law.sampling.min_p,
             shape=m.Shape.of(law.shaping, self._since),
+            logprobs=self._plan.logprobs,
         )
         missing = self._committed.ids[self._held :].copy()  # may change while ZeroMQ sends it
         frames: list[m.Buffer] = [encode_ids(missing, self._vocab_size)]

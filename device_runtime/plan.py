@@ -10,7 +10,7 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.shaping import Grammar, Shaping
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.messages import MAX_WINDOW
+from pilotfish.wire.messages import MAX_LOGPROBS, MAX_WINDOW
 from pilotfish.wire.protocols import (
     EXCHANGES,
     LOCAL,
@@ -88,6 +88,7 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float
+    logprobs: int | None
     schema: Mapping[str, Any] | str | None
     grammar: Grammar | None
     draft_temperature: float | None
@@ -115,6 +116,7 @@ class Plan:
     auto: bool
     max_tokens: int
     stop: Sequence[str]
+    logprobs: int | None
 
     @property
     def streams(self) -> bool:
@@ -146,6 +148,7 @@ def plan(
     repetition_penalty: float = 1.0,
     frequency_penalty: float = 0.0,
     presence_penalty: float = 0.0,
+    logprobs: int | None = None,
     schema: Mapping[str, Any] | str | None = None,
     grammar: Grammar | None = None,
     draft_temperature: float | None = None,
@@ -162,7 +165,8 @@ def plan(
     allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k,
     top_p, min_p: of the target's sampling; draft_…: of the drafter's, by default the same.
     logit_bias, penalties, grammar: of both ends' logits, as `Shaping` has them; schema: a JSON
-    schema, for a grammar. If neither end
+    schema, for a grammar. logprobs: tell each token's log-probability, and those of so many of the
+    likeliest. If neither end
     is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
     2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. options, own: the protocols' own options;
     those of other protocols have no effect.
@@ -171,6 +175,8 @@ def plan(
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
     if max_tokens < 1:
         raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}.")
+    if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+        raise UnsupportedError(f"logprobs must be 0 to {MAX_LOGPROBS}, not {logprobs}.")
     if seed is not None and not 0 <= seed < 2**63:
         raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
     exchange = EXCHANGES.get(protocol)
@@ -211,6 +217,7 @@ def plan(
         expansion=_expansion(protocol, exchange, window, expansion),
         auto=window == AUTO,
         max_tokens=max_tokens,
+        logprobs=logprobs,
         stop=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
     )
 

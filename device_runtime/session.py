@@ -29,6 +29,7 @@ from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.shaping import Shaper
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
+from pilotfish.wire.codecs.logprobs import TokenLogprob, decode_logprobs
 from pilotfish.wire.committed import Committed, common_prefix
 from pilotfish.wire.errors import (
     BadGrammarError,
@@ -58,6 +59,7 @@ class Session:
         # of drafts under `ahead`, at temperature 0 and above it; they learn from answer to answer
         self._odds = {True: Odds(), False: Odds()}
         self._plan: Plan | None = None
+        self._last: Round | None = None  # of this generation
         self._shaper: Shaper | None = None
         self._constraint: Advice | None = None
 
@@ -106,7 +108,7 @@ class Session:
         self.committed.truncate(kept)
         self.committed.extend(ids[kept:])
         self._drafter.start(prompt)
-        self._plan = plan
+        self._plan, self._last = plan, None
         self.edge.truncate(kept)
         self.edge.prepare(plan, len(ids), self._conditions(plan, channel))
 
@@ -155,13 +157,38 @@ class Session:
                 self._drafter.read_last()
             reply = self.edge.verdict(exchange, draft, sent, drafted_ns, late=exchange.inquires)
         ruling = _ruling(draft, reply)
+        ruling, logprobs = self._logprobs_of(plan, draft, ruling)
         accepted = len(draft.path(ruling.accepted))
         notes = exchange.check_notes(ruling.notes, window=draft.depth, accepted=accepted)
         token = exchange.settle(draft, ruling, plan.law, round_start=start, vocab_size=self._vocab)
         tokens = self._commit(draft, ruling, token)
         reply.timings.draft += (drafted_ns - began_ns) * _NS
         reply.timings.settle += (time.monotonic_ns() - reply.received_ns) * _NS
-        return _record(exchange, draft, notes, reply, start, tokens)
+        self._last = _record(exchange, draft, notes, reply, start, tokens)
+        self._last.logprobs = logprobs
+        return self._last
+
+    def _logprobs_of(
+        self, plan: Plan, draft: Draft, ruling: Ruling
+    ) -> tuple[Ruling, list[TokenLogprob | None]]:
+        """Return the ruling without the frame of logprobs, and what that tells of its tokens.
+
+        Tells the last round what it could not know: the logprob of its pending token.
+        """
+        if plan.logprobs is None:
+            return ruling, []
+        if not ruling.frames:
+            raise MalformedError("The edge's verdict lacks the logprobs asked for.")
+        *frames, frame = ruling.frames
+        count = len(draft.path(ruling.accepted)) + (ruling.token is not None)
+        told = decode_logprobs(frame, plan.logprobs, self._vocab, (count, count + 1))
+        if len(told) > count:
+            pending = told.pop(0)
+            if self._last is not None and self._last.logprobs:
+                self._last.logprobs[-1] = pending
+        if ruling.token is None:
+            told.append(None)
+        return ruling._replace(frames=frames), told
 
     def _draft(
         self, plan: Plan, exchange: Exchange[Any], remaining: int, ends: Collection[int]
@@ -240,7 +267,8 @@ class Session:
     def _streamed(self, plan: Plan, tokens: Streamed, end: int) -> Round:
         """Commit tokens of the target; ``end``: no position from there on was asked for."""
         reply, answer, waited_ns = tokens
-        if len(answer.frames) != 1 or len(answer.frames[0]) == 0:
+        asked = plan.logprobs is not None
+        if len(answer.frames) != 1 + asked or len(answer.frames[0]) == 0:
             raise MalformedError("The edge sent a stream message without tokens.")
         start = len(self.committed)
         if start + count_ids(answer.frames[0], self._vocab) > end:
@@ -248,6 +276,9 @@ class Session:
         ids = decode_ids(answer.frames[0], self._vocab).tolist()
         if not _fits(reply, len(ids)):
             raise MalformedError("The edge's account of drafts does not fit its tokens.")
+        logprobs: list[TokenLogprob | None] = []
+        if plan.logprobs is not None:
+            logprobs = decode_logprobs(answer.frames[1], plan.logprobs, self._vocab, (len(ids),))
         self.committed.extend(ids)
         self.edge.agree(len(self.committed))
         # only the part of the pass that was waited for: the tokens may have arrived before
@@ -263,6 +294,7 @@ class Session:
             downlink_bytes=answer.downlink_bytes,
             timings=Timings(verify=verify_ns * _NS, downlink=(waited_ns - verify_ns) * _NS),
             pass_s=reply.times.verify_ns * _NS,
+            logprobs=logprobs,
         )
 
     # The drafter alone

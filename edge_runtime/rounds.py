@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pilotfish.edge_runtime.hints import NOTHING, Hints, Taken
+from pilotfish.edge_runtime.logprobs import Logprobs
 from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import EdgeRound, SessionState, Stream
@@ -66,7 +67,7 @@ class Rounds:
         # [committed + pending + n]
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
         text = tokens[: len(tokens) - len(draft.ids)]
-        rule = partial(_rule, exchange, draft, law, text, session.shaper)
+        rule = partial(_rule, exchange, draft, law, text, session.shaper, session.logprobs)
         rows = len(draft.ids) + 1
         job = Job(session.id, session.slot, tokens, rows, rule, draft)
         job.temperature = law.sampling.temperature
@@ -81,7 +82,7 @@ class Rounds:
             session.stream = None
             return
         tokens = session.committed.ids.copy()
-        rule = partial(_stream_rule, law, tokens, session.shaper, ())
+        rule = partial(_stream_rule, law, tokens, session.shaper, session.logprobs, ())
         job = Job(session.id, session.slot, tokens, rows=1, rule=rule)
         job.temperature = law.sampling.temperature
         if session.hints is not None:
@@ -96,8 +97,12 @@ class Rounds:
         times: m.Times,
         taken: Taken = NOTHING,
         accepted: int = 0,
+        logprobs: m.Buffer | None = None,
     ) -> None:
-        """Send tokens of a stream, from position ``start`` on; taken: the drafts of their pass."""
+        """Send tokens of a stream, from position ``start`` on; taken: the drafts of their pass.
+
+        logprobs: their frame, if they were asked for.
+        """
         assert session.stream is not None
         tokens = m.Tokens(
             session=session.id,
@@ -109,7 +114,8 @@ class Rounds:
             accepted=accepted,
         )
         frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
-        self._send(session.stream.client, tokens, (frame,))
+        frames = (frame,) if logprobs is None else (frame, logprobs)
+        self._send(session.stream.client, tokens, frames)
 
     def stop(self, session: SessionState) -> None:
         """Cancel the session's jobs; keeps the committed tokens."""
@@ -163,6 +169,8 @@ class Rounds:
         assert exchange is not None
         ruling = exchange.resolve(round_.draft, round_.wanted, frames)
         round_.wanted = None
+        if session.logprobs is not None:
+            session.logprobs.decided(ruling)
         held_ns = time.monotonic_ns() - received_ns
         times = m.Times(received_ns=received_ns, held_ns=held_ns, queue_ns=0, verify_ns=held_ns)
         self._verified(session, round_, times, ruling)
@@ -179,9 +187,12 @@ class Rounds:
             times=times,
             notes=list(ruling.notes),
         )
-        self._send(round_.client, verdict, ruling.frames)  # first of all: the device waits for it
+        frames = ruling.frames
+        if session.logprobs is not None:
+            frames = [*frames, session.logprobs.commit()]
+        self._send(round_.client, verdict, frames)  # first of all: the device waits for it
         draft = round_.draft
-        round_.settle(verdict, ruling.frames)
+        round_.settle(verdict, frames)
         accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
         token = [] if ruling.token is None else [ruling.token]
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])
@@ -213,7 +224,9 @@ class Rounds:
         if session.hints is not None:
             taken = session.hints.landed(ids, accepted)
             self._tally.hinted(taken, accepted)
-        self.send_tokens(session, start, ids, _times(job, stream.received_ns), taken, accepted)
+        told = None if session.logprobs is None else session.logprobs.commit(len(ids))
+        times = _times(job, stream.received_ns)
+        self.send_tokens(session, start, ids, times, taken, accepted, told)
         stream.received_ns = time.monotonic_ns()
         self.stream(session)
 
@@ -261,7 +274,8 @@ class _HintRider:
         job.tokens = np.concatenate([committed, np.array(drafts, np.uint32)])
         job.rows = 1 + len(drafts)
         text = job.tokens[: len(committed)]
-        job.rule = partial(_stream_rule, self._law, text, self._session.shaper, drafts)
+        session = self._session
+        job.rule = partial(_stream_rule, self._law, text, session.shaper, session.logprobs, drafts)
 
 
 def _rule(
@@ -270,12 +284,16 @@ def _rule(
     law: Law,
     text: Ids,
     shaper: Shaper | None,
+    logprobs: Logprobs | None,
     logits: Floats,
     hidden: Floats,
 ) -> Ruling | Wanted:
     if shaper is not None:
         _shape(shaper, logits, text, behind_nodes(draft.ids.tolist(), draft.parents))
-    return exchange.rule(draft, logits, law, round_start=len(text), hidden=hidden)
+    decided = exchange.rule(draft, logits, law, round_start=len(text), hidden=hidden)
+    if logprobs is not None:
+        logprobs.note(draft, logits, decided)
+    return decided
 
 
 def _shape(shaper: Shaper, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> None:
@@ -289,6 +307,7 @@ def _stream_rule(
     law: Law,
     text: Ids,
     shaper: Shaper | None,
+    logprobs: Logprobs | None,
     drafts: Sequence[int],
     logits: Floats,
     hidden: Floats,
@@ -296,9 +315,12 @@ def _stream_rule(
     if shaper is not None:
         _shape(shaper, logits, text, behind_nodes(drafts, None))
     position = len(text)
-    return Ruling(
+    ruling = Ruling(
         *agreed(drafts, lambda index: choose(logits[index], law, position + index, Purpose.TARGET))
     )
+    if logprobs is not None:
+        logprobs.streamed(drafts, logits, ruling)
+    return ruling
 
 
 def _until(ends: Collection[int], ids: list[int]) -> list[int]:

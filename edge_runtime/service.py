@@ -17,6 +17,7 @@ from pilotfish.edge_runtime.beside import Beside, Trail
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
 from pilotfish.edge_runtime.hints import hints_of
 from pilotfish.edge_runtime.lexicon import Lexicon
+from pilotfish.edge_runtime.logprobs import Logprobs
 from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.rounds import Rounds, Send, Submit
 from pilotfish.edge_runtime.scheduler import Job
@@ -278,6 +279,9 @@ class Service:
         session.committed.extend(new)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
         session.shaper = shaper
+        session.logprobs = (
+            None if begin.logprobs is None else Logprobs(begin.logprobs, len(session.committed))
+        )
         session.hints = hints_of(
             exchange,
             session.committed,
@@ -418,7 +422,10 @@ class Service:
             session.hints.pulled(pull.start + pull.count)
         if len(ahead):  # a retry: what the device has missed
             times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
-            self._rounds.send_tokens(session, pull.start, ahead.tolist(), times)
+            missed = ahead.tolist()
+            log = session.logprobs
+            told = None if log is None else log.of(pull.start, len(missed))
+            self._rounds.send_tokens(session, pull.start, missed, times, logprobs=told)
         if not running and not session.ended:
             self._rounds.stream(session)
 

@@ -32,6 +32,7 @@ MAX_NOTES: Final = 16  # that a protocol may make of a round
 MAX_HIDDEN: Final = 65536  # d of a drafter's states
 MAX_PROBE: Final = 256 * 1024  # bytes that a ping may carry
 PART_BYTES: Final = 64 * 1024  # of a vocabulary, in one part, before it is compressed
+MAX_LOGPROBS: Final = 20  # of the likeliest tokens
 MAX_GRAMMAR: Final = 64 * 1024  # bytes of a grammar
 MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all its parts
 
@@ -160,6 +161,8 @@ class Begin(Header, tag="begin", frozen=True):
     )
     min_p: float = 0.0
     shape: Shape | None = None
+    # how many of the likeliest tokens to tell with the log-probability of each; None: tell none
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
     def sampling(self) -> Sampling:
