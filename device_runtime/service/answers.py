@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pilotfish.device_runtime.record import Generation, Piece
+from pilotfish.device_runtime.service.logprobs import chat_logprobs, text_logprobs
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.wire.codecs.logprobs import TokenLogprob
 
 Body = dict[str, Any]
 
@@ -20,15 +23,25 @@ Body = dict[str, Any]
 class AnswerFormat:
     """Formats one answer for its route, chat or text.
 
-    echo: tells the prompt, with which each choice of a text begins; None: they do not.
+    echo: tells the prompt, with which each choice of a text begins; None: they do not. words: of
+    the tokens whose log-probabilities are told; None: they are not.
     """
 
-    def __init__(self, *, chat: bool, model: str, echo: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        chat: bool,
+        model: str,
+        echo: Callable[[], str] | None = None,
+        words: Tokenizer | None = None,
+    ) -> None:
         self._chat = chat
         self._id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
         self._model = model
         self._created = int(time.time())
         self._echo = echo
+        self._words = words
+        self._length = 0  # characters of the choice so far, the prompt's included if it is echoed
         self._ended: list[Generation] = []
         self._begun = False  # the choice after these
 
@@ -51,12 +64,21 @@ class AnswerFormat:
         choice: Body = {
             "index": index,
             "finish_reason": generation.finish_reason,
-            "logprobs": None,
+            "logprobs": self._logprobs(generation.tokens, generation.logprobs, len(self._prompt())),
         }
         if self._chat:
             message = {"role": "assistant", "content": generation.text, "refusal": None}
             return {**choice, "message": message}
         return {**choice, "text": self._prompt() + generation.text}
+
+    def _logprobs(
+        self, tokens: Sequence[int], told: Sequence[TokenLogprob | None], begin: int
+    ) -> Body | None:
+        if self._words is None:
+            return None
+        if self._chat:
+            return chat_logprobs(tokens, told, self._words)
+        return text_logprobs(tokens, told, self._words, begin)
 
     def _prompt(self) -> str:
         return "" if self._echo is None else self._echo()
@@ -66,6 +88,7 @@ class AnswerFormat:
         if self._begun:
             return []
         self._begun = True
+        self._length = len(self._prompt())
         if self._chat:
             return [self._chunk({"role": "assistant", "content": ""})]
         return [self._chunk(self._prompt())] if self._echo is not None else []
@@ -74,7 +97,11 @@ class AnswerFormat:
         """Return the chunks of one piece."""
         said = {"content": piece.text} if self._chat else piece.text
         told = {"origin": piece.origin, "tokens": len(piece.tokens)}
-        return [*self.beginning(), self._chunk(said, told=told)]
+        before = self.beginning()
+        chunk = self._chunk(said, told=told)
+        chunk["choices"][0]["logprobs"] = self._logprobs(piece.tokens, piece.logprobs, self._length)
+        self._length += len(piece.text)
+        return [*before, chunk]
 
     def end(self, generation: Generation) -> list[Body]:
         """Return the chunks after a choice's last token; the next choice follows."""

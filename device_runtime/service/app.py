@@ -181,7 +181,10 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
             _check_local(wanted)
         wanted.options.setdefault("max_tokens", service.context)
         echo = partial(service.text_of, wanted.prompt) if wanted.echo else None
-        answer = AnswerFormat(chat=wanted.chat, model=service.config.model, echo=echo)
+        asked = wanted.options.get("logprobs") is not None
+        words = service.device.tokenizer if asked else None
+        model = service.config.model
+        answer = AnswerFormat(chat=wanted.chat, model=model, echo=echo, words=words)
         client: str = request.scope["state"]["client"]
         return Completion(service.lanes, client, wanted, answer, service.read, service.refused)
 

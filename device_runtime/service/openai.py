@@ -42,6 +42,7 @@ from pilotfish.speculation.shaping import (
     MOST_PENALTY,
 )
 from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.messages import MAX_LOGPROBS
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
@@ -67,18 +68,15 @@ _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "audio": (None,),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "reasoning_effort": (None,),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
     "verbosity": (None,),
     "web_search_options": (None,),
 }
 _NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {
     "best_of": (None, 1),
-    "logprobs": (None,),  # 0 means the chosen token's
     "suffix": (None, ""),
 }
 # Fields of ``pilotfish`` that belong to protocol "auto", and to one that drafts.
@@ -96,6 +94,7 @@ Top = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-MOST_PENALTY, le=MOST_PENALTY)]
 Factor = Annotated[float, msgspec.Meta(ge=LEAST_FACTOR, le=MOST_FACTOR)]
+Tops = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 Bias = Annotated[float, msgspec.Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
@@ -160,11 +159,14 @@ class _Request(msgspec.Struct):
 class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
     messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=_MESSAGES)]
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Tops | None = None
 
 
 class _TextRequest(_Request, forbid_unknown_fields=True, kw_only=True):
     prompt: msgspec.Raw
     echo: bool | None = None
+    logprobs: Tops | None = None
 
 
 # The fields of a body, with values unread: reading ends at the first unknown field.
@@ -196,13 +198,20 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     request = _read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
     messages = [message_of(message, at) for at, message in enumerate(request.messages)]
     most = request.max_completion_tokens or request.max_tokens
-    return _wanted(request, chat=True, prompt=messages, most=most, defaults=defaults)
+    wanted = _wanted(request, chat=True, prompt=messages, most=most, defaults=defaults)
+    if request.logprobs:
+        wanted.options["logprobs"] = request.top_logprobs or 0
+    elif request.top_logprobs:
+        raise RefusalError(
+            400, "top_logprobs goes with logprobs.", code="invalid_value", param="top_logprobs"
+        )
+    return wanted
 
 
 def text_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/completions``."""
     request = _read(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
-    return _wanted(
+    wanted = _wanted(
         request,
         chat=False,
         prompt=prompt_of(request.prompt),
@@ -210,6 +219,9 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
         defaults=defaults,
         echo=bool(request.echo),
     )
+    if request.logprobs is not None:
+        wanted.options["logprobs"] = request.logprobs
+    return wanted
 
 
 _Kind = TypeVar("_Kind", bound=_Request)

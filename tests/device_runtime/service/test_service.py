@@ -142,6 +142,49 @@ def test_a_bias_of_no_token(client: openai.OpenAI, token: int) -> None:
         chat(client, max_tokens=2, logit_bias={str(token): 1})
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_a_chat(client: openai.OpenAI, device: Device, stream: bool) -> None:
+    wanted = device.generate("hello", protocol="stream", max_tokens=12, logprobs=2)
+    answer = chat(client, max_tokens=12, logprobs=True, top_logprobs=2, stream=stream)
+    found: list[Any] = []
+    for part in answer if stream else [answer]:
+        for choice in part.choices:
+            found += choice.logprobs.content if choice.logprobs else []
+    tokenizer = device.tokenizer
+    told = [(token, its) for token, its in zip(wanted.tokens, wanted.logprobs, strict=True)
+            if not tokenizer.is_special(token)]  # fmt: skip
+    assert len(found) == len(told)
+    for one, (token, its) in zip(found, told, strict=True):
+        assert its is not None
+        assert bytes(one.bytes) == tokenizer.token_bytes(token)
+        assert abs(one.logprob - its.logprob) < 1e-3
+        assert [
+            abs(a.logprob - b) < 1e-3 for a, (_, b) in zip(one.top_logprobs, its.top, strict=True)
+        ]
+    plain = chat(client, max_tokens=12)
+    assert plain.choices[0].logprobs is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_a_text(client: openai.OpenAI, stream: bool) -> None:
+    options: dict[str, Any] = {"prompt": "once", "echo": True, "max_tokens": 8, "temperature": 0}
+    answer = client.completions.create(model="pilotfish", logprobs=3, stream=stream, **options)
+    tokens, offsets, tops, text = [], [], [], ""
+    for part in answer if stream else [answer]:  # type: ignore[union-attr]
+        for choice in part.choices:
+            text += choice.text
+            if choice.logprobs is not None:
+                tokens += choice.logprobs.tokens
+                offsets += choice.logprobs.text_offset
+                tops += choice.logprobs.top_logprobs
+    assert offsets[0] == len("once")
+    assert len(tokens) == len(offsets) == len(tops) >= 7
+    assert all(0 < len(top) <= 3 for top in tops)
+    assert all(
+        text[at] in (token[0], "\ufffd") for at, token in zip(offsets[:1], tokens, strict=False)
+    )
+
+
 def test_several_choices_share_a_prompt_and_differ_in_their_seeds(
     client: openai.OpenAI, device: Device
 ) -> None:
@@ -206,13 +249,13 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 REFUSED = {
-    "logprobs": True,
-    "top_logprobs": 3,
+    "logprobs": "yes",
+    "top_logprobs": 3,  # without logprobs
     "n": 17,
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "functions": [{"name": "f"}],
-    "response_format": {"type": "json_object"},
+    "response_format": {"type": "yaml"},
     "logit_bias": {"5": 101},
     "presence_penalty": 2.5,
     "frequency_penalty": -2.5,
@@ -248,7 +291,7 @@ def test_what_is_not_offered_is_refused_by_its_name(service: Serving, name: str)
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("logprobs", 0), ("best_of", 2), ("suffix", "x"), ("prompt", ["a", "b"])],
+    [("logprobs", 21), ("best_of", 2), ("suffix", "x"), ("prompt", ["a", "b"])],
 )
 def test_what_completions_do_not_offer(service: Serving, name: str, value: object) -> None:
     body = {"prompt": "x", "max_tokens": 4, name: value}
