@@ -1,6 +1,7 @@
 """The device's half of a constraint: advice, for the edge decides what is allowed.
 
-In:  a plan's grammar. Out: what constrains drafts, as long as this end's parser can follow.
+In:  a plan's grammar. Out: what constrains drafts, as long as this end's parser can follow; and the
+     device's own tokens, where no edge decides.
 """
 
 import logging
@@ -10,71 +11,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.plan import Plan
+from pilotfish.engines.constraint import Constraint
 from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.grammar import Constraint
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.errors import BadGrammarError
-from pilotfish.wire.protocols import LOCAL
 
 _log = logging.getLogger("pilotfish.device")
 
 
 class Advice:
-    """Constrains drafts until its parser gives up. strict: then raises `BadGrammarError`.
+    """Constrains drafts until its parser gives up; of a device alone, raises `BadGrammarError`.
 
     Two ends may have different versions of the parser: what this one cannot follow, the other may.
+    constraint: None, and why, where it cannot even begin.
     """
 
-    def __init__(self, constraint: Constraint, *, strict: bool) -> None:
-        self._constraint: Constraint | None = constraint
-        self._strict = strict
-
-    @property
-    def followed(self) -> bool:
-        """Whether it constrains still."""
-        return self._constraint is not None
+    def __init__(self, constraint: Constraint | None, why: str = "") -> None:
+        self._constraint = constraint
+        self._why = why
+        self.alone = False  # no edge decides
 
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
-    ) -> None:
+    ) -> Sequence[int]:
         """Set to −∞, in place, what must not follow; see `Constraint.forbid`."""
-        if self._constraint is None:
-            return
-        try:
-            self._constraint.forbid(logits, answer, paths)
-        except GrammarError as error:
-            self._give_up(error)
+        if self._constraint is not None:
+            try:
+                return self._constraint.forbid(logits, answer, paths)
+            except GrammarError as error:
+                self._give_up(str(error))
+        if self.alone:
+            raise BadGrammarError(f"This device cannot keep to the grammar alone: {self._why}")
+        return ()
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
         """Return the tokens that alone may follow; see `Constraint.forced`."""
-        if self._constraint is None:
-            return ()
-        try:
-            return self._constraint.forced(answer, path)
-        except GrammarError as error:
-            self._give_up(error)
-            return ()
+        if self._constraint is not None:
+            try:
+                return self._constraint.forced(answer, path)
+            except GrammarError as error:
+                self._give_up(str(error))
+        return ()
 
-    def _give_up(self, error: GrammarError) -> None:
-        if self._strict:
-            raise BadGrammarError(str(error)) from error
-        _log.warning("drafts are not constrained any more: %s", error)
-        self._constraint = None
+    def _give_up(self, why: str) -> None:
+        _log.info("drafts are not constrained any more: %s", why)
+        self._constraint, self._why = None, why
 
 
 def advice(plan: Plan, target: Vocabulary) -> Advice | None:
-    """Return what constrains an answer's drafts; None for an answer that may be anything.
-
-    Raises `BadGrammarError` under `local`, where no edge decides, if this end cannot read it.
-    """
+    """Return what constrains an answer's drafts; None for an answer that may be anything."""
     if (grammar := plan.law.shaping.grammar) is None:
         return None
-    strict = plan.protocol == LOCAL
     try:
-        return Advice(target.grammars.constraint(grammar), strict=strict)
+        return Advice(target.grammars.constraint(grammar))
     except GrammarError as error:
-        if strict:
-            raise BadGrammarError(str(error)) from error
-        _log.warning("drafts are not constrained: %s", error)
-        return None
+        _log.info("drafts are not constrained: %s", error)
+        return Advice(None, str(error))

@@ -269,12 +269,15 @@ class Drafter:
         for depth, count in enumerate(expansion):
             # [nodes of the level, V]
             if shaper is not None and chain:
-                logits = self._constrained(shaper, committed, context, tree)
+                found = self._constrained(shaper, committed, context, tree)
             else:
-                logits = self._read_level(tree) if depth else self._root(context)
+                found = self._read_level(tree) if depth else self._root(context)
                 if shaper is not None:
                     paths = [tree.tokens(tree.path(node)) for node in tree.level]
-                    shaper.shape(logits, committed, paths)
+                    found = _shaped(shaper, found, committed, paths)
+            if found is None:
+                break
+            logits = found
             drawn = []
             for at, row in enumerate(logits):
                 place = Place(len(committed), depth, range(at * count, (at + 1) * count))
@@ -295,18 +298,20 @@ class Drafter:
 
     def _constrained(
         self, shaper: Shaper, committed: Ids, context: NDArray[Any], tree: Tree
-    ) -> Floats:
-        """Return shaped logits [1, V] behind a chain, of which any part may not be read yet."""
+    ) -> Floats | None:
+        """Return shaped logits [1, V] behind a chain, of which any part may not be read yet.
+
+        None where the grammar allows nothing that the drafter can say.
+        """
         path = tree.ids.tolist()
         token = shaper.forced(committed, path)
-        if token is not None:
+        if token is not None and self.bridge.has(token):
             logits: Floats = np.full((1, self.bridge.vocab_size), -np.inf, np.float32)
             logits[0, token] = 0.0
             return logits
         self._trunk = len(context)
         logits = self._logits(np.concatenate([context, self.bridge.own(tree.ids)]))[None]
-        shaper.shape(logits, committed, [path])
-        return logits
+        return _shaped(shaper, logits, committed, [path])
 
     def states(self, at: NDArray[np.int64]) -> Floats:
         """Return the hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""
@@ -347,3 +352,11 @@ class Drafter:
         else:
             self._tree = tree
         return logits
+
+
+def _shaped(
+    shaper: Shaper, logits: Floats, committed: Ids, paths: Sequence[Sequence[int]]
+) -> Floats | None:
+    """Shape the rows of a level [nodes, V]; None if one is left without a token."""
+    dead = shaper.shape(logits, committed, paths)
+    return None if dead or np.isneginf(logits.max(axis=1)).any() else logits

@@ -24,6 +24,7 @@ from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.channel import Channel
+from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.odds import Odds
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.shaping import Shaper
@@ -119,6 +120,8 @@ class Session:
     def join(self) -> None:
         """Bring the edge up to date: at the start, and after the drafter went on alone."""
         assert self._plan is not None
+        if self._constraint is not None:
+            self._constraint.alone = False
         self.edge.begin()
         if not self._plan.streams:  # while the edge reads, too
             self._drafter.read(self.committed.ids, self._interrupt.check)
@@ -299,28 +302,31 @@ class Session:
 
     # The drafter alone
 
+    def _shape_alone(self, logits: Floats) -> None:
+        """Shape a row [V] that no edge looks at; `BadGrammarError` if it leaves no token."""
+        if self._shaper is None:
+            return
+        if self._constraint is not None:
+            self._constraint.alone = True
+        self._shaper.shape(logits[None], self.committed.ids, [()])
+        if not np.isfinite(logits.max()):
+            raise BadGrammarError("The drafter has no token that the grammar allows.")
+
     def local(self, law: Law, count: int) -> Iterator[Round]:
         """Run `local`: the drafter generates alone, until its context is full."""
         for _ in range(min(count, self.context - len(self.committed))):
-            self._expect_constrained(law)
             if self._drafter.room(self.committed.ids) < 0:
                 return
             started_ns = time.monotonic_ns()
             start = len(self.committed)
             self._drafter.read(self.committed.ids, self._interrupt.check)
             logits = self._drafter.logits(self.committed.ids)
-            if self._shaper is not None:
-                self._shaper.shape(logits[None], self.committed.ids, [()])
+            self._shape_alone(logits)
             token = choose(logits, law, start, Purpose.LOCAL)
             self.committed.extend([token])
             record = Round(protocol=LOCAL, start=start, window=0, accepted=0, tokens=[token])
             record.timings.draft = (time.monotonic_ns() - started_ns) * _NS
             yield record
-
-    def _expect_constrained(self, law: Law) -> None:
-        followed = self._constraint is not None and self._constraint.followed
-        if law.shaping.grammar is not None and not followed:
-            raise BadGrammarError("This device cannot keep to the grammar without an edge.")
 
 
 def _fits(reply: Tokens, count: int) -> bool:

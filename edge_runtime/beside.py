@@ -25,8 +25,10 @@ from pilotfish.edge_runtime.hints import Offer
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.engines.artifact import Artifact, Manifest
 from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.pace import pass_times
 from pilotfish.speculation.ahead import FLOOR
+from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.odds import Odds
 from pilotfish.speculation.shaping import Shaper
 from pilotfish.wire.committed import common_prefix
@@ -303,11 +305,23 @@ class Beside(threading.Thread):
             held.length = task.held + len(task.part)
             held.ids[task.held : held.length] = task.part
             task.trail.served = self._passes
-            if task.drafts:
-                if task.trail.shaper is not None:
-                    text = held.ids[: held.length]
-                    task.trail.shaper.shape(output.logits, text, [()])
+            text = held.ids[: held.length]
+            if task.drafts and self._shaped(task.trail, output.logits, text):
                 self._extend(task, *drawn(output.logits[0], task.trail.law, task.length))
+
+    def _shaped(self, trail: Trail, logits: Floats, text: Ids) -> bool:
+        """Shape a trail's row; returns whether there is something to draft."""
+        if trail.shaper is None:
+            return True
+        try:
+            trail.shaper.shape(logits, text, [()])
+        except GrammarError as error:  # the request's own affair: no more drafts for it
+            _log.debug("a trail ends: %s", error)
+            with self.news:
+                if self._trails.get(trail.slot) is trail:
+                    del self._trails[trail.slot]
+            return False
+        return True
 
     def _extend(self, task: _Task, token: int, margin: float) -> None:
         """Add a draft to a trail, unless the text has taken another way meanwhile."""

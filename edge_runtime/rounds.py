@@ -17,6 +17,7 @@ from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import EdgeRound, SessionState, Stream
 from pilotfish.edge_runtime.tally import Tally
+from pilotfish.engines.constraint import DEAD_END
 from pilotfish.engines.errors import GrammarError
 from pilotfish.speculation.coupling import agreed
 from pilotfish.speculation.distributions import Floats
@@ -288,17 +289,30 @@ def _rule(
     logits: Floats,
     hidden: Floats,
 ) -> Ruling | Wanted:
+    dead: Sequence[int] = ()
     if shaper is not None:
-        _shape(shaper, logits, text, behind_nodes(draft.ids.tolist(), draft.parents))
+        dead = _shape(shaper, logits, text, behind_nodes(draft.ids.tolist(), draft.parents))
     decided = exchange.rule(draft, logits, law, round_start=len(text), hidden=hidden)
+    if dead:
+        _expect_alive(draft, decided, dead)
     if logprobs is not None:
         logprobs.note(draft, logits, decided)
     return decided
 
 
-def _shape(shaper: Shaper, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> None:
+def _expect_alive(draft: Draft, decided: Ruling | Wanted, dead: Sequence[int]) -> None:
+    """Raise `BadGrammarError` if the decision goes by a row that nothing may follow."""
+    # a decision head decides later, and may let any of them pass
+    on_path = {0, *draft.path(decided.accepted)} if isinstance(decided, Ruling) else {*dead}
+    if on_path.intersection(dead):
+        raise BadGrammarError(DEAD_END)
+
+
+def _shape(
+    shaper: Shaper, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]
+) -> Sequence[int]:
     try:
-        shaper.shape(logits, text, paths)
+        return shaper.shape(logits, text, paths)
     except GrammarError as error:
         raise BadGrammarError(str(error)) from error
 
@@ -312,12 +326,15 @@ def _stream_rule(
     logits: Floats,
     hidden: Floats,
 ) -> Ruling:
+    dead: Sequence[int] = ()
     if shaper is not None:
-        _shape(shaper, logits, text, behind_nodes(drafts, None))
+        dead = _shape(shaper, logits, text, behind_nodes(drafts, None))
     position = len(text)
     ruling = Ruling(
         *agreed(drafts, lambda index: choose(logits[index], law, position + index, Purpose.TARGET))
     )
+    if dead and min(dead) <= ruling.accepted:
+        raise BadGrammarError(DEAD_END)
     if logprobs is not None:
         logprobs.streamed(drafts, logits, ruling)
     return ruling

@@ -267,12 +267,12 @@ class Service:
         exchange = None if begin.protocol == STREAM else exchange_named(begin.protocol)
         shaping = begin.shaping(envelope.frames[1] if constrained else None)
         law = Law(sampling=begin.sampling, seed=begin.seed, shaping=shaping)
-        shaper = self._shaper(begin, law, length)
         if exchange is not None:
             exchange.check(law.sampling)
             exchange = self._supplies.exchange(exchange, begin)
         if length == 0:
             raise MalformedError("A generation needs at least one token to go on from.")
+        shaper = self._shaper(begin, law, length)  # last: a grammar may take long
         session = self._session_for(begin, envelope.owner)
         self._rounds.stop(session)
         session.committed.truncate(begin.keep)
@@ -301,7 +301,7 @@ class Service:
         if not self._shapes:
             raise UnsupportedError(
                 "This edge averages what its workers tell of their likeliest tokens; it takes no "
-                "penalties and no logit_bias."
+                "penalties and no logit_bias, and no grammar."
             )
         if told.since > length:
             raise MalformedError(f"A prompt of {told.since} tokens is no part of {length}.")

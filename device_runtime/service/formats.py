@@ -15,7 +15,7 @@ from pilotfish.wire.messages import MAX_GRAMMAR
 Grammatical = Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR)]
 
 
-class _Named(msgspec.Struct):
+class _Named(msgspec.Struct, forbid_unknown_fields=True):
     """OpenAI's ``json_schema``; its name, its description and ``strict`` change nothing."""
 
     schema: msgspec.Raw
@@ -24,15 +24,15 @@ class _Named(msgspec.Struct):
     strict: bool | None = None
 
 
-class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
     """A ``response_format`` that asks for nothing."""
 
 
-class ObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
+class ObjectFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
     """Any JSON object."""
 
 
-class SchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
+class SchemaFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
     """JSON of a schema."""
 
     json_schema: _Named
@@ -82,5 +82,10 @@ def grammar_of(format: Format | None, told: StructuredOutputs | None) -> Grammar
 
 def _text_of(schema: msgspec.Raw) -> str:
     """Return a schema's text; it may be written as JSON, or as a text of JSON."""
-    text = bytes(schema).decode("utf-8")
-    return msgspec.json.decode(text, type=str) if text.startswith('"') else text
+    try:
+        text = bytes(schema).decode("utf-8")
+        return msgspec.json.decode(text, type=str) if text.startswith('"') else text
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise RefusalError(
+            400, f"The schema is no text: {error}.", code="invalid_value", param="json"
+        ) from None

@@ -5,11 +5,10 @@ In:  a `Grammar` and a vocabulary. Out: a `Constraint`, which forbids tokens row
 The parser is llguidance. It sees the bytes that each token adds to a text, as this package decodes
 it; control tokens are never text. An end token may follow where the text is complete, and nothing
 else where it can go on no further; where one text only may follow, only that text's own tokens may.
-Limits bound what a hostile grammar costs: some 0.1 s to compile, some milliseconds a row.
+Limits bound what a hostile grammar costs: 0.25 s to compile, and a budget for masks.
 """
 
 import json
-import math
 import re
 import threading
 from collections import OrderedDict
@@ -17,11 +16,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from pilotfish.engines.constraint import Constraint, short
 from pilotfish.engines.errors import GrammarError
-from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.shaping import Grammar
 
 if TYPE_CHECKING:
@@ -37,14 +33,17 @@ _JSON: "JsonCompileOptions" = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
+MOST_BYTES = 64 * 1024
 _KEPT = 64  # compiled grammars
 # An automaton has a state for each remainder, of several divisors for each of their product: some
 # 50 ms to compile at this one, 11 s at a hundred times as many, and nothing bounds it.
 _DIVISORS = 10_000
-_MESSAGE = 300  # characters of the library's own words
 _CONTROL = b"\xff"  # for llguidance, what begins so is no text
-_EMBEDDED = re.compile("%(json|regex)")
-_DEAD_END = "No token of this vocabulary continues what the grammar allows."
+# In Lark: schemas and divisors, which are not bounded there; attributes that cannot be rolled back.
+_REFUSED = re.compile(r"%(json|regex)|\b(max_tokens|stop|temperature)\s*=")
+# Rules of 64 KiB refer to each other some 10,000 deep, and take 4 KiB of stack at each step.
+_STACK = 256 * 1024 * 1024
+_COMPILING_S = 0.25  # at most; a thread that takes longer is left alone
 
 
 class _Words:
@@ -64,7 +63,7 @@ class _Words:
         ]
 
     def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text)
+        return self._tokenizer.encode_later(text)
 
 
 class Grammars:
@@ -78,6 +77,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._words: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiling: threading.Thread | None = None  # what takes too long
 
     def warm(self) -> None:
         """Read the vocabulary, which takes about a second; `constraint` does so if need be."""
@@ -89,7 +89,10 @@ class Grammars:
             tokenizer, size, ends = self._vocabulary
             if not ends:
                 raise GrammarError("A model without an end token cannot end a constrained answer.")
-            from llguidance import LLTokenizer
+            try:
+                from llguidance import LLTokenizer
+            except ImportError as error:
+                raise GrammarError("This end lacks llguidance: pip install llguidance.") from error
 
             words: Any = _Words(tokenizer, size, ends)
             self._words = LLTokenizer(words, n_vocab=size, eos_token=ends)
@@ -103,12 +106,40 @@ class Grammars:
             words = self._read()
             matcher = self._compiled.pop(grammar, None)
             if matcher is None:
-                matcher = self._compile(grammar, words)
+                matcher = self._compiled_apart(grammar, words)
             self._compiled[grammar] = matcher  # the newest is last
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
             _, size, ends = self._vocabulary
-            return Constraint(matcher.deep_copy(), size, ends)
+            return Constraint(matcher, size, ends)
+
+    def _compiled_apart(self, grammar: Grammar, words: "LLTokenizer") -> "LLMatcher":
+        """Compile with a stack that is deep enough, and for `_COMPILING_S` at most."""
+        if len(grammar.text.encode("utf-8", "replace")) > MOST_BYTES:
+            raise GrammarError(f"The grammar is longer than {MOST_BYTES:,} bytes.")
+        if self._compiling is not None and self._compiling.is_alive():
+            raise GrammarError("Another grammar is still being compiled; try again later.")
+        found: list[LLMatcher | BaseException] = []
+
+        def work() -> None:
+            try:
+                found.append(self._compile(grammar, words))
+            except BaseException as error:
+                found.append(error)
+
+        usual = threading.stack_size(_STACK)
+        try:
+            self._compiling = threading.Thread(target=work, name="grammar", daemon=True)
+            self._compiling.start()
+        finally:
+            threading.stack_size(usual)
+        self._compiling.join(_COMPILING_S)
+        if not found:
+            raise GrammarError("The grammar takes too long to compile.")
+        self._compiling = None
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        return found[0]
 
     @staticmethod
     def _compile(grammar: Grammar, words: "LLTokenizer") -> "LLMatcher":
@@ -122,13 +153,13 @@ class Grammars:
                 case "regex":
                     source = LLMatcher.grammar_from_regex(grammar.text)
                 case "lark":
-                    if _EMBEDDED.search(grammar.text):
-                        raise GrammarError("A Lark grammar cannot hold %json or %regex.")
+                    if (found := _REFUSED.search(grammar.text)) is not None:
+                        raise GrammarError(f"A Lark grammar cannot have {found[0]} here.")
                     source = LLMatcher.grammar_from_lark(grammar.text)
                 case _:
                     raise GrammarError(f"There is no kind of grammar {grammar.kind!r}.")
         except (ValueError, RecursionError) as error:
-            raise GrammarError(f"The schema is no JSON: {_short(error)}.") from error
+            raise GrammarError(f"The schema is no JSON: {short(error)}.") from error
         # An enum of 500 words takes 100,000 of the first; the others are a quarter of the usual.
         limits = LLParserLimits(
             initial_lexer_fuel=400_000,
@@ -140,92 +171,19 @@ class Grammars:
         )
         matcher = LLMatcher(words, source, log_level=0, limits=limits)
         if matcher.is_error():
-            raise GrammarError(f"The grammar cannot be used: {_short(matcher.get_error())}")
+            raise GrammarError(f"The grammar cannot be used: {short(matcher.get_error())}")
         return matcher
 
 
-class Constraint:
-    """Forbids what a grammar does not allow, in one generation. One thread at a time."""
-
-    def __init__(self, matcher: "LLMatcher", vocab_size: int, ends: Sequence[int]) -> None:
-        self._matcher = matcher
-        self._vocab_size = vocab_size
-        self._ends = frozenset(ends)
-        # what the matcher has read
-        self._answer = np.empty(0, np.uint32)
-        self._path: list[int] = []
-
-    def forbid(
-        self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
-    ) -> None:
-        """Set to −∞, in place, what must not follow.
-
-        logits: [n, V]. answer: u32 [m], which all rows continue; paths: of each row, the tokens
-        behind it. A row that the grammar cannot reach stays as it is: the row before its first
-        forbidden token rejects that. Raises `GrammarError` where the parser gives up, or the answer
-        itself is not of the grammar.
-        """
-        if self._read_answer(answer):
-            for row, path in zip(logits, paths, strict=True):
-                if self._read_path(path):
-                    np.copyto(row, -np.inf, where=~self._allowed())
-
-    def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> list[int]:
-        """Return the tokens of the only text that may follow, the next one first.
-
-        Of these the last ones are missing if what comes behind them may make them longer.
-        """
-        if not (self._read_answer(answer) and self._read_path(path)):
-            return []
-        return [token for token in self._matcher.compute_ff_tokens() if token not in self._ends]
-
-    def _read_answer(self, answer: NDArray[np.uint32]) -> bool:
-        """Bring the matcher behind the answer, u32 [m]; False behind its end token."""
-        if len(answer) and int(answer[-1]) in self._ends:
-            return False
-        if not np.array_equal(answer, self._answer):
-            self._read_path(())
-            held = min(len(answer), len(self._answer))
-            differ = np.flatnonzero(answer[:held] != self._answer[:held])
-            common = int(differ[0]) if len(differ) else held
-            self._matcher.rollback(len(self._answer) - common)
-            rest = answer[common:].tolist()
-            read = self._matcher.try_consume_tokens(rest)
-            self._answer = answer[: common + read].copy()
-            self._check()
-            if read < len(rest):
-                raise GrammarError("What the answer says so far is not of the grammar.")
-        return True
-
-    def _read_path(self, path: Sequence[int]) -> bool:
-        """Bring it behind the answer and these tokens; False if the grammar does not allow them."""
-        pairs = enumerate(zip(self._path, path, strict=False))
-        shorter = min(len(self._path), len(path))
-        common = next((at for at, (held, token) in pairs if held != token), shorter)
-        if common < len(self._path):
-            self._matcher.rollback(len(self._path) - common)
-        rest = list(path[common:])
-        end = next((at for at, token in enumerate(rest) if token in self._ends), len(rest))
-        read = self._matcher.try_consume_tokens(rest[:end]) if end else 0
-        self._path = list(path[: common + read])
-        self._check()
-        return read == len(rest)
-
-    def _allowed(self) -> NDArray[np.bool_]:
-        """Return which tokens may follow, [V]; `GrammarError` if none may."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
-        found = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-        if not found.any():
-            raise GrammarError(_DEAD_END)
-        return found
-
-    def _check(self) -> None:
-        if not self._matcher.is_error():
-            return
-        why = self._matcher.get_error()
-        dead_end = why.startswith("NoExtension")
-        raise GrammarError(_DEAD_END if dead_end else f"The grammar is too complex: {_short(why)}")
+def _divisor(told: object) -> int:
+    """The whole number that an automaton counts by for this ``multipleOf``, 1 at least."""
+    if not isinstance(told, int | float):
+        return 1  # a property of this name
+    if not 0 < told <= _DIVISORS:
+        return _DIVISORS + 1
+    digits, exponent = Decimal(str(told)).normalize().as_tuple()[1:]
+    found: int = int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
+    return max(1, found)
 
 
 def _expect_small_divisors(schema: str) -> None:
@@ -234,18 +192,9 @@ def _expect_small_divisors(schema: str) -> None:
     while waiting:
         one = waiting.pop()
         if isinstance(one, dict):
-            divisor = one.get("multipleOf")
-            if isinstance(divisor, int | float) and math.isfinite(divisor):
-                told = Decimal(str(divisor)).normalize().as_tuple()
-                exponent = min(9, max(0, int(told.exponent)))
-                product *= int("".join(map(str, told.digits))) * 10**exponent
+            product *= _divisor(one.get("multipleOf", 1))
             waiting += one.values()
         elif isinstance(one, list):
             waiting += one
         if product > _DIVISORS:
             raise GrammarError(f"The schema's multipleOf multiply to more than {_DIVISORS:,}.")
-
-
-def _short(said: object) -> str:
-    """The library's words in one line."""
-    return " ".join(str(said).split())[:_MESSAGE]

@@ -48,8 +48,8 @@ class Constraint(Protocol):
 
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
-    ) -> None:
-        """Set to −∞ what must not follow answer and path, in place."""
+    ) -> Sequence[int]:
+        """Set to −∞ what must not follow answer and path, in place; returns the dead ends."""
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
         """Return the tokens that alone may follow, the next one first."""
@@ -121,17 +121,18 @@ class Shaper:
         self._bias = np.fromiter(shaping.logit_bias.values(), np.float32)
         self._prompt: Ids | None = None  # its tokens, each once
 
-    def shape(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> None:
-        """Change the rows of ``logits`` [n, V] in place.
+    def shape(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> Sequence[int]:
+        """Change the rows of ``logits`` [n, V] in place; returns those that nothing may follow.
 
         text: u32 [m], prompt and answer, which all rows continue. paths: of each row, the tokens
-        behind that.
+        behind that. A row that nothing may follow is not constrained: its p is of no use.
         """
         logits[:, self._biased] += self._bias
         if self._shaping.penalises:
             self._penalise(logits, text, paths)
-        if self._constraint is not None:
-            self._constraint.forbid(logits, text[self._since :], paths)
+        if self._constraint is None:
+            return ()
+        return self._constraint.forbid(logits, text[self._since :], paths)
 
     def forced(self, text: Ids, path: Sequence[int]) -> int | None:
         """Return the only token that may follow text and path; None where there may be several."""

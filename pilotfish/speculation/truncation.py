@@ -124,5 +124,6 @@ def largest(values: Floats, count: int) -> NDArray[np.integer]:
         ids = np.arange(size)
     found = values[ids]
     last = np.partition(found, len(ids) - count)[len(ids) - count]
-    kept: NDArray[np.integer] = ids[found >= last]
+    # of a constrained row few may be left: −∞ is no value that ties
+    kept: NDArray[np.integer] = ids[found >= last if last > -math.inf else found > -math.inf]
     return kept

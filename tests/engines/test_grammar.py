@@ -158,6 +158,17 @@ def test_a_vocabulary_that_cannot_say_it(small: Grammars) -> None:
     assert allowed(constraint, [], [0]) == [{0, 1, 2, 3}]
 
 
+def test_a_draft_that_leads_astray_harms_no_row_but_its_own(small: Grammars) -> None:
+    constraint = small.constraint(Grammar("regex", "az|b+"))
+    none, every = np.empty(0, np.uint32), set(range(END + 1))
+    logits = np.zeros((4, END + 1), np.float32)
+    assert constraint.forbid(logits, none, [[], [0], [1], [1, 1]]) == [1]
+    found = [set(np.flatnonzero(np.isfinite(row)).tolist()) for row in logits]
+    assert found == [{0, 1}, every, {1, END}, {1, END}]
+    with pytest.raises(GrammarError, match="No token"):
+        allowed(constraint, [0], [])
+
+
 HOSTILE = {
     "counted": Grammar("regex", "(([a-z]{1,100}){1,100}){1,100}x"),
     "powers": Grammar("regex", "(a|b)*a(a|b){2000}"),
@@ -178,9 +189,43 @@ HOSTILE = {
         {"type": "integer", "multipleOf": n} for n in range(900, 1000)]})),
     "by all": Grammar("json", json.dumps({"allOf": [{"multipleOf": n} for n in (89, 83, 97)]})),
     "by fractions": Grammar("json", '{"type": "number", "multipleOf": 0.99999989}'),
+    "by nothing": Grammar("json", json.dumps({
+        "properties": {"a": {"type": "integer", "multipleOf": 999983}},
+        "examples": [{"multipleOf": 0}]})),
+    "by hugely much": Grammar("json", '{"type": "integer", "multipleOf": 1' + "0" * 400 + "}"),
+    "rules": Grammar("lark", "start: r0\n" + "".join(
+        f"r{i}: r{i + 1}\n" for i in range(4500)) + 'r4500: "a"'),
+    "terminals": Grammar("lark", "start: A0\n" + "".join(
+        f'A{i}: "a" A{i + 1}\n' for i in range(4000)) + 'A4000: "a"'),
+    "definitions": Grammar("json", json.dumps({"$ref": "#/$defs/d0", "$defs": {
+        **{f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(1500)},
+        "d1500": {}}})),
+    "all of": Grammar("json", json.dumps({"$ref": "#/$defs/d0", "$defs": {
+        **{f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(1400)},
+        "d1400": {"type": "null"}}})),
+    "forced": Grammar("regex", "a{60000}"),
+    "spelt": Grammar("regex", '"' + "ab" * 30000 + '"'),
+    "too long": Grammar("regex", "a" * 70_000),
+    "rolled back": Grammar("lark", 'start: x\nx[max_tokens=3]: /.*/'),
     "embedded": Grammar("lark", 'start: A\nA: %regex {"multiple_of": 99999989}'),
     "either": Grammar("lark", "start: " + " | ".join(f"/a{{{i}}}.*b{{{i}}}/" for i in range(400))),
 }  # fmt: skip
+
+
+def test_what_is_costly_ends_the_answer(english: Vocabulary) -> None:
+    constraint = english.grammars.constraint(HOSTILE["forced"])
+    none = np.empty(0, np.uint32)
+    begun_s, refused = time.thread_time(), False
+    for _ in range(100):
+        logits = np.zeros((64, english.vocab_size), np.float32)
+        try:
+            ids = constraint.forced(none, [])[:63]
+            constraint.forbid(logits, none, [ids[:at] for at in range(64)])
+        except GrammarError as error:
+            refused = "costs too much" in str(error)
+            break
+    assert refused
+    assert time.thread_time() - begun_s < 0.4
 
 
 @pytest.mark.timing
@@ -188,13 +233,13 @@ HOSTILE = {
 def test_a_hostile_grammar_costs_little(english: Vocabulary, name: str) -> None:
     """To compile, and for 200 tokens drawn at random of those that it allows."""
     english.grammars.warm()
-    begun_s = time.thread_time()
+    begun_s = time.monotonic()
     try:
         constraint = english.grammars.constraint(HOSTILE[name])
     except GrammarError:
-        assert time.thread_time() - begun_s < 0.3
+        assert time.monotonic() - begun_s < 0.6
         return
-    assert time.thread_time() - begun_s < 0.3
+    assert time.monotonic() - begun_s < 0.6
     rng, answer = np.random.default_rng(0), np.empty(0, np.uint32)
     rows_s = []
     for _ in range(200):
@@ -210,8 +255,8 @@ def test_a_hostile_grammar_costs_little(english: Vocabulary, name: str) -> None:
         if token in english.eos_ids:
             break
         answer = np.append(answer, np.uint32(token))
-    assert max(rows_s) < 0.05
-    assert sorted(rows_s)[len(rows_s) // 2] < 0.01
+    assert max(rows_s) < 0.1
+    assert sum(rows_s) < 0.3 + 2e-3 * len(rows_s)
 
 
 def test_threads_may_compile_at_once(small: Grammars) -> None:

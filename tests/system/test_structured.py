@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from tests.conftest import Pair
 from tests.support.daemons import running
 from tests.support.judging import random_head, saved
 from tests.support.relay import Relay
+from tests.support.tiny import tiny_artifact
 from tests.support.writing import OBJECT, PIECES, writers
 
 GRAMMARS: dict[str, tuple[Grammar, str]] = {
@@ -54,6 +57,18 @@ def edge(writers: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ed
 @pytest.fixture(scope="module")
 def device(writers: Pair, edge: EdgeServer) -> Iterator[Device]:
     with Device(writers.draft, edge.endpoint, threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def across(
+    writers: Pair, edge: EdgeServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Device]:
+    """A drafter that shares single characters with the target, and not all of them."""
+    folder = tmp_path_factory.mktemp("across") / "draft"
+    own = [piece for piece in PIECES if len(piece) == 1 and piece not in "tx5"]
+    tiny_artifact(folder, tokens=own, eos="<other end>", seed=3)
+    with Device(folder, edge.endpoint, threads=1) as opened:
         yield opened
 
 
@@ -193,6 +208,105 @@ def test_a_dead_end_harms_the_answer_alone(device: Device) -> None:
     with pytest.raises(BadGrammarError, match="No token"):
         device.generate(PROMPTS[0], protocol="greedy", grammar=Grammar("regex", "a[é]"))
     assert device.generate(PROMPTS[0], protocol="greedy", max_tokens=4).tokens
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options"),
+    [("greedy", {"window": 4}), ("tree", {"expansion": (3, 2)}), ("ahead", {}),
+     ("coupled", SAMPLED), ("ahead", SAMPLED)],
+)  # fmt: skip
+def test_a_draft_into_a_dead_end_changes_nothing(
+    writers: Pair, edge: EdgeServer, protocol: str, options: dict[str, Any]
+) -> None:
+    """The drafter likes what the target's vocabulary cannot end; the target does not."""
+    grammar = Grammar("regex", "aé|b[0-9]{3}")
+    likes = {"logit_bias": {PIECES.index("a"): 0.0}}
+    with Device(writers.draft, edge.endpoint, threads=1) as device:
+        for seed in range(6):
+            asked: dict[str, Any] = {"seed": seed, "max_tokens": 20, "grammar": grammar, **likes}
+            asked |= options
+            wanted = outcome(device, {**asked, "protocol": "stream", "window": None,
+                                      "expansion": None})  # fmt: skip
+            assert outcome(device, {**asked, "protocol": protocol}) == wanted
+
+
+def outcome(device: Device, asked: dict[str, Any]) -> list[int] | str:
+    try:
+        return device.generate(PROMPTS[0], **asked).tokens
+    except BadGrammarError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_drafter_alone_never_says_what_is_forbidden(
+    writers: Pair, edge: EdgeServer, alone: bool
+) -> None:
+    relay = Relay(edge.endpoint)
+    grammar = Grammar("regex", "[abc]{30}é")
+    policy = {"on_link_loss": "local"}
+    with Device(writers.draft, relay.endpoint, threads=1, **policy) as device:  # type: ignore[arg-type]
+        text = ""
+        with pytest.raises(BadGrammarError):  # noqa: PT012
+            asked: dict[str, Any] = {"max_tokens": 31, "grammar": grammar}
+            for piece in device.stream(
+                PROMPTS[0], protocol="local" if alone else "greedy", **asked
+            ):
+                if not text and not alone:
+                    relay.turn_to("tcp://127.0.0.1:1")
+                    relay.cut()
+                text += piece.text
+        assert set(text) <= set("abc")
+    relay.close()
+
+
+def test_others_keep_the_edges_drafter(writers: Pair) -> None:
+    flags = ("--target", writers.target, "--threads", 1, "--draft", writers.target)
+    with (
+        running(*flags) as edge,
+        Device(writers.draft, edge.endpoint, threads=1) as honest,
+        Device(writers.draft, edge.endpoint, threads=1) as hostile,
+    ):
+        asked: dict[str, Any] = {"protocol": "ahead", "hints": "edge", **SAMPLED}
+        done = threading.Event()
+
+        def bother() -> None:
+            while not done.is_set():
+                with suppress(BadGrammarError):
+                    hostile.generate(PROMPTS[1], grammar=Grammar("regex", "[abc]{3}é"), **asked)
+
+        thread = threading.Thread(target=bother)
+        thread.start()
+        try:
+            plain = {"logit_bias": {len(PIECES): -100.0}, "max_tokens": 150}
+            answer = honest.generate(PROMPTS[0], seed=1, **plain, **asked)
+        finally:
+            done.set()
+            thread.join()
+    assert answer.hints["edge"][1] > 40
+
+
+@pytest.mark.parametrize("kind", ["schema", "choice"])
+@pytest.mark.parametrize(
+    ("protocol", "options"),
+    [("greedy", {}), ("tree", {**SAMPLED, "expansion": (2, 2)}), ("ahead", {}), ("dsd", SAMPLED),
+     ("tslt", SAMPLED), ("coupled", SAMPLED), ("ahead", SAMPLED)],
+)  # fmt: skip
+def test_across_a_bridge_with_few_shared_tokens(
+    across: Device, kind: str, protocol: str, options: dict[str, Any]
+) -> None:
+    grammar, pattern = GRAMMARS[kind]
+    for seed, prompt in enumerate(PROMPTS):
+        asked: dict[str, Any] = {"seed": seed, "max_tokens": 120, "grammar": grammar, **options}
+        answer = across.generate(prompt, protocol=protocol, **asked)
+        assert re.fullmatch(pattern, answer.text)
+        if protocol in ("greedy", "ahead", "coupled"):
+            asked = {**asked, "protocol": "stream"}
+            assert answer.tokens == across.generate(prompt, **asked).tokens
+
+
+def test_a_drafter_that_cannot_say_it_alone(across: Device) -> None:
+    with pytest.raises(BadGrammarError, match="no token that the grammar allows"):
+        across.generate(PROMPTS[0], protocol="local", grammar=Grammar("regex", "true"))
 
 
 def test_a_schema_and_a_grammar(device: Device) -> None:
