@@ -39,8 +39,9 @@ _KEPT = 64  # compiled grammars
 # 50 ms to compile at this one, 11 s at a hundred times as many, and nothing bounds it.
 _DIVISORS = 10_000
 _CONTROL = b"\xff"  # for llguidance, what begins so is no text
-# In Lark: schemas and divisors, which are not bounded there; attributes that cannot be rolled back.
-_REFUSED = re.compile(r"%(json|regex)|\b(max_tokens|stop|temperature)\s*=")
+# In Lark: schemas and divisors, which are not bounded there; attributes that cannot be rolled back;
+# %ignore, under which what is allowed depends on what was asked before.
+_REFUSED = re.compile(r"%(json|regex|ignore)|\b(max_tokens|stop|temperature)\s*=")
 # Rules of 64 KiB refer to each other some 10,000 deep, and take 4 KiB of stack at each step.
 _STACK = 256 * 1024 * 1024
 _COMPILING_S = 0.25  # at most; a thread that takes longer is left alone
@@ -63,7 +64,8 @@ class _Words:
         ]
 
     def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode_later(text)
+        ids: list[int] = self._tokenizer.encode_rest(text).ids
+        return ids
 
 
 class Grammars:

@@ -20,6 +20,7 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.shaping import Grammar
 from tests.support.bridged import vocabulary
 from tests.support.examples import examples
+from tests.support.vocabularies import sentencepiece
 
 TOKENS = ["a", "b", "ab", "ba", "c"]
 END = len(TOKENS)
@@ -206,6 +207,7 @@ HOSTILE = {
     "forced": Grammar("regex", "a{60000}"),
     "spelt": Grammar("regex", '"' + "ab" * 30000 + '"'),
     "too long": Grammar("regex", "a" * 70_000),
+    "ignored": Grammar("lark", 'start: "true" " " x\n%ignore / /\nx: "null"*'),
     "rolled back": Grammar("lark", 'start: x\nx[max_tokens=3]: /.*/'),
     "embedded": Grammar("lark", 'start: A\nA: %regex {"multiple_of": 99999989}'),
     "either": Grammar("lark", "start: " + " | ".join(f"/a{{{i}}}.*b{{{i}}}/" for i in range(400))),
@@ -257,6 +259,28 @@ def test_a_hostile_grammar_costs_little(english: Vocabulary, name: str) -> None:
         answer = np.append(answer, np.uint32(token))
     assert max(rows_s) < 0.1
     assert sum(rows_s) < 0.3 + 2e-3 * len(rows_s)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [Grammar("regex", "the model of the"), Grammar("regex", " the model of the"),
+     Grammar.of_schema({"const": {"the": ["left", "right"]}}), Grammar.of_choices([" yes", "no"])],
+)  # fmt: skip
+def test_a_vocabulary_that_puts_spaces_before_texts(grammar: Grammar) -> None:
+    """What is forced is in the middle of a text, wherever it is."""
+    tokenizer = sentencepiece()
+    size = tokenizer.vocab_size
+    constraint, said = Grammars(tokenizer, size, [2]).constraint(grammar), []
+    while len(said) < 60:
+        logits = np.zeros((1, size), np.float32)
+        constraint.forbid(logits, np.array(said, np.uint32), [[]])
+        token = int(np.isfinite(logits[0]).nonzero()[0][-1])
+        if token == 2:
+            break
+        said.append(token)
+    text = b"".join(map(tokenizer.token_bytes, said)).decode()
+    wanted = {"json": '{"the": ["left", "right"]}', "regex": grammar.text}
+    assert text in (wanted.get(grammar.kind), " yes", "no")
 
 
 def test_threads_may_compile_at_once(small: Grammars) -> None:
