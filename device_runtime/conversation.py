@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
+from pilotfish.device_runtime.advice import advice
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.drafter import Drafter
@@ -21,7 +22,11 @@ from pilotfish.device_runtime.session import Session
 from pilotfish.device_runtime.stops import AnswerBuffer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.channel import Channel
-from pilotfish.wire.errors import PairMismatchError, PilotfishError, UnsupportedError
+from pilotfish.wire.errors import (
+    PairMismatchError,
+    PilotfishError,
+    UnsupportedError,
+)
 from pilotfish.wire.link.meter import SMALL_BYTES
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM
@@ -88,7 +93,7 @@ class Conversation:
         first_token_s = 0.0
         finished = False
         try:
-            session.start(prompt, plan, _channel(state))
+            session.start(prompt, plan, _channel(state), advice(plan, self._target))
             for record in self._rounds(plan, answer, alone=alone):
                 settled_ns = time.monotonic_ns()
                 if link is not None and losses.add(record, link.lost_ns, settled_ns):
@@ -278,6 +283,8 @@ def _pieces(record: Round, answer: AnswerBuffer) -> list[Piece]:
         taken, text = answer.push(ids)
         kept += taken
         if taken:
-            pieces.append(Piece(text, taken, origin))
+            begin = len(kept) - len(taken)
+            told = record.logprobs[begin : len(kept)]
+            pieces.append(Piece(text, taken, origin, told))
     record.tokens = kept
     return pieces

@@ -15,6 +15,7 @@ from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.pace import pass_times
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.shaping import Shaper
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
 from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.errors import UnsupportedError
@@ -248,14 +249,18 @@ class Drafter:
         law: Law,
         ends: Collection[int],
         *,
+        shaper: Shaper | None = None,
         auto: bool = False,
     ) -> Draft:
         """Draft a window after the committed tokens, level by level, at most ``expansion``.
 
         Stops early when every branch ends in an end token or, if ``auto``, when no further token is
-        likely to be accepted.
+        likely to be accepted. shaper: of logits over the target's tokens; in a chain, what a
+        grammar forces is drafted without a pass.
         """
         tree = Tree()
+        # states of all tokens are needed under protocols that judge by them
+        chain = shaper is not None and not exchange.needs and {*expansion} == {1}
         rows: list[Any] = []
         context = self.bridge.context(committed)
         while expansion and nodes_at_most(expansion) > self.context - len(context):
@@ -263,7 +268,16 @@ class Drafter:
         hopes = [1.0]  # of each node of the level, the predicted probability of its acceptance
         for depth, count in enumerate(expansion):
             # [nodes of the level, V]
-            logits = self._read_level(tree) if depth else self._root(context)
+            if shaper is not None and chain:
+                found = self._constrained(shaper, committed, context, tree)
+            else:
+                found = self._read_level(tree) if depth else self._root(context)
+                if shaper is not None:
+                    paths = [tree.tokens(tree.path(node)) for node in tree.level]
+                    found = _shaped(shaper, found, committed, paths)
+            if found is None:
+                break
+            logits = found
             drawn = []
             for at, row in enumerate(logits):
                 place = Place(len(committed), depth, range(at * count, (at + 1) * count))
@@ -281,6 +295,23 @@ class Drafter:
         self._window = tree
         draft: Draft = exchange.carry(exchange.pack(tree, rows), self.states)
         return draft
+
+    def _constrained(
+        self, shaper: Shaper, committed: Ids, context: NDArray[Any], tree: Tree
+    ) -> Floats | None:
+        """Return shaped logits [1, V] behind a chain, of which any part may not be read yet.
+
+        None where the grammar allows nothing that the drafter can say.
+        """
+        path = tree.ids.tolist()
+        token = shaper.forced(committed, path)
+        if token is not None and self.bridge.has(token):
+            logits: Floats = np.full((1, self.bridge.vocab_size), -np.inf, np.float32)
+            logits[0, token] = 0.0
+            return logits
+        self._trunk = len(context)
+        logits = self._logits(np.concatenate([context, self.bridge.own(tree.ids)]))[None]
+        return _shaped(shaper, logits, committed, [path])
 
     def states(self, at: NDArray[np.int64]) -> Floats:
         """Return the hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""
@@ -321,3 +352,11 @@ class Drafter:
         else:
             self._tree = tree
         return logits
+
+
+def _shaped(
+    shaper: Shaper, logits: Floats, committed: Ids, paths: Sequence[Sequence[int]]
+) -> Floats | None:
+    """Shape the rows of a level [nodes, V]; None if one is left without a token."""
+    dead = shaper.shape(logits, committed, paths)
+    return None if dead or np.isneginf(logits.max(axis=1)).any() else logits

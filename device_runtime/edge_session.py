@@ -41,8 +41,9 @@ _UNLIMITED = m.Limits(
 class Verified:
     """A window's verdict, its times and its bytes.
 
-    frames: the verdict's. timings: of all exchanges, without drafting and settling. inquired:
-    number of hidden states that the edge asked for first. received_ns: when the verdict came.
+    frames: the verdict's, and that of the logprobs if they were asked for. timings: of all
+    exchanges, without drafting and settling. inquired: number of hidden states that the edge asked
+    for first. received_ns: when the verdict came.
     """
 
     verdict: m.Verdict
@@ -80,6 +81,7 @@ class EdgeSession:
         self._generation = -1
         self._held = 0  # committed tokens, from the first on, that the edge has too
         self._plan: Plan | None = None
+        self._since = 0  # tokens of its prompt
         self._conditions: m.DecisionConditions | None = None
         self._known_limits = _UNLIMITED
 
@@ -99,9 +101,12 @@ class EdgeSession:
 
     # The edge's tokens
 
-    def prepare(self, plan: Plan, conditions: m.DecisionConditions | None) -> None:
-        """Set the plan of the next generation, and the conditions that the edge decides by."""
-        self._plan, self._conditions = plan, conditions
+    def prepare(self, plan: Plan, since: int, conditions: m.DecisionConditions | None) -> None:
+        """Set the plan of the next generation, and the conditions that the edge decides by.
+
+        since: tokens of its prompt.
+        """
+        self._plan, self._since, self._conditions = plan, since, conditions
 
     def truncate(self, length: int) -> None:
         """Note that the committed tokens were cut to ``length``."""
@@ -128,9 +133,15 @@ class EdgeSession:
             top_p=law.sampling.top_p,
             options=self._plan.exchange.options.given() if self._plan.exchange else {},
             conditions=self._conditions,
+            min_p=law.sampling.min_p,
+            shape=m.Shape.of(law.shaping, self._since),
+            logprobs=self._plan.logprobs,
         )
         missing = self._committed.ids[self._held :].copy()  # may change while ZeroMQ sends it
-        self._edge.tell(begin, [encode_ids(missing, self._vocab_size)])
+        frames: list[m.Buffer] = [encode_ids(missing, self._vocab_size)]
+        if law.shaping.grammar is not None:
+            frames.append(law.shaping.grammar.text.encode())
+        self._edge.tell(begin, frames)
         self._held = len(self._committed)
 
     def _begin_anew(self, reason: PilotfishError) -> None:

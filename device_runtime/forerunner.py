@@ -7,15 +7,19 @@ piece of the prompt, so that what arrives waits for one pass at most. Drafting g
 odds that the last draft comes true are low, and begins again where a token differs from its draft.
 """
 
+import math
 import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from pilotfish.device_runtime.drafter import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.odds import Odds
+from pilotfish.speculation.shaping import Shaper
 from pilotfish.wire.protocols.ahead import DEVICE, Lead, Met, drawn
 from pilotfish.wire.protocols.exchange import Ids
 
@@ -44,18 +48,23 @@ class Forerunner:
         plan: Plan,
         odds: Odds,
         committed: Ids,
+        shaper: Shaper | None,
         *,
         last: int,
         ends: Collection[int],
     ) -> None:
-        """committed: u32 [n]; last: the position of the answer's last token."""
+        """committed: u32 [n]; last: the position of the answer's last token.
+
+        shaper: of logits over the target's tokens.
+        """
         self._drafter, self._edge, self._plan = drafter, edge, plan
-        self._odds = odds
+        self._odds, self._shaper = odds, shaper
         self._last, self._ends = last, ends
         self._lead = Lead()
         self._lead.start(committed)
         self._room = drafter.room(committed)
         self._incarnation = edge.incarnation
+        self._stuck = False  # the drafter cannot say what the grammar allows
         self._pace_s = self._told_s = self._spent_s = 0.0
         self._drafted = self._sent_bytes = self._hints = self._missed = 0
 
@@ -66,10 +75,10 @@ class Forerunner:
             self._tell()
             return False
         started_s = time.monotonic()
-        logits = self._drafter.advance(lead.text.ids[: lead.committed], lead.drafts)
-        if logits is None:
-            return True  # there is more of the prompt to read
-        token, margin = drawn(logits, self._plan.drafting, len(lead.text))
+        found = self._next()
+        if found is None:
+            return not self._stuck  # there is more of the prompt to read
+        token, margin = found
         lead.grow(token, self._odds.of(margin), margin)
         now_s = time.monotonic()
         self._drafted += 1
@@ -80,11 +89,27 @@ class Forerunner:
             self._tell()
         return True
 
+    def _next(self) -> tuple[int, float] | None:
+        """Return the next draft and its margin, by a pass unless a grammar forces it."""
+        lead, shaper = self._lead, self._shaper
+        committed, drafts = lead.text.ids[: lead.committed], lead.drafts
+        if shaper is not None:
+            token = shaper.forced(committed, drafts.tolist())
+            if token is not None and self._drafter.bridge.has(token):
+                return token, math.inf
+        logits = self._drafter.advance(committed, drafts)
+        if logits is None:
+            return None
+        if shaper is not None:
+            dead = shaper.shape(logits[None], committed, [drafts.tolist()])
+            self._stuck = len(dead) > 0 or bool(np.isneginf(logits.max()))
+        return None if self._stuck else drawn(logits, self._plan.drafting, len(lead.text))
+
     def _done(self) -> bool:
         """Whether a further draft is not worth a pass, or there is no room for it."""
         lead = self._lead
         most = min(self._edge.limits.window, self._room - 1, self._last - lead.committed)
-        if len(lead) >= most:
+        if len(lead) >= most or self._stuck:
             return True
         return len(lead) > 0 and (lead.odds < FLOOR or int(lead.drafts[-1]) in self._ends)
 
@@ -109,6 +134,7 @@ class Forerunner:
         source, pass_s: of the drafts in their pass, and its seconds.
         """
         met = self._lead.meet(ids)
+        self._stuck = False
         self._missed = 0 if source == DEVICE or not met.agreed else self._missed + 1
         if self._missed >= _MISSED:
             self._missed = 0

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.shaping import Grammar, Shaping
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.errors import UnsupportedError
-from pilotfish.wire.messages import MAX_WINDOW
+from pilotfish.wire.messages import MAX_LOGPROBS, MAX_WINDOW
 from pilotfish.wire.protocols import (
     EXCHANGES,
     LOCAL,
@@ -82,6 +83,14 @@ class Options(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    logit_bias: Mapping[int, float]
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logprobs: int | None
+    schema: Mapping[str, Any] | str | None
+    grammar: Grammar | None
     draft_temperature: float | None
     draft_top_k: int | None
     draft_top_p: float | None
@@ -107,6 +116,7 @@ class Plan:
     auto: bool
     max_tokens: int
     stop: Sequence[str]
+    logprobs: int | None
 
     @property
     def streams(self) -> bool:
@@ -133,6 +143,14 @@ def plan(
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    logprobs: int | None = None,
+    schema: Mapping[str, Any] | str | None = None,
+    grammar: Grammar | None = None,
     draft_temperature: float | None = None,
     draft_top_k: int | None = None,
     draft_top_p: float | None = None,
@@ -145,7 +163,10 @@ def plan(
 
     window: draft tokens a round (4), or "auto": until the drafter's confidence is low. An edge may
     allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k,
-    top_p: of the target's sampling; draft_…: of the drafter's, by default the same. If neither end
+    top_p, min_p: of the target's sampling; draft_…: of the drafter's, by default the same.
+    logit_bias, penalties, grammar: of both ends' logits, as `Shaping` has them; schema: a JSON
+    schema, for a grammar. logprobs: tell each token's log-probability, and those of so many of the
+    likeliest. If neither end
     is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
     2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. options, own: the protocols' own options;
     those of other protocols have no effect.
@@ -154,10 +175,26 @@ def plan(
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
     if max_tokens < 1:
         raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}.")
+    if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+        raise UnsupportedError(f"logprobs must be 0 to {MAX_LOGPROBS}, not {logprobs}.")
     if seed is not None and not 0 <= seed < 2**63:
         raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
     exchange = EXCHANGES.get(protocol)
-    target = _sampling("", temperature, top_k, top_p)
+    target = _sampling("", temperature, top_k, top_p, min_p)
+    if schema is not None:
+        if grammar is not None:
+            raise UnsupportedError("An answer has a schema or a grammar, not both.")
+        grammar = Grammar.of_schema(schema)
+    try:
+        shaping = Shaping(
+            logit_bias=logit_bias or {},
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            grammar=grammar,
+        )
+    except ValueError as error:
+        raise UnsupportedError(f"{error}.") from error
     wanted = (draft_temperature, draft_top_k, draft_top_p)
     if exchange is None and wanted != (None, None, None):
         raise UnsupportedError(
@@ -175,11 +212,12 @@ def plan(
     return Plan(
         protocol=protocol,
         exchange=exchange,
-        law=Law(sampling=target, seed=seed),
-        drafting=Law(sampling=drafter, seed=seed),
+        law=Law(sampling=target, seed=seed, shaping=shaping),
+        drafting=Law(sampling=drafter, seed=seed, shaping=shaping),
         expansion=_expansion(protocol, exchange, window, expansion),
         auto=window == AUTO,
         max_tokens=max_tokens,
+        logprobs=logprobs,
         stop=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
     )
 
@@ -300,9 +338,11 @@ def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
     return [*kept, LOCAL] if auto.lossy else kept
 
 
-def _sampling(prefix: str, temperature: float, top_k: int, top_p: float) -> Sampling:
+def _sampling(
+    prefix: str, temperature: float, top_k: int, top_p: float, min_p: float = 0.0
+) -> Sampling:
     try:
-        return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     except ValueError as error:
         raise UnsupportedError(f"{prefix}{error}.") from error
 
@@ -320,10 +360,11 @@ def _drafting(
         target.temperature if temperature is None else temperature,
         target.top_k if top_k is None else top_k,
         target.top_p if top_p is None else top_p,
+        target.min_p,
     )
     untruncated = shaped.top_k == 0 and shaped.top_p == 1.0
     if exchange is not None and untruncated and top_k is None and top_p is None:
-        return Sampling(temperature=shaped.temperature, top_k=exchange.truncates)
+        return replace(shaped, top_k=exchange.truncates)
     return shaped
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pilotfish.wire.codecs.logprobs import TokenLogprob
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import LOCAL, counters, streams
 
@@ -61,6 +62,8 @@ class Round:
     # time or not: tokens committed since the last correction, with a draft of them or without, how
     # many drafts were compared, up to the first wrong one, and how many of these agreed
     run: tuple[int, int, int] | None = None
+    # of the tokens, if asked for; that of a token that this end sampled comes a round later
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
     @property
     def verified(self) -> int:
@@ -163,6 +166,18 @@ class Generation:
     recoveries: list[Recovery] = field(default_factory=list)
 
     @property
+    def logprobs(self) -> list[TokenLogprob | None]:
+        """Of each token, if asked for.
+
+        None for what the drafter said alone, and for a last token that this end sampled (`dssd`).
+        """
+        return [
+            told
+            for one in self.rounds
+            for told in (one.logprobs or [None] * len(one.tokens))[: len(one.tokens)]
+        ]
+
+    @property
     def tokens_per_s(self) -> float:
         """Committed tokens per second, reading the prompt included."""
         return len(self.tokens) / self.total_s if self.total_s else 0.0
@@ -221,3 +236,4 @@ class Piece:
     text: str
     tokens: list[int]
     origin: str
+    logprobs: Sequence[TokenLogprob | None] = ()  # if asked for, as far as they are known yet

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.device_runtime.advice import Advice
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.drafter import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession, Streamed, Verified
@@ -23,12 +24,20 @@ from pilotfish.device_runtime.link.loss import Interrupt
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.channel import Channel
+from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.odds import Odds
 from pilotfish.speculation.randomness import Purpose
+from pilotfish.speculation.shaping import Shaper
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
+from pilotfish.wire.codecs.logprobs import TokenLogprob, decode_logprobs
 from pilotfish.wire.committed import Committed, common_prefix
-from pilotfish.wire.errors import MalformedError, PromptTooLongError
+from pilotfish.wire.errors import (
+    BadGrammarError,
+    MalformedError,
+    PromptTooLongError,
+    TokenOutOfRangeError,
+)
 from pilotfish.wire.messages import DecisionConditions, Tokens
 from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose
 from pilotfish.wire.protocols.ahead import MOST_DRAFTS, SOURCES
@@ -51,6 +60,9 @@ class Session:
         # of drafts under `ahead`, at temperature 0 and above it; they learn from answer to answer
         self._odds = {True: Odds(), False: Odds()}
         self._plan: Plan | None = None
+        self._last: Round | None = None  # of this generation
+        self._shaper: Shaper | None = None
+        self._constraint: Advice | None = None
 
     @property
     def context(self) -> int:
@@ -62,10 +74,17 @@ class Session:
             return self.edge.limits.context
         return min(self._drafter.context, self.edge.limits.context)
 
-    def start(self, prompt: Prompt, plan: Plan, channel: Channel = _UNKNOWN) -> None:
+    def start(
+        self,
+        prompt: Prompt,
+        plan: Plan,
+        channel: Channel = _UNKNOWN,
+        constraint: Advice | None = None,
+    ) -> None:
         """Prepare a generation: both ends keep the prefix that session and prompt share.
 
-        channel: the link as measured for this generation, for a decision head.
+        channel: the link as measured for this generation, for a decision head. constraint: of what
+        is drafted, by the plan's grammar.
         """
         ids = prompt.ids
         if len(ids) == 0:
@@ -80,13 +99,19 @@ class Session:
                 f"The prompt has {len(prompt.own)} tokens of the drafter's, which takes at most "
                 f"{self._drafter.context}."
             )
+        biased = max(plan.law.shaping.logit_bias, default=0)
+        if biased >= self._vocab:
+            raise TokenOutOfRangeError(
+                f"logit_bias names token {biased}; the target has {self._vocab}."
+            )
+        self._shaper, self._constraint = plan.law.shaper(len(ids), constraint), constraint
         kept = self.shared(ids)
         self.committed.truncate(kept)
         self.committed.extend(ids[kept:])
         self._drafter.start(prompt)
-        self._plan = plan
+        self._plan, self._last = plan, None
         self.edge.truncate(kept)
-        self.edge.prepare(plan, self._conditions(plan, channel))
+        self.edge.prepare(plan, len(ids), self._conditions(plan, channel))
 
     def shared(self, prompt: NDArray[np.uint32]) -> int:
         """Count the first tokens of the prompt that the session holds already."""
@@ -95,6 +120,8 @@ class Session:
     def join(self) -> None:
         """Bring the edge up to date: at the start, and after the drafter went on alone."""
         assert self._plan is not None
+        if self._constraint is not None:
+            self._constraint.alone = False
         self.edge.begin()
         if not self._plan.streams:  # while the edge reads, too
             self._drafter.read(self.committed.ids, self._interrupt.check)
@@ -133,13 +160,38 @@ class Session:
                 self._drafter.read_last()
             reply = self.edge.verdict(exchange, draft, sent, drafted_ns, late=exchange.inquires)
         ruling = _ruling(draft, reply)
+        ruling, logprobs = self._logprobs_of(plan, draft, ruling)
         accepted = len(draft.path(ruling.accepted))
         notes = exchange.check_notes(ruling.notes, window=draft.depth, accepted=accepted)
         token = exchange.settle(draft, ruling, plan.law, round_start=start, vocab_size=self._vocab)
         tokens = self._commit(draft, ruling, token)
         reply.timings.draft += (drafted_ns - began_ns) * _NS
         reply.timings.settle += (time.monotonic_ns() - reply.received_ns) * _NS
-        return _record(exchange, draft, notes, reply, start, tokens)
+        self._last = _record(exchange, draft, notes, reply, start, tokens)
+        self._last.logprobs = logprobs
+        return self._last
+
+    def _logprobs_of(
+        self, plan: Plan, draft: Draft, ruling: Ruling
+    ) -> tuple[Ruling, list[TokenLogprob | None]]:
+        """Return the ruling without the frame of logprobs, and what that tells of its tokens.
+
+        Tells the last round what it could not know: the logprob of its pending token.
+        """
+        if plan.logprobs is None:
+            return ruling, []
+        if not ruling.frames:
+            raise MalformedError("The edge's verdict lacks the logprobs asked for.")
+        *frames, frame = ruling.frames
+        count = len(draft.path(ruling.accepted)) + (ruling.token is not None)
+        told = decode_logprobs(frame, plan.logprobs, self._vocab, (count, count + 1))
+        if len(told) > count:
+            pending = told.pop(0)
+            if self._last is not None and self._last.logprobs:
+                self._last.logprobs[-1] = pending
+        if ruling.token is None:
+            told.append(None)
+        return ruling._replace(frames=frames), told
 
     def _draft(
         self, plan: Plan, exchange: Exchange[Any], remaining: int, ends: Collection[int]
@@ -148,7 +200,13 @@ class Session:
         levels = min(remaining, self.context - len(self.committed)) - 1
         expansion = self._room(plan.expansion, levels)
         return self._drafter.draft(
-            self.committed.ids, expansion, exchange, plan.drafting, ends, auto=plan.auto
+            self.committed.ids,
+            expansion,
+            exchange,
+            plan.drafting,
+            ends,
+            shaper=self._shaper,
+            auto=plan.auto,
         )
 
     def _commit(self, draft: Draft, ruling: Ruling, token: int) -> list[int]:
@@ -204,6 +262,7 @@ class Session:
             plan,
             self._odds[plan.law.sampling.greedy],
             committed,
+            self._shaper,
             last=len(committed) + count - 1,
             ends=ends,
         )
@@ -211,7 +270,8 @@ class Session:
     def _streamed(self, plan: Plan, tokens: Streamed, end: int) -> Round:
         """Commit tokens of the target; ``end``: no position from there on was asked for."""
         reply, answer, waited_ns = tokens
-        if len(answer.frames) != 1 or len(answer.frames[0]) == 0:
+        asked = plan.logprobs is not None
+        if len(answer.frames) != 1 + asked or len(answer.frames[0]) == 0:
             raise MalformedError("The edge sent a stream message without tokens.")
         start = len(self.committed)
         if start + count_ids(answer.frames[0], self._vocab) > end:
@@ -219,6 +279,9 @@ class Session:
         ids = decode_ids(answer.frames[0], self._vocab).tolist()
         if not _fits(reply, len(ids)):
             raise MalformedError("The edge's account of drafts does not fit its tokens.")
+        logprobs: list[TokenLogprob | None] = []
+        if plan.logprobs is not None:
+            logprobs = decode_logprobs(answer.frames[1], plan.logprobs, self._vocab, (len(ids),))
         self.committed.extend(ids)
         self.edge.agree(len(self.committed))
         # only the part of the pass that was waited for: the tokens may have arrived before
@@ -234,9 +297,20 @@ class Session:
             downlink_bytes=answer.downlink_bytes,
             timings=Timings(verify=verify_ns * _NS, downlink=(waited_ns - verify_ns) * _NS),
             pass_s=reply.times.verify_ns * _NS,
+            logprobs=logprobs,
         )
 
     # The drafter alone
+
+    def _shape_alone(self, logits: Floats) -> None:
+        """Shape a row [V] that no edge looks at; `BadGrammarError` if it leaves no token."""
+        if self._shaper is None:
+            return
+        if self._constraint is not None:
+            self._constraint.alone = True
+        self._shaper.shape(logits[None], self.committed.ids, [()])
+        if not np.isfinite(logits.max()):
+            raise BadGrammarError("The drafter has no token that the grammar allows.")
 
     def local(self, law: Law, count: int) -> Iterator[Round]:
         """Run `local`: the drafter generates alone, until its context is full."""
@@ -246,7 +320,9 @@ class Session:
             started_ns = time.monotonic_ns()
             start = len(self.committed)
             self._drafter.read(self.committed.ids, self._interrupt.check)
-            token = choose(self._drafter.logits(self.committed.ids), law, start, Purpose.LOCAL)
+            logits = self._drafter.logits(self.committed.ids)
+            self._shape_alone(logits)
+            token = choose(logits, law, start, Purpose.LOCAL)
             self.committed.extend([token])
             record = Round(protocol=LOCAL, start=start, window=0, accepted=0, tokens=[token])
             record.timings.draft = (time.monotonic_ns() - started_ns) * _NS

@@ -25,9 +25,12 @@ from pilotfish.edge_runtime.hints import Offer
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.engines.artifact import Artifact, Manifest
 from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.pace import pass_times
 from pilotfish.speculation.ahead import FLOOR
+from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.odds import Odds
+from pilotfish.speculation.shaping import Shaper
 from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.errors import PairMismatchError
 from pilotfish.wire.protocols import Law
@@ -51,10 +54,16 @@ class Trail:
     """
 
     def __init__(
-        self, beside: "Beside", session: bytes, slot: int, committed: Ids, law: Law
+        self,
+        beside: "Beside",
+        session: bytes,
+        slot: int,
+        committed: Ids,
+        law: Law,
+        shaper: Shaper | None = None,
     ) -> None:
         self._beside = beside
-        self.session, self.slot, self.law = session, slot, law
+        self.session, self.slot, self.law, self.shaper = session, slot, law, shaper
         self.lead = Lead()
         self.lead.start(committed)
         self.last = 0  # the answer's tokens end before this position; 0: none is asked for yet
@@ -169,9 +178,14 @@ class Beside(threading.Thread):
         self._closing = False
         self._passes = 0
 
-    def follow(self, session: bytes, slot: int, committed: Ids, law: Law) -> Trail:
-        """Draft behind these tokens, u32 [n], in this slot, which its last trail leaves."""
-        trail = Trail(self, session, slot, committed, law)
+    def follow(
+        self, session: bytes, slot: int, committed: Ids, law: Law, shaper: Shaper | None = None
+    ) -> Trail:
+        """Draft behind these tokens, u32 [n], in this slot, which its last trail leaves.
+
+        shaper: of the drafter's logits; the drafter's thread alone uses it.
+        """
+        trail = Trail(self, session, slot, committed, law, shaper)
         with self.news:
             self._trails[slot] = trail
             self.news.notify()
@@ -291,8 +305,23 @@ class Beside(threading.Thread):
             held.length = task.held + len(task.part)
             held.ids[task.held : held.length] = task.part
             task.trail.served = self._passes
-            if task.drafts:
+            text = held.ids[: held.length]
+            if task.drafts and self._shaped(task.trail, output.logits, text):
                 self._extend(task, *drawn(output.logits[0], task.trail.law, task.length))
+
+    def _shaped(self, trail: Trail, logits: Floats, text: Ids) -> bool:
+        """Shape a trail's row; returns whether there is something to draft."""
+        if trail.shaper is None:
+            return True
+        try:
+            trail.shaper.shape(logits, text, [()])
+        except GrammarError as error:  # the request's own affair: no more drafts for it
+            _log.debug("a trail ends: %s", error)
+            with self.news:
+                if self._trails.get(trail.slot) is trail:
+                    del self._trails[trail.slot]
+            return False
+        return True
 
     def _extend(self, task: _Task, token: int, margin: float) -> None:
         """Add a draft to a trail, unless the text has taken another way meanwhile."""

@@ -4,6 +4,7 @@ import gc
 import logging
 import select
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -117,6 +118,7 @@ def serve(
             metrics.show(
                 MetricsSources(artifact.manifest, tally, listener, service, target, inspection)
             )
+        _read_vocabulary(stack, service)
         announce(listener.endpoint)
         supervisor.ready(loop.status)
         inspection.start()
@@ -127,6 +129,13 @@ def serve(
         listener.close(loop.linger_s)
         _log.info("stopped after %d target passes", scheduler.passes)
         return code
+
+
+def _read_vocabulary(stack: ExitStack, service: Service) -> None:
+    """Read the vocabulary for grammars while the edge serves already."""
+    reading = threading.Thread(target=service.read_vocabulary, name="grammars", daemon=True)
+    reading.start()
+    stack.callback(reading.join)  # a library's thread must not outlive the interpreter
 
 
 def _beside(

@@ -8,7 +8,6 @@ import hashlib
 import logging
 import zlib
 
-from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
 from pilotfish.wire.errors import MalformedError, PairMismatchError
@@ -20,11 +19,11 @@ class Lexicon:
     """The bytes of one vocabulary, in parts. Used by the serving loop only.
 
     digest: their SHA-256 (hex); size: their number; "" and 0 if the vocabulary is too large to be
-    served. Raises `ArtifactError` if the artifact's tokenizer cannot be read.
+    served.
     """
 
-    def __init__(self, artifact: Artifact) -> None:
-        blob = Vocabulary.of(artifact).encode()
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        blob = vocabulary.encode()
         if len(blob) > m.MAX_VOCABULARY:
             _log.warning(
                 "the vocabulary has %d bytes, more than the wire takes: only drafters of the same "

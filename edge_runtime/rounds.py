@@ -12,17 +12,22 @@ from typing import Any
 import numpy as np
 
 from pilotfish.edge_runtime.hints import NOTHING, Hints, Taken
+from pilotfish.edge_runtime.logprobs import Logprobs
 from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import EdgeRound, SessionState, Stream
 from pilotfish.edge_runtime.tally import Tally
+from pilotfish.engines.constraint import DEAD_END
+from pilotfish.engines.errors import GrammarError
 from pilotfish.speculation.coupling import agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.randomness import Purpose
+from pilotfish.speculation.shaping import Shaper, behind_nodes
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
-from pilotfish.wire.errors import InternalError, PilotfishError
+from pilotfish.wire.errors import BadGrammarError, InternalError, PilotfishError
 from pilotfish.wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
+from pilotfish.wire.protocols.exchange import Ids
 
 Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], None]
 Submit = Callable[[Job], None]
@@ -62,7 +67,8 @@ class Rounds:
         session.round, draft = round_, round_.draft
         # [committed + pending + n]
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
-        rule = partial(_rule, exchange, draft, law, round_.start)
+        text = tokens[: len(tokens) - len(draft.ids)]
+        rule = partial(_rule, exchange, draft, law, text, session.shaper, session.logprobs)
         rows = len(draft.ids) + 1
         job = Job(session.id, session.slot, tokens, rows, rule, draft)
         job.temperature = law.sampling.temperature
@@ -76,8 +82,8 @@ class Rounds:
         if stream.remaining <= 0 or length >= self._context:
             session.stream = None
             return
-        rule = partial(_stream_rule, law, length, ())
         tokens = session.committed.ids.copy()
+        rule = partial(_stream_rule, law, tokens, session.shaper, session.logprobs, ())
         job = Job(session.id, session.slot, tokens, rows=1, rule=rule)
         job.temperature = law.sampling.temperature
         if session.hints is not None:
@@ -92,8 +98,12 @@ class Rounds:
         times: m.Times,
         taken: Taken = NOTHING,
         accepted: int = 0,
+        logprobs: m.Buffer | None = None,
     ) -> None:
-        """Send tokens of a stream, from position ``start`` on; taken: the drafts of their pass."""
+        """Send tokens of a stream, from position ``start`` on; taken: the drafts of their pass.
+
+        logprobs: their frame, if they were asked for.
+        """
         assert session.stream is not None
         tokens = m.Tokens(
             session=session.id,
@@ -105,7 +115,8 @@ class Rounds:
             accepted=accepted,
         )
         frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
-        self._send(session.stream.client, tokens, (frame,))
+        frames = (frame,) if logprobs is None else (frame, logprobs)
+        self._send(session.stream.client, tokens, frames)
 
     def stop(self, session: SessionState) -> None:
         """Cancel the session's jobs; keeps the committed tokens."""
@@ -159,6 +170,8 @@ class Rounds:
         assert exchange is not None
         ruling = exchange.resolve(round_.draft, round_.wanted, frames)
         round_.wanted = None
+        if session.logprobs is not None:
+            session.logprobs.decided(ruling)
         held_ns = time.monotonic_ns() - received_ns
         times = m.Times(received_ns=received_ns, held_ns=held_ns, queue_ns=0, verify_ns=held_ns)
         self._verified(session, round_, times, ruling)
@@ -175,9 +188,12 @@ class Rounds:
             times=times,
             notes=list(ruling.notes),
         )
-        self._send(round_.client, verdict, ruling.frames)  # first of all: the device waits for it
+        frames = ruling.frames
+        if session.logprobs is not None:
+            frames = [*frames, session.logprobs.commit()]
+        self._send(round_.client, verdict, frames)  # first of all: the device waits for it
         draft = round_.draft
-        round_.settle(verdict, ruling.frames)
+        round_.settle(verdict, frames)
         accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
         token = [] if ruling.token is None else [ruling.token]
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])
@@ -209,7 +225,9 @@ class Rounds:
         if session.hints is not None:
             taken = session.hints.landed(ids, accepted)
             self._tally.hinted(taken, accepted)
-        self.send_tokens(session, start, ids, _times(job, stream.received_ns), taken, accepted)
+        told = None if session.logprobs is None else session.logprobs.commit(len(ids))
+        times = _times(job, stream.received_ns)
+        self.send_tokens(session, start, ids, times, taken, accepted, told)
         stream.received_ns = time.monotonic_ns()
         self.stream(session)
 
@@ -256,21 +274,70 @@ class _HintRider:
         # [committed + drafts]
         job.tokens = np.concatenate([committed, np.array(drafts, np.uint32)])
         job.rows = 1 + len(drafts)
-        job.rule = partial(_stream_rule, self._law, len(committed), drafts)
+        text = job.tokens[: len(committed)]
+        session = self._session
+        job.rule = partial(_stream_rule, self._law, text, session.shaper, session.logprobs, drafts)
 
 
 def _rule(
-    exchange: Exchange[Any], draft: Draft, law: Law, start: int, logits: Floats, hidden: Floats
+    exchange: Exchange[Any],
+    draft: Draft,
+    law: Law,
+    text: Ids,
+    shaper: Shaper | None,
+    logprobs: Logprobs | None,
+    logits: Floats,
+    hidden: Floats,
 ) -> Ruling | Wanted:
-    return exchange.rule(draft, logits, law, round_start=start, hidden=hidden)
+    dead: Sequence[int] = ()
+    if shaper is not None:
+        dead = _shape(shaper, logits, text, behind_nodes(draft.ids.tolist(), draft.parents))
+    decided = exchange.rule(draft, logits, law, round_start=len(text), hidden=hidden)
+    if dead:
+        _expect_alive(draft, decided, dead)
+    if logprobs is not None:
+        logprobs.note(draft, logits, decided)
+    return decided
+
+
+def _expect_alive(draft: Draft, decided: Ruling | Wanted, dead: Sequence[int]) -> None:
+    """Raise `BadGrammarError` if the decision goes by a row that nothing may follow."""
+    # a decision head decides later, and may let any of them pass
+    on_path = {0, *draft.path(decided.accepted)} if isinstance(decided, Ruling) else {*dead}
+    if on_path.intersection(dead):
+        raise BadGrammarError(DEAD_END)
+
+
+def _shape(
+    shaper: Shaper, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]
+) -> Sequence[int]:
+    try:
+        return shaper.shape(logits, text, paths)
+    except GrammarError as error:
+        raise BadGrammarError(str(error)) from error
 
 
 def _stream_rule(
-    law: Law, position: int, drafts: Sequence[int], logits: Floats, hidden: Floats
+    law: Law,
+    text: Ids,
+    shaper: Shaper | None,
+    logprobs: Logprobs | None,
+    drafts: Sequence[int],
+    logits: Floats,
+    hidden: Floats,
 ) -> Ruling:
-    return Ruling(
+    dead: Sequence[int] = ()
+    if shaper is not None:
+        dead = _shape(shaper, logits, text, behind_nodes(drafts, None))
+    position = len(text)
+    ruling = Ruling(
         *agreed(drafts, lambda index: choose(logits[index], law, position + index, Purpose.TARGET))
     )
+    if dead and min(dead) <= ruling.accepted:
+        raise BadGrammarError(DEAD_END)
+    if logprobs is not None:
+        logprobs.streamed(drafts, logits, ruling)
+    return ruling
 
 
 def _until(ends: Collection[int], ids: list[int]) -> list[int]:

@@ -34,6 +34,7 @@ from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.decoder import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.committed import common_prefix
+from pilotfish.wire.errors import PilotfishError
 from pilotfish.wire.protocols import Draft, Ruling, Wanted
 
 _log = logging.getLogger("pilotfish.edge")
@@ -327,7 +328,8 @@ class Scheduler:
             if span.nodes and isinstance(job.ruling, Ruling):
                 self._keep_path(job, span, job.ruling)
         except Exception as error:
-            _log.exception("a rule failed")
+            if not isinstance(error, PilotfishError):  # which the request is to blame for
+                _log.exception("a rule failed")
             job.error = error
             if span.nodes:
                 self.target.keep_path(job.slot, [])

@@ -17,6 +17,7 @@ from pilotfish.edge_runtime.beside import Beside, Trail
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
 from pilotfish.edge_runtime.hints import hints_of
 from pilotfish.edge_runtime.lexicon import Lexicon
+from pilotfish.edge_runtime.logprobs import Logprobs
 from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.rounds import Rounds, Send, Submit
 from pilotfish.edge_runtime.scheduler import Job
@@ -25,11 +26,15 @@ from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.shaping import Constraint, Shaper
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed import Committed
 from pilotfish.wire.errors import (
     AccessDeniedError,
+    BadGrammarError,
     ConflictError,
     DivergedError,
     DrainingError,
@@ -38,8 +43,10 @@ from pilotfish.wire.errors import (
     PairMismatchError,
     PilotfishError,
     PromptTooLongError,
+    TokenOutOfRangeError,
     TooLargeError,
     UnknownSessionError,
+    UnsupportedError,
     VersionMismatchError,
 )
 from pilotfish.wire.protocols import STREAM, Draft, Law, exchange_named
@@ -74,9 +81,10 @@ class Service:
         tally: Tally | None = None,
     ) -> None:
         manifest = self._manifest = artifact.manifest
-        self._lexicon = Lexicon(artifact)
+        vocabulary = Vocabulary.of(artifact)
+        self._lexicon, self._grammars = Lexicon(vocabulary), vocabulary.grammars
         self._vocab = manifest.vocab_size
-        self._digest = target.digest
+        self._digest, self._shapes = target.digest, target.shapes
         self._message_bytes = limits.message_mib * MEBIBYTE
         self._limits = m.Limits(
             context=target.context,
@@ -107,6 +115,11 @@ class Service:
         )
 
     # Called by the daemon
+
+    def read_vocabulary(self) -> None:
+        """Read the vocabulary for grammars; in a thread of its own, for it takes about a second."""
+        with suppress(GrammarError):  # a model that cannot end a constrained answer
+            self._grammars.warm()
 
     def revise(self, limits: EdgeLimits, allowed: Mapping[bytes, str] | None) -> None:
         """Apply other limits and another allow-list; ends the sessions of removed keys."""
@@ -241,8 +254,9 @@ class Service:
         self._send(envelope.client, pong, envelope.frames)
 
     def _begin(self, begin: m.Begin, envelope: Envelope) -> None:
-        expect_frames(envelope.frames, 1)
-        (frame,) = envelope.frames
+        constrained = begin.shape is not None and begin.shape.grammar != ""
+        expect_frames(envelope.frames, 1 + constrained)
+        frame = envelope.frames[0]
         length = begin.keep + count_ids(frame, self._vocab)
         if length >= self._limits.context:  # before so many ids are decoded
             raise PromptTooLongError(
@@ -251,22 +265,28 @@ class Service:
             )
         new = decode_ids(frame, self._vocab)
         exchange = None if begin.protocol == STREAM else exchange_named(begin.protocol)
-        law = Law(sampling=begin.sampling, seed=begin.seed)
+        shaping = begin.shaping(envelope.frames[1] if constrained else None)
+        law = Law(sampling=begin.sampling, seed=begin.seed, shaping=shaping)
         if exchange is not None:
             exchange.check(law.sampling)
             exchange = self._supplies.exchange(exchange, begin)
         if length == 0:
             raise MalformedError("A generation needs at least one token to go on from.")
+        shaper = self._shaper(begin, law, length)  # last: a grammar may take long
         session = self._session_for(begin, envelope.owner)
         self._rounds.stop(session)
         session.committed.truncate(begin.keep)
         session.committed.extend(new)
         session.generation, session.law, session.exchange = begin.generation, law, exchange
+        session.shaper = shaper
+        session.logprobs = (
+            None if begin.logprobs is None else Logprobs(begin.logprobs, len(session.committed))
+        )
         session.hints = hints_of(
             exchange,
             session.committed,
             self._limits.window,
-            self._follower(session, law),
+            self._follower(session, begin, law),
             session.hints,
         )
         session.round = session.stream = None
@@ -274,10 +294,41 @@ class Service:
         if len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
 
-    def _follower(self, session: SessionState, law: Law) -> Callable[[], Trail] | None:
+    def _shaper(self, begin: m.Begin, law: Law, length: int) -> Shaper | None:
+        """Return what shapes the logits of a generation that begins with ``length`` tokens."""
+        if (told := begin.shape) is None:
+            return None
+        if not self._shapes:
+            raise UnsupportedError(
+                "This edge averages what its workers tell of their likeliest tokens; it takes no "
+                "penalties and no logit_bias, and no grammar."
+            )
+        if told.since > length:
+            raise MalformedError(f"A prompt of {told.since} tokens is no part of {length}.")
+        if (token := max(law.shaping.logit_bias, default=0)) >= self._vocab:
+            raise TokenOutOfRangeError(
+                f"logit_bias names token {token}; the target has {self._vocab}."
+            )
+        return law.shaper(told.since, self._constraint(law))
+
+    def _constraint(self, law: Law) -> Constraint | None:
+        if (grammar := law.shaping.grammar) is None:
+            return None
+        try:
+            return self._grammars.constraint(grammar)
+        except GrammarError as error:
+            raise BadGrammarError(str(error)) from error
+
+    def _follower(
+        self, session: SessionState, begin: m.Begin, law: Law
+    ) -> Callable[[], Trail] | None:
         if self._beside is None:
             return None
-        return partial(self._beside.follow, session.id, session.slot, session.committed.ids, law)
+        shaper = None
+        if begin.shape is not None:  # of its own: another thread uses it
+            shaper = law.shaper(begin.shape.since, self._constraint(law))
+        ids = session.committed.ids
+        return partial(self._beside.follow, session.id, session.slot, ids, law, shaper)
 
     def _session_for(self, begin: m.Begin, owner: bytes) -> SessionState:
         try:
@@ -371,7 +422,10 @@ class Service:
             session.hints.pulled(pull.start + pull.count)
         if len(ahead):  # a retry: what the device has missed
             times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
-            self._rounds.send_tokens(session, pull.start, ahead.tolist(), times)
+            missed = ahead.tolist()
+            log = session.logprobs
+            told = None if log is None else log.of(pull.start, len(missed))
+            self._rounds.send_tokens(session, pull.start, missed, times, logprobs=told)
         if not running and not session.ended:
             self._rounds.stream(session)
 

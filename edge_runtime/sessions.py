@@ -17,8 +17,10 @@ from typing import Any
 from zlib import crc32
 
 from pilotfish.edge_runtime.hints import Hints
+from pilotfish.edge_runtime.logprobs import Logprobs
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.tally import Tally
+from pilotfish.speculation.shaping import Shaper
 from pilotfish.wire.committed import Committed
 from pilotfish.wire.errors import TooManySessionsError, UnknownSessionError
 from pilotfish.wire.messages import Buffer, Inquiry, Verdict
@@ -83,6 +85,8 @@ class SessionState:
     committed: Committed = field(default_factory=Committed)
     generation: int = -1
     law: Law | None = None
+    logprobs: Logprobs | None = None  # of its tokens, where the device asked for them
+    shaper: Shaper | None = None  # of its logits; None: they are sampled from as they are
     exchange: Exchange[Any] | None = None  # None: the generation is a `stream`
     hints: Hints | None = None  # of a generation under `ahead`
     round: EdgeRound | None = None

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pilotfish.device_runtime.record import Generation, Piece, Recovery, Round, Timings
     from pilotfish.edge_runtime.process import EdgeServer
     from pilotfish.engines.errors import EngineError
+    from pilotfish.speculation.shaping import Grammar
     from pilotfish.wire.errors import PilotfishError
 
 # Imported when asked for: an edge needs nothing of what a device needs.
@@ -22,6 +23,7 @@ _HOME = {
     "EdgeServer": "pilotfish.edge_runtime.process",
     "EngineError": "pilotfish.engines.errors",
     "Generation": "pilotfish.device_runtime.record",
+    "Grammar": "pilotfish.speculation.shaping",
     "Piece": "pilotfish.device_runtime.record",
     "PilotfishError": "pilotfish.wire.errors",
     "Recovery": "pilotfish.device_runtime.record",
@@ -35,6 +37,7 @@ __all__ = [
     "EdgeServer",
     "EngineError",
     "Generation",
+    "Grammar",
     "Piece",
     "PilotfishError",
     "Recovery",

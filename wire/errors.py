@@ -43,6 +43,13 @@ class UnsupportedError(PilotfishError):
     exit_code = 64
 
 
+class BadGrammarError(PilotfishError):
+    """A grammar that does not compile, is too complex, or leaves no token."""
+
+    code = "bad-grammar"
+    exit_code = 65
+
+
 class TooLargeError(PilotfishError):
     """A message, window or prompt beyond the edge's limits."""
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.errors import MalformedError
+from pilotfish.speculation.shaping import AS_THEY_ARE, MOST_BIASED, Grammar, Shaping
+from pilotfish.wire.errors import MalformedError, TooLargeError
 from pilotfish.wire.prose import MOST_CHARACTERS, one_line
 
 VERSION: Final = 3
@@ -31,6 +32,8 @@ MAX_NOTES: Final = 16  # that a protocol may make of a round
 MAX_HIDDEN: Final = 65536  # d of a drafter's states
 MAX_PROBE: Final = 256 * 1024  # bytes that a ping may carry
 PART_BYTES: Final = 64 * 1024  # of a vocabulary, in one part, before it is compressed
+MAX_LOGPROBS: Final = 20  # of the likeliest tokens
+MAX_GRAMMAR: Final = 64 * 1024  # bytes of a grammar
 MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all its parts
 
 U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -106,6 +109,36 @@ class DecisionConditions(Header, frozen=True):
             raise MalformedError(f"The link's state is unusable: {error}") from error
 
 
+class Shape(Header, frozen=True):
+    """How a generation's logits are changed before they are sampled from.
+
+    since: tokens of the prompt; the answer's, which are counted, follow. grammar: the kind of what
+    frame 1 of the `Begin` holds, as UTF-8; "" where there is none.
+    """
+
+    since: U31
+    # token and bias; a token twice is malformed
+    logit_bias: Annotated[list[tuple[U31, float]], msgspec.Meta(max_length=MOST_BIASED)] = []
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    grammar: Name = ""
+
+    @classmethod
+    def of(cls, shaping: Shaping, since: int) -> "Shape | None":
+        """The message of it; None where nothing is changed."""
+        if shaping.neutral:
+            return None
+        return cls(
+            since=since,
+            logit_bias=list(shaping.logit_bias.items()),
+            repetition_penalty=shaping.repetition_penalty,
+            frequency_penalty=shaping.frequency_penalty,
+            presence_penalty=shaping.presence_penalty,
+            grammar=shaping.grammar.kind if shaping.grammar is not None else "",
+        )
+
+
 class Begin(Header, tag="begin", frozen=True):
     """Starts a generation: keep the first ``keep`` tokens, append frame 0 (ids), sample so.
 
@@ -126,12 +159,39 @@ class Begin(Header, tag="begin", frozen=True):
     conditions: DecisionConditions | None = (
         None  # for protocols that decide by them; others ignore it
     )
+    min_p: float = 0.0
+    shape: Shape | None = None
+    # how many of the likeliest tokens to tell with the log-probability of each; None: tell none
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
     def sampling(self) -> Sampling:
-        """How the target's distribution is shaped; `MalformedError` if it makes no sense."""
+        """How the target's distribution is cut; `MalformedError` if it makes no sense."""
         try:
-            return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+            return Sampling(
+                temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p
+            )
+        except ValueError as error:
+            raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
+
+    def shaping(self, grammar: "Buffer | None") -> Shaping:
+        """How the target's logits are changed; `MalformedError` if it makes no sense.
+
+        grammar: frame 1, if there is one.
+        """
+        if (told := self.shape) is None:
+            return AS_THEY_ARE
+        bias = dict(told.logit_bias)
+        if len(bias) < len(told.logit_bias):
+            raise MalformedError("logit_bias names a token twice.")
+        try:
+            return Shaping(
+                logit_bias=bias,
+                repetition_penalty=told.repetition_penalty,
+                frequency_penalty=told.frequency_penalty,
+                presence_penalty=told.presence_penalty,
+                grammar=None if grammar is None else Grammar(told.grammar, _words_of(grammar)),
+            )
         except ValueError as error:
             raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
 
@@ -368,6 +428,15 @@ def checked(decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = H
 def _worded(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """The fields of a message that are words."""
     return tuple(field.name for field in msgspec.structs.fields(kind) if field.type == Text)
+
+
+def _words_of(grammar: Buffer) -> str:
+    if len(grammar) > MAX_GRAMMAR:
+        raise TooLargeError(f"The grammar has {len(grammar)} bytes; {MAX_GRAMMAR} is the most.")
+    try:
+        return bytes(grammar).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MalformedError(f"The grammar is no UTF-8: {error}.") from error
 
 
 def frame(array: NDArray[Any]) -> memoryview:

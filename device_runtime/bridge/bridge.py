@@ -47,6 +47,10 @@ class Bridge(ABC):
         They share no memory with ``logits``, and are valid until the next call.
         """
 
+    def has(self, token: int) -> bool:
+        """Whether the drafter can say this token of the target's."""
+        return True
+
     @abstractmethod
     def own(self, drafted: Ids) -> NDArray[Any]:
         """Return the drafter's ids [n] of tokens [n] drawn from projected logits."""
@@ -118,6 +122,10 @@ class SharedTokensBridge(Bridge):
     def project(self, logits: Floats) -> Floats:
         """Map the logits to the shared tokens; −∞ elsewhere."""
         return self._projection(logits)
+
+    def has(self, token: int) -> bool:
+        """Whether it is shared."""
+        return bool(self._shared.to_own[token] >= 0)
 
     def own(self, drafted: Ids) -> NDArray[Any]:
         """Return the drafter's ids; all are shared, since others had no probability."""

@@ -1,69 +1,125 @@
 """Format answers as OpenAI's bodies and chunks.
 
-In: pieces, and the finished generation. Two fields are added, which other clients ignore: each
-chunk has the origin of its tokens (``choices[0].pilotfish``), and the whole answer, or its last
-chunk, a summary of the generation (``pilotfish``).
+In: of each choice, one after the other, its pieces and then its generation. Out: bodies. Two fields
+are added, which other clients ignore: each chunk has the origin of its tokens
+(``choices[0].pilotfish``), and the answer, or the last chunk of each choice, a summary of its
+generation (``pilotfish``; in a whole answer of several choices within each). The chunk with the
+usage repeats that of the last choice.
 """
 
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pilotfish.device_runtime.record import Generation, Piece
+from pilotfish.device_runtime.service.logprobs import chat_logprobs, text_logprobs
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.wire.codecs.logprobs import TokenLogprob
 
 Body = dict[str, Any]
 
 
 class AnswerFormat:
-    """Formats one answer for its route, chat or text."""
+    """Formats one answer for its route, chat or text.
 
-    def __init__(self, *, chat: bool, model: str) -> None:
+    echo: tells the prompt, with which each choice of a text begins; None: they do not. words: of
+    the tokens whose log-probabilities are told; None: they are not.
+    """
+
+    def __init__(
+        self,
+        *,
+        chat: bool,
+        model: str,
+        echo: Callable[[], str] | None = None,
+        words: Tokenizer | None = None,
+    ) -> None:
         self._chat = chat
         self._id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
         self._model = model
         self._created = int(time.time())
+        self._echo = echo
+        self._words = words
+        self._length = 0  # characters of the choice so far, the prompt's included if it is echoed
+        self._ended: list[Generation] = []
+        self._begun = False  # the choice after these
 
-    def whole(self, generation: Generation) -> Body:
-        """Return the body of an answer that is not streamed."""
-        choice: Body = {
-            "index": 0,
-            "finish_reason": generation.finish_reason,
-            "logprobs": None,
-        }
-        if self._chat:
-            choice["message"] = {
-                "role": "assistant",
-                "content": generation.text,
-                "refusal": None,
-            }
-        else:
-            choice["text"] = generation.text
+    def whole(self, generations: Sequence[Generation]) -> Body:
+        """Return the body of an answer that is not streamed, with a choice for each generation."""
+        choices = [self._choice(at, generation) for at, generation in enumerate(generations)]
+        told = [summary(generation) for generation in generations]
+        if len(choices) > 1:
+            choices = [
+                {**choice, "pilotfish": its} for choice, its in zip(choices, told, strict=True)
+            ]
         return {
             **self._head("chat.completion"),
-            "choices": [choice],
-            "usage": usage(generation),
-            "pilotfish": summary(generation),
+            "choices": choices,
+            "usage": usage(generations),
+            "pilotfish": told[0] if len(told) == 1 else None,
         }
 
+    def _choice(self, index: int, generation: Generation) -> Body:
+        choice: Body = {
+            "index": index,
+            "finish_reason": generation.finish_reason,
+            "logprobs": self._logprobs(generation.tokens, generation.logprobs, len(self._prompt())),
+        }
+        if self._chat:
+            message = {"role": "assistant", "content": generation.text, "refusal": None}
+            return {**choice, "message": message}
+        return {**choice, "text": self._prompt() + generation.text}
+
+    def _logprobs(
+        self, tokens: Sequence[int], told: Sequence[TokenLogprob | None], begin: int
+    ) -> Body | None:
+        if self._words is None:
+            return None
+        if self._chat:
+            return chat_logprobs(tokens, told, self._words)
+        return text_logprobs(tokens, told, self._words, begin)
+
+    def _prompt(self) -> str:
+        return "" if self._echo is None else self._echo()
+
     def beginning(self) -> list[Body]:
-        """Return the chunks before the first token: in a chat, the role."""
-        return [self._chunk({"role": "assistant", "content": ""})] if self._chat else []
+        """Return the chunks before a choice's first token, once: in a chat, the role."""
+        if self._begun:
+            return []
+        self._begun = True
+        self._length = len(self._prompt())
+        if self._chat:
+            return [self._chunk({"role": "assistant", "content": ""})]
+        return [self._chunk(self._prompt())] if self._echo is not None else []
 
-    def piece(self, piece: Piece) -> Body:
-        """Return the chunk of one piece."""
+    def piece(self, piece: Piece) -> list[Body]:
+        """Return the chunks of one piece."""
         said = {"content": piece.text} if self._chat else piece.text
-        return self._chunk(said, told={"origin": piece.origin, "tokens": len(piece.tokens)})
+        told = {"origin": piece.origin, "tokens": len(piece.tokens)}
+        before = self.beginning()
+        chunk = self._chunk(said, told=told)
+        chunk["choices"][0]["logprobs"] = self._logprobs(piece.tokens, piece.logprobs, self._length)
+        self._length += len(piece.text)
+        return [*before, chunk]
 
-    def end(self, generation: Generation, *, include_usage: bool) -> list[Body]:
-        """Return the chunks after the last token."""
-        last = self._chunk({} if self._chat else "", finish=generation.finish_reason)
-        if not include_usage:
-            return [{**last, "pilotfish": summary(generation)}]
-        final = {**self._head("chat.completion.chunk"), "choices": []}
-        return [
-            last,
-            {**final, "usage": usage(generation), "pilotfish": summary(generation)},
-        ]
+    def end(self, generation: Generation) -> list[Body]:
+        """Return the chunks after a choice's last token; the next choice follows."""
+        said: Body | str = {} if self._chat else ""
+        last = self._chunk(said, finish=generation.finish_reason)
+        found = [*self.beginning(), {**last, "pilotfish": summary(generation)}]
+        self._ended.append(generation)
+        self._begun = False
+        return found
+
+    def usage(self) -> Body:
+        """Return the chunk that tells the usage, after all choices."""
+        return {
+            **self._head("chat.completion.chunk"),
+            "choices": [],
+            "usage": usage(self._ended),
+            "pilotfish": summary(self._ended[-1]),
+        }
 
     def _head(self, kind: str) -> Body:
         return {
@@ -77,7 +133,7 @@ class AnswerFormat:
         self, said: "Body | str", *, finish: str | None = None, told: Body | None = None
     ) -> Body:
         choice: Body = {
-            "index": 0,
+            "index": len(self._ended),
             "delta" if self._chat else "text": said,
             "finish_reason": finish,
             "logprobs": None,
@@ -87,9 +143,10 @@ class AnswerFormat:
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
 
-def usage(generation: Generation) -> Body:
-    """Count the tokens of prompt and answer, the end token included."""
-    prompt, completion = generation.prompt_tokens, len(generation.tokens)
+def usage(generations: Sequence[Generation]) -> Body:
+    """Count the tokens of the prompt and of all answers, their end tokens included."""
+    prompt = generations[0].prompt_tokens
+    completion = sum(len(one.tokens) for one in generations)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

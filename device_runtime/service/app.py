@@ -6,17 +6,17 @@ OpenAI's objects. All routes are listed here and in `page`.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.bridge import Asked, Prompt
 from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.plan import Options
@@ -126,6 +126,12 @@ class DeviceService:
         read = partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat)
         return await loop.run_in_executor(self._readers, read)
 
+    def text_of(self, prompt: Asked) -> str:
+        """Return a raw prompt in words; token ids in the vocabulary of the edge greeted last."""
+        if isinstance(prompt, str):
+            return prompt
+        return self.device.tokenizer.decode(cast("Sequence[int]", prompt), special=True)
+
     def refused(self, refusal: RefusalError) -> None:
         """Count a refusal."""
         self.metrics.refused(refusal.reason)
@@ -174,7 +180,11 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
         if service.config.edge is None:
             _check_local(wanted)
         wanted.options.setdefault("max_tokens", service.context)
-        answer = AnswerFormat(chat=wanted.chat, model=service.config.model)
+        echo = partial(service.text_of, wanted.prompt) if wanted.echo else None
+        asked = wanted.options.get("logprobs") is not None
+        words = service.device.tokenizer if asked else None
+        model = service.config.model
+        answer = AnswerFormat(chat=wanted.chat, model=model, echo=echo, words=words)
         client: str = request.scope["state"]["client"]
         return Completion(service.lanes, client, wanted, answer, service.read, service.refused)
 

@@ -91,14 +91,18 @@ class Completion(Response):
             watch = asyncio.ensure_future(self._watch(job, receive))
             try:
                 prompt = await self._read(wanted)
-                self._lanes.submit(job, prompt, wanted.options, streamed=wanted.stream)
+                self._lanes.submit(
+                    job, prompt, wanted.options, streamed=wanted.stream, choices=wanted.choices
+                )
                 if wanted.stream:
                     await self._stream(job, scope, receive, send)
                 else:
-                    whole = None
-                    while not isinstance(whole, Generation):
+                    whole: list[Generation] = []
+                    while len(whole) < wanted.choices:
                         await job.ready()
-                        whole = job.take()
+                        event = job.take()
+                        assert isinstance(event, Generation)  # pieces come where they are streamed
+                        whole.append(event)
                     await json_response(self._answer.whole(whole))(scope, receive, send)
             finally:
                 watch.cancel()
@@ -114,10 +118,10 @@ class Completion(Response):
             pending, ended = self._taken(job)  # an error here still becomes a status
         else:
             ended = False
+        pending = pending or [*map(_event, self._answer.beginning())]
         head = Response(headers=_STREAM_HEADERS, media_type="text/event-stream")
         del head.headers["content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
-        pending = [*map(_event, self._answer.beginning()), *pending]
         while True:
             await send({"type": "http.response.body", "body": b"".join(pending), "more_body": True})
             if ended:
@@ -141,9 +145,13 @@ class Completion(Response):
                 break  # the events before it are sent first
             event = job.take()
             if isinstance(event, Generation):
-                last = self._answer.end(event, include_usage=self._wanted.include_usage)
-                return [*events, *map(_event, last), b"data: [DONE]\n\n"], True
-            events.append(_event(self._answer.piece(event)))
+                events += map(_event, self._answer.end(event))
+                if job.ended and not job.behind:
+                    if self._wanted.include_usage:
+                        events.append(_event(self._answer.usage()))
+                    return [*events, b"data: [DONE]\n\n"], True
+            else:
+                events += map(_event, self._answer.piece(event))
         return events, False
 
 

@@ -12,8 +12,8 @@ from pilotfish.device_runtime.record import Generation, Piece
 class AnswerJob:
     """An answer for a client. Used on the loop; a lane only reads the constant attributes.
 
-    prompt: set by `Lanes.submit`. events: pieces, if streamed, and at last the `Generation` or the
-    error.
+    prompt: set by `Lanes.submit`. events: of each choice its pieces, if streamed, and then its
+    `Generation`; or at last an error.
     """
 
     def __init__(self, client: str) -> None:
@@ -21,6 +21,8 @@ class AnswerJob:
         self.prompt: Prompt
         self.options: Options = {}
         self.streamed = False
+        self.choices = 1
+        self.left = 1  # choices that have not ended; the loop's
         self.given_up: BaseException | None = None  # the reason; checked by the lane
         self._events: deque[Piece | Generation | BaseException] = deque()
         self._news = asyncio.Event()
@@ -30,7 +32,8 @@ class AnswerJob:
         """Add an event. On the loop only."""
         if self.ended:
             return
-        self.ended = not isinstance(event, Piece)
+        self.left -= isinstance(event, Generation)
+        self.ended = not self.left or isinstance(event, BaseException)
         self._events.append(event)
         self._news.set()
 

@@ -24,6 +24,7 @@ from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.refusal import RefusalError, gone
+from pilotfish.speculation.randomness import seed_of
 from pilotfish.wire.errors import DrainingError
 
 _log = logging.getLogger("pilotfish.service")
@@ -71,14 +72,14 @@ class Lane(threading.Thread):
         """Answer jobs until None comes."""
         while (job := self._inbox.get()) is not None:
             try:
-                outcome: Generation | BaseException = self._answer(job)
+                for choice in range(job.choices):
+                    self._post(self, job, self._answer(job, choice))
             except BaseException as error:
-                outcome = error
-            self._post(self, job, outcome)
-            del job, outcome  # a free lane keeps nothing in memory
+                self._post(self, job, error)
+            del job  # a free lane keeps nothing in memory
 
-    def _answer(self, job: AnswerJob) -> Generation:
-        with closing(self._pieces(job)) as pieces:
+    def _answer(self, job: AnswerJob, choice: int) -> Generation:
+        with closing(self._pieces(job, choice)) as pieces:
             for piece in pieces:
                 self.active_s = time.monotonic()
                 if job.streamed:
@@ -90,9 +91,12 @@ class Lane(threading.Thread):
         assert self.device.last is not None
         return self.device.last
 
-    def _pieces(self, job: AnswerJob) -> Generator[Piece, None, None]:
+    def _pieces(self, job: AnswerJob, choice: int) -> Generator[Piece, None, None]:
         if job.given_up is None:
-            yield from self.device.stream(job.prompt, **job.options)
+            options = job.options.copy()
+            if (seed := options.get("seed")) is not None:
+                options["seed"] = seed_of(seed, choice)
+            yield from self.device.stream(job.prompt, **options)
 
 
 class Lanes:
@@ -166,10 +170,19 @@ class Lanes:
             self.give_up(job, gone())
             self._report()
 
-    def submit(self, job: AnswerJob, prompt: Prompt, options: Options, *, streamed: bool) -> None:
+    def submit(
+        self,
+        job: AnswerJob,
+        prompt: Prompt,
+        options: Options,
+        *,
+        streamed: bool,
+        choices: int = 1,
+    ) -> None:
         """Queue a job."""
         self._refuse_if_draining()
         job.prompt, job.options, job.streamed = prompt, options, streamed
+        job.choices = job.left = choices
         if job.given_up is None:
             self._waiting.setdefault(job.client, deque()).append(job)
             self._assign()
@@ -253,13 +266,17 @@ class Lanes:
                 if job.behind > BUFFERED:
                     self.give_up(job, gone("The client reads too slowly."))
             return
+        if isinstance(event, Generation):
+            self._told(event)
+            if job.left > 1:
+                job.post(event)
+                return
         lane.job = None
         took_s = time.monotonic() - lane.served_s
         self._typical_s += (took_s - self._typical_s) / 8
         lane.held = len(job.prompt)
         if isinstance(event, Generation):
             lane.held += len(event.tokens)
-            self._told(event)
         elif job.given_up is not None:
             event = job.given_up  # rather than the interruption's own error
         job.post(event)

@@ -4,7 +4,8 @@ In: the bytes of a request. Out: a `CompletionRequest`, or a `RefusalError` that
 fault. Unknown fields, and known ones that would change the answer and are not supported, are
 refused; fields that cannot change a text are ignored.
 
-Beyond OpenAI's fields there are ``top_k`` and an object ``pilotfish`` for measurements: protocol,
+Beyond OpenAI's fields there are ``top_k``, ``min_p`` and ``repetition_penalty``, as vLLM has them,
+and an object ``pilotfish`` for measurements: protocol,
 among, lossy, policy, rtt_threshold_s, thrift, window, expansion, draft_temperature, draft_top_k,
 draft_top_p, as in `device_runtime.plan`, and the protocols' own options. If it names a protocol,
 the service's defaults for window, expansion and drafting do not apply; if it sets anything for
@@ -21,6 +22,7 @@ import msgspec
 
 from pilotfish.device_runtime.bridge import Asked
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken, plan
+from pilotfish.device_runtime.service.formats import Format, StructuredOutputs, grammar_of
 from pilotfish.device_runtime.service.prompts import (
     MessageFields,
     fields_of,
@@ -32,11 +34,20 @@ from pilotfish.device_runtime.service.prompts import (
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.speculation.shaping import (
+    LEAST_FACTOR,
+    MOST_BIAS,
+    MOST_BIASED,
+    MOST_FACTOR,
+    MOST_PENALTY,
+)
 from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.messages import MAX_LOGPROBS
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
 _MESSAGES, _STOPS, _STOP_CHARACTERS = 4096, 16, 1024
+_CHOICES = 16  # answers to one prompt; they come one after the other
 
 # Fields that cannot change a text.
 _INERT = frozenset(
@@ -53,44 +64,38 @@ _INERT = frozenset(
     )
 )
 # Unsupported fields that would change it, with the values that have no effect.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "min_p": (None, 0),
-    "n": (None, 1),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-}
 _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
-    **_NEUTRAL,
     "audio": (None,),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "reasoning_effort": (None,),
-    "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
     "verbosity": (None,),
     "web_search_options": (None,),
 }
 _NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {
-    **_NEUTRAL,
     "best_of": (None, 1),
-    "echo": (None, False),
-    "logprobs": (None,),  # 0 means the chosen token's
     "suffix": (None, ""),
 }
 # Fields of ``pilotfish`` that belong to protocol "auto", and to one that drafts.
 _CHOOSING = ("among", "lossy", "policy", "rtt_threshold_s", "thrift")
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
 _DRAFTING = ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p")
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Stop = Annotated[str, msgspec.Meta(max_length=_STOP_CHARACTERS)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
 Mass = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Top = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-MOST_PENALTY, le=MOST_PENALTY)]
+Factor = Annotated[float, msgspec.Meta(ge=LEAST_FACTOR, le=MOST_FACTOR)]
+Tops = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
+Bias = Annotated[float, msgspec.Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
@@ -136,6 +141,14 @@ class _Request(msgspec.Struct):
     temperature: Temperature | None = None
     top_p: Mass | None = None
     top_k: Top | None = None
+    min_p: Share | None = None
+    logit_bias: Annotated[dict[Top, Bias], msgspec.Meta(max_length=MOST_BIASED)] | None = None
+    repetition_penalty: Factor | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    response_format: Format | None = None
+    structured_outputs: StructuredOutputs | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     stop: str | Annotated[list[Stop], msgspec.Meta(max_length=_STOPS)] | None = None
     stream: bool | None = None
@@ -146,10 +159,14 @@ class _Request(msgspec.Struct):
 class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
     messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=_MESSAGES)]
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Tops | None = None
 
 
 class _TextRequest(_Request, forbid_unknown_fields=True, kw_only=True):
     prompt: msgspec.Raw
+    echo: bool | None = None
+    logprobs: Tops | None = None
 
 
 # The fields of a body, with values unread: reading ends at the first unknown field.
@@ -162,13 +179,16 @@ class CompletionRequest:
     """A checked request.
 
     prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
-    without ``max_tokens`` the answer may fill the context.
+    without ``max_tokens`` the answer may fill the context. choices: answers to it. echo: each
+    begins with the prompt.
     """
 
     chat: bool
     prompt: Asked
     options: Options = field(default_factory=Options)
     model: str | None = None
+    choices: int = 1
+    echo: bool = False
     stream: bool = False
     include_usage: bool = False
 
@@ -178,19 +198,30 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     request = _read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
     messages = [message_of(message, at) for at, message in enumerate(request.messages)]
     most = request.max_completion_tokens or request.max_tokens
-    return _wanted(request, chat=True, prompt=messages, most=most, defaults=defaults)
+    wanted = _wanted(request, chat=True, prompt=messages, most=most, defaults=defaults)
+    if request.logprobs:
+        wanted.options["logprobs"] = request.top_logprobs or 0
+    elif request.top_logprobs:
+        raise RefusalError(
+            400, "top_logprobs goes with logprobs.", code="invalid_value", param="top_logprobs"
+        )
+    return wanted
 
 
 def text_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/completions``."""
     request = _read(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
-    return _wanted(
+    wanted = _wanted(
         request,
         chat=False,
         prompt=prompt_of(request.prompt),
         most=request.max_tokens or defaults.get("max_tokens") or COMPLETION_TOKENS,
         defaults=defaults,
+        echo=bool(request.echo),
     )
+    if request.logprobs is not None:
+        wanted.options["logprobs"] = request.logprobs
+    return wanted
 
 
 _Kind = TypeVar("_Kind", bound=_Request)
@@ -253,6 +284,7 @@ def _wanted(
     prompt: Asked,
     most: int | None,
     defaults: Options,
+    echo: bool = False,
 ) -> CompletionRequest:
     options = _options(request, defaults)
     if most is not None:
@@ -266,6 +298,8 @@ def _wanted(
         prompt=prompt,
         options=options,
         model=request.model,
+        choices=request.n or 1,
+        echo=echo,
         stream=bool(request.stream),
         include_usage=usage,
     )
@@ -273,12 +307,11 @@ def _wanted(
 
 def _options(request: _Request, defaults: Options) -> Options:
     options = defaults.copy()
-    given = {
-        name: value
-        for name in ("temperature", "top_p", "top_k", "seed")
-        if (value := getattr(request, name)) is not None
-    }
+    given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     options.update(cast(Options, given))
+    if (grammar := grammar_of(request.response_format, request.structured_outputs)) is not None:
+        options["grammar"] = grammar
+        options.pop("schema", None)
     if request.stop is not None:
         options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
     extension = _read_extension(request.pilotfish)

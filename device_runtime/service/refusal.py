@@ -11,6 +11,7 @@ from typing import Any
 from pilotfish.engines.errors import EngineError, TemplateError
 from pilotfish.wire.errors import (
     AccessDeniedError,
+    BadGrammarError,
     DrainingError,
     EdgeLostError,
     EdgeUnreachableError,
@@ -38,6 +39,7 @@ _FAULTS: dict[type[Exception], str] = {
     TooLargeError: "too-long",
     UnsupportedError: "unsupported",
     TokenOutOfRangeError: "malformed",
+    BadGrammarError: "grammar",
     TemplateError: "malformed",
 }
 # No request can be answered now; a later try may succeed.

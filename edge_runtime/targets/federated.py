@@ -54,6 +54,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
     """Workers with their weights, and one policy for all."""
 
     states = False
+    shapes = False
     depth = DEPTH
 
     def __init__(

@@ -94,6 +94,7 @@ class Target(ABC):
         context: positions of each slot.
         digest: identifies the target, in hex; targets with different outputs have different ones.
         states: whether outputs have hidden states.
+        shapes: whether logits are the model's own, so that bias and penalties mean something.
         lanes: parts that compute in parallel; slot s is in lane s mod lanes.
         depth: passes that may be under way in one lane.
         abreast: passes of a lane computed at the same time, by different nodes; waiting jobs are
@@ -104,6 +105,7 @@ class Target(ABC):
     context: int
     digest: str
     states: bool = True
+    shapes: bool = True
     lanes: int = 1
     depth: int = 1
     abreast: int = 1

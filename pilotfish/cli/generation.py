@@ -1,12 +1,14 @@
 """How to generate: the options of every command that does."""
 
 import argparse
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import positive
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken
+from pilotfish.speculation.shaping import Grammar
 from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols import names, option_types
 from pilotfish.wire.settings import settings
@@ -20,6 +22,12 @@ def window(text: str) -> "int | Literal['auto']":
 def expansion(text: str) -> list[int]:
     """An argparse type: ``2,2,1``."""
     return [int(part) for part in text.split(",")]
+
+
+def bias(text: str) -> tuple[int, float]:
+    """An argparse type: ``ID=B``."""
+    token, _, value = text.partition("=")
+    return int(token), float(value)
 
 
 def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens: int) -> None:
@@ -79,6 +87,31 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
         "--top-p", type=float, default=1.0, metavar="P", help="nucleus mass; 1: all (default)"
     )
     parser.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P",
+        help="leave out what is less likely than so much of the likeliest token; 0: nothing",
+    )  # fmt: skip
+    parser.add_argument(
+        "--logit-bias",
+        type=bias,
+        action="append",
+        default=[],
+        metavar="ID=B",
+        help="add B, -100 to 100, to the logit of a token of the target; may be repeated",
+    )
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="F",
+        help="make tokens of prompt and answer less likely by this factor; 1: off (default)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--frequency-penalty", type=float, default=0.0, metavar="B",
+        help="take B off a token's logit each time that the answer has it, -2 to 2",
+    )  # fmt: skip
+    parser.add_argument(
+        "--presence-penalty", type=float, default=0.0, metavar="B",
+        help="take B off a token's logit once the answer has it, -2 to 2",
+    )  # fmt: skip
+    constraint_options(parser)
+    parser.add_argument(
         "--draft-top-k",
         type=int,
         metavar="K",
@@ -96,6 +129,31 @@ def generation_options(parser: argparse.ArgumentParser, *, protocol: str, tokens
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
     )
+
+
+def constraint_options(parser: argparse.ArgumentParser) -> None:
+    """What the answer must be."""
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--schema", type=Path, metavar="FILE", help="answer JSON of this JSON schema")
+    one.add_argument("--regex", metavar="R", help="answer a text that this regex matches wholly")
+    one.add_argument(
+        "--choice", action="append", metavar="TEXT", help="answer one of these; to be repeated"
+    )
+    one.add_argument("--lark", type=Path, metavar="FILE", help="answer a text of this Lark grammar")
+
+
+def constraint_of(args: argparse.Namespace) -> Grammar | None:
+    """What the answer must be; `ConfigError` for a file that cannot be read."""
+    try:
+        if args.schema:
+            return Grammar.of_schema(args.schema.read_text("utf-8"))
+        if args.lark:
+            return Grammar("lark", args.lark.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{args.schema or args.lark} cannot be read: {error}") from error
+    if args.choice:
+        return Grammar.of_choices(args.choice)
+    return Grammar("regex", args.regex) if args.regex is not None else None
 
 
 def protocol_options(parser: argparse.ArgumentParser) -> None:
@@ -135,6 +193,12 @@ def generation_of(args: argparse.Namespace) -> Options:
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
+        min_p=args.min_p,
+        logit_bias=dict(args.logit_bias),
+        repetition_penalty=args.repetition_penalty,
+        frequency_penalty=args.frequency_penalty,
+        presence_penalty=args.presence_penalty,
+        grammar=constraint_of(args),
         draft_temperature=args.draft_temperature,
         draft_top_k=args.draft_top_k,
         draft_top_p=args.draft_top_p,

@@ -32,8 +32,8 @@ NAME = "pilotfish"
 EXTRAS = ("serve",)
 RUNTIME = "onnxruntime"
 RUNTIME_EXTRA = "cpu"
-# The newest C library that wheels may ask for: 2.28 is older than that of every supported system.
-_GLIBC_MINOR = 28
+# The newest C library that wheels may ask for: 2.31 is older than that of every supported system.
+_GLIBC_MINOR = 31
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _DATE = (1980, 1, 1, 0, 0, 0)  # a wheel depends on its files alone
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")

@@ -31,6 +31,12 @@ class TextTooLongError(EngineError):
     exit_code = 65  # EX_DATAERR
 
 
+class GrammarError(EngineError):
+    """A grammar does not compile, is too complex, or leaves no token."""
+
+    exit_code = 65  # EX_DATAERR
+
+
 class CapacityError(EngineError):
     """More tokens than the context of the model or the decoder."""
 

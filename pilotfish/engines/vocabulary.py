@@ -20,6 +20,7 @@ from pilotfish.engines.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from pilotfish.engines.chat import ChatTemplate
     from pilotfish.engines.dialogue import Dialogue
+    from pilotfish.engines.grammar import Grammars
 
 
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -90,6 +91,13 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
         return Tokenizer.from_json(self.tokenizer_json, self._place)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles grammars over its tokens."""
+        from pilotfish.engines.grammar import Grammars
+
+        return Grammars(self.tokenizer, self.vocab_size, self.eos_ids)
 
     @cached_property
     def fingerprint(self) -> str:

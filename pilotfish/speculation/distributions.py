@@ -1,4 +1,4 @@
-"""From logits to the distribution that is sampled: temperature, then top-k, then top-p.
+"""From logits to the distribution that is sampled: temperature, min-p, top-k, then top-p.
 
 Both ends use these functions, so they define "the target's distribution p" and "the drafter's q".
 Temperature 0 is the limit case: all mass on the argmax (the lowest id of a tie).
@@ -22,12 +22,14 @@ class Sampling:
     """How a distribution is shaped before it is sampled.
 
     temperature: 0 is greedy, else 10⁻⁶ to 100. top_k: tokens kept, 0 for all; ties with the k-th
-    are kept. top_p: nucleus mass in (0, 1]; the token that crosses it is kept (tslt (14)).
+    are kept. top_p: nucleus mass in (0, 1]; the token that crosses it is kept (tslt (14)). min_p:
+    in [0, 1], of the likeliest token's probability; what is less likely is left out.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if self.temperature != 0.0 and not _COLDEST <= self.temperature <= 100.0:
@@ -38,6 +40,8 @@ class Sampling:
             raise ValueError(f"top_k must be 0 (off) or positive, not {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must be between 0 and 1, not {self.min_p}")
 
     @property
     def greedy(self) -> bool:
@@ -58,6 +62,8 @@ def probabilities(logits: Floats, sampling: Sampling) -> Floats:
     weights: Floats = logits - logits.max(axis=1, keepdims=True)
     weights /= weights.dtype.type(sampling.temperature)
     np.exp(weights, out=weights)
+    if sampling.min_p:
+        weights[weights < sampling.min_p] = 0.0  # the likeliest token's weight is 1
     if sampling.top_k:
         for row in weights:
             row[row < _kth_largest(row, sampling.top_k)] = 0.0

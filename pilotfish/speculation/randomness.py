@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     BONUS = 5
     LOCAL = 6
     DITHER = 7  # the rounding of P̃ in `dssd`
+    CHOICE = 8  # the seeds of further answers to one prompt
 
 
 def _words(
@@ -42,6 +43,16 @@ def _words(
     )
     key = np.array([seed, _KEY], dtype=np.uint64)
     return np.random.Philox(key=key, counter=counter).random_raw(count)
+
+
+def seed_of(seed: int, choice: int) -> int:
+    """Make the seed of one of several answers to a prompt, 0 ≤ seed < 2⁶³; the first has its own.
+
+    seed: the request's.
+    """
+    if not choice:
+        return seed
+    return int(_words(1, seed, Purpose.CHOICE, choice, 0, 0)[0] >> np.uint64(1))
 
 
 def noise(

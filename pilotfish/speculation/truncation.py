@@ -101,9 +101,12 @@ def _kept(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:
     if sampling.greedy:
         return np.array([logits.argmax()])
     ids = largest(logits, sampling.top_k) if sampling.top_k else np.arange(len(logits))
-    if sampling.top_p < 1.0:
+    if sampling.top_p < 1.0 or sampling.min_p:
         weights = np.exp((logits[ids] - logits.max()) / logits.dtype.type(sampling.temperature))
-        ids = ids[nucleus(weights, sampling.top_p)]
+        heavy = weights >= sampling.min_p
+        ids, weights = ids[heavy], weights[heavy]
+        if sampling.top_p < 1.0:
+            ids = ids[nucleus(weights, sampling.top_p)]
     return ids
 
 
@@ -121,5 +124,6 @@ def largest(values: Floats, count: int) -> NDArray[np.integer]:
         ids = np.arange(size)
     found = values[ids]
     last = np.partition(found, len(ids) - count)[len(ids) - count]
-    kept: NDArray[np.integer] = ids[found >= last]
+    # of a constrained row few may be left: −∞ is no value that ties
+    kept: NDArray[np.integer] = ids[found >= last if last > -math.inf else found > -math.inf]
     return kept

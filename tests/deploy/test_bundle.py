@@ -37,9 +37,9 @@ from tests.support.tiny import tiny_artifact
 
 EDGE = "tcp://edge.example:7077"
 # What pilotfish needs itself, with extras; the wheels of the small index below need nothing.
-DIRECT = ("jinja2", "msgspec", "numpy", "pyzmq", "rich", "safetensors", "tokenizers", "onnxruntime",
-          "tomli", "fastapi", "prometheus-client", "uvicorn")  # fmt: skip
-COMPILED = ("msgspec", "numpy", "pyzmq", "safetensors", "tokenizers", "onnxruntime")
+DIRECT = ("jinja2", "llguidance", "msgspec", "numpy", "pyzmq", "rich", "safetensors", "tokenizers",
+          "onnxruntime", "tomli", "fastapi", "prometheus-client", "uvicorn")  # fmt: skip
+COMPILED = ("llguidance", "msgspec", "numpy", "pyzmq", "safetensors", "tokenizers", "onnxruntime")
 
 
 @pytest.fixture(scope="module")
@@ -442,6 +442,6 @@ def test_tags_of_wheels_against_pythons_and_machines() -> None:
 
 def test_every_tag_of_the_c_librarys_versions_is_asked_for() -> None:
     tags = list(wheelhouse.platforms("aarch64"))
-    for name in ("manylinux_2_17", "manylinux2014", "manylinux_2_26", "manylinux_2_28"):
+    for name in ("manylinux_2_17", "manylinux2014", "manylinux_2_28", "manylinux_2_31"):
         assert f"{name}_aarch64" in tags
     assert platform.machine() in manifest.MACHINES

@@ -172,7 +172,9 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
     )
     assert full.up == WINDOW_BYTES + sum(map(len, frames))
     exchange = WisvSelective(WisvSelective.Options.read({"hidden": form}))
-    wanted = Wanted(np.array(at), np.zeros(drafted + 1, np.int64), states[at])
+    wanted = Wanted(
+        np.array(at), np.zeros(drafted + 1, np.int64), states[at], np.zeros(len(at), np.bool_)
+    )
     found = exchange.decide(draft, wanted)
     asked = list(found.frames)
     sent = [*exchange.propose(draft, none, SIZES.vocabulary), *exchange.supply(draft, asked)]

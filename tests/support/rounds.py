@@ -8,9 +8,11 @@ from functools import cache
 
 import numpy as np
 
+from pilotfish.engines.grammar import Grammars
 from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.speculation.confidence import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.shaping import AS_THEY_ARE, Shaping, behind_nodes
 from pilotfish.speculation.tree import Tree
 from pilotfish.wire.protocols import EXCHANGES, Law, Place
 from pilotfish.wire.protocols.adaptive import Adaptive, RelaxationOptions
@@ -41,6 +43,8 @@ class Setting:
     seed: int = 4  # of the models
     vocab: int = VOCAB
     kind: str = "random"
+    shaping: Shaping = AS_THEY_ARE
+    grammars: Grammars | None = None  # of the vocabulary, where the shaping has a grammar
 
     @property
     def models(self):
@@ -65,7 +69,10 @@ def generate(setting, seed, *, exchange=None, length=LENGTH):
 def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
     """Play one round as `device_runtime` and `edge_runtime` do; commits tokens on both ends."""
     target, _ = setting.models
-    law, drafting = (Law(sampling=s, seed=seed) for s in (setting.sampling, setting.drafting))
+    law, drafting = (
+        Law(sampling=each, seed=seed, shaping=setting.shaping)
+        for each in (setting.sampling, setting.drafting)
+    )
     start = len(committed)
     draft = (drafter or draft_window)(setting, exchange, drafting, committed)
     pending = np.array(committed[at_edge:], dtype=np.uint32)
@@ -73,16 +80,23 @@ def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
 
     admitted = exchange.admit(frames, setting.vocab)
     known = (*committed[:at_edge], *admitted.pending.tolist())
-    rows = [logits(target, known)]
-    for node in range(1, len(admitted.ids) + 1):
-        path = [int(admitted.ids[at - 1]) for at in admitted.path(node)]
-        rows.append(logits(target, (*known, *path)))
-    ruling = exchange.rule(admitted, np.stack(rows), law, round_start=start)
+    paths = behind_nodes(admitted.ids.tolist(), admitted.parents)
+    rows = np.stack([logits(target, (*known, *path)) for path in paths])
+    if (shaper := shaper_of(setting, law)) is not None:
+        shaper.shape(rows, np.array(known, np.uint32), paths)
+    ruling = exchange.rule(admitted, rows, law, round_start=start)
 
     token = exchange.settle(draft, ruling, law, round_start=start, vocab_size=setting.vocab)
     path = [int(draft.ids[at - 1]) for at in draft.path(ruling.accepted)]
     committed = (*committed, *path, token)
     return committed, len(committed) - (ruling.token is None)
+
+
+def shaper_of(setting, law):
+    """Make what shapes one end's logits, as both ends do."""
+    grammar = law.shaping.grammar
+    constraint = setting.grammars.constraint(grammar) if grammar is not None else None
+    return law.shaper(len(PROMPT), constraint)
 
 
 def draft_window(setting, exchange, law, committed, after=None):
@@ -92,11 +106,16 @@ def draft_window(setting, exchange, law, committed, after=None):
     """
     _, drafter = setting.models
     after = after or (lambda path: logits(drafter, (*committed, *path)))
+    shaper = shaper_of(setting, law)
     tree, rows, hopes = Tree(), [], [1.0]
     for depth, count in enumerate(setting.expansion):
         drawn = []
         for at, node in enumerate(tree.level):
-            row = after(tuple(tree.tokens(tree.path(node))))
+            path = tree.tokens(tree.path(node))
+            row = after(tuple(path))
+            if shaper is not None:
+                row = row.copy()
+                shaper.shape(row[None], np.array(committed, np.uint32), [path])
             place = Place(len(committed), depth, range(at * count, (at + 1) * count))
             tokens, q = exchange.draw(row, law, place)
             drawn.append(tokens)

@@ -110,12 +110,19 @@ def test_windows_that_the_drafter_itself_ends_early_are_exact(name, ends, tmp_pa
     assert levels >= {2, 3}
 
 
-def assert_exact(setting, bits, drafter=None, start=PROMPT):
-    """Of a round after the tokens ``start``; ``drafter`` drafts its window (`play_round`)."""
-    law = law_of(setting.models[0], setting.sampling)
+def assert_exact(setting, bits, drafter=None, start=PROMPT, p=None):
+    """Of a round after the tokens ``start``; ``drafter`` drafts its window (`play_round`).
 
-    def p(prefix):
-        return law((*start, *prefix)[-2:])
+    p: the law after a prefix; None: that of the target's logits as they are.
+    """
+    found, wanted = both_laws(setting, bits, drafter, start, p)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+def both_laws(setting, bits, drafter=None, start=PROMPT, p=None):
+    """What comes out, over all outcomes, and what should."""
+    law = law_of(setting.models[0], setting.sampling)
+    p = p or (lambda prefix: law((*start, *prefix)[-2:]))
 
     def play(chance):
         with pytest.MonkeyPatch.context() as patch:
@@ -126,5 +133,4 @@ def assert_exact(setting, bits, drafter=None, start=PROMPT):
         return Ended(tokens, p(tokens))
 
     length = len(setting.expansion) + 2
-    found = output_law(play, p, length)
-    np.testing.assert_allclose(found, target_law(p, length), rtol=0, atol=1e-12)
+    return output_law(play, p, length), target_law(p, length)

@@ -207,7 +207,9 @@ def test_only_judged_protocols_judge_and_inquire() -> None:
                 exchange.resolve(Draft(NO_IDS), WANTED, [b"\0"])
 
 
-WANTED = Wanted(np.array([0]), np.array([0, 0]), np.zeros((1, T), np.float32))
+WANTED = Wanted(
+    np.array([0]), np.array([0, 0]), np.zeros((1, T), np.float32), np.zeros(1, np.bool_)
+)
 ASKED = {
     "nothing": [b""],
     "no frame": [],

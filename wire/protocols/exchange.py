@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample, uniforms
 from pilotfish.speculation.rows import Row
+from pilotfish.speculation.shaping import AS_THEY_ARE, Constraint, Shaper, Shaping
 from pilotfish.speculation.tree import Expansion, Tree, Walk, verify
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
@@ -40,10 +41,18 @@ WINDOW_BYTES, VERDICT_BYTES, INQUIRY_BYTES = 42, 58, 50
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """What one end samples by: the drafter from q, the target from p. The seed names the draws."""
+    """What one end samples by: the drafter from q, the target from p. The seed names the draws.
+
+    shaping: of the logits, before; protocols see only shaped ones.
+    """
 
     sampling: Sampling
     seed: int
+    shaping: Shaping = AS_THEY_ARE
+
+    def shaper(self, since: int, constraint: Constraint | None = None) -> Shaper | None:
+        """Make what shapes the logits behind a prompt of so many tokens; None: nothing does."""
+        return None if self.shaping.neutral else Shaper(self.shaping, since, constraint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,13 +120,14 @@ class Wanted:
     """Instead of a decision: the drafter's states at these tokens are needed for one.
 
     at: i64 [m], m ≥ 1, numbered from 0 in the window, ascending. choices: i64 [n + 1], the target's
-    argmax after the root and after each token. target: f32 [m, d], its own states there. frames:
-    by which the device is asked.
+    argmax after the root and after each token. target: f32 [m, d], its own states there. barred:
+    bool [m], which of them the request's grammar forbids. frames: by which the device is asked.
     """
 
     at: NDArray[np.int64]
     choices: NDArray[np.int64]
     target: Floats
+    barred: NDArray[np.bool_]
     frames: Sequence[Buffer] = ()
 
 

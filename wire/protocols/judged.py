@@ -171,7 +171,10 @@ class Judged(Exchange[JudgedDraft]):
         at = mismatches(draft.ids, choices)
         if len(at) == 0:
             return Ruling(len(draft.ids), int(choices[-1]), notes=(0,))
-        return self.decide(draft, Wanted(at, choices, hidden[at + 1]))  # row 0 is the root's
+        barred = logits[at, draft.ids[at]] == -np.inf
+        return self.decide(
+            draft, Wanted(at, choices, hidden[at + 1], barred)
+        )  # row 0 is the root's
 
     @abstractmethod
     def decide(self, draft: JudgedDraft, wanted: Wanted) -> Ruling | Wanted:
@@ -182,6 +185,6 @@ class Judged(Exchange[JudgedDraft]):
         assert self.judge is not None
         # i64 [m, 2]
         tokens = np.stack([draft.ids[wanted.at].astype(np.int64), wanted.choices[wanted.at]], 1)
-        rejected = self.judge(states, wanted.target, tokens)
+        rejected = self.judge(states, wanted.target, tokens) | wanted.barred
         accepted, token, forgiven = judged(draft.ids, wanted.choices, rejected)
         return Ruling(accepted, token, notes=(forgiven,))

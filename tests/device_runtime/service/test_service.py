@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from pilotfish import Device
+from pilotfish.speculation.randomness import seed_of
 from tests.conftest import Pair
 from tests.support.serving import Serving, chat, said, serving
 
@@ -123,6 +124,121 @@ def test_an_answer_without_a_limit_ends_with_the_context(client: openai.OpenAI) 
     assert answer.usage.total_tokens == 256
 
 
+PENALTIES = {"frequency_penalty": 0.7, "presence_penalty": 0.9}
+VLLM = {"min_p": 0.02, "repetition_penalty": 1.4}
+
+
+def test_bias_and_penalties_are_the_devices(client: openai.OpenAI, device: Device) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 24, **PENALTIES}
+    wanted = device.generate("hello", protocol="stream", logit_bias={9: 4.0}, **options, **VLLM)
+    answer = chat(client, **options, logit_bias={"9": 4}, extra_body=VLLM)
+    assert answer.choices[0].message.content == wanted.text
+    assert answer.choices[0].message.content != chat(client, **options).choices[0].message.content
+
+
+@pytest.mark.parametrize("token", [10**6, 64])
+def test_a_bias_of_no_token(client: openai.OpenAI, token: int) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"token {token}; the target has 64"):
+        chat(client, max_tokens=2, logit_bias={str(token): 1})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_a_chat(client: openai.OpenAI, device: Device, stream: bool) -> None:
+    wanted = device.generate("hello", protocol="stream", max_tokens=12, logprobs=2)
+    answer = chat(client, max_tokens=12, logprobs=True, top_logprobs=2, stream=stream)
+    found: list[Any] = []
+    for part in answer if stream else [answer]:
+        for choice in part.choices:
+            found += choice.logprobs.content if choice.logprobs else []
+    tokenizer = device.tokenizer
+    told = [(token, its) for token, its in zip(wanted.tokens, wanted.logprobs, strict=True)
+            if not tokenizer.is_special(token)]  # fmt: skip
+    assert len(found) == len(told)
+    for one, (token, its) in zip(found, told, strict=True):
+        assert its is not None
+        assert bytes(one.bytes) == tokenizer.token_bytes(token)
+        assert abs(one.logprob - its.logprob) < 1e-3
+        assert [
+            abs(a.logprob - b) < 1e-3 for a, (_, b) in zip(one.top_logprobs, its.top, strict=True)
+        ]
+    plain = chat(client, max_tokens=12)
+    assert plain.choices[0].logprobs is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_a_text(client: openai.OpenAI, stream: bool) -> None:
+    options: dict[str, Any] = {"prompt": "once", "echo": True, "max_tokens": 8, "temperature": 0}
+    answer = client.completions.create(model="pilotfish", logprobs=3, stream=stream, **options)
+    tokens, offsets, tops, text = [], [], [], ""
+    for part in answer if stream else [answer]:  # type: ignore[union-attr]
+        for choice in part.choices:
+            text += choice.text
+            if choice.logprobs is not None:
+                tokens += choice.logprobs.tokens
+                offsets += choice.logprobs.text_offset
+                tops += choice.logprobs.top_logprobs
+    assert offsets[0] == len("once")
+    assert len(tokens) == len(offsets) == len(tops) >= 7
+    assert all(0 < len(top) <= 3 for top in tops)
+    assert all(
+        text[at] in (token[0], "\ufffd") for at, token in zip(offsets[:1], tokens, strict=False)
+    )
+
+
+def test_several_choices_share_a_prompt_and_differ_in_their_seeds(
+    client: openai.OpenAI, device: Device
+) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 12}
+    seeds = [seed_of(3, choice) for choice in range(3)]
+    assert seeds[0] == 3
+    wanted = [device.generate("hello", protocol="stream", **{**options, "seed": s}) for s in seeds]
+    assert len({one.text for one in wanted}) == 3
+    answer = chat(client, n=3, **options)
+    assert [one.message.content for one in answer.choices] == [one.text for one in wanted]
+    assert [one.index for one in answer.choices] == [0, 1, 2]
+    assert [one.finish_reason for one in answer.choices] == [one.finish_reason for one in wanted]
+    assert answer.usage.prompt_tokens == wanted[0].prompt_tokens
+    assert answer.usage.completion_tokens == sum(len(one.tokens) for one in wanted)
+    assert [one.pilotfish["rounds"] > 0 for one in answer.choices] == [True] * 3
+    # streamed: one choice after the other
+    told = {"include_usage": True}
+    chunks = list(chat(client, n=3, stream=True, stream_options=told, **options))
+    texts, ends, roles = ["", "", ""], [None] * 3, [0, 0, 0]
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        ends[choice.index] = choice.finish_reason or ends[choice.index]
+        roles[choice.index] += choice.delta.role is not None
+    assert texts == [one.text for one in wanted]
+    assert ends == [one.finish_reason for one in wanted]
+    assert roles == [1, 1, 1]
+    assert chunks[-1].usage == answer.usage
+
+
+def test_choices_without_a_seed_differ(client: openai.OpenAI) -> None:
+    answer = chat(client, n=4, temperature=1.0, max_tokens=12)
+    assert len({one.message.content for one in answer.choices}) > 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_may_begin_with_its_prompt(
+    client: openai.OpenAI, device: Device, stream: bool
+) -> None:
+    ids = device.tokenizer.encode("once upon")
+    wanted = device.generate(ids, protocol="greedy", max_tokens=8).text
+    # the tiny vocabulary has no blank
+    for prompt, said_first in (("once upon", "once upon"), (ids, "onceupon")):
+        answer = client.completions.create(
+            model="pilotfish", prompt=prompt, echo=True, n=2, max_tokens=8, temperature=0,
+            stream=stream,
+        )  # fmt: skip
+        texts = ["", ""]
+        for part in answer if stream else [answer]:  # type: ignore[union-attr]
+            for choice in part.choices:
+                texts[choice.index] += choice.text
+        assert texts == [said_first + wanted] * 2
+
+
 def test_models(client: openai.OpenAI) -> None:
     models = client.models.list().data
     assert [model.id for model in models] == ["pilotfish"]
@@ -133,19 +249,20 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 REFUSED = {
-    "logprobs": True,
-    "top_logprobs": 3,
-    "n": 2,
+    "logprobs": "yes",
+    "top_logprobs": 3,  # without logprobs
+    "n": 17,
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "required",
     "functions": [{"name": "f"}],
-    "response_format": {"type": "json_object"},
-    "logit_bias": {"5": 1},
-    "presence_penalty": 0.5,
-    "frequency_penalty": -0.5,
+    "response_format": {"type": "yaml"},
+    "logit_bias": {"5": 101},
+    "presence_penalty": 2.5,
+    "frequency_penalty": -2.5,
+    "repetition_penalty": 0,
     "reasoning_effort": "high",
     "modalities": ["audio"],
-    "min_p": 0.1,
+    "min_p": 1.1,
     "guided_json": {},  # unknown
     "temperature": -1,
     "top_p": 0,
@@ -174,7 +291,7 @@ def test_what_is_not_offered_is_refused_by_its_name(service: Serving, name: str)
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("logprobs", 0), ("best_of", 2), ("echo", True), ("suffix", "x"), ("prompt", ["a", "b"])],
+    [("logprobs", 21), ("best_of", 2), ("suffix", "x"), ("prompt", ["a", "b"])],
 )
 def test_what_completions_do_not_offer(service: Serving, name: str, value: object) -> None:
     body = {"prompt": "x", "max_tokens": 4, name: value}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from pilotfish.wire import messages as m
 from tests.conftest import VOCAB
 from tests.support.hostile import PROMPT, RawClient, RawSession, packed, take_tokens
 
@@ -65,6 +66,18 @@ def test_strings_that_are_no_utf8(client: RawClient, session: RawSession) -> Non
         {"top_p": 1.5},
         {"top_p": float("nan")},
         {"top_k": -1},
+        {"min_p": -0.1},
+        {"min_p": float("nan")},
+        {"shape": m.Shape(since=2**20)},
+        {"shape": m.Shape(since=0, repetition_penalty=0.0)},
+        {"shape": m.Shape(since=0, repetition_penalty=float("inf"))},
+        {"shape": m.Shape(since=0, frequency_penalty=float("nan"))},
+        {"shape": m.Shape(since=0, presence_penalty=-2.5)},
+        {"shape": m.Shape(since=0, logit_bias=[(1, float("-inf"))])},
+        {"shape": [0, [[token, 1.0] for token in range(513)]]},
+        {"shape": [0, [[1, 1.0], [2, 0.0], [1, 1.0]]]},
+        {"shape": []},
+        {"shape": 7},
         {"seed": -1},
         {"seed": 2**63},
         {"seed": 1.5},
@@ -79,10 +92,21 @@ def test_sampling_that_makes_no_sense(
     client.fails("malformed")
 
 
+def test_a_bias_of_a_token_that_there_is_not(client: RawClient, session: RawSession) -> None:
+    shape = m.Shape(since=1, logit_bias=[(0, 1.0), (VOCAB, 1.0)])
+    client.send(*session.begin(PROMPT, "stream", shape=shape))
+    client.fails("token-out-of-range")
+
+
 def test_smallest_and_largest_sampling_that_makes_sense(client: RawClient) -> None:
     for changes in (
         {"temperature": 1e-3, "top_p": 1e-300, "top_k": 2**31 - 1, "seed": 2**63 - 1},
-        {"temperature": 100.0, "top_p": 1.0, "top_k": 1},
+        {"temperature": 100.0, "top_p": 1.0, "top_k": 1, "min_p": 1.0},
+        {
+            "temperature": 1.0,
+            "shape": m.Shape(since=len(PROMPT), logit_bias=[(0, 100.0), (1, -100.0)]),
+        },
+        {"shape": m.Shape(since=0, repetition_penalty=1e3, frequency_penalty=2.0)},
     ):
         session = RawSession()
         client.send(*session.begin(PROMPT, "stream", **changes))

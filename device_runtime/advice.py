@@ -1,0 +1,70 @@
+"""The device's half of a constraint: advice, for the edge decides what is allowed.
+
+In:  a plan's grammar. Out: what constrains drafts, as long as this end's parser can follow; and the
+     device's own tokens, where no edge decides.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.device_runtime.plan import Plan
+from pilotfish.engines.constraint import Constraint
+from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.distributions import Floats
+from pilotfish.wire.errors import BadGrammarError
+
+_log = logging.getLogger("pilotfish.device")
+
+
+class Advice:
+    """Constrains drafts until its parser gives up; of a device alone, raises `BadGrammarError`.
+
+    Two ends may have different versions of the parser: what this one cannot follow, the other may.
+    constraint: None, and why, where it cannot even begin.
+    """
+
+    def __init__(self, constraint: Constraint | None, why: str = "") -> None:
+        self._constraint = constraint
+        self._why = why
+        self.alone = False  # no edge decides
+
+    def forbid(
+        self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
+    ) -> Sequence[int]:
+        """Set to −∞, in place, what must not follow; see `Constraint.forbid`."""
+        if self._constraint is not None:
+            try:
+                return self._constraint.forbid(logits, answer, paths)
+            except GrammarError as error:
+                self._give_up(str(error))
+        if self.alone:
+            raise BadGrammarError(f"This device cannot keep to the grammar alone: {self._why}")
+        return ()
+
+    def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
+        """Return the tokens that alone may follow; see `Constraint.forced`."""
+        if self._constraint is not None:
+            try:
+                return self._constraint.forced(answer, path)
+            except GrammarError as error:
+                self._give_up(str(error))
+        return ()
+
+    def _give_up(self, why: str) -> None:
+        _log.info("drafts are not constrained any more: %s", why)
+        self._constraint, self._why = None, why
+
+
+def advice(plan: Plan, target: Vocabulary) -> Advice | None:
+    """Return what constrains an answer's drafts; None for an answer that may be anything."""
+    if (grammar := plan.law.shaping.grammar) is None:
+        return None
+    try:
+        return Advice(target.grammars.constraint(grammar))
+    except GrammarError as error:
+        _log.info("drafts are not constrained: %s", error)
+        return Advice(None, str(error))

@@ -1,0 +1,91 @@
+"""What an answer must be, as a request says it: OpenAI's ``response_format``, vLLM's
+``structured_outputs``.
+
+In: these fields. Out: a `Grammar`, or a `RefusalError`.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.speculation.shaping import Grammar
+from pilotfish.wire.messages import MAX_GRAMMAR
+
+Grammatical = Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR)]
+
+
+class _Named(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's ``json_schema``; its name, its description and ``strict`` change nothing."""
+
+    schema: msgspec.Raw
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A ``response_format`` that asks for nothing."""
+
+
+class ObjectFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class SchemaFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """JSON of a schema."""
+
+    json_schema: _Named
+
+
+Format: TypeAlias = TextFormat | ObjectFormat | SchemaFormat
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """VLLM's ``structured_outputs``: one of these."""
+
+    json: msgspec.Raw = msgspec.Raw(b"null")
+    json_object: Literal[True] | None = None
+    regex: Grammatical | None = None
+    choice: Annotated[list[Grammatical], msgspec.Meta(min_length=1, max_length=4096)] | None = None
+    grammar: Grammatical | None = None
+
+
+def grammar_of(format: Format | None, told: StructuredOutputs | None) -> Grammar | None:
+    """Return what the answer must be; refuses a request that says so twice."""
+    found = []
+    match format:
+        case ObjectFormat():
+            found.append(Grammar.of_schema({"type": "object"}))
+        case SchemaFormat(json_schema=named):
+            found.append(Grammar.of_schema(_text_of(named.schema)))
+    if told is not None:
+        if bytes(told.json) != b"null":
+            found.append(Grammar.of_schema(_text_of(told.json)))
+        if told.json_object:
+            found.append(Grammar.of_schema({"type": "object"}))
+        if told.regex is not None:
+            found.append(Grammar("regex", told.regex))
+        if told.choice is not None:
+            found.append(Grammar.of_choices(told.choice))
+        if told.grammar is not None:
+            found.append(Grammar("lark", told.grammar))
+    if len(found) > 1:
+        raise RefusalError(
+            400,
+            "An answer is of one format: response_format, or one field of structured_outputs.",
+            code="invalid_value",
+            param="structured_outputs",
+        )
+    return found[0] if found else None
+
+
+def _text_of(schema: msgspec.Raw) -> str:
+    """Return a schema's text; it may be written as JSON, or as a text of JSON."""
+    try:
+        text = bytes(schema).decode("utf-8")
+        return msgspec.json.decode(text, type=str) if text.startswith('"') else text
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise RefusalError(
+            400, f"The schema is no text: {error}.", code="invalid_value", param="json"
+        ) from None

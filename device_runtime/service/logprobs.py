@@ -1,0 +1,60 @@
+"""Format log-probabilities as OpenAI's two routes have them.
+
+In:  tokens of an answer, and of each its `TokenLogprob` or None. Out: bodies. Control tokens, as
+     the one that ends the answer, are no text and left out. What is not known is null.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.wire.codecs.logprobs import TokenLogprob
+
+Body = dict[str, Any]
+Told = Sequence[TokenLogprob | None]
+
+
+def chat_logprobs(tokens: Sequence[int], told: Told, tokenizer: Tokenizer) -> Body:
+    """Format those of a chat's tokens."""
+
+    def one(token: int, logprob: float | None) -> Body:
+        data = tokenizer.token_bytes(token)
+        return {"token": _text(token, tokenizer), "logprob": logprob, "bytes": [*data]}
+
+    content = [
+        {
+            **one(token, None if its is None else its.logprob),
+            "top_logprobs": [] if its is None else [one(*pair) for pair in its.top],
+        }
+        for token, its in _said(tokens, told, tokenizer)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(tokens: Sequence[int], told: Told, tokenizer: Tokenizer, begin: int) -> Body:
+    """Format those of a text's tokens, which begin at this character."""
+    body: Body = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token, its in _said(tokens, told, tokenizer):
+        text = _text(token, tokenizer)
+        top = () if its is None else its.top
+        body["tokens"].append(text)
+        body["token_logprobs"].append(None if its is None else its.logprob)
+        body["top_logprobs"].append({_text(id, tokenizer): value for id, value in top} or None)
+        body["text_offset"].append(begin)
+        begin += len(text)
+    return body
+
+
+def _said(
+    tokens: Sequence[int], told: Told, tokenizer: Tokenizer
+) -> Iterator[tuple[int, TokenLogprob | None]]:
+    for at, token in enumerate(tokens):
+        if not tokenizer.is_special(token):
+            yield token, told[at] if at < len(told) else None
+
+
+def _text(token: int, tokenizer: Tokenizer) -> str:
+    """Return a token's text; of a control token its name."""
+    if tokenizer.is_special(token):
+        return tokenizer.piece(token)
+    return tokenizer.token_bytes(token).decode("utf-8", "replace")

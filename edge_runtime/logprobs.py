@@ -1,0 +1,66 @@
+"""The log-probabilities of a generation's tokens, for a device that asked for them.
+
+In:  of each pass the shaped logits and what was decided by them. Out: the frame that goes with the
+     tokens. Those of a token that the device samples itself (`dssd`) go with the next verdict.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pilotfish.speculation.distributions import Floats
+from pilotfish.wire.codecs.logprobs import Entries, entries, entry_type
+from pilotfish.wire.messages import Buffer
+from pilotfish.wire.protocols import Draft, Ruling, Wanted
+
+
+class Logprobs:
+    """Of one generation. most: likeliest tokens of each entry; start: its first position."""
+
+    def __init__(self, most: int, start: int) -> None:
+        self._most, self._start = most, start
+        self._kept = np.zeros(0, entry_type(most))  # from ``start`` on
+        self._latest = self._kept  # of the last decision
+        self._sampled: Floats | None = None  # the row that a pending token is sampled by
+        # of each node, and of the likeliest token behind each row, until a window is decided on
+        self._nodes = self._best = self._kept
+
+    def note(self, draft: Draft, logits: Floats, decided: Ruling | Wanted) -> None:
+        """Take in the logits [n + 1, V] of a window, and what came of it."""
+        ids = draft.ids.tolist()
+        before = np.zeros(0, entry_type(self._most))
+        if self._sampled is not None and len(draft.pending):
+            before = entries(self._sampled[None], draft.pending.tolist(), self._most)
+        self._sampled = None
+        if isinstance(decided, Wanted):
+            self._nodes = entries(logits[:-1], ids, self._most)
+            self._best = entries(logits, decided.choices.tolist(), self._most)
+            return
+        path = [*draft.path(decided.accepted)]
+        rows, tokens = [0, *path], [ids[node - 1] for node in path]
+        if decided.token is None:
+            self._sampled = logits[rows.pop()].copy()
+        else:
+            tokens.append(decided.token)
+        self._latest = np.concatenate([before, entries(logits[rows], tokens, self._most)])
+
+    def decided(self, ruling: Ruling) -> None:
+        """Take in the late decision on a window, a chain."""
+        accepted = ruling.accepted
+        self._latest = np.concatenate([self._nodes[:accepted], self._best[accepted : accepted + 1]])
+
+    def streamed(self, drafts: Sequence[int], logits: Floats, ruling: Ruling) -> None:
+        """Take in a pass of a stream: logits [n + 1, V] behind the drafts."""
+        self.note(Draft(np.array(drafts, np.uint32)), logits, ruling)
+
+    def commit(self, count: int | None = None) -> Buffer:
+        """Keep the last decision's, the first ``count`` if not all; returns their frame."""
+        latest = self._latest[:count]
+        self._kept = np.concatenate([self._kept, latest])
+        return latest.tobytes()
+
+    def of(self, start: int, count: int) -> Buffer:
+        """Return the frame of committed tokens once more, from this position on."""
+        begin = start - self._start
+        found: Entries = self._kept[begin : begin + count]
+        return found.tobytes()

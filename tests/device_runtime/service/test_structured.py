@@ -1,0 +1,132 @@
+"""Structured output over HTTP, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+from pilotfish import EdgeServer
+from tests.conftest import Pair
+from tests.support.serving import Serving, chat, said, serving
+from tests.support.writing import OBJECT, PIECES, writers
+
+assert writers  # a fixture
+
+
+class Robot(pydantic.BaseModel):
+    """As in `OBJECT`, to be parsed by the client; a schema with ``$defs``."""
+
+    class Arm(pydantic.BaseModel):
+        ab: Literal["ab", "ba"]
+        bad: bool
+
+    x: Arm
+    dd: list[Arm] = pydantic.Field(max_length=2)
+
+
+@pytest.fixture(scope="module")
+def service(writers: Pair) -> Iterator[Serving]:
+    with (
+        EdgeServer(writers.target, threads=1) as edge,
+        serving(writers.draft, edge.endpoint, "--lanes", 2) as started,
+    ):
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(service: Serving) -> openai.OpenAI:
+    return service.client()
+
+
+def named(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_schema(client: openai.OpenAI, stream: bool, temperature: float) -> None:
+    for seed in range(3):
+        options = {"temperature": temperature, "seed": seed, "max_tokens": 120, "stream": stream}
+        answer = chat(client, response_format=named(OBJECT), **options)
+        text = said(answer) if stream else answer.choices[0].message.content
+        assert set(json.loads(text)) == {"ab", "bad", "x", "dd"}
+
+
+def test_the_client_parses_models(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model="pilotfish", messages=[{"role": "user", "content": "a"}], max_tokens=200,
+        response_format=Robot, temperature=1.0, seed=2, n=3,
+    )  # fmt: skip
+    robots = [choice.message.parsed for choice in answer.choices]
+    assert all(isinstance(one, Robot) for one in robots)
+    assert len({str(one) for one in robots}) > 1
+
+
+def test_any_object(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"response_format": {"type": "json_object"}, "max_tokens": 30}
+    bias = {PIECES.index("}"): 100, PIECES.index('{"'): -100}
+    answer = chat(client, **options, logit_bias=bias)
+    assert json.loads(answer.choices[0].message.content) == {}
+
+
+@pytest.mark.parametrize(
+    ("told", "pattern"),
+    [
+        ({"regex": "[ab]{3}[0-9]"}, "[ab]{3}[0-9]"),
+        ({"choice": ["abc", 'b"d']}, 'abc|b"d'),
+        ({"grammar": 'start: /[0-9]{2}/ "-" /[a-c]{2}/'}, "[0-9]{2}-[a-c]{2}"),
+        ({"json": {"enum": ["ab", 12]}}, '"ab"|12'),
+        ({"json": '{"enum": ["ab", 12]}'}, '"ab"|12'),
+        ({"json_object": True}, r"\{.*"),
+    ],
+)
+def test_as_vllm_has_them(client: openai.OpenAI, told: dict[str, Any], pattern: str) -> None:
+    body = {"structured_outputs": told}
+    answer = chat(client, max_tokens=20, extra_body=body)
+    assert re.fullmatch(pattern, answer.choices[0].message.content, re.DOTALL)
+    text = client.completions.create(
+        model="pilotfish", prompt="a", max_tokens=20, temperature=0, extra_body=body
+    )
+    assert re.fullmatch(pattern, text.choices[0].text, re.DOTALL)
+
+
+def test_no_format_at_all(client: openai.OpenAI) -> None:
+    plain = chat(client, max_tokens=8).choices[0].message.content
+    for told in ({"type": "text"}, None):
+        assert chat(client, max_tokens=8, response_format=told).choices[0].message.content == plain
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"response_format": {"type": "yaml"}}, "invalid_value", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "invalid_value", "response_format"),
+        ({"response_format": named({"type": "strange"})}, "bad_grammar", None),
+        ({"structured_outputs": {"regex": "("}}, "bad_grammar", None),
+        ({"structured_outputs": {"regex": 3}}, "invalid_value", "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "invalid_value", "structured_outputs.choice"),
+        ({"structured_outputs": {"verse": "x"}}, "unknown_parameter", "structured_outputs.verse"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "invalid_value",
+         "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+         "invalid_value", "structured_outputs"),
+        ({"structured_outputs": {"regex": "z"}}, "bad_grammar", None),
+    ],
+)  # fmt: skip
+def test_what_is_no_format(
+    service: Serving, body: dict[str, Any], code: str, param: str | None
+) -> None:
+    asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, **body}
+    answer = httpx.post(f"{service.url}/v1/chat/completions", json=asked)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == code
+    if param is not None:
+        assert error["param"].startswith(param)

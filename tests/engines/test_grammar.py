@@ -1,0 +1,298 @@
+"""Constraints allow what their grammar does, token by token, and bound what a grammar costs."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.grammar import Constraint, Grammars
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.shaping import Grammar
+from tests.support.bridged import vocabulary
+from tests.support.examples import examples
+from tests.support.vocabularies import sentencepiece
+
+TOKENS = ["a", "b", "ab", "ba", "c"]
+END = len(TOKENS)
+REGEX = "(ab|c)?a{1,3}b?c?"
+LONGEST = 7
+
+
+@pytest.fixture(scope="module")
+def small() -> Grammars:
+    return vocabulary(TOKENS, "<end>").grammars
+
+
+@pytest.fixture(scope="module")
+def english(default_artifacts: Any) -> Vocabulary:
+    from pilotfish.engines.artifact import Artifact
+
+    return Vocabulary.of(Artifact.open(default_artifacts.target))
+
+
+def language() -> set[str]:
+    """All texts that match."""
+    letters = "".join(sorted({letter for token in TOKENS for letter in token}))
+    return {
+        text
+        for size in range(LONGEST + 1)
+        for text in map("".join, product(letters, repeat=size))
+        if re.fullmatch(REGEX, text)
+    }
+
+
+LANGUAGE = language()
+BEGINNINGS = {text[:end] for text in LANGUAGE for end in range(len(text) + 1)}
+
+
+def may_follow(said: str) -> set[int]:
+    """The tokens that may follow a text, by brute force."""
+    found = {at for at, token in enumerate(TOKENS) if said + token in BEGINNINGS}
+    return found | ({END} if said in LANGUAGE else set())
+
+
+def allowed(constraint: Constraint, answer: list[int], *paths: list[int]) -> list[set[int]]:
+    logits = np.zeros((len(paths), END + 1), np.float32)
+    constraint.forbid(logits, np.array(answer, np.uint32), paths)
+    return [set(np.flatnonzero(np.isfinite(row)).tolist()) for row in logits]
+
+
+@given(st.lists(st.lists(st.integers(0, END - 1), max_size=5), min_size=1, max_size=5), st.data())
+@examples(200)
+def test_each_row_allows_what_continues_its_own_path(
+    small: Grammars, paths: list[list[int]], data: st.DataObject
+) -> None:
+    constraint = small.constraint(Grammar("regex", REGEX))
+    for _ in range(3):  # rows may be asked for in any order, and answers be taken back
+        answer = data.draw(st.lists(st.integers(0, END - 1), max_size=3))
+        if "".join(TOKENS[token] for token in answer) not in BEGINNINGS:
+            with pytest.raises(GrammarError, match="so far is not of the grammar"):
+                allowed(constraint, answer, *paths)
+            continue
+        for path, found in zip(paths, allowed(constraint, answer, *paths), strict=True):
+            said = "".join(TOKENS[token] for token in [*answer, *path])
+            every = set(range(END + 1))
+            assert found == (may_follow(said) if said in BEGINNINGS else every)
+
+
+def test_what_is_complete_ends_and_what_follows_the_end_is_left_alone(small: Grammars) -> None:
+    constraint = small.constraint(Grammar("regex", "ab"))
+    found = allowed(constraint, [], [], [2], [2, END], [2, END, 0], [4])
+    every = set(range(END + 1))
+    assert found == [{2}, {END}, every, every, every]  # forced: in its own tokens
+
+
+def test_forced_text_stops_where_tokens_may_be_longer(english: Vocabulary) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "integer"}}, "required": ["name"]}
+    grammar = Grammar("json", json.dumps({**schema, "additionalProperties": False}))
+    constraint, tokenizer = english.grammars.constraint(grammar), english.tokenizer
+    none = np.empty(0, np.uint32)
+    forced = constraint.forced(none, [])
+    assert tokenizer.decode(forced) == '{"name":'
+    assert forced == tokenizer.encode('{"name": 1')[: len(forced)]
+    assert constraint.forced(none, [*forced, *tokenizer.encode(" 1")]) == []
+    assert constraint.forced(none, tokenizer.encode("no JSON")) == []
+
+
+SCHEMAS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "object"}, '{"a": [1, null, "x y"]}'),
+    ({"enum": ["left", "right"]}, '"right"'),
+    ({"type": "string", "pattern": "^[0-9]{3}$"}, '"123"'),
+    ({"type": "array", "items": {"type": "integer", "minimum": 3}, "minItems": 2}, "[3, 99]"),
+    ({"oneOf": [{"type": "null"}, {"type": "number"}]}, "-1.5e3"),
+    ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {
+        "next": {"$ref": "#/$defs/n"}}, "additionalProperties": False}}}, '{"next": {"next": {}}}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "text"), SCHEMAS, ids=lambda value: str(value)[:20])
+def test_a_text_of_the_schema_is_allowed_and_may_end(
+    english: Vocabulary, schema: dict[str, Any], text: str
+) -> None:
+    tokenizer = english.tokenizer
+    ids = tokenizer.encode(text)
+    constraint = english.grammars.constraint(Grammar("json", json.dumps(schema)))
+    logits = np.zeros((len(ids) + 1, english.vocab_size), np.float32)
+    none = np.empty(0, np.uint32)
+    constraint.forbid(logits, none, [ids[:at] for at in range(len(ids) + 1)])
+    assert np.isfinite(logits[np.arange(len(ids)), ids]).all()
+    (end,) = english.eos_ids
+    assert np.isfinite(logits[-1, end])
+    assert not np.isfinite(logits[0, end])
+    special = [id for id in range(english.vocab_size) if tokenizer.is_special(id) and id != end]
+    assert not np.isfinite(logits[:, special]).any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "word"),
+    [
+        ("json", "{", "no JSON"),
+        ("json", '{"type": "strange"}', "cannot be used"),
+        ("json", '{"$ref": "#/nowhere"}', "cannot be used"),
+        ("json", '{"allOf": [{"type": "string"}, {"type": "number"}]}', "cannot be used"),
+        ("regex", "(", "cannot be used"),
+        ("lark", "start: nothing", "cannot be used"),
+        ("prose", "", "no kind"),
+    ],
+)
+def test_what_is_no_grammar_says_so(small: Grammars, kind: str, text: str, word: str) -> None:
+    with pytest.raises(GrammarError, match=word) as refused:
+        small.constraint(Grammar(kind, text))
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+def test_a_vocabulary_that_cannot_say_it(small: Grammars) -> None:
+    constraint = small.constraint(Grammar("regex", "[ab]*z"))
+    with pytest.raises(GrammarError, match="No token"):
+        allowed(small.constraint(Grammar("regex", "z")), [], [])
+    assert allowed(constraint, [], [0]) == [{0, 1, 2, 3}]
+
+
+def test_a_draft_that_leads_astray_harms_no_row_but_its_own(small: Grammars) -> None:
+    constraint = small.constraint(Grammar("regex", "az|b+"))
+    none, every = np.empty(0, np.uint32), set(range(END + 1))
+    logits = np.zeros((4, END + 1), np.float32)
+    assert constraint.forbid(logits, none, [[], [0], [1], [1, 1]]) == [1]
+    found = [set(np.flatnonzero(np.isfinite(row)).tolist()) for row in logits]
+    assert found == [{0, 1}, every, {1, END}, {1, END}]
+    with pytest.raises(GrammarError, match="No token"):
+        allowed(constraint, [0], [])
+
+
+HOSTILE = {
+    "counted": Grammar("regex", "(([a-z]{1,100}){1,100}){1,100}x"),
+    "powers": Grammar("regex", "(a|b)*a(a|b){2000}"),
+    "unicode": Grammar("regex", r"(\p{L}{1,500}\p{N}){1,500}"),
+    "ambiguous": Grammar("lark", 'start: s\ns: s s | "a" | s s s |'),
+    "patterns": Grammar("json", json.dumps({"anyOf": [
+        {"type": "string", "pattern": f"^(a|b)*a(a|b){{{20 + i}}}$"} for i in range(200)]})),
+    "words": Grammar("json", json.dumps({"enum": [f"{i:x}" * 5 for i in range(4000)]})),
+    "nested": Grammar("json", '{"type": "array", "items": ' * 200 + "{}" + "}" * 200),
+    "recursive": Grammar("json", json.dumps({"$ref": "#/$defs/n", "$defs": {"n": {
+        "type": "object",
+        "properties": {f"c{i}": {"$ref": "#/$defs/n"} for i in range(500)}}}})),
+    "long": Grammar("json", '{"type": "string", "minLength": 1000000}'),
+    "many": Grammar("json", '{"type": "array", "minItems": 100000, "items": {"multipleOf": 97}}'),
+    "divisible": Grammar("json", '{"type": "integer", "multipleOf": 9973}'),
+    "by more": Grammar("json", '{"type": "integer", "multipleOf": 99999989}'),
+    "by several": Grammar("json", json.dumps({"anyOf": [
+        {"type": "integer", "multipleOf": n} for n in range(900, 1000)]})),
+    "by all": Grammar("json", json.dumps({"allOf": [{"multipleOf": n} for n in (89, 83, 97)]})),
+    "by fractions": Grammar("json", '{"type": "number", "multipleOf": 0.99999989}'),
+    "by nothing": Grammar("json", json.dumps({
+        "properties": {"a": {"type": "integer", "multipleOf": 999983}},
+        "examples": [{"multipleOf": 0}]})),
+    "by hugely much": Grammar("json", '{"type": "integer", "multipleOf": 1' + "0" * 400 + "}"),
+    "rules": Grammar("lark", "start: r0\n" + "".join(
+        f"r{i}: r{i + 1}\n" for i in range(4500)) + 'r4500: "a"'),
+    "terminals": Grammar("lark", "start: A0\n" + "".join(
+        f'A{i}: "a" A{i + 1}\n' for i in range(4000)) + 'A4000: "a"'),
+    "definitions": Grammar("json", json.dumps({"$ref": "#/$defs/d0", "$defs": {
+        **{f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(1500)},
+        "d1500": {}}})),
+    "all of": Grammar("json", json.dumps({"$ref": "#/$defs/d0", "$defs": {
+        **{f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(1400)},
+        "d1400": {"type": "null"}}})),
+    "forced": Grammar("regex", "a{60000}"),
+    "spelt": Grammar("regex", '"' + "ab" * 30000 + '"'),
+    "too long": Grammar("regex", "a" * 70_000),
+    "ignored": Grammar("lark", 'start: "true" " " x\n%ignore / /\nx: "null"*'),
+    "rolled back": Grammar("lark", 'start: x\nx[max_tokens=3]: /.*/'),
+    "embedded": Grammar("lark", 'start: A\nA: %regex {"multiple_of": 99999989}'),
+    "either": Grammar("lark", "start: " + " | ".join(f"/a{{{i}}}.*b{{{i}}}/" for i in range(400))),
+}  # fmt: skip
+
+
+def test_what_is_costly_ends_the_answer(english: Vocabulary) -> None:
+    constraint = english.grammars.constraint(HOSTILE["forced"])
+    none = np.empty(0, np.uint32)
+    begun_s, refused = time.thread_time(), False
+    for _ in range(100):
+        logits = np.zeros((64, english.vocab_size), np.float32)
+        try:
+            ids = constraint.forced(none, [])[:63]
+            constraint.forbid(logits, none, [ids[:at] for at in range(64)])
+        except GrammarError as error:
+            refused = "costs too much" in str(error)
+            break
+    assert refused
+    assert time.thread_time() - begun_s < 0.4
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_costs_little(english: Vocabulary, name: str) -> None:
+    """To compile, and for 200 tokens drawn at random of those that it allows."""
+    english.grammars.warm()
+    begun_s = time.monotonic()
+    try:
+        constraint = english.grammars.constraint(HOSTILE[name])
+    except GrammarError:
+        assert time.monotonic() - begun_s < 0.6
+        return
+    assert time.monotonic() - begun_s < 0.6
+    rng, answer = np.random.default_rng(0), np.empty(0, np.uint32)
+    rows_s = []
+    for _ in range(200):
+        logits = np.zeros((1, english.vocab_size), np.float32)
+        begun_s = time.thread_time()
+        try:
+            constraint.forbid(logits, answer, [[]])
+        except GrammarError:
+            break
+        finally:
+            rows_s.append(time.thread_time() - begun_s)
+        token = rng.choice(np.flatnonzero(np.isfinite(logits[0])))
+        if token in english.eos_ids:
+            break
+        answer = np.append(answer, np.uint32(token))
+    assert max(rows_s) < 0.1
+    assert sum(rows_s) < 0.3 + 2e-3 * len(rows_s)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [Grammar("regex", "the model of the"), Grammar("regex", " the model of the"),
+     Grammar.of_schema({"const": {"the": ["left", "right"]}}), Grammar.of_choices([" yes", "no"])],
+)  # fmt: skip
+def test_a_vocabulary_that_puts_spaces_before_texts(grammar: Grammar) -> None:
+    """What is forced is in the middle of a text, wherever it is."""
+    tokenizer = sentencepiece()
+    size = tokenizer.vocab_size
+    constraint, said = Grammars(tokenizer, size, [2]).constraint(grammar), []
+    while len(said) < 60:
+        logits = np.zeros((1, size), np.float32)
+        constraint.forbid(logits, np.array(said, np.uint32), [[]])
+        token = int(np.isfinite(logits[0]).nonzero()[0][-1])
+        if token == 2:
+            break
+        said.append(token)
+    text = b"".join(map(tokenizer.token_bytes, said)).decode()
+    wanted = {"json": '{"the": ["left", "right"]}', "regex": grammar.text}
+    assert text in (wanted.get(grammar.kind), " yes", "no")
+
+
+def test_threads_may_compile_at_once(small: Grammars) -> None:
+    found = []
+
+    def compile_one(at: int) -> None:
+        constraint = small.constraint(Grammar("regex", f"a{{{1 + at % 3}}}"))
+        found.append(allowed(constraint, [], [], [0] * (1 + at % 3)))
+
+    threads = [threading.Thread(target=compile_one, args=(at,)) for at in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[{0}, {END}]] * 12

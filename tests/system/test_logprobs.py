@@ -1,0 +1,141 @@
+"""Log-probabilities through real edges: those of the target's own rows, under every protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pilotfish import Device, EdgeServer, Generation, Grammar
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.speculation.shaping import Shaping
+from pilotfish.wire.errors import UnsupportedError
+from tests.conftest import VOCAB, Pair
+from tests.support.relay import Relay
+from tests.support.shaped import shaped
+
+PROMPT = [3, 1, 4, 1, 5]
+SAMPLED: dict[str, Any] = {"temperature": 1.3, "top_k": 20, "seed": 5}
+TOLD: dict[str, Any] = {"logit_bias": {VOCAB - 1: -100.0, 9: 2.0}, "presence_penalty": 0.7}
+CLOSE = 2e-4  # passes of other shapes round differently
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("stream", {}), ("stream", SAMPLED), ("greedy", {}), ("tree", {"expansion": (2, 2)}),
+    ("coupled", SAMPLED), ("tslt", SAMPLED), ("dsd", SAMPLED), ("dssd", SAMPLED),
+    ("tree", {**SAMPLED, "expansion": (2, 1, 2)}), ("ahead", {}), ("ahead", SAMPLED),
+    ("wisv-full", {}), ("wisv-selective", {"threshold": 0.7}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reader(pair: Pair) -> Decoder:
+    return Decoder(Artifact.open(pair.target), threads=1)
+
+
+def rows(reader: Decoder, answer: Generation, told: dict[str, Any]) -> Any:
+    """The target's log-probabilities after each part of an answer, f64 [n, V]."""
+    tokens = np.array([*PROMPT, *answer.tokens])
+    reader.rollback(0, 0)
+    logits = reader.forward([Pass(slot=0, tokens=tokens, rows=len(answer.tokens) + 1)])[0].logits
+    own = [
+        shaped(row, PROMPT, answer.tokens[:at], Shaping(**told)).astype(float)
+        for at, row in enumerate(logits[:-1])
+    ]
+    return [row - row.max() - np.log(np.exp(row - row.max()).sum()) for row in own]
+
+
+def check(reader: Decoder, answer: Generation, most: int, told: dict[str, Any]) -> int:
+    """Compare with the target's own; returns how many tokens had none."""
+    assert len(answer.logprobs) == len(answer.tokens)
+    unknown = 0
+    wanted = rows(reader, answer, told)
+    for row, token, found in zip(wanted, answer.tokens, answer.logprobs, strict=True):
+        if found is None:
+            unknown += 1
+            continue
+        assert abs(found.logprob - row[token]) < CLOSE
+        assert len(found.top) == most
+        likeliest = np.sort(row)[::-1][:most]
+        assert np.allclose([value for _, value in found.top], likeliest, atol=CLOSE)
+        assert np.allclose([row[id] for id, _ in found.top], likeliest, atol=CLOSE)
+    return unknown
+
+
+@pytest.mark.parametrize(("protocol", "options"), CASES)
+@pytest.mark.parametrize("told", [{}, TOLD], ids=["plain", "shaped"])
+def test_they_are_the_targets(
+    device: Device, reader: Decoder, protocol: str, options: dict[str, Any], told: dict[str, Any]
+) -> None:
+    for most in (0, 3):
+        answer = device.generate(
+            PROMPT, protocol=protocol, max_tokens=40, logprobs=most, **options, **told
+        )
+        unknown = check(reader, answer, most, told)
+        assert unknown <= (protocol == "dssd")  # the last one
+
+
+def test_pieces_have_theirs(device: Device) -> None:
+    for protocol, options in (("greedy", {}), ("ahead", SAMPLED), ("dssd", SAMPLED)):
+        asked: dict[str, Any] = {"max_tokens": 80, "logprobs": 2, **options, **TOLD}
+        pieces = list(device.stream(PROMPT, protocol=protocol, **asked))
+        assert device.last is not None
+        known = [told for piece in pieces for told in piece.logprobs]
+        assert len(known) == len(device.last.tokens)
+        late = [a is not b for a, b in zip(known, device.last.logprobs, strict=True)]
+        assert any(late) == (protocol == "dssd")
+        assert all(known[at] is None for at, other in enumerate(late) if other)
+
+
+def test_an_answer_that_did_not_ask_has_none(device: Device) -> None:
+    for protocol in ("greedy", "stream", "ahead"):
+        plain = device.generate(PROMPT, protocol=protocol, max_tokens=12)
+        asked = device.generate(PROMPT, protocol=protocol, max_tokens=12, logprobs=5)
+        assert plain.logprobs == [None] * len(plain.tokens)
+        assert asked.tokens == plain.tokens
+        if protocol == "ahead":
+            continue  # how many messages there are is chance
+        down = [sum(one.downlink_bytes for one in each.rounds) for each in (plain, asked)]
+        # numbers in headers differ by a byte here and there
+        assert abs(down[1] - down[0] - len(plain.tokens) * (4 + 5 * 8)) < 2 * len(plain.tokens)
+
+
+def test_under_a_grammar_what_is_forbidden_has_none(device: Device) -> None:
+    grammar = Grammar.of_choices(["ab", "ba"])
+    only = device.generate(PROMPT, grammar=grammar, protocol="greedy", max_tokens=4, logprobs=20)
+    for told in only.logprobs:
+        assert told is not None
+        assert 0 < len(told.top) < 20
+        assert abs(sum(np.exp(value) for _, value in told.top) - 1.0) < 1e-5
+
+
+def test_after_a_cut_all_tokens_have_theirs(pair: Pair, edge: EdgeServer, reader: Decoder) -> None:
+    relay = Relay(edge.endpoint)
+    for protocol, options in (
+        ("greedy", {}),
+        ("ahead", SAMPLED),
+        ("stream", {}),
+        ("tslt", SAMPLED),
+    ):
+        with Device(pair.draft, relay.endpoint, threads=1) as device:
+            asked: dict[str, Any] = {"max_tokens": 120, "logprobs": 2, **options, **TOLD}
+            said = 0
+            for piece in device.stream(PROMPT, protocol=protocol, **asked):
+                if any(said < at <= said + len(piece.tokens) for at in (20, 70)):
+                    relay.cut()
+                said += len(piece.tokens)
+            assert device.last is not None
+            assert device.last.recoveries
+            assert not check(reader, device.last, 2, TOLD)
+    relay.close()
+
+
+def test_the_drafters_own_tokens_have_none(device: Device) -> None:
+    answer = device.generate(PROMPT, protocol="local", max_tokens=5, logprobs=2)
+    assert answer.logprobs == [None] * 5
+
+
+@pytest.mark.parametrize("most", [-1, 21])
+def test_more_than_there_are_to_be_told(device: Device, most: int) -> None:
+    with pytest.raises(UnsupportedError, match="logprobs must be 0 to 20"):
+        device.generate(PROMPT, logprobs=most)
