@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import Headers
@@ -30,6 +30,7 @@ from pilotfish.device_runtime.service.openai import CompletionRequest, chat_requ
 from pilotfish.device_runtime.service.prompts import prompt_for
 from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
 from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.device_runtime.service.tokens import asked_of, detokenized, tokenized, tokens_of
 from pilotfish.engines.errors import EngineError
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.errors import PilotfishError
@@ -40,6 +41,7 @@ _LEAST_BODY_BYTES = 64 * 1024
 _MOST_BODY_BYTES = 1 << 26  # for any context of the edge
 _BODY_BYTES_PER_TOKEN = 64  # a token is some characters, of up to six bytes each in JSON
 _READERS = 2  # prompts tokenised at once
+_Result = TypeVar("_Result")
 STUCK_S = 180.0  # without a sign of life, after which a lane counts as hanging
 
 
@@ -122,9 +124,11 @@ class DeviceService:
 
     async def read(self, wanted: CompletionRequest) -> Prompt:
         """Tokenise the prompt, in the vocabulary of the edge greeted last."""
-        loop = asyncio.get_running_loop()
-        read = partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat)
-        return await loop.run_in_executor(self._readers, read)
+        return await self.apart(partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat))
+
+    async def apart(self, work: Callable[[], _Result]) -> _Result:
+        """Do what may take long, as tokenising does, in a thread of the readers'."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     def text_of(self, prompt: Asked) -> str:
         """Return a raw prompt in words; token ids in the vocabulary of the edge greeted last."""
@@ -145,6 +149,7 @@ def application(service: DeviceService) -> ASGIApp:
     """Build the service as an ASGI application."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     _add_completions(app, service)
+    _add_tokens(app, service)
     _add_models(app, service)
     _add_state(app, service)
     app.include_router(page.router)
@@ -195,6 +200,28 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
     @app.post("/v1/completions", response_model=None)
     async def text(request: Request) -> Completion:
         return await complete(request, text_request)
+
+
+def _add_tokens(app: FastAPI, service: DeviceService) -> None:
+    @app.post("/tokenize", response_model=None)
+    async def tokenize(request: Request) -> Response:
+        asked, chat, words = asked_of(await bounded_body(request, service.body_bytes))
+        work = partial(tokenized, service.device, asked, chat=chat, words=words)
+        return json_response(await service.apart(work))
+
+    @app.post("/detokenize", response_model=None)
+    async def detokenize(request: Request) -> Response:
+        tokens = tokens_of(await bounded_body(request, service.body_bytes))
+        return json_response(await service.apart(partial(detokenized, service.device, tokens)))
+
+    @app.post("/v1/embeddings", response_model=None)
+    async def embeddings() -> Response:
+        raise RefusalError(
+            404,
+            "This service has no embeddings: drafter and target are models that write.",
+            code="unsupported",
+            reason="route",
+        )
 
 
 def _check_sound(service: DeviceService) -> None:

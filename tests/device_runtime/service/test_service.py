@@ -239,6 +239,42 @@ def test_a_text_may_begin_with_its_prompt(
         assert texts == [said_first + wanted] * 2
 
 
+def test_tokens_of_a_prompt(service: Serving, device: Device) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    for body in ({"prompt": "once"}, {"messages": messages}):
+        (asked,) = body.values()
+        wanted = device.prompt(asked, chat="messages" in body).ids.tolist()  # type: ignore[arg-type]
+        told = httpx.post(
+            f"{service.url}/tokenize", json={**body, "return_token_strs": True}
+        ).json()
+        assert told["tokens"] == wanted
+        assert told["count"] == len(wanted)
+        assert told["token_strs"] == [device.tokenizer.piece(id) for id in wanted]
+        assert told["max_model_len"] == 256
+        back = httpx.post(f"{service.url}/detokenize", json={"tokens": wanted}).json()
+        assert back == {"prompt": device.tokenizer.decode(wanted, special=True)}
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/tokenize", {}), ("/tokenize", {"prompt": "x", "messages": []}),
+        ("/tokenize", {"prompt": 3}), ("/tokenize", {"prompt": "x", "verse": 1}),
+        ("/tokenize", []), ("/detokenize", {"tokens": [64]}), ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": "x"}), ("/detokenize", {}),
+    ],
+)  # fmt: skip
+def test_what_has_no_tokens(service: Serving, route: str, body: object) -> None:
+    answer = httpx.post(service.url + route, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_there_are_no_embeddings(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="no embeddings"):
+        client.embeddings.create(model="pilotfish", input="x")
+
+
 def test_models(client: openai.OpenAI) -> None:
     models = client.models.list().data
     assert [model.id for model in models] == ["pilotfish"]

@@ -1,0 +1,91 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them: the tokens that a prompt would have.
+
+In: bodies. Out: bodies, or a `RefusalError` that names the field at fault.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from pilotfish.device_runtime.bridge import Asked
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.service.prompts import (
+    MessageFields,
+    message_of,
+    prompt_for,
+    unknown,
+    unknown_name,
+)
+from pilotfish.device_runtime.service.refusal import RefusalError
+
+Body = dict[str, Any]
+_MOST = 1 << 20  # tokens
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class _Tokenize(msgspec.Struct, forbid_unknown_fields=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=4096)] | None = (
+        None
+    )
+    return_token_strs: bool | None = None
+
+
+class _Detokenize(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: Annotated[list[_Token], msgspec.Meta(max_length=_MOST)]
+    model: str | None = None
+
+
+def asked_of(body: bytes) -> tuple[Asked, bool, bool]:
+    """Read a ``POST /tokenize``: the prompt, whether it is a chat, whether to tell the words."""
+    request = _read(body, _Tokenize)
+    words = bool(request.return_token_strs)
+    if (request.prompt is None) == (request.messages is None):
+        raise RefusalError(400, "Give a prompt or messages.", code="invalid_value", param="prompt")
+    if request.messages is not None:
+        return [message_of(one, at) for at, one in enumerate(request.messages)], True, words
+    assert request.prompt is not None
+    return request.prompt, False, words
+
+
+def tokenized(device: Device, asked: Asked, *, chat: bool, words: bool) -> Body:
+    """Answer it, in the vocabulary of the edge greeted last."""
+    prompt = prompt_for(device, asked, chat=chat)
+    if not prompt.vocabulary:
+        raise RefusalError(
+            503, "The edge's vocabulary is not known yet.", code="no_edge", reason="no-edge"
+        )
+    ids = prompt.ids.tolist()
+    pieces = [device.tokenizer.piece(id) for id in ids] if words else None
+    return {
+        "count": len(ids), "max_model_len": device.context, "tokens": ids, "token_strs": pieces,
+    }  # fmt: skip
+
+
+def tokens_of(body: bytes) -> Sequence[int]:
+    """Read a ``POST /detokenize``."""
+    found: list[int] = _read(body, _Detokenize).tokens
+    return found
+
+
+def detokenized(device: Device, tokens: Sequence[int]) -> Body:
+    """Answer it."""
+    size = device.tokenizer.vocab_size
+    if (token := max(tokens, default=0)) >= size:
+        raise RefusalError(
+            400, f"Token {token} is not among {size}.", code="invalid_value", param="tokens"
+        )
+    return {"prompt": device.tokenizer.decode(tokens, special=True)}
+
+
+def _read(body: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except RecursionError:
+        raise RefusalError(400, "The body is nested too deeply.", code="malformed") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if (name := unknown_name(error)) is not None:
+            raise unknown(name) from None
+        raise RefusalError(400, f"{error}.", code="invalid_value") from None
