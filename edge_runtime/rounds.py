@@ -314,7 +314,9 @@ def _shape(
     try:
         return shaper.shape(logits, text, paths)
     except GrammarError as error:
-        raise BadGrammarError(str(error)) from error
+        refused = BadGrammarError(str(error))
+        refused.costly = error.costly
+        raise refused from error
 
 
 def _stream_rule(

@@ -55,6 +55,8 @@ from pilotfish.wire.transport import Envelope, check_size
 
 _log = logging.getLogger("pilotfish.edge")
 
+_BARRED_S, _BARRED = 10.0, 1024  # for a grammar that was costly; most owners
+
 
 class Service:
     """Serves messages and owns the sessions. Used by the serving loop.
@@ -99,6 +101,7 @@ class Service:
         self._allowed = allowed
         self._tally = tally or Tally()
         self._draining = False
+        self._costly: dict[bytes, float] = {}  # until when an owner's grammars are not taken
         self._rounds = Rounds(
             submit,
             send,
@@ -272,7 +275,7 @@ class Service:
             exchange = self._supplies.exchange(exchange, begin)
         if length == 0:
             raise MalformedError("A generation needs at least one token to go on from.")
-        shaper = self._shaper(begin, law, length)  # last: a grammar may take long
+        shaper = self._shaper(begin, law, length, envelope.owner)  # last: a grammar may take long
         session = self._session_for(begin, envelope.owner)
         self._rounds.stop(session)
         session.committed.truncate(begin.keep)
@@ -294,7 +297,7 @@ class Service:
         if len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
 
-    def _shaper(self, begin: m.Begin, law: Law, length: int) -> Shaper | None:
+    def _shaper(self, begin: m.Begin, law: Law, length: int, owner: bytes) -> Shaper | None:
         """Return what shapes the logits of a generation that begins with ``length`` tokens."""
         if (told := begin.shape) is None:
             return None
@@ -309,15 +312,28 @@ class Service:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {token}; the target has {self._vocab}."
             )
-        return law.shaper(told.since, self._constraint(law))
+        return law.shaper(told.since, self._constraint(law, owner))
 
-    def _constraint(self, law: Law) -> Constraint | None:
+    def _constraint(self, law: Law, owner: bytes) -> Constraint | None:
         if (grammar := law.shaping.grammar) is None:
             return None
+        if (rest_s := self._costly.get(owner, 0.0) - time.monotonic()) > 0.0:
+            raise BadGrammarError(
+                f"A grammar of this client has cost too much; the next is taken in {rest_s:.0f} s."
+            )
         try:
             return self._grammars.constraint(grammar)
         except GrammarError as error:
+            if error.costly:
+                self._bar(owner)
             raise BadGrammarError(str(error)) from error
+
+    def _bar(self, owner: bytes) -> None:
+        """Take no grammars of this client for a while: one that is costly stalls all others."""
+        self._costly.pop(owner, None)
+        self._costly[owner] = time.monotonic() + _BARRED_S  # the newest is last
+        if len(self._costly) > _BARRED:
+            del self._costly[next(iter(self._costly))]
 
     def _follower(
         self, session: SessionState, begin: m.Begin, law: Law
@@ -326,7 +342,7 @@ class Service:
             return None
         shaper = None
         if begin.shape is not None:  # of its own: another thread uses it
-            shaper = law.shaper(begin.shape.since, self._constraint(law))
+            shaper = law.shaper(begin.shape.since, self._constraint(law, session.owner))
         ids = session.committed.ids
         return partial(self._beside.follow, session.id, session.slot, ids, law, shaper)
 
@@ -478,6 +494,8 @@ class Service:
         session = self.sessions.get(job.session)
         if session is not None and not job.cancelled:
             self._rounds.finish(session, job)
+            if isinstance(job.error, BadGrammarError) and job.error.costly:
+                self._bar(session.owner)
             if self._allowed is not None:
                 self._tally.work[self._allowed[session.owner]] += 1
 

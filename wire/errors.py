@@ -48,6 +48,7 @@ class BadGrammarError(PilotfishError):
 
     code = "bad-grammar"
     exit_code = 65
+    costly = False  # finding that out has taken long
 
 
 class TooLargeError(PilotfishError):

@@ -3,12 +3,12 @@
 In:  a compiled grammar, the answer so far, and the paths of rows behind it. Out: rows with −∞ where
      nothing may follow.
 
-A parser that gives up is of no further use, so a pristine one is kept: what a *draft* leads into
-must harm no answer that goes another way. Time is bounded by a budget of the answer's own.
+A parser that gives up is of no further use, so a new one is made: what a *draft* leads into must
+harm no answer that goes another way. Time is bounded by a budget of the answer's own.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -31,22 +31,26 @@ _MESSAGE = 300  # characters of the library's own words
 class _SpentError(GrammarError):
     """The budget is spent."""
 
+    costly = True
+
 
 class Constraint:
     """Forbids what a grammar does not allow, in one generation. One thread at a time.
 
-    pristine: the grammar's parser at its beginning; shared, and never advanced.
+    parser: makes one at the grammar's beginning, which shares nothing with others.
     """
 
-    def __init__(self, pristine: "LLMatcher", vocab_size: int, ends: Sequence[int]) -> None:
-        self._pristine = pristine
+    def __init__(
+        self, parser: "Callable[[], LLMatcher]", vocab_size: int, ends: Sequence[int]
+    ) -> None:
+        self._parser = parser
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
         self._left_s = _ONCE_S
         self._restart()
 
     def _restart(self) -> None:
-        self._matcher = self._pristine.deep_copy()
+        self._matcher = self._parser()
         # what it has read
         self._answer = np.empty(0, np.uint32)
         self._path: list[int] = []
@@ -63,6 +67,7 @@ class Constraint:
         nothing may follow the answer itself, it is not of the grammar, or the budget is spent.
         """
         dead = []
+        self._expect_left()
         if self._read_answer(answer):
             for at, (row, path) in enumerate(zip(logits, paths, strict=True)):
                 try:
@@ -88,6 +93,7 @@ class Constraint:
 
         Of these the last ones are missing if what comes behind them may make them longer.
         """
+        self._expect_left()
         try:
             if not (self._read_answer(answer) and self._read_path(path)):
                 return []
@@ -109,7 +115,6 @@ class Constraint:
             held = min(len(answer), len(self._answer))
             differ = np.flatnonzero(answer[:held] != self._answer[:held])
             common = int(differ[0]) if len(differ) else held
-            self._matcher.rollback(len(self._answer) - common)
             rest = answer[common:].tolist()
             read = self._consume(rest, back=len(self._answer) - common)
             self._answer = answer[: common + read].copy()
@@ -123,8 +128,6 @@ class Constraint:
         shorter = min(len(self._path), len(path))
         common = next((at for at, (held, token) in pairs if held != token), shorter)
         back = len(self._path) - common
-        if back:
-            self._matcher.rollback(back)
         rest = list(path[common:])
         end = next((at for at, token in enumerate(rest) if token in self._ends), len(rest))
         read = self._consume(rest[:end], back)
@@ -133,7 +136,12 @@ class Constraint:
 
     def _consume(self, tokens: list[int], back: int) -> int:
         """Read on, after going ``back`` so many; returns how many tokens the grammar allows."""
-        read = self._matcher.try_consume_tokens(tokens) if tokens else 0
+        read = 0
+        if back or tokens:
+            with self._charged():
+                if back:
+                    self._matcher.rollback(back)
+                read = self._matcher.try_consume_tokens(tokens) if tokens else 0
         self._check()
         if back or (read and self._forced is not None and tokens[:read] != self._forced[:read]):
             self._forced = None
@@ -158,6 +166,9 @@ class Constraint:
         begun_s = time.thread_time()
         yield
         self._left_s -= time.thread_time() - begun_s
+        self._expect_left()
+
+    def _expect_left(self) -> None:
         if self._left_s < 0.0:
             raise _SpentError("The grammar costs too much: it forces too long a text, or the like.")
 

@@ -32,9 +32,13 @@ class TextTooLongError(EngineError):
 
 
 class GrammarError(EngineError):
-    """A grammar does not compile, is too complex, or leaves no token."""
+    """A grammar does not compile, is too complex, or leaves no token.
+
+    costly: finding that out has taken long.
+    """
 
     exit_code = 65  # EX_DATAERR
+    costly = False
 
 
 class CapacityError(EngineError):

@@ -101,6 +101,8 @@ def _kept(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:
     if sampling.greedy:
         return np.array([logits.argmax()])
     ids = largest(logits, sampling.top_k) if sampling.top_k else np.arange(len(logits))
+    if sampling.top_k and len(ids) > sampling.top_k:
+        ids = ids[logits[ids] > -math.inf]  # of a constrained row few may be left
     if sampling.top_p < 1.0 or sampling.min_p:
         weights = np.exp((logits[ids] - logits.max()) / logits.dtype.type(sampling.temperature))
         heavy = weights >= sampling.min_p
@@ -124,6 +126,5 @@ def largest(values: Floats, count: int) -> NDArray[np.integer]:
         ids = np.arange(size)
     found = values[ids]
     last = np.partition(found, len(ids) - count)[len(ids) - count]
-    # of a constrained row few may be left: −∞ is no value that ties
-    kept: NDArray[np.integer] = ids[found >= last if last > -math.inf else found > -math.inf]
+    kept: NDArray[np.integer] = ids[found >= last]
     return kept

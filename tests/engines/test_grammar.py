@@ -190,6 +190,14 @@ HOSTILE = {
         {"type": "integer", "multipleOf": n} for n in range(900, 1000)]})),
     "by all": Grammar("json", json.dumps({"allOf": [{"multipleOf": n} for n in (89, 83, 97)]})),
     "by fractions": Grammar("json", '{"type": "number", "multipleOf": 0.99999989}'),
+    "all patterns": Grammar("json", json.dumps({"type": "string", "allOf": [
+        {"pattern": f"a.{{{5 + i}}}b"} for i in range(25)]})),
+    "all terminals": Grammar("lark", "start: A\nA: " + " & ".join(
+        f"/(.*a.{{{5 + i}}})*/" for i in range(20))),
+    "stars": Grammar("lark", "start: X0\n" + "".join(
+        f"X{i}: X{i + 1}*\n" for i in range(3000)) + 'X3000: "a"'),
+    "powers of forced": Grammar("regex", "(a{1000}){1000}"),
+    "by true": Grammar("json", '{"type": "integer", "multipleOf": true}'),
     "by nothing": Grammar("json", json.dumps({
         "properties": {"a": {"type": "integer", "multipleOf": 999983}},
         "examples": [{"multipleOf": 0}]})),
@@ -205,6 +213,7 @@ HOSTILE = {
         **{f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(1400)},
         "d1400": {"type": "null"}}})),
     "forced": Grammar("regex", "a{60000}"),
+    "forced later": Grammar("regex", "[bc]a{60000}"),
     "spelt": Grammar("regex", '"' + "ab" * 30000 + '"'),
     "too long": Grammar("regex", "a" * 70_000),
     "ignored": Grammar("lark", 'start: "true" " " x\n%ignore / /\nx: "null"*'),
@@ -215,14 +224,14 @@ HOSTILE = {
 
 
 def test_what_is_costly_ends_the_answer(english: Vocabulary) -> None:
-    constraint = english.grammars.constraint(HOSTILE["forced"])
-    none = np.empty(0, np.uint32)
+    constraint = english.grammars.constraint(HOSTILE["forced later"])
+    said = np.array(english.tokenizer.encode("b"), np.uint32)
     begun_s, refused = time.thread_time(), False
     for _ in range(100):
         logits = np.zeros((64, english.vocab_size), np.float32)
         try:
-            ids = constraint.forced(none, [])[:63]
-            constraint.forbid(logits, none, [ids[:at] for at in range(64)])
+            ids = constraint.forced(said, [])[:63]
+            constraint.forbid(logits, said, [ids[:at] for at in range(64)])
         except GrammarError as error:
             refused = "costs too much" in str(error)
             break
@@ -257,8 +266,31 @@ def test_a_hostile_grammar_costs_little(english: Vocabulary, name: str) -> None:
         if token in english.eos_ids:
             break
         answer = np.append(answer, np.uint32(token))
-    assert max(rows_s) < 0.1
-    assert sum(rows_s) < 0.3 + 2e-3 * len(rows_s)
+    assert max(rows_s) < 0.3
+    assert sum(rows_s) < 0.4 + 2e-3 * len(rows_s)
+
+
+def test_one_answer_spoils_no_other(english: Vocabulary) -> None:
+    """Parsers share nothing: not the states that one of them has run out of."""
+    grammar = Grammar("json", '{"type": "string", "pattern": "a.{30}b"}')
+    rng, none = np.random.default_rng(0), np.empty(0, np.uint32)
+    for _ in range(60):
+        constraint, answer = english.grammars.constraint(grammar), none
+        for _ in range(40):
+            logits = np.zeros((1, english.vocab_size), np.float32)
+            constraint.forbid(logits, answer, [[]])
+            token = rng.choice(np.flatnonzero(np.isfinite(logits[0])))
+            if token in english.eos_ids:
+                break
+            answer = np.append(answer, np.uint32(token))
+
+
+@pytest.mark.parametrize(
+    "text", ['start: "a" <[2]> "b"', "start: <|im_end|>", 'start: A\nA: "a" <[*]>']
+)
+def test_control_tokens_are_no_text(small: Grammars, text: str) -> None:
+    with pytest.raises(GrammarError, match="cannot have <"):
+        small.constraint(Grammar("lark", text))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,175 @@
+"""Try a grammar in a process of its own first, which can be ended: its cost has no bound.
+
+In:  a `Grammar`. Out: nothing, or a `GrammarError`: it does not compile, takes too long, or too
+     much memory. What has passed is as cheap to compile again.
+
+The process is shared by all of this one, reads grammars from its stdin, and ends with it. It knows
+no vocabulary but bytes: what explodes does so before tokens matter.
+"""
+
+import atexit
+import json
+import resource
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pilotfish.engines.errors import GrammarError
+from pilotfish.speculation.shaping import Grammar
+
+LIMIT_S = 0.25
+_MEMORY = 1 << 30
+_START_S = 10.0
+_FORCED = 4096  # bytes that a grammar may force at once: each row of it takes 1 µs a byte
+# Rules of 64 KiB refer to each other some 10,000 deep, and take 4 KiB of stack at each step.
+_STACK = 256 * 1024 * 1024
+
+
+class Trial:
+    """The process, started when it is first needed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+
+    def warm(self) -> None:
+        """Start the process, and wait until it is ready."""
+        with self._lock:
+            self._await(self._started())
+
+    def attempt(self, grammar: Grammar) -> None:
+        """Try a grammar; `GrammarError` says why it cannot be used."""
+        with self._lock:
+            process = self._started()
+            if not self._await(process):
+                raise GrammarError("Grammars cannot be tried: the process for it does not start.")
+            assert process.stdin is not None
+            try:
+                process.stdin.write(json.dumps(grammar).encode() + b"\n")
+                process.stdin.flush()
+            except OSError:
+                self.end()
+                raise GrammarError("The grammar could not be tried; try again.") from None
+            line = _line(process, LIMIT_S)
+            if not line:
+                self.end()
+                self._started()  # it is ready by the time that the next one comes
+                why = "takes too long to compile" if line is None else "takes too much memory"
+                raise _ended(f"The grammar {why}.")
+        if error := json.loads(line):
+            raise GrammarError(error)
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        if self._process is None or self._process.poll() is not None:
+            self.end()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pilotfish.engines.trial"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C is its parent's affair
+            )
+        return self._process
+
+    def _await(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Wait until it is ready; returns whether it is."""
+        if not self._ready:
+            self._ready = bool(_line(process, _START_S))
+        return self._ready
+
+    def end(self) -> None:
+        """End the process."""
+        process, self._process, self._ready = self._process, None, False
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _ended(why: str) -> GrammarError:
+    error = GrammarError(why)
+    error.costly = True
+    return error
+
+
+TRIAL = Trial()
+atexit.register(TRIAL.end)
+
+
+def _line(process: "subprocess.Popen[bytes]", limit_s: float) -> bytes | None:
+    """Read a process's next line; None: not in time; b"": it has ended."""
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], limit_s)
+    return process.stdout.readline() if readable else None
+
+
+def on_deep_stack(work: Callable[[], Any]) -> Any:
+    """Do something that may recurse deeply; returns its result, or raises its error."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.extend((True, work()))
+        except BaseException as error:
+            found.extend((False, error))
+
+    usual = threading.stack_size(_STACK)
+    try:
+        thread = threading.Thread(target=run, name="grammar", daemon=True)
+        thread.start()
+    finally:
+        threading.stack_size(usual)
+    thread.join()
+    fine, result = found
+    if not fine:
+        raise result
+    return result
+
+
+class _Bytes:
+    """A vocabulary of single bytes and an end token."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    eos_token_id = 256
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"\xff<end>")
+
+    def __call__(self, text: str) -> list[int]:
+        return [*text.encode("utf-8", "replace")]
+
+
+def _serve() -> None:
+    """Answer grammars, a line each, until stdin ends."""
+    from llguidance import LLTokenizer
+
+    from pilotfish.engines.grammar import compiled
+
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    plain: Any = _Bytes()
+    words = LLTokenizer(plain, n_vocab=257, eos_token=256)
+    print("ready", flush=True)
+    for line in sys.stdin.buffer:
+        grammar = Grammar(*json.loads(line))
+        said = ""
+        try:
+            matcher = on_deep_stack(partial(compiled, grammar, words))
+            if len(matcher.compute_ff_bytes()) > _FORCED:
+                said = f"The grammar begins with a text of more than {_FORCED:,} bytes."
+        except GrammarError as error:
+            said = str(error)
+        except BaseException as error:
+            said = f"The grammar cannot be used: {type(error).__name__}."
+        print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
