@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -152,8 +153,9 @@ def _serve() -> None:
 
     from pilotfish.engines.grammar import compiled
 
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError, ValueError):  # a confined unit may not; the time bounds it, too
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     plain: Any = _Bytes()
     words = LLTokenizer(plain, n_vocab=257, eos_token=256)
     print("ready", flush=True)
