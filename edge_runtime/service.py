@@ -22,13 +22,12 @@ from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.rounds import Rounds, Send, Submit
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import EdgeRound, Sessions, SessionState, Stream
+from pilotfish.edge_runtime.shapers import Shapers
 from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.shaping import Constraint, Shaper
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed import Committed
@@ -43,10 +42,8 @@ from pilotfish.wire.errors import (
     PairMismatchError,
     PilotfishError,
     PromptTooLongError,
-    TokenOutOfRangeError,
     TooLargeError,
     UnknownSessionError,
-    UnsupportedError,
     VersionMismatchError,
 )
 from pilotfish.wire.protocols import STREAM, Draft, Law, exchange_named
@@ -54,8 +51,6 @@ from pilotfish.wire.protocols.exchange import expect_frames
 from pilotfish.wire.transport import Envelope, check_size
 
 _log = logging.getLogger("pilotfish.edge")
-
-_BARRED_S, _BARRED = 10.0, 1024  # for a grammar that was costly; most owners
 
 
 class Service:
@@ -84,9 +79,10 @@ class Service:
     ) -> None:
         manifest = self._manifest = artifact.manifest
         vocabulary = Vocabulary.of(artifact)
-        self._lexicon, self._grammars = Lexicon(vocabulary), vocabulary.grammars
+        self._lexicon = Lexicon(vocabulary)
+        self._shapers = Shapers(vocabulary, shapes=target.shapes)
         self._vocab = manifest.vocab_size
-        self._digest, self._shapes = target.digest, target.shapes
+        self._digest = target.digest
         self._message_bytes = limits.message_mib * MEBIBYTE
         self._limits = m.Limits(
             context=target.context,
@@ -101,7 +97,6 @@ class Service:
         self._allowed = allowed
         self._tally = tally or Tally()
         self._draining = False
-        self._costly: dict[bytes, float] = {}  # until when an owner's grammars are not taken
         self._rounds = Rounds(
             submit,
             send,
@@ -121,8 +116,7 @@ class Service:
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary for grammars; in a thread of its own, for it takes about a second."""
-        with suppress(GrammarError):  # a model that cannot end a constrained answer
-            self._grammars.warm()
+        self._shapers.warm()
 
     def revise(self, limits: EdgeLimits, allowed: Mapping[bytes, str] | None) -> None:
         """Apply other limits and another allow-list; ends the sessions of removed keys."""
@@ -275,7 +269,8 @@ class Service:
             exchange = self._supplies.exchange(exchange, begin)
         if length == 0:
             raise MalformedError("A generation needs at least one token to go on from.")
-        shaper = self._shaper(begin, law, length, envelope.owner)  # last: a grammar may take long
+        # last: a grammar may take long
+        shaper = self._shapers.of(begin, law, length, envelope.owner)
         session = self._session_for(begin, envelope.owner)
         self._rounds.stop(session)
         session.committed.truncate(begin.keep)
@@ -297,52 +292,13 @@ class Service:
         if len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
 
-    def _shaper(self, begin: m.Begin, law: Law, length: int, owner: bytes) -> Shaper | None:
-        """Return what shapes the logits of a generation that begins with ``length`` tokens."""
-        if (told := begin.shape) is None:
-            return None
-        if not self._shapes:
-            raise UnsupportedError(
-                "This edge averages what its workers tell of their likeliest tokens; it takes no "
-                "penalties and no logit_bias, and no grammar."
-            )
-        if told.since > length:
-            raise MalformedError(f"A prompt of {told.since} tokens is no part of {length}.")
-        if (token := max(law.shaping.logit_bias, default=0)) >= self._vocab:
-            raise TokenOutOfRangeError(
-                f"logit_bias names token {token}; the target has {self._vocab}."
-            )
-        return law.shaper(told.since, self._constraint(law, owner))
-
-    def _constraint(self, law: Law, owner: bytes) -> Constraint | None:
-        if (grammar := law.shaping.grammar) is None:
-            return None
-        if (rest_s := self._costly.get(owner, 0.0) - time.monotonic()) > 0.0:
-            raise BadGrammarError(
-                f"A grammar of this client has cost too much; the next is taken in {rest_s:.0f} s."
-            )
-        try:
-            return self._grammars.constraint(grammar)
-        except GrammarError as error:
-            if error.costly:
-                self._bar(owner)
-            raise BadGrammarError(str(error)) from error
-
-    def _bar(self, owner: bytes) -> None:
-        """Take no grammars of this client for a while: one that is costly stalls all others."""
-        self._costly.pop(owner, None)
-        self._costly[owner] = time.monotonic() + _BARRED_S  # the newest is last
-        if len(self._costly) > _BARRED:
-            del self._costly[next(iter(self._costly))]
-
     def _follower(
         self, session: SessionState, begin: m.Begin, law: Law
     ) -> Callable[[], Trail] | None:
         if self._beside is None:
             return None
-        shaper = None
-        if begin.shape is not None:  # of its own: another thread uses it
-            shaper = law.shaper(begin.shape.since, self._constraint(law, session.owner))
+        length = len(session.committed)
+        shaper = self._shapers.of(begin, law, length, session.owner)  # of its own thread
         ids = session.committed.ids
         return partial(self._beside.follow, session.id, session.slot, ids, law, shaper)
 
@@ -495,7 +451,7 @@ class Service:
         if session is not None and not job.cancelled:
             self._rounds.finish(session, job)
             if isinstance(job.error, BadGrammarError) and job.error.costly:
-                self._bar(session.owner)
+                self._shapers.bar(session.owner)
             if self._allowed is not None:
                 self._tally.work[self._allowed[session.owner]] += 1
 

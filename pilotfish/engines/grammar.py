@@ -11,6 +11,7 @@ What a hostile grammar costs is bounded: by a trial in a process of its own, and
 import json
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from decimal import Decimal
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pilotfish.engines.constraint import Constraint, short
 from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.trial import TRIAL, on_deep_stack
+from pilotfish.engines.trial import LIMIT_S, TOO_LONG, TRIAL, on_deep_stack, too_costly
 from pilotfish.speculation.shaping import Grammar
 
 if TYPE_CHECKING:
@@ -109,7 +110,12 @@ class Grammars:
             words = self._read()
             self._try(grammar)
         _, size, ends = self._vocabulary
-        return Constraint(partial(on_deep_stack, partial(compiled, grammar, words)), size, ends)
+        begun_s = time.monotonic()
+        made = Constraint(partial(on_deep_stack, partial(compiled, grammar, words)), size, ends)
+        if time.monotonic() - begun_s > LIMIT_S:  # more than in the trial
+            self._note(grammar, TOO_LONG)
+            raise too_costly(TOO_LONG)
+        return made
 
     def _try(self, grammar: Grammar) -> None:
         """Try a grammar, unless it is one of the last that were."""

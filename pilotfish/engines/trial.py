@@ -11,6 +11,7 @@ import atexit
 import json
 import resource
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -23,8 +24,10 @@ from pilotfish.engines.errors import GrammarError
 from pilotfish.speculation.shaping import Grammar
 
 LIMIT_S = 0.25
+TOO_LONG = "The grammar takes too long to compile."
 _MEMORY = 1 << 30
 _START_S = 10.0
+_ORPHANED_S = 5
 _FORCED = 4096  # bytes that a grammar may force at once: each row of it takes 1 µs a byte
 # Rules of 64 KiB refer to each other some 10,000 deep, and take 4 KiB of stack at each step.
 _STACK = 256 * 1024 * 1024
@@ -60,8 +63,7 @@ class Trial:
             if not line:
                 self.end()
                 self._started()  # it is ready by the time that the next one comes
-                why = "takes too long to compile" if line is None else "takes too much memory"
-                raise _ended(f"The grammar {why}.")
+                raise too_costly(TOO_LONG if line is None else "The grammar takes too much memory.")
         if error := json.loads(line):
             raise GrammarError(error)
 
@@ -94,7 +96,8 @@ class Trial:
                     pipe.close()
 
 
-def _ended(why: str) -> GrammarError:
+def too_costly(why: str) -> GrammarError:
+    """Make the error of a grammar that has cost much."""
     error = GrammarError(why)
     error.costly = True
     return error
@@ -162,6 +165,7 @@ def _serve() -> None:
     for line in sys.stdin.buffer:
         grammar = Grammar(*json.loads(line))
         said = ""
+        signal.alarm(_ORPHANED_S)  # ends it by itself if its parent cannot
         try:
             matcher = on_deep_stack(partial(compiled, grammar, words))
             if len(matcher.compute_ff_bytes()) > _FORCED:
@@ -170,6 +174,7 @@ def _serve() -> None:
             said = str(error)
         except BaseException as error:
             said = f"The grammar cannot be used: {type(error).__name__}."
+        signal.alarm(0)
         print(json.dumps(said), flush=True)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -328,3 +331,27 @@ def test_threads_may_compile_at_once(small: Grammars) -> None:
     for thread in threads:
         thread.join()
     assert found == [[{0}, {END}]] * 12
+
+
+def test_an_endless_trial_ends_with_its_parent_or_by_itself() -> None:
+    """Whatever becomes of the process that asked."""
+    endless = HOSTILE["all patterns"]
+    code = (
+        "import os, sys, threading, time\n"
+        "from pilotfish.engines.trial import TRIAL\n"
+        "from pilotfish.speculation.shaping import Grammar\n"
+        "TRIAL.warm()\n"
+        "print(TRIAL._process.pid, flush=True)\n"
+        "threading.Timer(0.1, os.kill, (os.getpid(), 9)).start()\n"
+        f"TRIAL.attempt(Grammar(*{tuple(endless)!r}))\n"
+    )
+    asking = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert asking.returncode == -9
+    trial, end_s = int(asking.stdout), time.monotonic() + 15.0
+    while Path(f"/proc/{trial}/stat").exists() and time.monotonic() < end_s:
+        state = Path(f"/proc/{trial}/stat").read_text().rpartition(")")[2].split()[0]
+        if state == "Z":
+            break
+        time.sleep(0.1)
+    else:
+        assert not Path(f"/proc/{trial}/stat").exists()
