@@ -214,7 +214,7 @@ def _add_tokens(app: FastAPI, service: DeviceService) -> None:
         tokens = tokens_of(await bounded_body(request, service.body_bytes))
         return json_response(await service.apart(partial(detokenized, service.device, tokens)))
 
-    @app.post("/v1/embeddings", response_model=None)
+    @app.api_route("/v1/embeddings", methods=["GET", "POST"], response_model=None)
     async def embeddings() -> Response:
         raise RefusalError(
             404,
