@@ -23,8 +23,8 @@ from typing import Any
 from pilotfish.engines.errors import GrammarError
 from pilotfish.speculation.shaping import Grammar
 
-LIMIT_S = 0.25
-TOO_LONG = "The grammar takes too long to compile."
+CPU_S, LIMIT_S = 0.25, 1.0  # of a grammar; the latter on the clock, of a busy machine
+TOO_LONG = "The grammar takes too long to compile, or too much memory."
 _MEMORY = 1 << 30
 _START_S = 10.0
 _ORPHANED_S = 5
@@ -63,7 +63,7 @@ class Trial:
             if not line:
                 self.end()
                 self._started()  # it is ready by the time that the next one comes
-                raise too_costly(TOO_LONG if line is None else "The grammar takes too much memory.")
+                raise too_costly(TOO_LONG)
         if error := json.loads(line):
             raise GrammarError(error)
 
@@ -165,7 +165,9 @@ def _serve() -> None:
     for line in sys.stdin.buffer:
         grammar = Grammar(*json.loads(line))
         said = ""
-        signal.alarm(_ORPHANED_S)  # ends it by itself if its parent cannot
+        # it ends by itself: at its limit, and if its parent cannot end it
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        signal.alarm(_ORPHANED_S)
         try:
             matcher = on_deep_stack(partial(compiled, grammar, words))
             if len(matcher.compute_ff_bytes()) > _FORCED:
@@ -174,6 +176,7 @@ def _serve() -> None:
             said = str(error)
         except BaseException as error:
             said = f"The grammar cannot be used: {type(error).__name__}."
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.alarm(0)
         print(json.dumps(said), flush=True)
 
