@@ -112,8 +112,8 @@ class DecisionConditions(Header, frozen=True):
 class Shape(Header, frozen=True):
     """How a generation's logits are changed before they are sampled from.
 
-    since: tokens of the prompt; the answer's, which are counted, follow. grammar: the kind of what
-    frame 1 of the `Begin` holds, as UTF-8; "" where there is none.
+    since: tokens of the prompt; the answer's, which are counted, follow. grammar: its kind;
+    frame 1 of the `Begin` is its text in UTF-8. "" is no grammar, and no frame 1.
     """
 
     since: U31

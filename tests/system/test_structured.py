@@ -124,7 +124,7 @@ def test_what_is_forced_is_drafted_without_a_pass(writers: Pair, edge: EdgeServe
             counted.passes += 1
             return forward(passes)
 
-        decoder.forward = counting  # type: ignore[method-assign]
+        decoder.forward = counting  # type: ignore[method-assign]  # counts the real one
         only = Grammar("regex", "abcabc12 true null[0-9]")
         answer = device.generate(PROMPTS[0], protocol="greedy", window=8, grammar=only)
         assert answer.text[:-1] == "abcabc12 true null"
@@ -243,10 +243,10 @@ def test_a_drafter_alone_never_says_what_is_forbidden(
 ) -> None:
     relay = Relay(edge.endpoint)
     grammar = Grammar("regex", "[abc]{30}é")
-    policy = {"on_link_loss": "local"}
-    with Device(writers.draft, relay.endpoint, threads=1, **policy) as device:  # type: ignore[arg-type]
+    policy: dict[str, Any] = {"on_link_loss": "local"}
+    with Device(writers.draft, relay.endpoint, threads=1, **policy) as device:
         text = ""
-        with pytest.raises(BadGrammarError):  # noqa: PT012
+        with pytest.raises(BadGrammarError):  # noqa: PT012  # in the midst of a stream
             asked: dict[str, Any] = {"max_tokens": 31, "grammar": grammar}
             for piece in device.stream(
                 PROMPTS[0], protocol="local" if alone else "greedy", **asked
