@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pilotfish.device_runtime.bridge import Asked, Prompt
+from pilotfish.device_runtime.bridge import Asked, Prompt, Talk, are_messages
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Choosable, Conversation
 from pilotfish.device_runtime.drafter import Drafter
@@ -18,7 +18,7 @@ from pilotfish.device_runtime.link.family import Family, load_keys
 from pilotfish.device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.partners import Partners
-from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
+from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan, tools_of
 from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.chat import ChatTemplate
@@ -190,14 +190,14 @@ class Device:
         """Yield an answer piece by piece; ``last`` holds the whole when the iterator ends.
 
         A text prompt becomes one user message in the target's chat template, if it has one;
-        messages (each with "role" and "content") are rendered by that template; a list of the
-        target's token ids is used as it is. The options are those of `device_runtime.plan.plan`.
+        messages (each with "role" and "content") are rendered by that template, with the tools of
+        the options; a list of the target's token ids is used as it is. The options are those of `device_runtime.plan.plan`.
         """
         self._interrupt.arm()
         wish = self._wanted_plan(options)
         self._meet_edge(wish)
         self._match_vocabulary()
-        made = self._translated(prompt)
+        made = self._translated(_asked(prompt, options))
         return self._restarted(self._conversation.answer(made, wish, alone=False), made, wish)
 
     def _wanted_plan(self, options: Options) -> Plan | Choosable:
@@ -384,6 +384,20 @@ class Device:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _asked(prompt: Asked | Prompt, options: Options) -> Asked | Prompt:
+    """Return the prompt with the options' tools and settings, if it does not have them yet."""
+    tools = tools_of(
+        options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls")
+    )
+    thinking = options.get("thinking")
+    if isinstance(prompt, Prompt | Talk) or (tools is None and thinking is None):
+        return prompt
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not are_messages(messages):
+        raise UnsupportedError("Tools and thinking go with messages, or a text.")
+    return Talk(messages, () if tools is None else tools.tools, thinking)
 
 
 def connect(edge: str, keys: str | Path | None) -> EdgeLink:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pilotfish.engines.families.reader import Part, Turn
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import LOCAL, counters, streams
@@ -147,6 +148,8 @@ class Recovery:
 class Generation:
     """One answer. ``tokens`` includes the end token, ``text`` neither it nor the stop string.
 
+    parts: the text as read, by the target's family: words, thought, calls.
+
     link: the link's state when the answer began; None without an edge. choice: that of protocol
     "auto"; None for other protocols. probing: the cost of measuring the link for this answer.
     recoveries: the losses of the edge.
@@ -164,6 +167,12 @@ class Generation:
     choice: Choice | None = None
     probing: Probing = field(default_factory=Probing)
     recoveries: list[Recovery] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def turn(self) -> Turn:
+        """The answer's words, its thought, and its calls of tools."""
+        return Turn.of(self.parts)
 
     @property
     def logprobs(self) -> list[TokenLogprob | None]:
@@ -237,3 +246,5 @@ class Piece:
     tokens: list[int]
     origin: str
     logprobs: Sequence[TokenLogprob | None] = ()  # if asked for, as far as they are known yet
+    # what is known by now to be words, thought, or a call; it may lag behind the text
+    parts: Sequence[Part] = ()

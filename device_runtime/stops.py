@@ -6,7 +6,10 @@ from pilotfish.engines.tokenizer import TextStream, Tokenizer
 
 
 class AnswerBuffer:
-    """Collects the tokens and the text of one answer, and tells when and why it has ended."""
+    """Collects the tokens and the text of one answer, and tells when and why it has ended.
+
+    shown: control tokens that its text tells.
+    """
 
     def __init__(
         self,
@@ -15,11 +18,12 @@ class AnswerBuffer:
         eos_ids: Collection[int],
         stop: Sequence[str],
         max_tokens: int,
+        shown: Collection[int] = (),
     ) -> None:
         self.tokens: list[int] = []
         self.text = ""
         self.finish_reason: str | None = None
-        self._stream = TextStream(tokenizer)
+        self._stream = TextStream(tokenizer, shown=shown)
         self._eos = frozenset(eos_ids)
         self._stop = tuple(stop)
         self._max_tokens = max_tokens

@@ -2,6 +2,6 @@
 
 from pilotfish.device_runtime.bridge.bridge import Bridge, TrivialBridge
 from pilotfish.device_runtime.bridge.pair import Pair
-from pilotfish.device_runtime.bridge.prompt import Asked, Prompt
+from pilotfish.device_runtime.bridge.prompt import Asked, Prompt, Talk, are_messages
 
-__all__ = ["Asked", "Bridge", "Pair", "Prompt", "TrivialBridge"]
+__all__ = ["Asked", "Bridge", "Pair", "Prompt", "Talk", "TrivialBridge", "are_messages"]

@@ -1,6 +1,6 @@
 """A pair of vocabularies, the drafter's and the target's: its prompts and bridges."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge.bridge import Bridge, SharedTokensBridge, TrivialBridge
 from pilotfish.device_runtime.bridge.context import Context
-from pilotfish.device_runtime.bridge.prompt import Asked, Prompt, are_messages
+from pilotfish.device_runtime.bridge.prompt import Asked, Messages, Prompt, Talk, are_messages
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.engines.errors import TemplateError, TextTooLongError
 from pilotfish.engines.vocabulary import Vocabulary
@@ -67,9 +67,9 @@ class Pair:
             if isinstance(asked, str) and not (chat and self.target.template):
                 ids = _raw(self.target, asked, most)
                 own = None if self.trivial else _raw(self.drafter, asked)
-            elif isinstance(asked, str) or are_messages(asked):
-                messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-                ids, own = self._rendered(messages, most), self._in_own_template(messages)
+            elif isinstance(asked, str | Talk) or are_messages(asked):
+                talk = _talk(asked)
+                ids, own = self._rendered(talk, most), self._in_own_template(talk)
             else:
                 ids, own = self._checked(asked, most), None
         except TextTooLongError:
@@ -78,18 +78,18 @@ class Pair:
         read = told if self.trivial else self._read(told, own)
         return Prompt(asked, chat, told, read, self.fingerprint, self.digests)
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], most: int | None) -> list[int]:
-        if self.target.dialogue is None:
+    def _rendered(self, talk: Talk, most: int | None) -> list[int]:
+        ids = _rendered(self.target, talk, most)
+        if ids is None:
             raise UnsupportedError(f"{self.target.model} has no chat template: give it a text.")
-        return self.target.dialogue.ids(messages, most)
+        return ids
 
-    def _in_own_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    def _in_own_template(self, talk: Talk) -> list[int] | None:
         """Render messages in the drafter's template; None without a suitable one."""
         if self.trivial:
             return None
         try:
-            dialogue = self.drafter.dialogue
-            return None if dialogue is None else dialogue.ids(messages)
+            return _rendered(self.drafter, talk)
         except TemplateError:  # such as that of a template without system messages
             return None
 
@@ -122,6 +122,21 @@ class Pair:
                 f"{wrong[0]!r} is no token id: the vocabulary has {vocab} tokens."
             )
         return ids
+
+
+def _talk(asked: "str | Messages | Talk") -> Talk:
+    if isinstance(asked, Talk):
+        return asked
+    return Talk([{"role": "user", "content": asked}] if isinstance(asked, str) else asked)
+
+
+def _rendered(vocabulary: Vocabulary, talk: Talk, most: int | None = None) -> list[int] | None:
+    """Encode a talk by the vocabulary's chat template; None without one."""
+    if (dialogue := vocabulary.dialogue) is None:
+        return None
+    template = vocabulary.chat_template or ""
+    messages, tools = vocabulary.family.told(template, talk.messages, talk.tools)
+    return dialogue.ids(messages, most, tools, talk.thinking)
 
 
 def _raw(vocabulary: Vocabulary, text: str, most: int | None = None) -> list[int]:

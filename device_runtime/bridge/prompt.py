@@ -9,13 +9,27 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.engines.families import Tool
+
+Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
+
+
+@dataclass(frozen=True)
+class Talk:
+    """Messages, tools that may be called, and whether to think first; None: as the model likes."""
+
+    messages: Messages
+    tools: Sequence[Tool] = ()
+    thinking: bool | None = None
+
+
 # A text (one user message, where the target has a chat template), token ids, or messages.
-Asked: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]]"
+Asked: TypeAlias = "str | Sequence[int] | Messages | Talk"
 
 
 def are_messages(asked: Asked) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     """Whether a prompt consists of messages, not a text or token ids; an empty list does not."""
-    return not isinstance(asked, str) and len(asked) > 0 and isinstance(asked[0], Mapping)
+    return not isinstance(asked, str | Talk) and len(asked) > 0 and isinstance(asked[0], Mapping)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +58,12 @@ class Prompt:
     @property
     def in_words(self) -> bool:
         """Whether it can be tokenised in another vocabulary: it was not made of token ids."""
-        return isinstance(self.asked, str) or are_messages(self.asked)
+        return isinstance(self.asked, str | Talk) or are_messages(self.asked)
+
+    @property
+    def talks(self) -> bool:
+        """Whether the answer is a turn of a talk, where the target has a chat template."""
+        return self.in_words and (self.chat or not isinstance(self.asked, str))
 
     def __len__(self) -> int:
         return len(self.ids)

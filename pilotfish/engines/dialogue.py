@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.errors import TemplateError, TextTooLongError
 from pilotfish.engines.tokenizer import Tokenizer
 
 _NAMES = frozenset(("role", "type"))
+_THINKING = ("enable_thinking", "thinking")  # as templates name it
 _BLUNT = ".-~*+=,;:!?"
 _PRIVATE = range(0xE000, 0xF900)  # characters without a meaning of their own
 
@@ -39,6 +40,29 @@ _WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
 _BLUNT_GROWTH = 4  # a blunted text may have so many times the tokens
+
+
+class _Told(NamedTuple):
+    """What a template is rendered with; all text in messages and tools is a client's."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    settings: Mapping[str, bool]
+
+    def said(self, change: Callable[[str], str]) -> _Told:
+        """Return the same with all text changed."""
+        return self._replace(messages=_said(self.messages, change), tools=_said(self.tools, change))
+
+    def characters(self) -> set[str]:
+        """Collect all characters."""
+        used: set[str] = set()
+
+        def noted(text: str) -> str:
+            used.update(text)
+            return text
+
+        self.said(noted)
+        return used
 
 
 class Dialogue:
@@ -54,17 +78,27 @@ class Dialogue:
         self._signs = sorted(set().union(*map(_signs, written)))
         self._blunt = next((sign for sign in _BLUNT if sign not in "".join(written)), "\ufffd")
 
-    def ids(self, messages: Sequence[Mapping[str, Any]], most: int | None = None) -> list[int]:
+    def ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        most: int | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+    ) -> list[int]:
         """Encode a prompt of these messages, ready for the assistant's answer.
 
-        most: as in `Tokenizer.encode`. Raises `TemplateError`, `TextTooLongError`, `ArtifactError`.
+        tools: what the model is told that it may call; they are treated like messages. thinking:
+        whether a model that can does so first; None: as it likes. most: as in `Tokenizer.encode`.
+        Raises `TemplateError`, `TextTooLongError`, `ArtifactError`.
         """
-        plain = self._template.render(messages)
+        settings = {} if thinking is None else dict.fromkeys(_THINKING, thinking)
+        told = _Told(messages, tools, settings)
+        plain = self._rendered(told)
         ids = self._tokenizer.encode(plain, special=True, most=most)
-        own = self._own_controls(messages, most)
+        own = self._own_controls(told, most)
         if self._controls_in(ids) == own:
             return ids
-        hiding = self._hiding(plain, messages)
+        hiding = self._hiding(plain, told)
 
         def hidden(text: str) -> str:
             return _replaced(text, hiding)
@@ -72,19 +106,23 @@ class Dialogue:
         def without_controls(text: str) -> str:
             return self._written.sub(lambda found: hidden(found[0]), text)
 
-        ids = self._read(self._template.render(_said(messages, without_controls)), hiding, most)
+        ids = self._read(self._rendered(told.said(without_controls)), hiding, most)
         if self._controls_in(ids) == own:
             return ids
-        return self._read(self._template.render(_said(messages, hidden)), hiding, most)
+        return self._read(self._rendered(told.said(hidden)), hiding, most)
 
-    def _own_controls(self, messages: Sequence[Mapping[str, Any]], most: int | None) -> list[int]:
+    def _rendered(self, told: _Told) -> str:
+        tools: Any = told.tools
+        return self._template.render(told.messages, tools=tools, **told.settings)
+
+    def _own_controls(self, told: _Told, most: int | None) -> list[int]:
         """List the control tokens that the template writes, in order."""
-        blunting = dict.fromkeys([*self._signs, *self._likenesses(messages)], self._blunt)
-        blunted = self._template.render(_said(messages, lambda text: _replaced(text, blunting)))
+        blunting = dict.fromkeys([*self._signs, *self._likenesses(told)], self._blunt)
+        blunted = self._rendered(told.said(lambda text: _replaced(text, blunting)))
         room = None if most is None else _BLUNT_GROWTH * most
         return self._controls_in(self._tokenizer.encode(blunted, special=True, most=room))
 
-    def _likenesses(self, messages: Sequence[Mapping[str, Any]]) -> set[str]:
+    def _likenesses(self, told: _Told) -> set[str]:
         """Find characters in messages that the tokenizer normalizes to signs.
 
         NFKC makes "<" of "＜". The tokenizer normalizes where it looks for a control token.
@@ -93,17 +131,15 @@ class Dialogue:
             return set()
         signs = set(self._tokenizer.normalized("".join(self._signs))).union(self._signs)
         return {
-            one
-            for one in _characters(messages)
-            if signs.intersection(self._tokenizer.normalized(one))
+            one for one in told.characters() if signs.intersection(self._tokenizer.normalized(one))
         }
 
     def _controls_in(self, ids: Iterable[int]) -> list[int]:
         return [id for id in ids if id in self._tokens]
 
-    def _hiding(self, plain: str, messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    def _hiding(self, plain: str, told: _Told) -> dict[str, str]:
         """Choose for each sign a character that is nowhere in the texts."""
-        used = _characters(messages).union(plain)
+        used = told.characters().union(plain)
         free = [character for character in map(chr, _PRIVATE) if character not in used]
         if len(free) < len(self._signs):
             raise TemplateError("the messages leave no character that could stand for others")
@@ -164,18 +200,6 @@ def _said(value: Any, change: Callable[[str], str]) -> Any:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isidentifier()
-
-
-def _characters(messages: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Collect all characters of the messages."""
-    used: set[str] = set()
-
-    def noted(text: str) -> str:
-        used.update(text)
-        return text
-
-    _said(messages, noted)
-    return used
 
 
 def _replaced(text: str, replacements: Mapping[str, str]) -> str:

@@ -13,13 +13,17 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pilotfish.engines.constraint import Constraint, short
 from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.families.outline import KIND as TURN
+from pilotfish.engines.families.outline import read_outline
+from pilotfish.engines.families.outline import source as turn_source
 from pilotfish.engines.trial import LIMIT_S, TOO_LONG, TRIAL, on_deep_stack, too_costly
 from pilotfish.speculation.shaping import Grammar
 
@@ -41,6 +45,7 @@ _KEPT = 256  # verdicts of trials
 # An automaton has a state for each remainder, of several divisors for each of their product: some
 # 50 ms to compile at this one, 11 s at a hundred times as many, and nothing bounds it.
 _DIVISORS = 10_000
+NO_CONTROLS: Mapping[str, int] = MappingProxyType({})
 _CONTROL = b"\xff"  # for llguidance, what begins so is no text
 # In Lark: schemas and divisors, which are not bounded there; attributes that cannot be rolled back;
 # %ignore, under which what is allowed depends on what was asked before; control tokens.
@@ -78,6 +83,7 @@ class Grammars:
 
     def __init__(self, tokenizer: "Tokenizer", vocab_size: int, ends: Sequence[int]) -> None:
         self._vocabulary = tokenizer, vocab_size, list(ends)
+        self._controls = {token.content: id for id, token in tokenizer.special_tokens.items()}
         self._lock = threading.Lock()
         self._words: LLTokenizer | None = None
         self._tried: OrderedDict[Grammar, str] = OrderedDict()  # and what is wrong with them
@@ -111,7 +117,8 @@ class Grammars:
             self._try(grammar)
         _, size, ends = self._vocabulary
         begun_s = time.monotonic()
-        made = Constraint(partial(on_deep_stack, partial(compiled, grammar, words)), size, ends)
+        parser = partial(compiled, grammar, words, self._controls)
+        made = Constraint(partial(on_deep_stack, parser), size, ends)
         if time.monotonic() - begun_s > LIMIT_S:  # more than in the trial
             self._note(grammar, TOO_LONG)
             raise too_costly(TOO_LONG)
@@ -139,23 +146,23 @@ class Grammars:
             self._tried.popitem(last=False)
 
 
-def compiled(grammar: Grammar, words: "LLTokenizer") -> "LLMatcher":
-    """Compile a grammar over a vocabulary; `GrammarError` says what is wrong with it."""
+def compiled(
+    grammar: Grammar, words: "LLTokenizer", controls: Mapping[str, int] = NO_CONTROLS
+) -> "LLMatcher":
+    """Compile a grammar over a vocabulary; `GrammarError` says what is wrong with it.
+
+    controls: ids of its control tokens.
+    """
     from llguidance import LLMatcher, LLParserLimits
 
     try:
-        match grammar.kind:
-            case "json":
-                _expect_small_divisors(grammar.text)
-                source = LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
-            case "regex":
-                source = LLMatcher.grammar_from_regex(grammar.text)
-            case "lark":
-                if (found := _REFUSED.search(grammar.text)) is not None:
-                    raise GrammarError(f"A Lark grammar cannot have {found[0]} here.")
-                source = LLMatcher.grammar_from_lark(grammar.text)
-            case _:
-                raise GrammarError(f"There is no kind of grammar {grammar.kind!r}.")
+        if grammar.kind == TURN:
+            outline = read_outline(grammar.text)
+            _expect_small_divisors(outline.schemas())
+            source = turn_source(outline, controls, _source)
+        else:
+            _expect_small_divisors([grammar.text] if grammar.kind == "json" else ())
+            source = _source(grammar)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"The schema is no JSON: {short(error)}.") from error
     # An enum of 500 words takes 100,000 of the first; the others are a quarter of the usual.
@@ -173,6 +180,22 @@ def compiled(grammar: Grammar, words: "LLTokenizer") -> "LLMatcher":
     return matcher
 
 
+def _source(grammar: Grammar) -> str:
+    """Write a grammar as llguidance takes it."""
+    from llguidance import LLMatcher
+
+    match grammar.kind:
+        case "json":
+            return LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case "lark":
+            if (found := _REFUSED.search(grammar.text)) is not None:
+                raise GrammarError(f"A Lark grammar cannot have {found[0]} here.")
+            return LLMatcher.grammar_from_lark(grammar.text)
+    raise GrammarError(f"There is no kind of grammar {grammar.kind!r}.")
+
+
 def _divisor(told: object) -> int:
     """The whole number that an automaton counts by for this ``multipleOf``, 1 at least."""
     if not isinstance(told, int | float) or isinstance(told, bool):
@@ -184,9 +207,9 @@ def _divisor(told: object) -> int:
     return max(1, found)
 
 
-def _expect_small_divisors(schema: str) -> None:
-    """Raise `GrammarError` where the schema's ``multipleOf`` multiply to more than `_DIVISORS`."""
-    product, waiting = 1, [json.loads(schema)]
+def _expect_small_divisors(schemas: Iterable[str]) -> None:
+    """Raise `GrammarError` where the schemas' ``multipleOf`` multiply to more than `_DIVISORS`."""
+    product, waiting = 1, [json.loads(schema) for schema in schemas]
     while waiting:
         one = waiting.pop()
         if isinstance(one, dict):

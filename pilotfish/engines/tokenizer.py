@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -210,6 +210,13 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         return {id: token for id, token in added.items() if token.special}
 
+    def controls_in(self, texts: Iterable[str]) -> frozenset[int]:
+        """Return the control tokens that these texts name."""
+        whole = "\n".join(texts)
+        return frozenset(
+            id for id, token in self.special_tokens.items() if whole and token.content in whole
+        )
+
     def normalized(self, text: str) -> str:
         """Normalize a text as for finding control tokens that are flagged as `normalized`."""
         normalizer = self._tokenizer.normalizer
@@ -279,12 +286,16 @@ class TextStream:
     """Decodes tokens that arrive a few at a time. Not for use by two threads at once.
 
     What `push` returns is final: an unfinished UTF-8 sequence waits for the tokens that finish it.
-    The cost of a push is that of its own tokens.
+    The cost of a push is that of its own tokens. Control tokens are left out, unless ``special``,
+    or they are among ``shown``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, special: bool = False, shown: Collection[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._keep_special = special
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = tokenizer.drops_first_space
 
@@ -294,7 +305,7 @@ class TextStream:
         data = b"".join(
             tokenizer.token_bytes(id)
             for id in ids
-            if self._keep_special or not tokenizer.is_special(id)
+            if self._keep_special or not tokenizer.is_special(id) or id in self._shown
         )
         if self._at_start and data:
             self._at_start = False

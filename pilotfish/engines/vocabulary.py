@@ -14,6 +14,7 @@ import msgspec
 
 from pilotfish.engines.artifact import TOKENIZER_NAME, Artifact, Positive, TokenId
 from pilotfish.engines.errors import ArtifactError, TemplateError
+from pilotfish.engines.families import Family, family_of
 from pilotfish.engines.foreign import MAX_TEMPLATE, MAX_TOKENS, check_foreign
 from pilotfish.engines.tokenizer import Tokenizer
 
@@ -126,6 +127,11 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         from pilotfish.engines.dialogue import Dialogue
 
         return Dialogue(self.template, self.tokenizer)
+
+    @cached_property
+    def family(self) -> Family:
+        """How it writes calls and thoughts, by its chat template."""
+        return family_of(self.chat_template or "")
 
     @cached_property
     def turn_end(self) -> int | None:
