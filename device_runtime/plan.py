@@ -92,7 +92,7 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     schema: Mapping[str, Any] | str | None
     grammar: Grammar | None
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Sequence[Mapping[str, Any]] | Tools | None
     tool_choice: str | None
     parallel_tool_calls: bool | None
     thinking: bool | None
@@ -167,7 +167,7 @@ def plan(
     logprobs: int | None = None,
     schema: Mapping[str, Any] | str | None = None,
     grammar: Grammar | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Mapping[str, Any]] | Tools | None = None,
     tool_choice: str | None = None,
     parallel_tool_calls: bool | None = None,
     thinking: bool | None = None,
@@ -247,9 +247,11 @@ def plan(
 
 
 def tools_of(
-    tools: Sequence[Mapping[str, Any]] | None, choice: str | None, parallel: bool | None
+    tools: Sequence[Mapping[str, Any]] | Tools | None, choice: str | None, parallel: bool | None
 ) -> Tools | None:
     """Read what may be called; `UnsupportedError` says what is wrong with it."""
+    if isinstance(tools, Tools):
+        return tools
     try:
         return Tools.read(tools, choice, parallel)
     except ValueError as error:

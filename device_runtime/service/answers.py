@@ -14,6 +14,7 @@ from typing import Any
 
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.logprobs import chat_logprobs, text_logprobs
+from pilotfish.engines.families.reader import Part, Turn
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 
@@ -63,13 +64,17 @@ class AnswerFormat:
     def _choice(self, index: int, generation: Generation) -> Body:
         choice: Body = {
             "index": index,
-            "finish_reason": generation.finish_reason,
+            "finish_reason": self._finish(generation),
             "logprobs": self._logprobs(generation.tokens, generation.logprobs, len(self._prompt())),
         }
         if self._chat:
-            message = {"role": "assistant", "content": generation.text, "refusal": None}
-            return {**choice, "message": message}
+            return {**choice, "message": message_of(generation.turn)}
         return {**choice, "text": self._prompt() + generation.text}
+
+    def _finish(self, generation: Generation) -> str:
+        ended = generation.finish_reason
+        called = self._chat and ended == "stop" and generation.turn.calls
+        return "tool_calls" if called else ended
 
     def _logprobs(
         self, tokens: Sequence[int], told: Sequence[TokenLogprob | None], begin: int
@@ -95,7 +100,7 @@ class AnswerFormat:
 
     def piece(self, piece: Piece) -> list[Body]:
         """Return the chunks of one piece."""
-        said = {"content": piece.text} if self._chat else piece.text
+        said = delta_of(piece.parts) if self._chat else piece.text
         told = {"origin": piece.origin, "tokens": len(piece.tokens)}
         before = self.beginning()
         chunk = self._chunk(said, told=told)
@@ -106,7 +111,7 @@ class AnswerFormat:
     def end(self, generation: Generation) -> list[Body]:
         """Return the chunks after a choice's last token; the next choice follows."""
         said: Body | str = {} if self._chat else ""
-        last = self._chunk(said, finish=generation.finish_reason)
+        last = self._chunk(said, finish=self._finish(generation))
         found = [*self.beginning(), {**last, "pilotfish": summary(generation)}]
         self._ended.append(generation)
         self._begun = False
@@ -141,6 +146,49 @@ class AnswerFormat:
         if told is not None:
             choice["pilotfish"] = told
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
+
+
+def message_of(turn: Turn) -> Body:
+    """Format a turn as a message."""
+    found: Body = {"role": "assistant", "content": turn.content, "refusal": None}
+    if turn.reasoning:
+        found["reasoning_content"] = turn.reasoning
+    if turn.calls:
+        found["content"] = turn.content or None
+        found["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in turn.calls
+        ]
+    return found
+
+
+def delta_of(parts: Sequence[Part]) -> Body:
+    """Format the parts of a turn as what a message grows by."""
+    found: Body = {}
+    calls: dict[int, Body] = {}
+    for part in parts:
+        match part.kind:
+            case "content":
+                found["content"] = found.get("content", "") + part.text
+            case "reasoning":
+                found["reasoning_content"] = found.get("reasoning_content", "") + part.text
+            case "call":
+                function = {"name": part.text, "arguments": ""}
+                calls[part.call] = {
+                    "index": part.call, "id": part.id, "type": "function", "function": function
+                }  # fmt: skip
+            case "arguments":
+                call = calls.setdefault(
+                    part.call, {"index": part.call, "function": {"arguments": ""}}
+                )
+                call["function"]["arguments"] += part.text
+    if calls:
+        found["tool_calls"] = [*calls.values()]
+    return found or {"content": ""}
 
 
 def usage(generations: Sequence[Generation]) -> Body:

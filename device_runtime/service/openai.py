@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import msgspec
 
-from pilotfish.device_runtime.bridge import Asked
+from pilotfish.device_runtime.bridge import Asked, Talk
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken, plan
 from pilotfish.device_runtime.service.formats import Format, StructuredOutputs, grammar_of
 from pilotfish.device_runtime.service.prompts import (
@@ -34,6 +34,7 @@ from pilotfish.device_runtime.service.prompts import (
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.tools import Choice, ToolList, chosen, tools_of
 from pilotfish.speculation.shaping import (
     LEAST_FACTOR,
     MOST_BIAS,
@@ -53,7 +54,6 @@ _CHOICES = 16  # answers to one prompt; they come one after the other
 _INERT = frozenset(
     (
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -69,9 +69,6 @@ _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "function_call": (None, "none"),
     "functions": (None, []),
     "modalities": (None, ["text"]),
-    "reasoning_effort": (None,),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
     "verbosity": (None,),
     "web_search_options": (None,),
 }
@@ -96,6 +93,7 @@ Penalty = Annotated[float, msgspec.Meta(ge=-MOST_PENALTY, le=MOST_PENALTY)]
 Factor = Annotated[float, msgspec.Meta(ge=LEAST_FACTOR, le=MOST_FACTOR)]
 Tops = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 Bias = Annotated[float, msgspec.Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
@@ -135,6 +133,13 @@ def _extension(kinds: tuple[type[ProtocolOptions], ...]) -> type[Extension]:
     return cast(type[Extension], kind)
 
 
+class TemplateFields(msgspec.Struct, forbid_unknown_fields=True):
+    """What vLLM calls ``chat_template_kwargs``: whether a model that can think does so first."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
 class _Request(msgspec.Struct):
     model: str | None = None
     max_tokens: Count | None = None
@@ -161,6 +166,11 @@ class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Tops | None = None
+    tools: ToolList | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: TemplateFields | None = None
 
 
 class _TextRequest(_Request, forbid_unknown_fields=True, kw_only=True):
@@ -198,7 +208,11 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     request = _read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
     messages = [message_of(message, at) for at, message in enumerate(request.messages)]
     most = request.max_completion_tokens or request.max_tokens
-    wanted = _wanted(request, chat=True, prompt=messages, most=most, defaults=defaults)
+    functions = None if request.tools is None else [tool.function for tool in request.tools]
+    tools = tools_of(functions, chosen(request.tool_choice), request.parallel_tool_calls)
+    talk = Talk(messages, () if tools is None else tools.tools, _thinking(request))
+    wanted = _wanted(request, chat=True, prompt=talk, most=most, defaults=defaults)
+    wanted.options["tools"] = tools
     if request.logprobs:
         wanted.options["logprobs"] = request.top_logprobs or 0
     elif request.top_logprobs:
@@ -206,6 +220,14 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
             400, "top_logprobs goes with logprobs.", code="invalid_value", param="top_logprobs"
         )
     return wanted
+
+
+def _thinking(request: _ChatRequest) -> bool | None:
+    """Return whether to think first; None: as the model likes."""
+    if (told := request.chat_template_kwargs) is not None:
+        return told.thinking if told.enable_thinking is None else told.enable_thinking
+    effort = request.reasoning_effort
+    return None if effort is None else effort != "none"
 
 
 def text_request(body: bytes, defaults: Options) -> CompletionRequest:

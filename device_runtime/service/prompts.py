@@ -9,13 +9,14 @@ megabytes of empty lists would become millions of objects while all clients wait
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from pilotfish.device_runtime.bridge import Asked, Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.tools import calls_of
 from pilotfish.engines.errors import TemplateError
 from pilotfish.wire.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
 
@@ -28,11 +29,16 @@ _NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
     "audio": (None,),
     "function_call": (None,),
     "refusal": (None,),
-    "tool_calls": (None, []),
 }
 # Errors that depend on the edge's vocabulary.
 _OF_THE_PAIR = (PromptTooLongError, TemplateError, TokenOutOfRangeError, UnsupportedError)
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 
 def prompt_for(device: Device, asked: Asked, *, chat: bool) -> Prompt:
@@ -83,11 +89,13 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
     annotations: msgspec.Raw = msgspec.Raw()
     audio: msgspec.Raw = msgspec.Raw()
     function_call: msgspec.Raw = msgspec.Raw()
+    reasoning_content: str | None = None
     refusal: msgspec.Raw = msgspec.Raw()
+    tool_call_id: str | None = None
     tool_calls: msgspec.Raw = msgspec.Raw()
 
 
-def message_of(message: MessageFields, at: int) -> dict[str, str]:
+def message_of(message: MessageFields, at: int) -> dict[str, Any]:
     """Convert a message for the chat template; ``at`` is its index."""
     where = f"messages[{at}]."
     refuse_unless_neutral(given(message, _NEUTRAL_MESSAGE), _NEUTRAL_MESSAGE, where)
@@ -99,10 +107,28 @@ def message_of(message: MessageFields, at: int) -> dict[str, str]:
             code="invalid_value",
             param=f"{where}role",
         )
-    found = {"role": _ROLES[role], "content": _content(message.content, role, where)}
-    if message.name is not None:
-        found["name"] = message.name
+    found: dict[str, Any] = {
+        "role": _ROLES[role], "content": _content(message.content, role, where)
+    }  # fmt: skip
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            found[name] = value
+    if calls := calls_of(message.tool_calls, where):
+        _expect_role("assistant", role, f"{where}tool_calls")
+        found["tool_calls"] = calls
+    if message.tool_call_id is not None:
+        _expect_role("tool", role, f"{where}tool_call_id")
     return found
+
+
+def _expect_role(wanted: str, role: str, field: str) -> None:
+    if role != wanted:
+        raise RefusalError(
+            400,
+            f"{field} belongs to a message of role {wanted}.",
+            code="invalid_value",
+            param=field,
+        )
 
 
 class _Part(msgspec.Struct):
