@@ -13,16 +13,15 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pilotfish.engines.constraint import Constraint, short
 from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.families.outline import KIND as TURN
-from pilotfish.engines.families.outline import read_outline
+from pilotfish.engines.families.outline import Controls, read_outline
 from pilotfish.engines.families.outline import source as turn_source
 from pilotfish.engines.trial import LIMIT_S, TOO_LONG, TRIAL, on_deep_stack, too_costly
 from pilotfish.speculation.shaping import Grammar
@@ -45,7 +44,7 @@ _KEPT = 256  # verdicts of trials
 # An automaton has a state for each remainder, of several divisors for each of their product: some
 # 50 ms to compile at this one, 11 s at a hundred times as many, and nothing bounds it.
 _DIVISORS = 10_000
-NO_CONTROLS: Mapping[str, int] = MappingProxyType({})
+NO_CONTROLS = Controls({})
 _CONTROL = b"\xff"  # for llguidance, what begins so is no text
 # In Lark: schemas and divisors, which are not bounded there; attributes that cannot be rolled back;
 # %ignore, under which what is allowed depends on what was asked before; control tokens.
@@ -83,7 +82,8 @@ class Grammars:
 
     def __init__(self, tokenizer: "Tokenizer", vocab_size: int, ends: Sequence[int]) -> None:
         self._vocabulary = tokenizer, vocab_size, list(ends)
-        self._controls = {token.content: id for id, token in tokenizer.special_tokens.items()}
+        special = tokenizer.special_tokens
+        self._controls = Controls({token.content: id for id, token in special.items()})
         self._lock = threading.Lock()
         self._words: LLTokenizer | None = None
         self._tried: OrderedDict[Grammar, str] = OrderedDict()  # and what is wrong with them
@@ -147,11 +147,11 @@ class Grammars:
 
 
 def compiled(
-    grammar: Grammar, words: "LLTokenizer", controls: Mapping[str, int] = NO_CONTROLS
+    grammar: Grammar, words: "LLTokenizer", controls: Controls = NO_CONTROLS
 ) -> "LLMatcher":
     """Compile a grammar over a vocabulary; `GrammarError` says what is wrong with it.
 
-    controls: ids of its control tokens.
+    controls: its control tokens.
     """
     from llguidance import LLMatcher, LLParserLimits
 

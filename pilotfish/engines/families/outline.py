@@ -5,6 +5,7 @@ In:  a family's way to write, tools, and what the answer must be. Out: an `Outli
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -106,11 +107,32 @@ def read_outline(text: str) -> Outline:
     return found
 
 
-def lark(outline: Outline, controls: Mapping[str, int]) -> str:
+class Controls:
+    """The control tokens of a vocabulary. ids: by name."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self._ids = ids
+        names = sorted(ids, key=len, reverse=True)  # the longer of two matches
+        self._written = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ids
+
+    def literal(self, text: str) -> str:
+        """Write a rule's part of exactly this text; control tokens in it are those."""
+        parts = [
+            f"<[{self._ids[part]}]>" if part in self._ids else json.dumps(part, ensure_ascii=False)
+            for part in self._written.split(text)
+            if part
+        ]
+        return " ".join(parts)
+
+
+def lark(outline: Outline, controls: Controls) -> str:
     """Write the rules of a turn; ``@content`` and ``@tool0``… are grammars beside it.
 
-    controls: ids of the control tokens. Plain text is regular: it ends where a trigger is complete,
-    so that nothing depends on how far a lexer looks ahead.
+    Plain text is regular: it ends where a trigger is complete, so that nothing depends on how far a
+    lexer looks ahead.
     """
     rules = [_GAP]
     start = ""
@@ -130,42 +152,42 @@ def lark(outline: Outline, controls: Mapping[str, int]) -> str:
     return "\n".join([f"start: {start}({' | '.join(ways)})", *rules])
 
 
-def _thought(outline: Outline, controls: Mapping[str, int], rules: list[str]) -> str:
+def _thought(outline: Outline, controls: Controls, rules: list[str]) -> str:
     assert outline.thought is not None
     begin, end = outline.thought
-    opened = "" if outline.thinking else _literal(begin, controls)
+    opened = "" if outline.thinking else controls.literal(begin)
     if end in controls:
         rules.append(f"THINKING: /{_ANY}/")
-        return f"{opened} THINKING? {_literal(end, controls)}"
+        return f"{opened} THINKING? {controls.literal(end)}"
     rules.append(f"THINKING: ({_without(end)}) {json.dumps(end)}")
     return f"{opened} THINKING"
 
 
 def _calls(
-    outline: Outline, calls: Calls, controls: Mapping[str, int], rules: list[str], unlike: str
+    outline: Outline, calls: Calls, controls: Controls, rules: list[str], unlike: str
 ) -> str:
     """Write how calls begin, and the rules of what follows."""
     each = [
-        f"{_literal(calls.before + name + calls.behind, controls)} @tool{at} "
-        f"{_literal(calls.end, controls)}"
+        f"{controls.literal(calls.before + name + calls.behind)} @tool{at} "
+        f"{controls.literal(calls.end)}"
         for at, (name, _) in enumerate(outline.tools)
     ]
     rules.append(f"call: {' | '.join(each)}")
-    more = f"({_literal(calls.between, controls)} call)*" if outline.several else ""
-    opening, closing = _literal(calls.opening, controls), _literal(calls.closing, controls)
+    more = f"({controls.literal(calls.between)} call)*" if outline.several else ""
+    opening, closing = controls.literal(calls.opening), controls.literal(calls.closing)
     gap = f'"{calls.gap}"?' if calls.gap else ""
     rules.append(f"calls: {gap} {opening} call {more} {closing}")
     if outline.called or outline.content is not None or not calls.anywhere:
-        return f"{_literal(calls.trigger, controls)} calls"
+        return f"{controls.literal(calls.trigger)} calls"
     if calls.trigger in controls:
         rules.append(f"BEFORE: {_text(unlike)}")
-        return f"BEFORE? {_literal(calls.trigger, controls)} calls"
+        return f"BEFORE? {controls.literal(calls.trigger)} calls"
     before = _without(calls.trigger) + (f" & ~/{_exactly(unlike)}{_ANY}/" if unlike else "")
     rules.append(f"BEFORE: ({before}) {json.dumps(calls.trigger)}")
     return "BEFORE calls"
 
 
-def _words(calls: Calls | None, controls: Mapping[str, int], unlike: str) -> str:
+def _words(calls: Calls | None, controls: Controls, unlike: str) -> str:
     """Write the terminal of a text without calls."""
     if calls is None or calls.trigger in controls:
         return _text(unlike)
@@ -191,18 +213,7 @@ def _exactly(text: str) -> str:
     )
 
 
-def _literal(text: str, controls: Mapping[str, int]) -> str:
-    """Write a rule's part of exactly this text; control tokens in it are those."""
-    found = [(text.find(name), -len(name), name) for name in controls if name in text]
-    if not found:
-        return json.dumps(text, ensure_ascii=False) if text else ""
-    at, _, name = min(found)
-    before = json.dumps(text[:at], ensure_ascii=False) if at else ""
-    rest = _literal(text[at + len(name) :], controls)
-    return f"{before} <[{controls[name]}]> {rest}".strip()
-
-
-def source(outline: Outline, controls: Mapping[str, int], of: Any) -> str:
+def source(outline: Outline, controls: Controls, of: Any) -> str:
     """Write the source for llguidance. of: makes that of a plain `Grammar`."""
     parts = []
     if outline.content is not None and not outline.called:

@@ -85,6 +85,7 @@ class TurnReader:
         """Return what was held back: the turn ends here."""
         if self._read in (self._at_name, self._at_opening):
             self._give_up()
+            self._in_plain_words()
         elif self._read == self._in_thought:
             self._say("reasoning", self._held.rstrip())
         elif self._read in (self._at_beginning, self._in_words, self._in_plain_words):

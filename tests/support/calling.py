@@ -1,0 +1,64 @@
+"""Families of models, templates as theirs are, and a vocabulary with all their control tokens."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from pilotfish.engines.families import FAMILIES, Family, Tools
+from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.grammar import Grammars
+from pilotfish.engines.tokenizer import Tokenizer
+from tests.support.vocabularies import byte_level
+
+TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
+CONTROLS = ["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<|tool_call|>", "<|im_start|>"]
+CALLING = [family for family in FAMILIES if family.calls is not None]
+
+# What tells a family in its templates; the real ones are in tests/data.
+TOLD = {
+    "mistral-args": "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]name[ARGS]",
+    "mistral": "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS] [",
+    "gemma-4": "<|turn>model {{ '<|tool_call>call:' + name }}",
+    "gemma": "<start_of_turn>model",
+    "granite": "<|start_of_role|>{% if tools %}{% endif %}",
+    "phi": "{{ '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}",
+    "llama": "<|start_header_id|>{% if tools %}{% endif %}",
+    "hermes": "<|im_start|>{% if tools %}<tool_call>{% endif %}",
+}
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    """OpenAI's object of a function that takes these."""
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    told = {"name": name, "description": f"It does {name}.", "parameters": schema}
+    return {"type": "function", "function": told}
+
+
+TOOLS = [tool("move", to={"enum": ["here", "there"]}), tool("stop"), tool("stop_all")]
+
+
+@cache
+def vocabulary() -> Tokenizer:
+    return byte_level(added=[AddedToken(name, special=True) for name in CONTROLS])
+
+
+@cache
+def grammars() -> Grammars:
+    tokenizer = vocabulary()
+    (end,) = tokenizer.encode("<|end|>", special=True)
+    return Grammars(tokenizer, tokenizer.vocab_size, [end])
+
+
+def outline(family: Family, choice: str = "auto", *, parallel: bool = True, **told: Any) -> Outline:
+    """The outline of a turn that may call `TOOLS`; the model thinks."""
+    tools = Tools.read(TOOLS, choice, parallel)
+    return Outline.of(family, family.thought[1], tools=tools, **told)
