@@ -6,13 +6,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import AddedToken
 
 from pilotfish.engines.families import FAMILIES, Family, Tools
 from pilotfish.engines.families.outline import Outline
 from pilotfish.engines.grammar import Grammars
 from pilotfish.engines.tokenizer import Tokenizer
+from tests.conftest import Pair
+from tests.support.tiny import tiny_artifact
 from tests.support.vocabularies import byte_level
+from tests.support.writing import PIECES
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 CONTROLS = ["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<|tool_call|>", "<|im_start|>"]
@@ -62,3 +66,28 @@ def outline(family: Family, choice: str = "auto", *, parallel: bool = True, **to
     """The outline of a turn that may call `TOOLS`; the model thinks."""
     tools = Tools.read(TOOLS, choice, parallel)
     return Outline.of(family, family.thought[1], tools=tools, **told)
+
+
+# Random models of these pieces can write calls, and think.
+CALLER_PIECES = [
+    *PIECES,
+    *"mgovhipk_<>/",
+    "Ċ",
+    "nk",
+    "ink",
+    "th",
+    "think",
+    "</",
+    "think>",
+    "</think>",
+]
+
+
+@pytest.fixture(scope="module")
+def callers(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("callers")
+    for name, sharpness in (("draft", 0.9), ("target", 0.7)):
+        tiny_artifact(
+            folder / name, tokens=CALLER_PIECES, seed=1, sharpness=sharpness, context=4096,
+        )  # fmt: skip
+    return Pair(folder / "draft", folder / "target")

@@ -1,0 +1,145 @@
+"""Tools over HTTP, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from pilotfish import EdgeServer
+from tests.conftest import Pair
+from tests.support.calling import TOOLS, callers, tool
+from tests.support.serving import Serving, chat, serving
+
+assert callers  # a fixture
+MOVE = {"type": "function", "function": {"name": "move"}}
+
+
+@pytest.fixture(scope="module")
+def service(callers: Pair) -> Iterator[Serving]:
+    with (
+        EdgeServer(callers.target, threads=1) as edge,
+        serving(callers.draft, edge.endpoint, "--lanes", 2) as started,
+    ):
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(service: Serving) -> openai.OpenAI:
+    return service.client()
+
+
+def grown(chunks: Any) -> tuple[str, list[list[str]], str]:
+    """Put a stream together: its words, its calls (id, name, arguments), and why it ended."""
+    words, reason = "", ""
+    calls: list[list[str]] = []
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        words += choice.delta.content or ""
+        reason = choice.finish_reason or reason
+        for call in choice.delta.tool_calls or []:
+            if call.index == len(calls):
+                calls.append([call.id, call.function.name, ""])
+            calls[call.index][2] += call.function.arguments
+    return words, calls, reason
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stream_grows_into_the_whole(client: openai.OpenAI, temperature: float) -> None:
+    for choice in ("auto", "required", MOVE):
+        told: dict[str, Any] = {
+            "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False,
+            "temperature": temperature, "seed": 5, "max_tokens": 150,
+        }  # fmt: skip
+        whole = chat(client, **told).choices[0]
+        words, calls, reason = grown(chat(client, **told, stream=True))
+        wanted = whole.message.tool_calls or []
+        assert [call[1:] for call in calls] == [
+            [one.function.name, one.function.arguments] for one in wanted
+        ]
+        assert words == (whole.message.content or "")
+        assert reason == whole.finish_reason
+        if choice != "auto":
+            assert reason == "tool_calls"
+            assert whole.message.content is None
+            assert all(one.id.startswith("call_") for one in wanted)
+            json.loads(calls[0][2])
+        if choice == MOVE:
+            assert [call[1] for call in calls] == ["move"]
+
+
+def test_a_loop_of_three_calls(client: openai.OpenAI) -> None:
+    said: list[Any] = [{"role": "user", "content": "move"}]
+    for _ in range(3):
+        answer = client.chat.completions.create(
+            model="pilotfish", messages=said, tools=TOOLS, tool_choice="required", max_tokens=400
+        )
+        said.append(answer.choices[0].message)
+        calls = answer.choices[0].message.tool_calls
+        assert calls
+        said += [
+            {"role": "tool", "tool_call_id": call.id, "content": call.function.arguments}
+            for call in calls
+        ]
+    answer = client.chat.completions.create(
+        model="pilotfish", messages=said, tools=TOOLS, tool_choice="none", max_tokens=8
+    )
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
+    whole = chat(client, tools=TOOLS, tool_choice=MOVE, max_tokens=150)
+    short = chat(
+        client, tools=TOOLS, tool_choice=MOVE, max_tokens=whole.usage.completion_tokens - 5
+    ).choices[0]
+    assert short.finish_reason == "length"
+    (call,) = short.message.tool_calls
+    told = whole.choices[0].message.tool_calls[0].function.arguments
+    assert told.startswith(call.function.arguments)
+
+
+@pytest.mark.parametrize(
+    ("told", "param"),
+    [
+        ({"tools": [tool("a b")]}, "tools"),
+        ({"tools": [tool("a"), tool("a")]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]}, "function.x"),
+        ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tools"),
+        ({"tools": [tool("a", b={"type": "string", "pattern": "x" * 70000})]}, "tools"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_calls": [{}]}]}, "tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "tool_call_id"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [
+                {"id": "a", "function": {"name": "b", "arguments": "{"}}]}]},
+            None,
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(service: Serving, told: dict[str, Any], param: str | None) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **told}
+    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
+    assert answer.status_code == 400, answer.text
+    named = answer.json()["error"]["param"]
+    assert named == param or (param and named.endswith(param)), answer.text
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"reasoning_effort": "none"},
+        {"reasoning_effort": "high"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"tools": [], "tool_choice": "none"},
+    ],
+)
+def test_what_may_be_said(service: Serving, told: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **told}
+    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
+    assert answer.status_code == 200, answer.text

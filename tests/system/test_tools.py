@@ -1,0 +1,142 @@
+"""Calls and thoughts through real edges: whatever the protocol, the text is `stream`'s."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pilotfish import Device, EdgeServer
+from pilotfish.wire.errors import UnsupportedError
+from tests.conftest import Pair
+from tests.support.calling import CALLER_PIECES, TOOLS, callers, tool
+from tests.support.tiny import tiny_artifact
+
+assert callers  # a fixture
+SAMPLED = {"temperature": 1.0}
+PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
+    ("greedy", {}), ("greedy", {"window": 9}), ("coupled", {**SAMPLED, "window": 3}),
+    ("ahead", {}), ("ahead", SAMPLED), ("auto", {}),
+]  # fmt: skip
+LAWFUL: list[tuple[str, dict[str, Any]]] = [
+    ("tslt", SAMPLED), ("dssd", SAMPLED), ("tree", {**SAMPLED, "expansion": (2, 2, 1)}),
+    ("dsd", SAMPLED), ("local", SAMPLED), ("adaptive", {**SAMPLED, "tau": 0.8}),
+]  # fmt: skip
+SAID = [{"role": "user", "content": "move here"}]
+THOUGHT_ENDS = {CALLER_PIECES.index("</think>"): 100.0}
+
+
+@pytest.fixture(scope="module")
+def edge(callers: Pair) -> Iterator[EdgeServer]:
+    with EdgeServer(callers.target, threads=1) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def device(callers: Pair, edge: EdgeServer) -> Iterator[Device]:
+    with Device(callers.draft, edge.endpoint, threads=1) as opened:
+        yield opened
+
+
+def called(answer: Any) -> list[tuple[str, Any]]:
+    return [(one.name, json.loads(one.arguments)) for one in answer.turn.calls]
+
+
+@pytest.mark.parametrize(("protocol", "options"), PROTOCOLS)
+@pytest.mark.parametrize("choice", ["auto", "required", "move"])
+def test_calls_are_those_of_stream(
+    device: Device, choice: str, protocol: str, options: dict[str, Any]
+) -> None:
+    for seed in range(3):
+        asked: dict[str, Any] = {
+            "tools": TOOLS, "tool_choice": choice, "max_tokens": 150, "seed": seed,
+            "temperature": options.get("temperature", 0.0), "parallel_tool_calls": False,
+        }  # fmt: skip
+        wanted = device.generate(SAID, protocol="stream", **asked)
+        answer = device.generate(SAID, protocol=protocol, **{**asked, **options})
+        assert answer.tokens == wanted.tokens
+        assert answer.text == wanted.text
+        if choice != "auto":
+            ((name, arguments),) = called(answer)
+            assert arguments == ({"to": arguments["to"]} if name == "move" else {})
+            assert choice in ("required", name)
+            assert answer.turn.content == ""
+
+
+@pytest.mark.parametrize(("protocol", "options"), LAWFUL)
+def test_calls_are_of_their_schema(device: Device, protocol: str, options: dict[str, Any]) -> None:
+    for seed in range(3):
+        asked: dict[str, Any] = {"seed": seed, "max_tokens": 150, **options}
+        answer = device.generate(
+            SAID, protocol=protocol, tools=TOOLS, tool_choice="required",
+            parallel_tool_calls=False, **asked,
+        )  # fmt: skip
+        ((name, arguments),) = called(answer)
+        assert arguments in ([{"to": "here"}, {"to": "there"}] if name == "move" else [{}])
+
+
+def test_parts_come_as_they_are_written(device: Device) -> None:
+    pieces = [
+        piece
+        for piece in device.stream(SAID, tools=TOOLS, tool_choice="move", max_tokens=150)
+        if piece.parts
+    ]
+    assert device.last is not None
+    parts = [part for piece in pieces for part in piece.parts]
+    assert parts == device.last.parts
+    assert [part.kind for part in parts[:2]] == ["call", "arguments"]
+    assert len(pieces) > 2  # not all at the end
+
+
+def test_a_thought_that_the_prompt_begins(
+    callers: Pair, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    target = tmp_path_factory.mktemp("thinks") / "target"
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}"
+    tiny_artifact(target, tokens=CALLER_PIECES, seed=1, sharpness=0.7, template=template)
+    asked: dict[str, Any] = {"schema": {"enum": ["ab", "ba"]}, "max_tokens": 60}
+    with (
+        EdgeServer(target, threads=1) as edge,
+        Device(callers.draft, edge.endpoint, threads=1) as device,
+    ):
+        for protocol in ("stream", "greedy", "ahead"):
+            answer = device.generate("move", protocol=protocol, logit_bias=THOUGHT_ENDS, **asked)
+            assert answer.text.startswith("</think>")
+            assert answer.turn.content in ('"ab"', '"ba"')
+        free = device.generate("move", max_tokens=20)
+        assert free.turn.content == ""  # it has not ended its thought
+        assert free.turn.reasoning.strip() == free.text.strip()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "said"),
+    [
+        ([3, 1], {"tools": TOOLS}, "go with messages"),
+        ("x", {"tools": [tool("a b")]}, "names no function"),
+        ("x", {"tools": TOOLS, "tool_choice": "fly"}, "is no tool"),
+        ("x", {"tool_choice": "required"}, "needs tools"),
+    ],
+)
+def test_tools_that_cannot_be(
+    device: Device, prompt: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        device.generate(prompt, **options)
+
+
+def test_across_a_bridge(
+    edge: EdgeServer, device: Device, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The drafter shares single characters with the target, and its template is another."""
+    folder = tmp_path_factory.mktemp("across") / "draft"
+    own = [piece for piece in CALLER_PIECES if len(piece) == 1 and piece not in "tx5"]
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tiny_artifact(folder, tokens=own, eos="<other end>", seed=3, context=4096, template=template)
+    told: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 150}
+    with Device(folder, edge.endpoint, threads=1) as other:
+        for protocol in ("greedy", "ahead"):
+            answer = other.generate(SAID, protocol=protocol, **told)
+            assert answer.tokens == device.generate(SAID, protocol="stream", **told).tokens
+            assert called(answer)
