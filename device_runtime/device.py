@@ -191,7 +191,8 @@ class Device:
 
         A text prompt becomes one user message in the target's chat template, if it has one;
         messages (each with "role" and "content") are rendered by that template, with the tools of
-        the options; a list of the target's token ids is used as it is. The options are those of `device_runtime.plan.plan`.
+        the options; a list of the target's token ids is used as it is. The options are those of
+        `device_runtime.plan.plan`.
         """
         self._interrupt.arm()
         wish = self._wanted_plan(options)

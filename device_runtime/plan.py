@@ -187,11 +187,11 @@ def plan(
     logit_bias, penalties, grammar: of both ends' logits, as `Shaping` has them; schema: a JSON
     schema, for a grammar. tools: functions that may be called, as OpenAI's API has them, with
     tool_choice ("auto", "none", "required", or a name) and parallel_tool_calls; thinking: whether a
-    model that can think first does, its template's ``enable_thinking``. logprobs: tell each token's log-probability, and those of so many of the
-    likeliest. If neither end
-    is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
-    2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. options, own: the protocols' own options;
-    those of other protocols have no effect.
+    model that can think first does, its template's ``enable_thinking``. logprobs: tell each token's
+    log-probability, and those of so many of the likeliest. If neither end is truncated, ``tslt``
+    and ``tree`` truncate the drafter to 64 tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³;
+    None takes a random one. options, own: the protocols' own options; those of other protocols have
+    no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")

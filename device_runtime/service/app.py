@@ -186,8 +186,7 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
             _check_local(wanted)
         wanted.options.setdefault("max_tokens", service.context)
         echo = partial(service.text_of, wanted.prompt) if wanted.echo else None
-        asked = wanted.options.get("logprobs") is not None
-        words = service.device.tokenizer if asked else None
+        words = service.device.tokenizer if wanted.logprobs else None
         model = service.config.model
         answer = AnswerFormat(chat=wanted.chat, model=model, echo=echo, words=words)
         client: str = request.scope["state"]["client"]

@@ -7,7 +7,8 @@ served.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -103,7 +104,8 @@ class Completion(Response):
                         event = job.take()
                         assert isinstance(event, Generation)  # pieces come where they are streamed
                         whole.append(event)
-                    await json_response(self._answer.whole(whole))(scope, receive, send)
+                    kept = likeliest(whole, wanted.best) if wanted.best else whole
+                    await json_response(self._answer.whole(kept))(scope, receive, send)
             finally:
                 watch.cancel()
 
@@ -153,6 +155,16 @@ class Completion(Response):
             else:
                 events += map(_event, self._answer.piece(event))
         return events, False
+
+
+def likeliest(answers: Sequence[Generation], most: int) -> list[Generation]:
+    """Return the answers of the highest log-probability by token, the highest first."""
+
+    def by_token(answer: Generation) -> float:
+        known = [told.logprob for told in answer.logprobs if told is not None]
+        return sum(known) / len(known) if known else -inf
+
+    return sorted(answers, key=by_token, reverse=True)[:most]
 
 
 def _event(body: Body) -> bytes:

@@ -14,7 +14,7 @@ the service's defaults for window, expansion and drafting do not apply; if it se
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
@@ -24,12 +24,15 @@ from pilotfish.device_runtime.bridge import Asked, Talk
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken, plan
 from pilotfish.device_runtime.service.formats import Format, StructuredOutputs, grammar_of
 from pilotfish.device_runtime.service.prompts import (
+    Effort,
     MessageFields,
+    TemplateFields,
     fields_of,
     given,
     message_of,
     prompt_of,
     refuse_unless_neutral,
+    thinking_of,
     unknown,
     unknown_name,
 )
@@ -73,7 +76,6 @@ _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "web_search_options": (None,),
 }
 _NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {
-    "best_of": (None, 1),
     "suffix": (None, ""),
 }
 # Fields of ``pilotfish`` that belong to protocol "auto", and to one that drafts.
@@ -93,7 +95,6 @@ Penalty = Annotated[float, msgspec.Meta(ge=-MOST_PENALTY, le=MOST_PENALTY)]
 Factor = Annotated[float, msgspec.Meta(ge=LEAST_FACTOR, le=MOST_FACTOR)]
 Tops = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 Bias = Annotated[float, msgspec.Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
@@ -133,13 +134,6 @@ def _extension(kinds: tuple[type[ProtocolOptions], ...]) -> type[Extension]:
     return cast(type[Extension], kind)
 
 
-class TemplateFields(msgspec.Struct, forbid_unknown_fields=True):
-    """What vLLM calls ``chat_template_kwargs``: whether a model that can think does so first."""
-
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
-
-
 class _Request(msgspec.Struct):
     model: str | None = None
     max_tokens: Count | None = None
@@ -175,6 +169,7 @@ class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
 
 class _TextRequest(_Request, forbid_unknown_fields=True, kw_only=True):
     prompt: msgspec.Raw
+    best_of: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     echo: bool | None = None
     logprobs: Tops | None = None
 
@@ -189,8 +184,9 @@ class CompletionRequest:
     """A checked request.
 
     prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
-    without ``max_tokens`` the answer may fill the context. choices: answers to it. echo: each
-    begins with the prompt.
+    without ``max_tokens`` the answer may fill the context. choices: answers to it, of which the
+    ``best`` likeliest by token are sent, all of them if 0. echo: each begins with the prompt.
+    logprobs: they are told.
     """
 
     chat: bool
@@ -198,7 +194,9 @@ class CompletionRequest:
     options: Options = field(default_factory=Options)
     model: str | None = None
     choices: int = 1
+    best: int = 0
     echo: bool = False
+    logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
 
@@ -210,24 +208,22 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     most = request.max_completion_tokens or request.max_tokens
     functions = None if request.tools is None else [tool.function for tool in request.tools]
     tools = tools_of(functions, chosen(request.tool_choice), request.parallel_tool_calls)
-    talk = Talk(messages, () if tools is None else tools.tools, _thinking(request))
-    wanted = _wanted(request, chat=True, prompt=talk, most=most, defaults=defaults)
+    thinking = thinking_of(request.chat_template_kwargs, request.reasoning_effort)
+    talk = Talk(messages, () if tools is None else tools.tools, thinking)
+    wanted = _wanted(
+        request,
+        chat=True,
+        prompt=talk,
+        most=most,
+        defaults=defaults,
+        logprobs=request.top_logprobs or 0 if request.logprobs else None,
+    )
     wanted.options["tools"] = tools
-    if request.logprobs:
-        wanted.options["logprobs"] = request.top_logprobs or 0
-    elif request.top_logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise RefusalError(
             400, "top_logprobs goes with logprobs.", code="invalid_value", param="top_logprobs"
         )
     return wanted
-
-
-def _thinking(request: _ChatRequest) -> bool | None:
-    """Return whether to think first; None: as the model likes."""
-    if (told := request.chat_template_kwargs) is not None:
-        return told.thinking if told.enable_thinking is None else told.enable_thinking
-    effort = request.reasoning_effort
-    return None if effort is None else effort != "none"
 
 
 def text_request(body: bytes, defaults: Options) -> CompletionRequest:
@@ -240,10 +236,25 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
         most=request.max_tokens or defaults.get("max_tokens") or COMPLETION_TOKENS,
         defaults=defaults,
         echo=bool(request.echo),
+        logprobs=request.logprobs,
     )
-    if request.logprobs is not None:
-        wanted.options["logprobs"] = request.logprobs
-    return wanted
+    return _best_of(request.best_of, wanted) if request.best_of is not None else wanted
+
+
+def _best_of(most: int, wanted: CompletionRequest) -> CompletionRequest:
+    """Have the likeliest of so many answers sent."""
+    if most < wanted.choices or (wanted.stream and most > wanted.choices):
+        raise RefusalError(
+            400,
+            f"best_of must be n ({wanted.choices}) or more, and n where the answer is streamed.",
+            code="invalid_value",
+            param="best_of",
+        )
+    if most == wanted.choices:
+        return wanted
+    if not wanted.logprobs:
+        wanted.options["logprobs"] = 0  # to compare by
+    return replace(wanted, choices=most, best=wanted.choices)
 
 
 _Kind = TypeVar("_Kind", bound=_Request)
@@ -307,8 +318,10 @@ def _wanted(
     most: int | None,
     defaults: Options,
     echo: bool = False,
+    logprobs: int | None = None,
 ) -> CompletionRequest:
     options = _options(request, defaults)
+    options["logprobs"] = logprobs
     if most is not None:
         options["max_tokens"] = most
     protocol = options.get("protocol")
@@ -322,6 +335,7 @@ def _wanted(
         model=request.model,
         choices=request.n or 1,
         echo=echo,
+        logprobs=logprobs is not None,
         stream=bool(request.stream),
         include_usage=usage,
     )

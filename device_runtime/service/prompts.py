@@ -9,7 +9,7 @@ megabytes of empty lists would become millions of objects while all clients wait
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -116,8 +116,15 @@ def message_of(message: MessageFields, at: int) -> dict[str, Any]:
     if calls := calls_of(message.tool_calls, where):
         _expect_role("assistant", role, f"{where}tool_calls")
         found["tool_calls"] = calls
-    if message.tool_call_id is not None:
+    if message.tool_call_id is not None or role == "tool":
         _expect_role("tool", role, f"{where}tool_call_id")
+        if message.tool_call_id is None:
+            raise RefusalError(
+                400,
+                f"{where}tool_call_id says which call this is the result of.",
+                code="invalid_value",
+                param=f"{where}tool_call_id",
+            )
     return found
 
 
@@ -129,6 +136,23 @@ def _expect_role(wanted: str, role: str, field: str) -> None:
             code="invalid_value",
             param=field,
         )
+
+
+class TemplateFields(msgspec.Struct, forbid_unknown_fields=True):
+    """What vLLM calls ``chat_template_kwargs``: whether a model that can think does so first."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+def thinking_of(told: TemplateFields | None, effort: Effort | None = None) -> bool | None:
+    """Return whether to think first; None: as the model likes."""
+    if told is not None:
+        return told.thinking if told.enable_thinking is None else told.enable_thinking
+    return None if effort is None else effort != "none"
 
 
 class _Part(msgspec.Struct):

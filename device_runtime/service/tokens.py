@@ -8,16 +8,19 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pilotfish.device_runtime.bridge import Asked
+from pilotfish.device_runtime.bridge import Asked, Talk
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.service.prompts import (
     MessageFields,
+    TemplateFields,
     message_of,
     prompt_for,
+    thinking_of,
     unknown,
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.tools import ToolList, tools_of
 
 Body = dict[str, Any]
 _MOST = 1 << 20  # tokens
@@ -30,6 +33,8 @@ class _Tokenize(msgspec.Struct, forbid_unknown_fields=True):
     messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=4096)] | None = (
         None
     )
+    tools: ToolList | None = None
+    chat_template_kwargs: TemplateFields | None = None
     return_token_strs: bool | None = None
 
 
@@ -45,7 +50,10 @@ def asked_of(body: bytes) -> tuple[Asked, bool, bool]:
     if (request.prompt is None) == (request.messages is None):
         raise RefusalError(400, "Give a prompt or messages.", code="invalid_value", param="prompt")
     if request.messages is not None:
-        return [message_of(one, at) for at, one in enumerate(request.messages)], True, words
+        messages = [message_of(one, at) for at, one in enumerate(request.messages)]
+        tools = tools_of([tool.function for tool in request.tools or ()], None, None)
+        thinking = thinking_of(request.chat_template_kwargs)
+        return Talk(messages, () if tools is None else tools.tools, thinking), True, words
     assert request.prompt is not None
     return request.prompt, False, words
 

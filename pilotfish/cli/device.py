@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from pilotfish.cli.configuration import ConfiguredParser, again, config_option
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.cli.generation import generation_of, generation_options
+from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.screen import Screen
@@ -61,6 +61,7 @@ def _add_run(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
     run.add_argument("prompt", help="the user's message, or '-'")
     add_flags(run, DeviceConfig, on_link_loss="fail")
     generation_options(run, protocol="auto", tokens=128)
+    talk_options(run)
     json_option(run)
     run.add_argument("--stats", action="store_true", help="print what happened, to stderr")
     run.set_defaults(run=_run)
@@ -86,6 +87,7 @@ def _run(args: argparse.Namespace) -> int:
             f"Protocol {args.protocol} needs an edge: name it with --edge, or use --protocol local."
         )
     options = generation_of(args)
+    options.update(talk_of(args))
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     screen = Screen(quiet=args.json == "-")
     with Bars() as bars:

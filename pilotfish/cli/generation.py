@@ -1,6 +1,7 @@
 """How to generate: the options of every command that does."""
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -140,6 +141,35 @@ def constraint_options(parser: argparse.ArgumentParser) -> None:
         "--choice", action="append", metavar="TEXT", help="answer one of these; to be repeated"
     )
     one.add_argument("--lark", type=Path, metavar="FILE", help="answer a text of this Lark grammar")
+
+
+def talk_options(parser: argparse.ArgumentParser) -> None:
+    """What a model that is talked to may call, and whether it thinks."""
+    parser.add_argument(
+        "--tools", type=Path, metavar="FILE", help="a JSON list of tools that may be called"
+    )
+    parser.add_argument(
+        "--tool-choice", metavar="C", help="auto (default), none, required, or a tool's name"
+    )
+    parser.add_argument(
+        "--think", action=argparse.BooleanOptionalAction,
+        help="have a model that can think do so first, or not (default: as its template has it)",
+    )  # fmt: skip
+
+
+def talk_of(args: argparse.Namespace) -> Options:
+    """These, as `Device.stream` takes them; `ConfigError` for a file that cannot be read."""
+    options = Options(tool_choice=args.tool_choice, thinking=args.think)
+    if args.tools is None:
+        return options
+    try:
+        told = json.loads(args.tools.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{args.tools} cannot be read: {error}") from error
+    if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
+        raise ConfigError(f'{args.tools} holds no list of {{"type": "function", …}}.')
+    options["tools"] = told
+    return options
 
 
 def constraint_of(args: argparse.Namespace) -> Grammar | None:

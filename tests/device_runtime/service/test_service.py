@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
@@ -239,6 +240,27 @@ def test_a_text_may_begin_with_its_prompt(
         assert texts == [said_first + wanted] * 2
 
 
+def test_the_best_of_several_answers(service: Serving) -> None:
+    def ask(**told: Any) -> dict[str, Any]:
+        body = {"prompt": "once", "max_tokens": 6, "temperature": 1.0, "seed": 3, **told}
+        answer = httpx.post(f"{service.url}/v1/completions", json=body, timeout=60.0)
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def likelihood(choice: dict[str, Any]) -> float:
+        told = choice["logprobs"]["token_logprobs"]
+        return float(np.mean(told)) if told else -np.inf
+
+    every = ask(n=5, logprobs=0)["choices"]
+    wanted = sorted(every, key=likelihood, reverse=True)[:2]
+    assert len({choice["text"] for choice in every}) > 2
+    best = ask(n=2, best_of=5)["choices"]
+    assert [choice["text"] for choice in best] == [choice["text"] for choice in wanted]
+    assert best[0]["logprobs"] is None
+    assert ask(n=2, best_of=1)["error"]["param"] == "best_of"
+    assert ask(best_of=2, stream=True)["error"]["param"] == "best_of"
+
+
 def test_tokens_of_a_prompt(service: Serving, device: Device) -> None:
     messages = [{"role": "user", "content": "hello"}]
     for body in ({"prompt": "once"}, {"messages": messages}):
@@ -288,15 +310,15 @@ REFUSED = {
     "logprobs": "yes",
     "top_logprobs": 3,  # without logprobs
     "n": 17,
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
+    "tools": [{"type": "web_search"}],
+    "tool_choice": "always",
     "functions": [{"name": "f"}],
     "response_format": {"type": "yaml"},
     "logit_bias": {"5": 101},
     "presence_penalty": 2.5,
     "frequency_penalty": -2.5,
     "repetition_penalty": 0,
-    "reasoning_effort": "high",
+    "reasoning_effort": "extreme",
     "modalities": ["audio"],
     "min_p": 1.1,
     "guided_json": {},  # unknown
@@ -327,7 +349,7 @@ def test_what_is_not_offered_is_refused_by_its_name(service: Serving, name: str)
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("logprobs", 21), ("best_of", 2), ("suffix", "x"), ("prompt", ["a", "b"])],
+    [("logprobs", 21), ("best_of", 0), ("suffix", "x"), ("prompt", ["a", "b"])],
 )
 def test_what_completions_do_not_offer(service: Serving, name: str, value: object) -> None:
     body = {"prompt": "x", "max_tokens": 4, name: value}
