@@ -29,7 +29,9 @@ class TextFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", t
 
 
 class ObjectFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """Any JSON object."""
+    """Any JSON object, or one of a schema, as llama.cpp has it."""
+
+    schema: msgspec.Raw = msgspec.Raw(b'{"type": "object"}')
 
 
 class SchemaFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
@@ -55,8 +57,8 @@ def grammar_of(format: Format | None, told: StructuredOutputs | None) -> Grammar
     """Return what the answer must be; refuses a request that says so twice."""
     found = []
     match format:
-        case ObjectFormat():
-            found.append(Grammar.of_schema({"type": "object"}))
+        case ObjectFormat(schema=schema):
+            found.append(Grammar.of_schema(_text_of(schema)))
         case SchemaFormat(json_schema=named):
             found.append(Grammar.of_schema(_text_of(named.schema)))
     if told is not None:

@@ -60,7 +60,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             thinking=thinks and thinking,
             content=content,
             calls=family.calls if tools is not None else None,
-            tools=tuple((tool.name, json.dumps(tool.schema)) for tool in callable),
+            tools=tuple((tool.name, json.dumps(tool.arguments)) for tool in callable),
             called=tools is not None and tools.choice != AUTO,
             several=tools is not None
             and tools.parallel

@@ -13,6 +13,11 @@ from typing import Any
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# With these a schema names properties elsewhere.
+_OPENING = frozenset(
+    "additionalProperties unevaluatedProperties patternProperties propertyNames $ref $dynamicRef "
+    "allOf anyOf oneOf not if dependentSchemas".split()
+)
 _KEYS = frozenset(("name", "description", "parameters", "strict"))
 
 
@@ -44,6 +49,15 @@ class Tool:
         if schema.get("type", "object") != "object":
             raise ValueError(f"{name}: parameters are of type object")
         return cls(name, described, {"type": "object", **schema})
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The schema that calls are held to: what it does not name is not there, unless it says so.
+
+        A function is not called with arguments that it does not have.
+        """
+        closed = {} if _OPENING.intersection(self.schema) else {"additionalProperties": False}
+        return {**self.schema, **closed}
 
     @property
     def told(self) -> dict[str, Any]:

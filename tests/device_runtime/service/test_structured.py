@@ -45,6 +45,13 @@ def client(service: Serving) -> openai.OpenAI:
     return service.client()
 
 
+def test_an_object_of_a_schema(client: openai.OpenAI) -> None:
+    """As llama.cpp has it, and older clients of schemas ask."""
+    told: Any = {"type": "json_object", "schema": OBJECT}
+    answer = chat(client, response_format=told, max_tokens=120)
+    assert set(json.loads(answer.choices[0].message.content)) == {"ab", "bad", "x", "dd"}
+
+
 def named(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
 

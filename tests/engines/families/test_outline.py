@@ -100,6 +100,24 @@ def test_arguments_are_of_their_schema(family: Family) -> None:
     assert allowed(outline(family), family.calls.written([("stop_all", {})]))
 
 
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [({}, False), ({"additionalProperties": True}, True), ({"allOf": [{}]}, True)],
+)
+def test_properties_that_are_not_named(more: dict[str, Any], wanted: bool) -> None:
+    told = tool("move", to={"type": "integer"})
+    schema = {"type": "object", "properties": {"to": {"type": "integer"}}, **more}
+    told["function"]["parameters"] = schema
+    (hermes,) = (family for family in CALLING if family.name == "hermes")
+    tools = Tools.read([told])
+    assert tools is not None
+    assert tools.told[0]["function"]["parameters"] == schema  # a template has it as it is
+    may = Outline.of(hermes, "", tools=tools)
+    assert hermes.calls is not None
+    assert allowed(may, hermes.calls.written([("move", {"to": 1})]))
+    assert allowed(may, hermes.calls.written([("move", {"to": 1, "by": 2})])) is wanted
+
+
 @every_family
 def test_a_form_beside_calls(family: Family) -> None:
     assert family.calls is not None
