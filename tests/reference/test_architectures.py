@@ -71,12 +71,11 @@ def test_architecture_equals_transformers(name: str, dialect: str, tmp_path: Pat
     np.testing.assert_allclose(out[0].hidden, hidden[66:], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_smollm2_equals_transformers(dialect: str, tmp_path: Path) -> None:
+def smollm2() -> Any:
+    """The default model in transformers, fp32."""
     import torch
     import transformers
 
-    needs(dialect)
     source = open_source("default")
     config = source.config
     model = transformers.LlamaForCausalLM(
@@ -98,14 +97,19 @@ def test_smollm2_equals_transformers(dialect: str, tmp_path: Path) -> None:
     assert set(missing) <= {"lm_head.weight"}
     assert not unexpected
     model.tie_weights()
+    return model
 
-    export_model(source, tmp_path / "artifact", dialect=dialect)
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_smollm2_equals_transformers(dialect: str, tmp_path: Path) -> None:
+    needs(dialect)
+    export_model("default", tmp_path / "artifact", dialect=dialect)
     decoder = Decoder(tmp_path / "artifact")
     from pilotfish.engines.tokenizer import Tokenizer
 
     text = "The sky is blue because sunlight is scattered by the molecules of the air. 2 + 2 = 4."
     tokens = np.array(Tokenizer(tmp_path / "artifact").encode(text))
-    logits, hidden = reference(model, tokens)
+    logits, hidden = reference(smollm2(), tokens)
     out = decoder.forward([Pass(slot=0, tokens=tokens)])[0]
     np.testing.assert_allclose(out.logits, logits, atol=TOLERANCE)
     np.testing.assert_allclose(out.hidden, hidden, atol=TOLERANCE)
