@@ -8,11 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pilotfish.device_runtime.bridge import Talk
     from pilotfish.device_runtime.device import Device
     from pilotfish.device_runtime.plan import Auto
     from pilotfish.device_runtime.record import Generation, Piece, Recovery, Round, Timings
     from pilotfish.edge_runtime.process import EdgeServer
     from pilotfish.engines.errors import EngineError
+    from pilotfish.engines.families.reader import ToolCall, Turn
     from pilotfish.speculation.shaping import Grammar
     from pilotfish.wire.errors import PilotfishError
 
@@ -28,7 +30,10 @@ _HOME = {
     "PilotfishError": "pilotfish.wire.errors",
     "Recovery": "pilotfish.device_runtime.record",
     "Round": "pilotfish.device_runtime.record",
+    "Talk": "pilotfish.device_runtime.bridge",
     "Timings": "pilotfish.device_runtime.record",
+    "ToolCall": "pilotfish.engines.families.reader",
+    "Turn": "pilotfish.engines.families.reader",
 }
 
 __all__ = [
@@ -42,7 +47,10 @@ __all__ = [
     "PilotfishError",
     "Recovery",
     "Round",
+    "Talk",
     "Timings",
+    "ToolCall",
+    "Turn",
 ]
 
 

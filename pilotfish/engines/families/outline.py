@@ -175,7 +175,7 @@ def _calls(
     rules.append(f"call: {' | '.join(each)}")
     more = f"({controls.literal(calls.between)} call)*" if outline.several else ""
     opening, closing = controls.literal(calls.opening), controls.literal(calls.closing)
-    gap = f'"{calls.gap}"?' if calls.gap else ""
+    gap = f"{json.dumps(calls.gap)}?" if calls.gap else ""
     rules.append(f"calls: {gap} {opening} call {more} {closing}")
     if outline.called or outline.content is not None or not calls.anywhere:
         return f"{controls.literal(calls.trigger)} calls"

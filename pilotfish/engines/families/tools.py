@@ -15,8 +15,10 @@ MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # With these a schema names properties elsewhere.
 _OPENING = frozenset(
-    "additionalProperties unevaluatedProperties patternProperties propertyNames $ref $dynamicRef "
-    "allOf anyOf oneOf not if dependentSchemas".split()
+    (
+        *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
+        *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"),
+    )
 )
 _KEYS = frozenset(("name", "description", "parameters", "strict"))
 

@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.families import FAMILIES, Family, Tools, family_of
-from pilotfish.engines.families.outline import KIND, Outline
+from pilotfish.engines.families.outline import KIND, Outline, read_outline
 from pilotfish.speculation.shaping import Grammar
 from tests.support.calling import (
     CALLING,
@@ -185,6 +185,18 @@ def test_a_turn_that_is_none(text: str, said: str) -> None:
 def test_tools_that_are_none(told: list[Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Tools.read(told)
+
+
+@pytest.mark.parametrize("field", ["trigger", "gap", "opening", "before", "behind", "end"])
+def test_texts_of_a_turn_are_no_rules(field: str) -> None:
+    evil = '" | start\n%ignore /./\nX: "\\'
+    calls = {"trigger": "<", field: evil}
+    told = read_outline(json.dumps({"calls": calls, "tools": [["go", "{}"]], "called": True}))
+    assert told.calls is not None
+    text = told.calls.written([("go", {})])
+    assert (evil in text) is (field != "gap")
+    assert allowed(told, text)
+    assert not allowed(told, text + "x")
 
 
 def test_choices() -> None:
