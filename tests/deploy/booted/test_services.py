@@ -66,6 +66,39 @@ def test_openai_client_is_answered(machine: Machine) -> None:
     assert is_undisturbed(machine, answer, seed=7)
 
 
+TRY = (
+    "from pilotfish.engines.errors import GrammarError\n"
+    "from pilotfish.engines.trial import TRIAL, TOO_LONG\n"
+    "from pilotfish.speculation.shaping import Grammar\n"
+    "TRIAL.attempt(Grammar('regex', '(ab|cd){2}'))\n"
+    "wide = '|'.join(f'.*{n}.{{200}}' for n in range(90))\n"
+    "try:\n    TRIAL.attempt(Grammar('regex', f'({wide}){{90}}'))\n"
+    "except GrammarError as error:\n    print(error)\n"
+    "else:\n    raise SystemExit('it passed')\n"
+    "TRIAL.attempt(Grammar('json', '{}'))\n"
+)
+
+
+@pytest.mark.parametrize("unit", [DEVICE, EDGE])
+def test_grammars_are_tried_under_the_confinement(machine: Machine, unit: str) -> None:
+    """By a unit that is like it, but runs `TRY` once; the services' models can end no answer."""
+    (place,) = machine.run("systemctl", "show", "--value", "-p", "FragmentPath", unit).splitlines()
+    left_out = ("Type=", "NotifyAccess=", "ExecStart", "ExecReload=", "Restart", "WatchdogSec=",
+                "Sockets=", "Requires=", "RuntimeDirectory")  # fmt: skip
+    lines = machine.run("cat", place).splitlines()
+    lines = [line for line in lines if not line.startswith(left_out)]
+    at = lines.index("[Service]") + 1
+    lines[at:at] = ["Type=oneshot", "ExecStart=/opt/pilotfish/current/bin/python /run/try.py"]
+    name = f"try-{unit}"
+    for file, text in (("try.py", TRY), (f"systemd/system/{name}", "\n".join(lines))):
+        machine.run("sh", "-c", 'printf %s "$1" > "$2"', "sh", text, f"/run/{file}")
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "start", name, check=False)
+    said = machine.journal(name)
+    assert machine.show(name, "Result") == "success", said
+    assert "takes too long" in said, said
+
+
 @pytest.mark.parametrize("unit", [DEVICE, EDGE])
 def test_service_has_nothing_that_it_does_not_need(machine: Machine, unit: str) -> None:
     pid = machine.show(unit, "MainPID")
