@@ -32,6 +32,7 @@ export function watchTokens(log, bubble) {
   function go(event) {
     const text = event.target;
     if (event.key === "Escape") hide();
+    if (event.shiftKey || event.ctrlKey || event.altKey || event.metaKey) return;
     if (!(event.key in STEPS) || !text.classList.contains("tokens")) return;
     const spans = [...text.querySelectorAll(".token")];
     if (!spans.length) return;

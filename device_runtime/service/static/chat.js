@@ -4,6 +4,7 @@ import { Answer } from "./answer.js";
 import { chunks, reason } from "./stream.js";
 
 const NEAR = 80; // px from the end: then the log follows the answer
+const MANY = 1000; // tokens: such an answer is painted seldom, for that takes long
 
 export class Chat {
   #log;
@@ -86,7 +87,9 @@ export class Chat {
   async #stream(request, answer, signal) {
     for await (const chunk of chunks(request, signal)) {
       const choice = chunk.choices?.[0];
-      if (choice && answer.take(choice)) atNextFrame(() => this.#following(() => answer.show()));
+      if (choice && answer.take(choice)) {
+        soon(() => this.#following(() => answer.show()), answer.tokens > MANY);
+      }
       if (chunk.pilotfish) answer.summary = chunk.pilotfish;
     }
   }
@@ -133,7 +136,7 @@ export class Chat {
 }
 
 /** Soon, and not more often than the screen is painted; a hidden page is never painted. */
-function atNextFrame(change) {
-  if (document.hidden) setTimeout(change, 200);
+function soon(change, seldom) {
+  if (seldom || document.hidden) setTimeout(change, 200);
   else requestAnimationFrame(change);
 }
