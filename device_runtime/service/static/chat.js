@@ -17,6 +17,7 @@ export class Chat {
   /**
    * log: where the turns go. tell: takes a line for those who do not see the screen. send: is given
    * a message whose answer failed, when the user wants it sent once more; null: results of calls.
+   * It returns whether they are sent.
    */
   constructor(log, tell, send) {
     this.#log = log;
@@ -100,12 +101,11 @@ export class Chat {
     button.type = "button";
     button.textContent = "Try again";
     button.addEventListener("click", () => {
-      if (this.busy) return;
+      if (this.busy || !this.#send(text)) return;
       if (failure.parentElement.querySelector(".text").textContent === "") {
         failure.parentElement.remove();
         question?.turn.remove();
       } else button.remove();
-      this.#send(text);
     });
     failure.setAttribute("role", "alert");
     failure.append(" ", button);

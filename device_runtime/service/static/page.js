@@ -13,9 +13,14 @@ const hint = at("hint");
 const form = new Form();
 const chat = new Chat(at("log"), (line) => (at("announce").textContent = line), send);
 
-/** text: null for the results of calls alone. */
-async function send(text) {
-  if (!form.check()) return;
+/** Send a message, or with null the results of calls alone, unless the form is at fault. */
+function send(text) {
+  const sound = form.check();
+  if (sound) converse(text);
+  return sound;
+}
+
+async function converse(text) {
   hint.remove();
   answering(true);
   await chat.say(text, {
@@ -49,10 +54,9 @@ function fit() {
 at("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = prompt.value.trim();
-  if (!text || chat.busy || !form.check()) return;
+  if (!text || chat.busy || !send(text)) return;
   prompt.value = "";
   fit();
-  send(text);
 });
 prompt.addEventListener("input", fit);
 prompt.addEventListener("keydown", (event) => {

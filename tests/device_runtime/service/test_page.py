@@ -166,6 +166,9 @@ def test_what_a_model_says_is_text_and_nothing_else(
     assert page.locator("#log script, #log img, #log b").count() == 0
     inside = page.locator("article .text").last.evaluate("e => [...e.children].map(c => c.tagName)")
     assert set(inside) == {"SPAN"}
+    page.locator("article .token", has_text="<script>").first.hover()
+    expect(page.locator("#bubble .head")).to_contain_text(SCRIPT)
+    assert page.locator("#bubble script, #bubble img, #bubble b").count() == 0
     # and if it ever were markup, the browser would not take it
     taken = page.evaluate(
         "() => { try { document.body.innerHTML = '<b>'; return true } catch { return false } }"

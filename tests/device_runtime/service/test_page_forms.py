@@ -169,6 +169,27 @@ def test_a_bad_form_is_told_in_place_and_not_sent(
     expect(page.locator("article")).to_have_count(2)
 
 
+def test_what_the_service_refuses_can_be_mended(
+    open_page: Callable[..., Page], writing: Serving
+) -> None:
+    page = open_page(writing, faults_may="400")
+    form(page, {"type": "strange"})
+    say(page, "ab", tokens=150)
+    finished(page)
+    again = page.locator("article .failure button")
+    form(page, None)
+    page.evaluate("document.getElementById('form').open = true")
+    page.fill("#schema", "{")
+    again.click()  # nothing is sent, and nothing lost
+    expect(page.locator("article")).to_have_count(2)
+    expect(page.locator("#schema")).to_be_focused()
+    form(page, {"enum": ["ab", 12]})
+    again.click()
+    finished(page)
+    expect(page.locator("article .failure")).to_have_count(0)
+    assert json.loads(answer(page)) in ("ab", 12)
+
+
 def test_a_call_is_shown_and_its_result_goes_back(
     open_page: Callable[..., Page], calling: Serving
 ) -> None:
