@@ -111,6 +111,7 @@ class Drafter:
         self._chain_length = 0  # of these, read as a chain; nodes of a tree may follow
         self._trunk = 0  # of these, before the window
         self._window = Tree()  # drafted last
+        self._forced: list[int] = []  # its tokens that a grammar forced, numbered from 0
         # f32 [γ, d]: the hidden states at the tokens of that window that have been read
         self._states = np.empty((MAX_WINDOW, self._decoder.hidden_size), dtype=np.float32)
         self._tree: Tree | None = None  # the tree behind the chain
@@ -259,6 +260,7 @@ class Drafter:
         grammar forces is drafted without a pass.
         """
         tree = Tree()
+        self._forced.clear()
         # states of all tokens are needed under protocols that judge by them
         chain = shaper is not None and not exchange.needs and {*expansion} == {1}
         rows: list[Any] = []
@@ -306,12 +308,17 @@ class Drafter:
         path = tree.ids.tolist()
         token = shaper.forced(committed, path)
         if token is not None and self.bridge.has(token):
+            self._forced.append(len(path))
             logits: Floats = np.full((1, self.bridge.vocab_size), -np.inf, np.float32)
             logits[0, token] = 0.0
             return logits
         self._trunk = len(context)
         logits = self._logits(np.concatenate([context, self.bridge.own(tree.ids)]))[None]
         return _shaped(shaper, logits, committed, [path])
+
+    def forced(self, accepted: int) -> tuple[int, ...]:
+        """Which of the first ``accepted`` tokens of the last window a grammar forced, from 0."""
+        return tuple(at for at in self._forced if at < accepted) if self._forced else ()
 
     def states(self, at: NDArray[np.int64]) -> Floats:
         """Return the hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""

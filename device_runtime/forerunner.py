@@ -31,11 +31,15 @@ _NS = 1e-9
 
 
 class Leg(NamedTuple):
-    """What was done from one message of tokens to the next."""
+    """What was done from one message of tokens to the next.
+
+    forced: which of these tokens a grammar forced, of those drafted here; numbered from 0.
+    """
 
     drafts: int
     draft_s: float
     sent_bytes: int
+    forced: tuple[int, ...] = ()
 
 
 class Forerunner:
@@ -64,6 +68,7 @@ class Forerunner:
         self._lead.start(committed)
         self._room = drafter.room(committed)
         self._incarnation = edge.incarnation
+        self._forced: list[int] = []  # positions of drafts that a grammar forced
         self._stuck = False  # the drafter cannot say what the grammar allows
         self._pace_s = self._told_s = self._spent_s = 0.0
         self._drafted = self._sent_bytes = self._hints = self._missed = 0
@@ -96,6 +101,7 @@ class Forerunner:
         if shaper is not None:
             token = shaper.forced(committed, drafts.tolist())
             if token is not None and self._drafter.bridge.has(token):
+                self._forced.append(len(lead.text))
                 return token, math.inf
         logits = self._drafter.advance(committed, drafts)
         if logits is None:
@@ -133,6 +139,7 @@ class Forerunner:
 
         source, pass_s: of the drafts in their pass, and its seconds.
         """
+        begin = self._lead.committed
         met = self._lead.meet(ids)
         self._stuck = False
         self._missed = 0 if source == DEVICE or not met.agreed else self._missed + 1
@@ -143,6 +150,14 @@ class Forerunner:
             self._odds.learn(margin, at < met.agreed)
         self._room = self._drafter.room(self._lead.text.ids[: self._lead.committed])
         self._pace_s = pass_s
-        leg = Leg(self._drafted, self._spent_s, self._sent_bytes)
+        forced = self._met_forced(begin, met.agreed) if self._forced else ()
+        leg = Leg(self._drafted, self._spent_s, self._sent_bytes, forced)
         self._drafted, self._spent_s, self._sent_bytes, self._hints = 0, 0.0, 0, 0
         return met, leg
+
+    def _met_forced(self, begin: int, agreed: int) -> tuple[int, ...]:
+        """Which of the first ``agreed`` tokens from ``begin`` on were forced; forgets the past."""
+        found = tuple(at - begin for at in self._forced if at < begin + agreed)
+        ahead = range(self._lead.committed, len(self._lead.text))
+        self._forced = [at for at in self._forced if at in ahead]
+        return found

@@ -1,7 +1,8 @@
 """Records of rounds, and of the answers that they add up to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from pilotfish.engines.families.reader import Part, Turn
@@ -63,6 +64,9 @@ class Round:
     # time or not: tokens committed since the last correction, with a draft of them or without, how
     # many drafts were compared, up to the first wrong one, and how many of these agreed
     run: tuple[int, int, int] | None = None
+    # of the accepted tokens those, numbered from 0, that this end drafted without a model, for a
+    # grammar left one text
+    forced: tuple[int, ...] = ()
     # of the tokens, if asked for; that of a token that this end sampled comes a round later
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
@@ -72,14 +76,24 @@ class Round:
         return min(self.window, self.accepted + 1)
 
     @property
-    def origins(self) -> tuple[tuple[str, list[int]], tuple[str, list[int]]]:
-        """The accepted tokens and the last, each with where they came from, as `Piece` has it."""
+    def origins(self) -> Sequence[tuple[str, list[int]]]:
+        """The tokens in runs, each with where it came from, as `Piece` has it."""
         last = "bonus" if self.accepted == self.window else "corrected"
         if self.protocol == LOCAL:
             last = LOCAL
         elif not self.window and streams(self.protocol):
             last = "target"
-        return ("drafted", self.tokens[: self.accepted]), (last, self.tokens[self.accepted :])
+        rest = last, self.tokens[self.accepted :]
+        if not self.forced:
+            return ("drafted", self.tokens[: self.accepted]), rest
+        return *self._accepted_runs(), rest
+
+    def _accepted_runs(self) -> Iterator[tuple[str, list[int]]]:
+        """The accepted tokens, in runs of forced and of drafted ones."""
+        forced = {*self.forced}
+        accepted = enumerate(self.tokens[: self.accepted])
+        for was_forced, run in groupby(accepted, lambda pair: pair[0] in forced):
+            yield "forced" if was_forced else "drafted", [id for _, id in run]
 
     @property
     def exchanges(self) -> int:
@@ -197,6 +211,11 @@ class Generation:
         return acceptance(self.rounds)
 
     @property
+    def forced(self) -> int:
+        """The tokens that the device drafted without a model; 0 without a grammar."""
+        return sum(at < len(one.tokens) for one in self.rounds for at in one.forced)
+
+    @property
     def hints(self) -> dict[str, tuple[int, int]]:
         """Under `ahead`: drafts in the target's passes and how many came true, by their source."""
         found: dict[str, tuple[int, int]] = {}
@@ -237,7 +256,8 @@ def acceptance(rounds: Sequence[Round]) -> float:
 class Piece:
     """A part of an answer.
 
-    origin: ``drafted`` (and accepted), ``corrected`` (the target's token in place of a rejected
+    origin: ``drafted`` (and accepted), ``forced`` (the same, without a model: a grammar left one
+    text), ``corrected`` (the target's token in place of a rejected
     one), ``bonus`` (after a window that was accepted whole), ``target`` (of a stream's pass without
     drafts), ``local`` (of the drafter alone, not verified).
     """

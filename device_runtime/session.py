@@ -40,7 +40,7 @@ from pilotfish.wire.errors import (
 )
 from pilotfish.wire.messages import DecisionConditions, Tokens
 from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose
-from pilotfish.wire.protocols.ahead import MOST_DRAFTS, SOURCES
+from pilotfish.wire.protocols.ahead import DEVICE, MOST_DRAFTS, SOURCES
 
 _NS = 1e-9
 _UNKNOWN = Channel()
@@ -169,6 +169,7 @@ class Session:
         reply.timings.settle += (time.monotonic_ns() - reply.received_ns) * _NS
         self._last = _record(exchange, draft, notes, reply, start, tokens)
         self._last.logprobs = logprobs
+        self._last.forced = self._drafter.forced(accepted)
         return self._last
 
     def _logprobs_of(
@@ -249,6 +250,8 @@ class Session:
             record.run = (met.depth, met.compared, met.agreed)
             record.nodes, record.uplink_bytes = leg.drafts, record.uplink_bytes + leg.sent_bytes
             record.timings = _shared(record.timings, leg.draft_s)
+            if leg.forced and record.source == DEVICE:
+                record.forced = tuple(at for at in leg.forced if at < record.accepted)
             yield record
 
     def _forerunner(self, plan: Plan, count: int, ends: Collection[int]) -> Forerunner | None:

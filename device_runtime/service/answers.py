@@ -210,6 +210,7 @@ def summary(generation: Generation) -> Body:
         "window": max((one.window for one in rounds), default=0),
         "rounds": len(rounds),
         "accepted": sum(one.accepted for one in rounds),
+        "forced": generation.forced,
         **generation.rounded_notes,
         "acceptance": round(generation.acceptance, 4),
         "tokens_per_s": round(generation.tokens_per_s, 2),

@@ -13,14 +13,15 @@ from fastapi import APIRouter, HTTPException, Request, Response
 
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {
-    "index.html": "text/html; charset=utf-8",
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "chat.js": "text/javascript; charset=utf-8",
-    "panel.js": "text/javascript; charset=utf-8",
-    "service.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
 }
+_NAMES = (
+    *("index.html", "page.css", "answer.css", "icon.svg", "page.js", "panel.js", "service.js"),
+    *("chat.js", "stream.js", "answer.js", "tokens.js", "bubble.js", "calls.js", "form.js"),
+)
 # In addition to those of all responses.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -43,7 +44,8 @@ class _PageFile(NamedTuple):
 
 def _read(name: str) -> _PageFile:
     content = (_FOLDER / name).read_bytes()
-    return _PageFile(content, _TYPES[name], f'"{sha256(content).hexdigest()[:16]}"')
+    media_type = _TYPES[name.rpartition(".")[2]]
+    return _PageFile(content, media_type, f'"{sha256(content).hexdigest()[:16]}"')
 
 
 def _answer(file: _PageFile, request: Request) -> Response:
@@ -53,7 +55,7 @@ def _answer(file: _PageFile, request: Request) -> Response:
     return Response(file.content, media_type=file.media_type, headers=headers)
 
 
-_files = {name: _read(name) for name in _TYPES}
+_files = {name: _read(name) for name in _NAMES}
 router = APIRouter(include_in_schema=False)
 
 

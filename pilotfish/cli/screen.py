@@ -7,6 +7,7 @@ from pilotfish.device_runtime.record import Piece
 
 STYLES = {
     "drafted": "green",
+    "forced": "dim green",
     "corrected": "bold yellow",
     "bonus": "cyan",
     "target": "default",
@@ -32,6 +33,6 @@ class Screen:
     def legend(self) -> None:
         """What the colours mean."""
         legend = Text("tokens: ")
-        for origin in ("drafted", "corrected", "bonus"):
+        for origin in ("drafted", "corrected", "bonus"):  # the demo has no grammars
             legend.append(f"{origin} ", style=STYLES[origin])
         self.notes.print(legend)

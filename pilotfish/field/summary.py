@@ -30,6 +30,7 @@ def summary(generation: Generation) -> Figures:
         "finish_reason": generation.finish_reason,
         "rounds": len(rounds),
         "acceptance": round(generation.acceptance, 4),
+        "forced": generation.forced,
         **generation.rounded_notes,
         "hints": {
             source: {"drafted": drafted, "accepted": accepted}
@@ -55,6 +56,7 @@ def summary(generation: Generation) -> Figures:
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("window γ", lambda f: "" if streams(f["protocol"]) else f"{f['window']}"),
     ("tokens", lambda f: f"{f['tokens']}"),
+    ("of these forced", lambda f: f"{f['forced'] or ''}"),
     ("rounds", lambda f: f"{f['rounds']}"),
     ("asked back in", lambda f: f"{f['inquiries'] or ''}"),
     ("acceptance α", lambda f: f"{f['acceptance']:.2f}"),

@@ -180,6 +180,8 @@ def test_tokens_of_real_answers_are_counted_by_where_they_came_from(metrics, dev
         (a_round(window=4, accepted=2, tokens=3), {"drafted": 2, "corrected": 1}),
         (a_round(window=4, accepted=4, tokens=5), {"drafted": 4, "bonus": 1}),
         (a_round(window=4, accepted=4, tokens=2), {"drafted": 2}),  # cut at the end
+        (a_round(window=4, accepted=4, tokens=5, forced=(0, 1, 2, 3)), {"forced": 4, "bonus": 1}),
+        (a_round(window=4, accepted=4, tokens=2, forced=(1, 3)), {"drafted": 1, "forced": 1}),
         (a_round("stream", window=0, accepted=0, tokens=3), {"target": 3}),
         (a_round("ahead", window=0, accepted=0, tokens=1), {"target": 1}),
         (a_round("ahead", window=5, accepted=2, tokens=3), {"drafted": 2, "corrected": 1}),
@@ -188,6 +190,12 @@ def test_tokens_of_real_answers_are_counted_by_where_they_came_from(metrics, dev
 )
 def test_origins_of_a_round(record, expected):
     assert {origin: len(ids) for origin, ids in record.origins if ids} == expected
+
+
+def test_drafted_and_forced_tokens_take_turns_in_order():
+    one = a_round(window=5, accepted=4, tokens=5, forced=(1, 2))
+    told = [("drafted", [0]), ("forced", [1, 2]), ("drafted", [3]), ("corrected", [4])]
+    assert [*one.origins] == told
 
 
 def test_a_baseline_has_no_stages_that_it_lacks(metrics):

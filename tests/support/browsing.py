@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,9 @@ from tests.support.tiny import RandomSource, tiny_config
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
+    from tests.support.serving import Serving
+
+PATIENT_MS = 60_000
 VOCAB = 64
 SCRIPT = "<script>document.title='owned'</script>"
 # Tokens of the hostile pair, in the alphabet of byte-level BPE, where Ġ is a space.
@@ -84,6 +87,54 @@ class Sight:
             self.abroad.append(url)
         if data:
             self.posted.append(data)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens the page of a service; at the end nothing has gone wrong in it."""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=PATIENT_MS)
+    opened = []
+
+    def open_it(service: Serving, *, faults_may: str = "", **options: object) -> Page:
+        page = browser.new_page(**options)  # type: ignore[arg-type]  # as the caller wants it
+        page.set_default_timeout(PATIENT_MS)
+        opened.append((page, Sight(page, service.url), faults_may))
+        page.goto(service.url)
+        return page
+
+    yield open_it
+    for page, sight, faults_may in opened:
+        page.close()
+        unexpected = [f for f in sight.faults if not (faults_may and re.search(faults_may, f))]
+        assert (unexpected, sight.abroad) == ([], [])
+
+
+def say(page: Page, text: str, tokens: int = 60) -> None:
+    """Send a message, to be answered with so many tokens at most."""
+    page.evaluate("n => { document.getElementById('max-tokens').value = n }", tokens)
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def answer(page: Page) -> str:
+    """Return the text of the last turn."""
+    return page.locator("article .text").last.text_content() or ""
+
+
+def finished(page: Page) -> None:
+    """Wait until the answer is complete."""
+    from playwright.sync_api import expect
+
+    expect(page.locator("#send")).to_be_visible()
+    expect(page.locator(".coming")).to_have_count(0)
 
 
 def contrast(one: str, other: str) -> float:

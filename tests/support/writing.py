@@ -1,11 +1,18 @@
-"""A pair of random models whose tokens are pieces of JSON: only a grammar makes them write any."""
+"""Random models whose tokens are pieces of JSON: only a grammar makes them write any.
+
+And a pair that thinks and calls tools.
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from pilotfish.export.model import export_model
 from tests.conftest import Pair
-from tests.support.tiny import tiny_artifact
+from tests.support.tiny import RandomSource, tiny_artifact, tiny_config
 
 PIECES = [
     *'{}[]":,-.e+\\abcdnxtrufls0123456789', "Ġ", ",Ġ", ":Ġ", '":', '":Ġ', '{"', '["', '",Ġ',
@@ -29,4 +36,37 @@ def writers(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("writers")
     for name, sharpness in (("draft", 0.9), ("target", 0.7)):
         tiny_artifact(folder / name, tokens=PIECES, seed=1, sharpness=sharpness)
+    return Pair(folder / "draft", folder / "target")
+
+
+THINKING = (
+    "{% for message in messages %}{{ message.role[0] }}{{ message.content }}"
+    "{{ message.tool_calls[0].function.name if message.tool_calls }}{% endfor %}"
+    "{% if add_generation_prompt %}a<think>{% endif %}{# ends with </think> #}"
+)
+_SIGNS = [chr(code) for code in range(33, 127)]
+_MARK = "</think>"  # a token, so that random models end their thoughts
+
+
+class CallerSource(RandomSource):
+    """Random weights that think, and can write a call in ASCII."""
+
+    chat_template = THINKING
+
+    def __init__(self, sharpness: float) -> None:
+        tokens = [*_SIGNS, "Ġ", "Ċ", "Ġ:", "Ġ,"]
+        config = tiny_config(vocab_size=len(tokens) + 1, context=4096)
+        super().__init__(config, seed=1, tokens=tokens, sharpness=sharpness)
+        told = json.loads(self.tokenizer_json)
+        vocabulary = {id: token for token, id in told["model"]["vocab"].items()}
+        vocabulary[tokens.index("Ġ:")] = _MARK
+        told["model"]["merges"] = []
+        told["model"]["vocab"] = {token: id for id, token in vocabulary.items()}
+        self.tokenizer_json = json.dumps(told)
+
+
+def calling_pair(folder: Path) -> Pair:
+    """Make a drafter and a target that think, and call tools where they must."""
+    for name, sharpness in (("draft", 0.9), ("target", 0.7)):
+        export_model(CallerSource(sharpness), folder / name, precision="fp32")
     return Pair(folder / "draft", folder / "target")

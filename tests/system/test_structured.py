@@ -132,6 +132,39 @@ def test_what_is_forced_is_drafted_without_a_pass(writers: Pair, edge: EdgeServe
             answer.rounds
         )
         assert counted.passes <= 3
+        assert answer.forced >= sum(each.accepted for each in answer.rounds) - counted.passes
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options", "least"),
+    [
+        ("greedy", {"window": 6}, 20),
+        ("coupled", {**SAMPLED, "window": 6}, 20),
+        ("ahead", {"hints": "device"}, 1),  # hints may be late
+    ],
+)
+def test_pieces_tell_what_was_forced(
+    device: Device, protocol: str, options: dict[str, Any], least: int
+) -> None:
+    long = Grammar("regex", '(\\{"ab": [0-9]{2}, "x": (true|null)\\}){8}')
+    asked: dict[str, Any] = {"protocol": protocol, "max_tokens": 200, **options}
+
+    def forced(**more: Any) -> int:
+        """Return how many tokens an answer's pieces tell to be forced; checks the pieces."""
+        pieces = [*device.stream(PROMPTS[1], **{**asked, **more})]
+        answer = device.last
+        assert answer is not None
+        assert [id for piece in pieces for id in piece.tokens] == answer.tokens
+        assert "".join(piece.text for piece in pieces) == answer.text
+        found = [piece for piece in pieces if piece.origin == "forced"]
+        assert sum(len(piece.tokens) for piece in found) == answer.forced
+        # only what the grammar leaves one of
+        assert not any(re.search("[0-9]", piece.text) for piece in found)
+        return answer.forced
+
+    for grammar in (Grammar.of_schema(OBJECT), long):
+        assert any(forced(grammar=grammar) >= least for _ in range(20))
+    assert forced(max_tokens=40) == 0
 
 
 def test_an_edge_that_lost_the_session_goes_on_in_the_same_state(

@@ -1,19 +1,33 @@
 // The page: the prompt and its buttons, the conversation, and the panel beside it.
 
+import { watchTokens } from "./bubble.js";
 import { Chat } from "./chat.js";
+import { Form } from "./form.js";
 import { watch } from "./panel.js";
+
+const ALTERNATIVES = 5; // whose probabilities are told beside a token's own
 
 const at = (id) => document.getElementById(id);
 const prompt = at("prompt");
 const hint = at("hint");
+const form = new Form();
 const chat = new Chat(at("log"), (line) => (at("announce").textContent = line), send);
 
-async function send(text) {
+/** Send a message, or with null the results of calls alone, unless the form is at fault. */
+function send(text) {
+  const sound = form.check();
+  if (sound) converse(text);
+  return sound;
+}
+
+async function converse(text) {
   hint.remove();
   answering(true);
   await chat.say(text, {
     temperature: number("temperature"),
     max_tokens: number("max-tokens"),
+    ...(at("probabilities").checked && { logprobs: true, top_logprobs: ALTERNATIVES }),
+    ...form.parameters(text !== null),
   });
   if (!chat.busy) answering(false);
 }
@@ -40,10 +54,9 @@ function fit() {
 at("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = prompt.value.trim();
-  if (!text || chat.busy) return;
+  if (!text || chat.busy || !send(text)) return;
   prompt.value = "";
   fit();
-  send(text);
 });
 prompt.addEventListener("input", fit);
 prompt.addEventListener("keydown", (event) => {
@@ -55,7 +68,9 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") chat.stop();
 });
 // a fault in a field that is folded away could not be shown
-at("options").addEventListener("invalid", () => (at("options").open = true), true);
+for (const fold of [at("options"), at("form")]) {
+  fold.addEventListener("invalid", () => (fold.open = true), true);
+}
 at("stop").addEventListener("click", () => chat.stop());
 at("new-chat").addEventListener("click", () => {
   chat.clear();
@@ -64,4 +79,5 @@ at("new-chat").addEventListener("click", () => {
 });
 
 prompt.focus();
+watchTokens(at("log"), at("bubble"));
 watch();

@@ -25,7 +25,17 @@ from pilotfish import EdgeServer
 from pilotfish.wire.emulation.emulator import Conditions, Emulator
 from tests.conftest import Pair
 from tests.device_runtime.test_metrics import accept_by_promtool
-from tests.support.browsing import SCRIPT, Sight, chromium, contrast, hostile_pair
+from tests.support.browsing import (
+    SCRIPT,
+    Sight,
+    answer,
+    browser,
+    contrast,
+    finished,
+    hostile_pair,
+    open_page,
+    say,
+)
 from tests.support.serving import Serving, eventually, serving
 
 if TYPE_CHECKING:
@@ -33,17 +43,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-ORIGINS = ("drafted", "corrected", "bonus", "target", "local")
+ORIGINS = ("drafted", "forced", "corrected", "bonus", "target", "local")
 FLAGS = ("--protocol", "coupled", "--window", "4", "--seed", "7", "--temperature", "1")
-PATIENT_MS = 60_000
-
-expect.set_options(timeout=PATIENT_MS)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
+assert browser
+assert open_page  # fixtures
 
 
 @pytest.fixture(scope="module")
@@ -68,46 +71,12 @@ def service(models: Pair, link: Emulator) -> Iterator[Serving]:
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens the page of a service; at the end nothing has gone wrong in it."""
-    opened = []
-
-    def open_it(service: Serving, *, faults_may: str = "", **options: object) -> Page:
-        page = browser.new_page(**options)
-        page.set_default_timeout(PATIENT_MS)
-        opened.append((page, Sight(page, service.url), faults_may))
-        page.goto(service.url)
-        return page
-
-    yield open_it
-    for page, sight, faults_may in opened:
-        page.close()
-        unexpected = [f for f in sight.faults if not (faults_may and re.search(faults_may, f))]
-        assert (unexpected, sight.abroad) == ([], [])
-
-
-@pytest.fixture
 def page(open_page: Callable[..., Page], service: Serving, link: Emulator) -> Iterator[Page]:
     opened = open_page(service)
     expect(opened.locator("#pill")).to_have_attribute("data-state", "up")
     yield opened
     link.cut(0.0, silent=True)
     link.cut(0.0)
-
-
-def say(page: Page, text: str, tokens: int = 60) -> None:
-    page.evaluate("n => { document.getElementById('max-tokens').value = n }", tokens)
-    page.fill("#prompt", text)
-    page.press("#prompt", "Enter")
-
-
-def answer(page: Page) -> str:
-    return page.locator("article .text").last.text_content() or ""
-
-
-def finished(page: Page) -> None:
-    expect(page.locator("#send")).to_be_visible()
-    expect(page.locator(".coming")).to_have_count(0)
 
 
 def test_a_chat_turn_streams_in_the_colours_of_its_origins(page: Page, service: Serving) -> None:
@@ -197,6 +166,9 @@ def test_what_a_model_says_is_text_and_nothing_else(
     assert page.locator("#log script, #log img, #log b").count() == 0
     inside = page.locator("article .text").last.evaluate("e => [...e.children].map(c => c.tagName)")
     assert set(inside) == {"SPAN"}
+    page.locator("article .token", has_text="<script>").first.hover()
+    expect(page.locator("#bubble .head")).to_contain_text(SCRIPT)
+    assert page.locator("#bubble script, #bubble img, #bubble b").count() == 0
     # and if it ever were markup, the browser would not take it
     taken = page.evaluate(
         "() => { try { document.body.innerHTML = '<b>'; return true } catch { return false } }"

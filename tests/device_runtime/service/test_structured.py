@@ -66,6 +66,17 @@ def test_a_schema(client: openai.OpenAI, stream: bool, temperature: float) -> No
         assert set(json.loads(text)) == {"ab", "bad", "x", "dd"}
 
 
+def test_forced_tokens_are_told(client: openai.OpenAI) -> None:
+    body = {"pilotfish": {"protocol": "greedy", "window": 6}}
+    options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 120, "extra_body": body}
+    for told in ({"response_format": named(OBJECT)}, {}):
+        chunks = [*chat(client, stream=True, **told, **options)]
+        pieces = [one.choices[0].pilotfish for one in chunks[1:-1]]
+        forced = [one["tokens"] for one in pieces if one["origin"] == "forced"]
+        assert sum(forced) == chunks[-1].pilotfish["forced"]
+        assert bool(forced) == bool(told)
+
+
 def test_the_client_parses_models(client: openai.OpenAI) -> None:
     answer = client.chat.completions.parse(
         model="pilotfish", messages=[{"role": "user", "content": "a"}], max_tokens=200,

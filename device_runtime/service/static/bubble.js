@@ -1,0 +1,111 @@
+// A bubble beside the token that is pointed at, or gone to by the arrow keys: its probabilities.
+
+import { toldOf } from "./tokens.js";
+
+const WORDS = {
+  drafted: "drafted on this device, accepted by the target",
+  forced: "forced: the form leaves no choice, drafted without a model",
+  corrected: "the target's, in place of a draft",
+  bonus: "the target's, behind drafts that were all accepted",
+  target: "the target's, without a draft",
+  local: "of this device alone, not verified",
+};
+const STEPS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
+
+/** Show what is told of the tokens within an element. */
+export function watchTokens(log, bubble) {
+  let shown = null;
+
+  function show(span) {
+    hide();
+    shown = span;
+    span.classList.add("chosen");
+    bubble.replaceChildren(...lines(span));
+    bubble.hidden = false;
+    place(bubble, span);
+  }
+  function hide() {
+    shown?.classList.remove("chosen");
+    shown = null;
+    bubble.hidden = true;
+  }
+  function go(event) {
+    const text = event.target;
+    if (event.key === "Escape") hide();
+    if (event.shiftKey || event.ctrlKey || event.altKey || event.metaKey) return;
+    if (!(event.key in STEPS) || !text.classList.contains("tokens")) return;
+    const spans = [...text.querySelectorAll(".token")];
+    if (!spans.length) return;
+    event.preventDefault();
+    const step = STEPS[event.key];
+    const from = spans.indexOf(shown);
+    const to = from < 0 && step === -1 ? spans.length - 1 : from + step;
+    const span = spans[Math.min(Math.max(to, 0), spans.length - 1)];
+    span.scrollIntoView({ block: "nearest" });
+    show(span);
+  }
+
+  log.addEventListener("pointerover", (event) => {
+    const span = event.target.closest(".token");
+    if (span) show(span);
+    else hide();
+  });
+  log.addEventListener("pointerleave", hide);
+  log.addEventListener("keydown", go);
+  log.addEventListener("focusout", hide);
+  addEventListener("resize", hide);
+  log.addEventListener("scroll", () => shown && place(bubble, shown), { passive: true });
+}
+
+/** Above the token, or below it where there is no room. */
+function place(bubble, span) {
+  const at = span.getClientRects()[0] ?? span.getBoundingClientRect();
+  const { width, height } = bubble.getBoundingClientRect();
+  const left = Math.min(at.left, document.documentElement.clientWidth - width - 8);
+  const top = at.top - height - 6;
+  bubble.style.left = `${Math.max(8, left)}px`;
+  bubble.style.top = `${top < 8 ? at.bottom + 6 : top}px`;
+}
+
+function lines(span) {
+  const whence = line("whence", WORDS[span.dataset.origin] ?? "");
+  const tokens = toldOf(span) ?? [];
+  return [...tokens.flatMap(probabilities), whence].filter((one) => one.textContent);
+}
+
+/** A token's own probability, and the likeliest ones at its place. */
+function probabilities({ token, logprob, top_logprobs: top }) {
+  if (logprob === null) return [line("head", visible(token)), line("whence", "no probability told")];
+  const head = line("head", visible(token));
+  head.append(" ", line("share", percent(logprob), "span"));
+  const list = document.createElement("ol");
+  for (const other of top) {
+    const row = document.createElement("li");
+    if (other.token === token) row.className = "own";
+    const bar = line("bar", "", "span");
+    bar.style.width = `${100 * Math.exp(other.logprob ?? -Infinity)}%`;
+    const share = line("share", percent(other.logprob), "span");
+    row.append(bar, line("word", visible(other.token), "span"), share);
+    list.append(row);
+  }
+  return [head, list];
+}
+
+function line(kind, text, tag = "p") {
+  const element = document.createElement(tag);
+  element.className = kind;
+  element.textContent = text;
+  return element;
+}
+
+/** A token with its white space. */
+function visible(text) {
+  const marks = { " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍" };
+  return text.replace(/^ +| +$|[\n\t\r]/gu, (found) => [...found].map((one) => marks[one]).join(""));
+}
+
+function percent(logprob) {
+  const share = 100 * Math.exp(logprob ?? -Infinity);
+  if (share > 0 && share < 0.01) return "< 0.01\u00a0%";
+  return `${share.toFixed(share < 10 ? 2 : 1)}\u00a0%`;
+}
