@@ -29,6 +29,9 @@ from pilotfish.device_runtime.service.metrics import CONTENT_TYPE, Metrics
 from pilotfish.device_runtime.service.openai import CompletionRequest, chat_request, text_request
 from pilotfish.device_runtime.service.prompts import prompt_for
 from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
+from pilotfish.device_runtime.service.responses import response_request
+from pilotfish.device_runtime.service.responses_events import ResponseFormat
+from pilotfish.device_runtime.service.responses_store import ResponseStore
 from pilotfish.device_runtime.service.status import Status, freshest
 from pilotfish.device_runtime.service.tokens import asked_of, detokenized, tokenized, tokens_of
 from pilotfish.engines.errors import EngineError
@@ -63,6 +66,7 @@ class DeviceService:
         self.metrics = metrics
         self.status = status
         self.inspection = inspection
+        self.responses = ResponseStore()
         self.started_s = int(time.time())
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
 
@@ -136,6 +140,10 @@ class DeviceService:
             return prompt
         return self.device.tokenizer.decode(cast("Sequence[int]", prompt), special=True)
 
+    def tokens_in(self, text: str) -> int:
+        """Count the tokens of an answer's text."""
+        return len(self.device.tokenizer.encode(text))
+
     def refused(self, refusal: RefusalError) -> None:
         """Count a refusal."""
         self.metrics.refused(refusal.reason)
@@ -149,6 +157,7 @@ def application(service: DeviceService) -> ASGIApp:
     """Build the service as an ASGI application."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     _add_completions(app, service)
+    _add_responses(app, service)
     _add_tokens(app, service)
     _add_models(app, service)
     _add_state(app, service)
@@ -179,18 +188,14 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
     ) -> Completion:
         body = await bounded_body(request, service.body_bytes)
         wanted = parse(body, service.options)
-        _check_sound(service)
-        if wanted.model is not None:
-            _check_model(service, wanted.model)
-        if service.config.edge is None:
-            _check_local(wanted)
-        wanted.options.setdefault("max_tokens", service.context)
+        _check(service, wanted)
         echo = partial(service.text_of, wanted.prompt) if wanted.echo else None
         asked = wanted.options.get("logprobs") is not None
         words = service.device.tokenizer if asked else None
         model = service.config.model
-        answer = AnswerFormat(chat=wanted.chat, model=model, echo=echo, words=words)
-        client: str = request.scope["state"]["client"]
+        usage = wanted.include_usage
+        answer = AnswerFormat(chat=wanted.chat, model=model, echo=echo, words=words, usage=usage)
+        client = _client(request)
         return Completion(service.lanes, client, wanted, answer, service.read, service.refused)
 
     @app.post("/v1/chat/completions", response_model=None)
@@ -200,6 +205,55 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
     @app.post("/v1/completions", response_model=None)
     async def text(request: Request) -> Completion:
         return await complete(request, text_request)
+
+
+def _add_responses(app: FastAPI, service: DeviceService) -> None:
+    kept = service.responses
+
+    @app.post("/v1/responses", response_model=None)
+    async def respond(request: Request) -> Completion:
+        client = _client(request)
+        body = await bounded_body(request, service.body_bytes)
+        asked = response_request(body, service.options, partial(kept.conversation, client))
+        wanted = asked.wanted
+        _check(service, wanted)
+        keep = partial(kept.keep, client, asked.messages) if asked.store else None
+        answer = ResponseFormat(
+            asked, model=service.config.model, keep=keep, tokens=service.tokens_in
+        )
+        return Completion(service.lanes, client, wanted, answer, service.read, service.refused)
+
+    @app.get("/v1/responses/{name}", response_model=None)
+    async def again(request: Request, name: str) -> Response:
+        if request.query_params.get("stream", "false") != "false":
+            raise RefusalError(
+                400,
+                "This service streams a response once, while it is made.",
+                code="unsupported_parameter",
+                param="stream",
+                reason="unsupported",
+            )
+        return Response(kept.body(_client(request), name), media_type="application/json")
+
+    @app.delete("/v1/responses/{name}", response_model=None)
+    async def forget(request: Request, name: str) -> Response:
+        kept.forget(_client(request), name)
+        return json_response({"id": name, "object": "response", "deleted": True})
+
+
+def _client(request: Request) -> str:
+    client: str = request.scope["state"]["client"]
+    return client
+
+
+def _check(service: DeviceService, wanted: CompletionRequest) -> None:
+    """Refuse what cannot be answered here; otherwise the answer may fill the context."""
+    _check_sound(service)
+    if wanted.model is not None:
+        _check_model(service, wanted.model)
+    if service.config.edge is None:
+        _check_local(wanted)
+    wanted.options.setdefault("max_tokens", service.context)
 
 
 def _add_tokens(app: FastAPI, service: DeviceService) -> None:

@@ -205,6 +205,7 @@ class Daemon:
         pause_s = _TICK_S if feed_s is None else min(_TICK_S, feed_s / 2)
         while True:
             self._lanes.repeat_interrupts()
+            self._service.responses.expire()
             up, state = self._service.link_up, self._service.link_state
             self.metrics.link(up, state)
             self.status.link(up, state)

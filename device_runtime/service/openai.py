@@ -22,7 +22,12 @@ import msgspec
 
 from pilotfish.device_runtime.bridge import Asked, Talk
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken, plan
-from pilotfish.device_runtime.service.formats import Format, StructuredOutputs, grammar_of
+from pilotfish.device_runtime.service.formats import (
+    Format,
+    FormatOfText,
+    StructuredOutputs,
+    grammar_of,
+)
 from pilotfish.device_runtime.service.prompts import (
     MessageFields,
     fields_of,
@@ -47,7 +52,8 @@ from pilotfish.wire.messages import MAX_LOGPROBS
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
-_MESSAGES, _STOPS, _STOP_CHARACTERS = 4096, 16, 1024
+MESSAGES = 4096
+_STOPS, _STOP_CHARACTERS = 16, 1024
 _CHOICES = 16  # answers to one prompt; they come one after the other
 
 # Fields that cannot change a text.
@@ -140,9 +146,10 @@ class TemplateFields(msgspec.Struct, forbid_unknown_fields=True):
     thinking: bool | None = None
 
 
-class _Request(msgspec.Struct):
+class RequestFields(msgspec.Struct):
+    """What a request of each route may say."""
+
     model: str | None = None
-    max_tokens: Count | None = None
     temperature: Temperature | None = None
     top_p: Mass | None = None
     top_k: Top | None = None
@@ -151,9 +158,7 @@ class _Request(msgspec.Struct):
     repetition_penalty: Factor | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    response_format: Format | None = None
     structured_outputs: StructuredOutputs | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     stop: str | Annotated[list[Stop], msgspec.Meta(max_length=_STOPS)] | None = None
     stream: bool | None = None
@@ -161,8 +166,14 @@ class _Request(msgspec.Struct):
     pilotfish: msgspec.Raw = msgspec.Raw(b"null")  # see `_extension`
 
 
+class _Request(RequestFields):
+    max_tokens: Count | None = None
+    response_format: Format | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
+
+
 class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
-    messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=_MESSAGES)]
+    messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Tops | None = None
@@ -205,13 +216,21 @@ class CompletionRequest:
 
 def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/chat/completions``. defaults: the service's own options."""
-    request = _read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
+    request = read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
     messages = [message_of(message, at) for at, message in enumerate(request.messages)]
     most = request.max_completion_tokens or request.max_tokens
     functions = None if request.tools is None else [tool.function for tool in request.tools]
     tools = tools_of(functions, chosen(request.tool_choice), request.parallel_tool_calls)
     talk = Talk(messages, () if tools is None else tools.tools, _thinking(request))
-    wanted = _wanted(request, chat=True, prompt=talk, most=most, defaults=defaults)
+    wanted = wanted_of(
+        request,
+        chat=True,
+        prompt=talk,
+        most=most,
+        defaults=defaults,
+        format=request.response_format,
+        choices=request.n or 1,
+    )
     wanted.options["tools"] = tools
     if request.logprobs:
         wanted.options["logprobs"] = request.top_logprobs or 0
@@ -232,13 +251,15 @@ def _thinking(request: _ChatRequest) -> bool | None:
 
 def text_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/completions``."""
-    request = _read(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
-    wanted = _wanted(
+    request = read(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
+    wanted = wanted_of(
         request,
         chat=False,
         prompt=prompt_of(request.prompt),
         most=request.max_tokens or defaults.get("max_tokens") or COMPLETION_TOKENS,
         defaults=defaults,
+        format=request.response_format,
+        choices=request.n or 1,
         echo=bool(request.echo),
     )
     if request.logprobs is not None:
@@ -246,15 +267,19 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
     return wanted
 
 
-_Kind = TypeVar("_Kind", bound=_Request)
+_Kind = TypeVar("_Kind", bound=RequestFields)
 
 
-def _read(
+def read(
     body: bytes,
     whole: type[msgspec.Struct],
     kind: type[_Kind],
     neutral: Mapping[str, tuple[object, ...]],
 ) -> _Kind:
+    """Read a body.
+
+    whole: has all its fields, kind those that are looked at. neutral: as in `refuse_unless_neutral`.
+    """
     try:
         fields = given(msgspec.json.decode(body, type=whole))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -299,16 +324,19 @@ def _param(message: str) -> str | None:
     return at[1] if at else None
 
 
-def _wanted(
-    request: _Request,
+def wanted_of(
+    request: RequestFields,
     *,
     chat: bool,
     prompt: Asked,
     most: int | None,
     defaults: Options,
+    format: Format | FormatOfText | None,
+    choices: int = 1,
     echo: bool = False,
 ) -> CompletionRequest:
-    options = _options(request, defaults)
+    """Check what requests of all routes say. most: tokens of the answer."""
+    options = _options(request, defaults, format)
     if most is not None:
         options["max_tokens"] = most
     protocol = options.get("protocol")
@@ -320,18 +348,20 @@ def _wanted(
         prompt=prompt,
         options=options,
         model=request.model,
-        choices=request.n or 1,
+        choices=choices,
         echo=echo,
         stream=bool(request.stream),
         include_usage=usage,
     )
 
 
-def _options(request: _Request, defaults: Options) -> Options:
+def _options(
+    request: RequestFields, defaults: Options, format: Format | FormatOfText | None
+) -> Options:
     options = defaults.copy()
     given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     options.update(cast(Options, given))
-    if (grammar := grammar_of(request.response_format, request.structured_outputs)) is not None:
+    if (grammar := grammar_of(format, request.structured_outputs)) is not None:
         options["grammar"] = grammar
         options.pop("schema", None)
     if request.stop is not None:

@@ -77,7 +77,6 @@ class RandomSource:
     `sharpness` scales the output projection, and so the peakedness of the predictions.
     """
 
-    chat_template = TEMPLATE
     bos_id = None
 
     def __init__(
@@ -89,8 +88,10 @@ class RandomSource:
         tokens: Sequence[str] | None = None,
         eos: str = EOS,
         sharpness: float = 1.0,
+        template: str = TEMPLATE,
     ) -> None:
         self.config = config
+        self.chat_template = template
         self.vocab_size = vocab or config.vocab_size
         self.eos_ids = [self.vocab_size - 1]
         self.tokenizer_json = tiny_tokenizer(self.vocab_size, tokens, eos)
@@ -126,6 +127,7 @@ def tiny_artifact(
     precision: Precision = "fp32",
     dialect: str = "auto",
     sharpness: float = 2.0,
+    template: str = TEMPLATE,
     **changes: Any,
 ) -> Artifact:
     """Export a random model to `path`; `changes` are fields of its ModelConfig.
@@ -135,7 +137,9 @@ def tiny_artifact(
     if tokens is not None:
         vocab = len(tokens) + 1
     config = tiny_config(architecture, vocab_size=padded_vocab or vocab, **changes)
-    source = RandomSource(config, seed, vocab=vocab, tokens=tokens, eos=eos, sharpness=sharpness)
+    source = RandomSource(
+        config, seed, vocab=vocab, tokens=tokens, eos=eos, sharpness=sharpness, template=template
+    )
     return export_model(source, Path(path), precision=precision, dialect=dialect)
 
 
