@@ -278,7 +278,7 @@ def read(
 ) -> _Kind:
     """Read a body.
 
-    whole: has all its fields, kind those that are looked at. neutral: as in `refuse_unless_neutral`.
+    whole: has all its fields, kind those that are looked at. neutral: see `refuse_unless_neutral`.
     """
     try:
         fields = given(msgspec.json.decode(body, type=whole))

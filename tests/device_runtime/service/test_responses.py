@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -12,9 +13,6 @@ import pydantic
 import pytest
 
 from pilotfish import EdgeServer
-from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.device_runtime.service.responses_store import ResponseStore
-from pilotfish.engines.families.reader import ToolCall, Turn
 from tests.conftest import Pair
 from tests.support.serving import Serving, chat, serving
 from tests.support.tiny import tiny_artifact
@@ -108,17 +106,18 @@ def test_a_text(client: openai.OpenAI) -> None:
         client, instructions="ba", metadata={"a": "b"}, user="x", truncation="disabled",
         extra_body={"top_k": 3, "pilotfish": {"protocol": "greedy", "window": 3}},
     )  # fmt: skip
-    messages = [{"role": "system", "content": "ba"}, {"role": "user", "content": "ab"}]
+    messages: Any = [{"role": "system", "content": "ba"}, {"role": "user", "content": "ab"}]
     same = client.chat.completions.create(
         model="pilotfish", messages=messages, max_tokens=12, temperature=0,
-        extra_body={"logit_bias": BIAS},  # type: ignore[arg-type]  # plain dicts
+        extra_body={"logit_bias": BIAS},
     )  # fmt: skip
     assert whole.output_text == same.choices[0].message.content
     assert whole.id.startswith("resp_")
     assert whole.object == "response"
     assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert whole.output[0].status == "incomplete"
-    assert whole.usage.input_tokens == same.usage.prompt_tokens  # type: ignore[union-attr]  # told
+    assert same.usage is not None
+    assert whole.usage.input_tokens == same.usage.prompt_tokens
     assert whole.usage.output_tokens == 12
     assert whole.usage.total_tokens == whole.usage.input_tokens + 12
     assert whole.metadata == {"a": "b"}
@@ -293,11 +292,22 @@ def test_a_response_is_kept_for_its_client_only(service: Serving, client: openai
         client.responses.retrieve(first.id, stream=True)
 
 
-def test_a_stream_ends_with_what_went_wrong(service: Serving, client: openai.OpenAI) -> None:
-    """The edge is away for longer than the device waits: `test_service` has it for chats."""
+def test_a_stream_ends_with_what_went_wrong(client: openai.OpenAI, long_pair: Pair) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         respond(client, input="ab" * 4000, stream=True)
     assert refused.value.code == "context_length_exceeded"
+    flags = ("--drain", 0.1, "--protocol", "local")
+    with serving(long_pair.draft, None, *flags) as service:
+        events = service.client().responses.create(**asked(max_output_tokens=30_000), stream=True)
+        found = [next(events) for _ in range(9)]
+        service.tell(signal.SIGTERM)
+        found += events
+        assert found[-1].type == "response.failed"
+        assert found[-1].response.error.code == "draining"
+        assert found[-1].response.status == "failed"
+        (message,) = found[-1].response.output
+        assert message.status == "incomplete"
+        assert [event.sequence_number for event in found] == list(range(len(found)))
 
 
 @pytest.mark.parametrize(
@@ -346,61 +356,6 @@ def test_what_is_refused_is_named(
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == (code, param)
-
-
-def kept(store: ResponseStore, client: str, size: int = 100) -> str:
-    """Keep a response of about so many bytes; returns its id."""
-    name = f"resp_{len(store)}_{client}_{size}"
-    store.keep(client, [], {"id": name, "output": "x" * size}, Turn("", "", ()))
-    return name
-
-
-def test_the_store_forgets_in_time() -> None:
-    now_s = 0.0
-    store = ResponseStore(clock=lambda: now_s)
-    first = kept(store, "alice")
-    now_s = 3000.0
-    second = kept(store, "alice")
-    now_s = 3599.0
-    assert first in store.body("alice", first).decode()
-    now_s = 3600.0
-    with pytest.raises(RefusalError) as refused:
-        store.body("alice", first)
-    assert refused.value.status == 404
-    assert store.conversation("alice", second) == [{"role": "assistant", "content": ""}]
-    now_s = 6600.0
-    store.expire()
-    assert len(store) == 0
-
-
-def test_the_store_is_bounded_and_the_one_with_most_gives_way() -> None:
-    store = ResponseStore(most=4, most_bytes=10_000)
-    bob = kept(store, "bob")
-    names = [kept(store, "alice", size) for size in range(100, 108)]
-    assert len(store) == 4
-    assert store.body("bob", bob)
-    for name in names[:-3]:
-        with pytest.raises(RefusalError):
-            store.body("alice", name)
-    for name in names[-3:]:
-        assert store.body("alice", name)
-    large = kept(store, "alice", 9_000)
-    assert store.body("alice", large)
-    assert kept(store, "alice", 11_000) not in store._kept  # alone too large
-    other = kept(store, "alice", 9_001)
-    with pytest.raises(RefusalError):
-        store.body("alice", large)
-    assert store.body("alice", other)
-    assert store.body("bob", bob)
-
-
-def test_a_call_that_is_no_json_is_not_kept() -> None:
-    store = ResponseStore()
-    calls = (ToolCall("a", "move", '{"to": 1}'), ToolCall("b", "move", '{"to"'))
-    store.keep("alice", [], {"id": "resp"}, Turn("x", "y", calls))
-    (message,) = store.conversation("alice", "resp")
-    assert message["reasoning_content"] == "y"
-    assert [call["id"] for call in message["tool_calls"]] == ["a"]
 
 
 def test_chats_are_as_before(client: openai.OpenAI) -> None:
