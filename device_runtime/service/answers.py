@@ -12,8 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.logprobs import chat_logprobs, text_logprobs
+from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.engines.families.reader import Part, Turn
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.wire.codecs.logprobs import TokenLogprob
@@ -25,7 +28,7 @@ class AnswerFormat:
     """Formats one answer for its route, chat or text.
 
     echo: tells the prompt, with which each choice of a text begins; None: they do not. words: of
-    the tokens whose log-probabilities are told; None: they are not.
+    the tokens whose log-probabilities are told; None: they are not. usage: a stream tells it.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class AnswerFormat:
         model: str,
         echo: Callable[[], str] | None = None,
         words: Tokenizer | None = None,
+        usage: bool = False,
     ) -> None:
         self._chat = chat
         self._id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
@@ -42,6 +46,7 @@ class AnswerFormat:
         self._created = int(time.time())
         self._echo = echo
         self._words = words
+        self._tells_usage = usage
         self._length = 0  # characters of the choice so far, the prompt's included if it is echoed
         self._ended: list[Generation] = []
         self._begun = False  # the choice after these
@@ -117,8 +122,20 @@ class AnswerFormat:
         self._begun = False
         return found
 
-    def usage(self) -> Body:
-        """Return the chunk that tells the usage, after all choices."""
+    def failed(self, refusal: RefusalError) -> Body:
+        """Return the event that ends a stream with an error."""
+        return refusal.body
+
+    def event(self, body: Body) -> bytes:
+        """Encode a chunk."""
+        return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+    def closing(self) -> bytes:
+        """Return the end of a stream, and before it the usage if it was asked for."""
+        told = self.event(self._usage()) if self._tells_usage else b""
+        return told + b"data: [DONE]\n\n"
+
+    def _usage(self) -> Body:
         return {
             **self._head("chat.completion.chunk"),
             "choices": [],

@@ -4,151 +4,37 @@ A request is admitted, read within bounds, checked, and then answered by a lane.
 OpenAI's objects. All routes are listed here and in `page`.
 """
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pilotfish.device_runtime.bridge import Asked, Prompt
-from pilotfish.device_runtime.config import ServiceConfig
-from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service import page
-from pilotfish.device_runtime.service.access import Access
 from pilotfish.device_runtime.service.answers import AnswerFormat, Body
 from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
-from pilotfish.device_runtime.service.lanes import Lanes
-from pilotfish.device_runtime.service.metrics import CONTENT_TYPE, Metrics
+from pilotfish.device_runtime.service.device_service import DeviceService
+from pilotfish.device_runtime.service.metrics import CONTENT_TYPE
 from pilotfish.device_runtime.service.openai import CompletionRequest, chat_request, text_request
-from pilotfish.device_runtime.service.prompts import prompt_for
 from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
-from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.device_runtime.service.responses import response_request
+from pilotfish.device_runtime.service.responses_events import ResponseFormat
 from pilotfish.device_runtime.service.tokens import asked_of, detokenized, tokenized, tokens_of
 from pilotfish.engines.errors import EngineError
-from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.errors import PilotfishError
-from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import EXCHANGES, STREAM
-
-_LEAST_BODY_BYTES = 64 * 1024
-_MOST_BODY_BYTES = 1 << 26  # for any context of the edge
-_BODY_BYTES_PER_TOKEN = 64  # a token is some characters, of up to six bytes each in JSON
-_READERS = 2  # prompts tokenised at once
-_Result = TypeVar("_Result")
-STUCK_S = 180.0  # without a sign of life, after which a lane counts as hanging
-
-
-class DeviceService:
-    """The state that the routes share. Used on the serving loop only."""
-
-    def __init__(
-        self,
-        config: ServiceConfig,
-        lanes: Lanes,
-        access: Access,
-        metrics: Metrics,
-        status: Status,
-        inspection: Inspection,
-    ) -> None:
-        self.config = config
-        self.lanes = lanes
-        self.access = access
-        self.metrics = metrics
-        self.status = status
-        self.inspection = inspection
-        self.started_s = int(time.time())
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
-
-    @property
-    def device(self) -> Device:
-        """A device that has greeted the edge, if any has; all share the edge's vocabulary."""
-        devices = [lane.device for lane in self.lanes.lanes]
-        return next((one for one in devices if one.welcome is not None), devices[0])
-
-    @property
-    def link_up(self) -> bool:
-        """Whether any lane is connected to the edge."""
-        return any(lane.device.link_up for lane in self.lanes.lanes)
-
-    @property
-    def link_state(self) -> LinkState | None:
-        """The youngest readings of all lanes' connections."""
-        return freshest(lane.device.link_state() for lane in self.lanes.lanes)
-
-    @property
-    def options(self) -> Options:
-        """The defaults of requests."""
-        return self.config.options
-
-    @property
-    def body_bytes(self) -> int:
-        """The most bytes of a body."""
-        wanted = _BODY_BYTES_PER_TOKEN * self.context
-        return min(max(_LEAST_BODY_BYTES, wanted), _MOST_BODY_BYTES)
-
-    @property
-    def context(self) -> int:
-        """The most tokens of prompt and answer together; an edge greeted later may allow fewer."""
-        return self.device.context
-
-    def stuck(self) -> list[int]:
-        """List the lanes that hang."""
-        return self.lanes.stuck(STUCK_S)
-
-    def health(self) -> tuple[bool, Body]:
-        """Return whether requests can be answered now, and a body that says why not."""
-        alone = self.config.edge is None or self.config.on_link_loss == "local"
-        state = "ok"
-        if self.inspection.damage:
-            state = "damaged"
-        elif self.lanes.draining:
-            state = "draining"
-        elif self.stuck():
-            state = "stuck"
-        elif not (alone or self.link_up):
-            state = "no edge"
-        lanes = self.lanes
-        return state == "ok", {
-            "status": state,
-            "edge_up": self.link_up,
-            "lanes": {"all": len(lanes.lanes), "busy": lanes.running},
-            "waiting": max(0, lanes.waiting),
-        }
-
-    async def read(self, wanted: CompletionRequest) -> Prompt:
-        """Tokenise the prompt, in the vocabulary of the edge greeted last."""
-        return await self.apart(partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat))
-
-    async def apart(self, work: Callable[[], _Result]) -> _Result:
-        """Do what may take long, as tokenising does, in a thread of the readers'."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
-
-    def text_of(self, prompt: Asked) -> str:
-        """Return a raw prompt in words; token ids in the vocabulary of the edge greeted last."""
-        if isinstance(prompt, str):
-            return prompt
-        return self.device.tokenizer.decode(cast("Sequence[int]", prompt), special=True)
-
-    def refused(self, refusal: RefusalError) -> None:
-        """Count a refusal."""
-        self.metrics.refused(refusal.reason)
-
-    def close(self) -> None:
-        """End the readers' threads."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
 
 
 def application(service: DeviceService) -> ASGIApp:
     """Build the service as an ASGI application."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     _add_completions(app, service)
+    _add_responses(app, service)
     _add_tokens(app, service)
     _add_models(app, service)
     _add_state(app, service)
@@ -179,17 +65,13 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
     ) -> Completion:
         body = await bounded_body(request, service.body_bytes)
         wanted = parse(body, service.options)
-        _check_sound(service)
-        if wanted.model is not None:
-            _check_model(service, wanted.model)
-        if service.config.edge is None:
-            _check_local(wanted)
-        wanted.options.setdefault("max_tokens", service.context)
+        _check(service, wanted)
         echo = partial(service.text_of, wanted.prompt) if wanted.echo else None
         words = service.device.tokenizer if wanted.logprobs else None
         model = service.config.model
-        answer = AnswerFormat(chat=wanted.chat, model=model, echo=echo, words=words)
-        client: str = request.scope["state"]["client"]
+        usage = wanted.include_usage
+        answer = AnswerFormat(chat=wanted.chat, model=model, echo=echo, words=words, usage=usage)
+        client = _client(request)
         return Completion(service.lanes, client, wanted, answer, service.read, service.refused)
 
     @app.post("/v1/chat/completions", response_model=None)
@@ -199,6 +81,55 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
     @app.post("/v1/completions", response_model=None)
     async def text(request: Request) -> Completion:
         return await complete(request, text_request)
+
+
+def _add_responses(app: FastAPI, service: DeviceService) -> None:
+    kept = service.responses
+
+    @app.post("/v1/responses", response_model=None)
+    async def respond(request: Request) -> Completion:
+        client = _client(request)
+        body = await bounded_body(request, service.body_bytes)
+        asked = response_request(body, service.options, partial(kept.conversation, client))
+        wanted = asked.wanted
+        _check(service, wanted)
+        keep = partial(kept.keep, client, asked.messages) if asked.store else None
+        answer = ResponseFormat(
+            asked, model=service.config.model, keep=keep, tokens=service.tokens_in
+        )
+        return Completion(service.lanes, client, wanted, answer, service.read, service.refused)
+
+    @app.get("/v1/responses/{name}", response_model=None)
+    async def again(request: Request, name: str) -> Response:
+        if request.query_params.get("stream", "false") != "false":
+            raise RefusalError(
+                400,
+                "This service streams a response once, while it is made.",
+                code="unsupported_parameter",
+                param="stream",
+                reason="unsupported",
+            )
+        return Response(kept.body(_client(request), name), media_type="application/json")
+
+    @app.delete("/v1/responses/{name}", response_model=None)
+    async def forget(request: Request, name: str) -> Response:
+        kept.forget(_client(request), name)
+        return json_response({"id": name, "object": "response", "deleted": True})
+
+
+def _client(request: Request) -> str:
+    client: str = request.scope["state"]["client"]
+    return client
+
+
+def _check(service: DeviceService, wanted: CompletionRequest) -> None:
+    """Refuse what cannot be answered here; otherwise the answer may fill the context."""
+    _check_sound(service)
+    if wanted.model is not None:
+        _check_model(service, wanted.model)
+    if service.config.edge is None:
+        _check_local(wanted)
+    wanted.options.setdefault("max_tokens", service.context)
 
 
 def _add_tokens(app: FastAPI, service: DeviceService) -> None:

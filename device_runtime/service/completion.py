@@ -1,15 +1,14 @@
 """Answer one request over HTTP: a place in the queue, a lane, and pieces sent as they come.
 
 The status is sent with the first piece or after `QUIET_S`, so that early errors get a status of
-their own. Later errors are events, ``data: {"error": …}``, which end the stream. While there are no
-pieces, as when the edge is lost, a comment every `QUIET_S` shows the client that it is being
-served.
+their own. Later errors are events, which end the stream. While there are no pieces, as when the
+edge is lost, a comment every `QUIET_S` shows the client that it is being served.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -17,12 +16,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pilotfish.device_runtime.bridge import Prompt
-from pilotfish.device_runtime.record import Generation
-from pilotfish.device_runtime.service.answers import AnswerFormat, Body
+from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.openai import CompletionRequest
-from pilotfish.device_runtime.service.refusal import RefusalError, gone, refusal_of
+from pilotfish.device_runtime.service.refusal import Body, RefusalError, gone, refusal_of
 
 QUIET_S = 3.0
 BODY_S = 10.0  # for a body to arrive
@@ -61,6 +59,31 @@ async def bounded_body(request: Request, limit_bytes: int) -> bytes:
             return bytes(body)
 
 
+class Format(Protocol):
+    """How a route tells an answer: whole, or in events."""
+
+    def whole(self, generations: Sequence[Generation]) -> Body:
+        """Return the body of an answer that is not streamed."""
+
+    def beginning(self) -> list[Body]:
+        """Return the events before the first piece of a choice, once."""
+
+    def piece(self, piece: Piece) -> list[Body]:
+        """Return the events of one piece, and what has to come before them."""
+
+    def end(self, generation: Generation) -> list[Body]:
+        """Return the events after the last piece of a choice."""
+
+    def failed(self, refusal: RefusalError) -> Body:
+        """Return the event that ends a stream with an error."""
+
+    def event(self, body: Body) -> bytes:
+        """Encode an event."""
+
+    def closing(self) -> bytes:
+        """Return what ends a stream without an error."""
+
+
 class Completion(Response):
     """The answer to a checked request.
 
@@ -73,7 +96,7 @@ class Completion(Response):
         lanes: Lanes,
         client: str,
         wanted: CompletionRequest,
-        answer: AnswerFormat,
+        answer: Format,
         read: Callable[[CompletionRequest], Awaitable[Prompt]],
         refused: Callable[[RefusalError], None],
     ) -> None:
@@ -120,12 +143,13 @@ class Completion(Response):
             pending, ended = self._taken(job)  # an error here still becomes a status
         else:
             ended = False
-        pending = pending or [*map(_event, self._answer.beginning())]
+        pending = pending or self._encoded(self._answer.beginning())
         head = Response(headers=_STREAM_HEADERS, media_type="text/event-stream")
         del head.headers["content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
         while True:
-            await send({"type": "http.response.body", "body": b"".join(pending), "more_body": True})
+            if told := b"".join(pending):
+                await send({"type": "http.response.body", "body": told, "more_body": True})
             if ended:
                 break
             if not await job.ready(QUIET_S):
@@ -136,7 +160,7 @@ class Completion(Response):
             except Exception as error:
                 refusal = refusal_of(error)
                 self._refused(refusal)
-                pending, ended = [_event(refusal.body)], True
+                pending, ended = self._encoded([self._answer.failed(refusal)]), True
         await send({"type": "http.response.body", "body": b""})
 
     def _taken(self, job: AnswerJob) -> tuple[list[bytes], bool]:
@@ -147,14 +171,15 @@ class Completion(Response):
                 break  # the events before it are sent first
             event = job.take()
             if isinstance(event, Generation):
-                events += map(_event, self._answer.end(event))
+                events += self._encoded(self._answer.end(event))
                 if job.ended and not job.behind:
-                    if self._wanted.include_usage:
-                        events.append(_event(self._answer.usage()))
-                    return [*events, b"data: [DONE]\n\n"], True
+                    return [*events, self._answer.closing()], True
             else:
-                events += map(_event, self._answer.piece(event))
+                events += self._encoded(self._answer.piece(event))
         return events, False
+
+    def _encoded(self, bodies: Sequence[Body]) -> list[bytes]:
+        return [self._answer.event(body) for body in bodies]
 
 
 def likeliest(answers: Sequence[Generation], most: int) -> list[Generation]:
@@ -165,10 +190,6 @@ def likeliest(answers: Sequence[Generation], most: int) -> list[Generation]:
         return sum(known) / len(known) if known else -inf
 
     return sorted(answers, key=by_token, reverse=True)[:most]
-
-
-def _event(body: Body) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def json_response(

@@ -22,8 +22,9 @@ from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.access import Access, ApiKeys, api_keys
-from pilotfish.device_runtime.service.app import DeviceService, application
+from pilotfish.device_runtime.service.app import application
 from pilotfish.device_runtime.service.connection import HEAD_S, Config, TlsHandshake
+from pilotfish.device_runtime.service.device_service import DeviceService
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.metrics import Metrics
 from pilotfish.device_runtime.service.status import Status
@@ -205,6 +206,7 @@ class Daemon:
         pause_s = _TICK_S if feed_s is None else min(_TICK_S, feed_s / 2)
         while True:
             self._lanes.repeat_interrupts()
+            self._service.responses.expire()
             up, state = self._service.link_up, self._service.link_state
             self.metrics.link(up, state)
             self.status.link(up, state)

@@ -1,5 +1,5 @@
-"""What an answer must be, as a request says it: OpenAI's ``response_format``, vLLM's
-``structured_outputs``.
+"""What an answer must be, as a request says it: OpenAI's ``response_format`` and ``text.format``,
+vLLM's ``structured_outputs``.
 
 In: these fields. Out: a `Grammar`, or a `RefusalError`.
 """
@@ -40,7 +40,12 @@ class SchemaFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type",
     json_schema: _Named
 
 
+class FlatFormat(_Named, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """JSON of a schema, as ``text.format`` says it."""
+
+
 Format: TypeAlias = TextFormat | ObjectFormat | SchemaFormat
+FormatOfText: TypeAlias = TextFormat | ObjectFormat | FlatFormat
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,13 +58,15 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     grammar: Grammatical | None = None
 
 
-def grammar_of(format: Format | None, told: StructuredOutputs | None) -> Grammar | None:
+def grammar_of(
+    format: Format | FormatOfText | None, told: StructuredOutputs | None
+) -> Grammar | None:
     """Return what the answer must be; refuses a request that says so twice."""
     found = []
     match format:
         case ObjectFormat(schema=schema):
             found.append(Grammar.of_schema(_text_of(schema)))
-        case SchemaFormat(json_schema=named):
+        case SchemaFormat(json_schema=named) | (FlatFormat() as named):
             found.append(Grammar.of_schema(_text_of(named.schema)))
     if told is not None:
         if bytes(told.json) != b"null":
@@ -75,7 +82,8 @@ def grammar_of(format: Format | None, told: StructuredOutputs | None) -> Grammar
     if len(found) > 1:
         raise RefusalError(
             400,
-            "An answer is of one format: response_format, or one field of structured_outputs.",
+            "An answer is of one format: response_format (in /v1/responses text.format), or one "
+            "field of structured_outputs.",
             code="invalid_value",
             param="structured_outputs",
         )

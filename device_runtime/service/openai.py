@@ -22,7 +22,12 @@ import msgspec
 
 from pilotfish.device_runtime.bridge import Asked, Talk
 from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken, plan
-from pilotfish.device_runtime.service.formats import Format, StructuredOutputs, grammar_of
+from pilotfish.device_runtime.service.formats import (
+    Format,
+    FormatOfText,
+    StructuredOutputs,
+    grammar_of,
+)
 from pilotfish.device_runtime.service.prompts import (
     Effort,
     MessageFields,
@@ -50,7 +55,8 @@ from pilotfish.wire.messages import MAX_LOGPROBS
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
-_MESSAGES, _STOPS, _STOP_CHARACTERS = 4096, 16, 1024
+MESSAGES = 4096
+_STOPS, _STOP_CHARACTERS = 16, 1024
 _CHOICES = 16  # answers to one prompt; they come one after the other
 
 # Fields that cannot change a text.
@@ -134,9 +140,10 @@ def _extension(kinds: tuple[type[ProtocolOptions], ...]) -> type[Extension]:
     return cast(type[Extension], kind)
 
 
-class _Request(msgspec.Struct):
+class RequestFields(msgspec.Struct):
+    """What a request of each route may say."""
+
     model: str | None = None
-    max_tokens: Count | None = None
     temperature: Temperature | None = None
     top_p: Mass | None = None
     top_k: Top | None = None
@@ -145,9 +152,7 @@ class _Request(msgspec.Struct):
     repetition_penalty: Factor | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    response_format: Format | None = None
     structured_outputs: StructuredOutputs | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     stop: str | Annotated[list[Stop], msgspec.Meta(max_length=_STOPS)] | None = None
     stream: bool | None = None
@@ -155,8 +160,14 @@ class _Request(msgspec.Struct):
     pilotfish: msgspec.Raw = msgspec.Raw(b"null")  # see `_extension`
 
 
+class _Request(RequestFields):
+    max_tokens: Count | None = None
+    response_format: Format | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
+
+
 class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
-    messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=_MESSAGES)]
+    messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Tops | None = None
@@ -203,19 +214,21 @@ class CompletionRequest:
 
 def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/chat/completions``. defaults: the service's own options."""
-    request = _read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
+    request = read(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
     messages = [message_of(message, at) for at, message in enumerate(request.messages)]
     most = request.max_completion_tokens or request.max_tokens
     functions = None if request.tools is None else [tool.function for tool in request.tools]
     tools = tools_of(functions, chosen(request.tool_choice), request.parallel_tool_calls)
     thinking = thinking_of(request.chat_template_kwargs, request.reasoning_effort)
     talk = Talk(messages, () if tools is None else tools.tools, thinking)
-    wanted = _wanted(
+    wanted = wanted_of(
         request,
         chat=True,
         prompt=talk,
         most=most,
         defaults=defaults,
+        format=request.response_format,
+        choices=request.n or 1,
         logprobs=request.top_logprobs or 0 if request.logprobs else None,
     )
     wanted.options["tools"] = tools
@@ -228,13 +241,15 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
 
 def text_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/completions``."""
-    request = _read(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
-    wanted = _wanted(
+    request = read(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
+    wanted = wanted_of(
         request,
         chat=False,
         prompt=prompt_of(request.prompt),
         most=request.max_tokens or defaults.get("max_tokens") or COMPLETION_TOKENS,
         defaults=defaults,
+        format=request.response_format,
+        choices=request.n or 1,
         echo=bool(request.echo),
         logprobs=request.logprobs,
     )
@@ -257,15 +272,19 @@ def _best_of(most: int, wanted: CompletionRequest) -> CompletionRequest:
     return replace(wanted, choices=most, best=wanted.choices)
 
 
-_Kind = TypeVar("_Kind", bound=_Request)
+_Kind = TypeVar("_Kind", bound=RequestFields)
 
 
-def _read(
+def read(
     body: bytes,
     whole: type[msgspec.Struct],
     kind: type[_Kind],
     neutral: Mapping[str, tuple[object, ...]],
 ) -> _Kind:
+    """Read a body.
+
+    whole: has all its fields, kind those that are looked at. neutral: see `refuse_unless_neutral`.
+    """
     try:
         fields = given(msgspec.json.decode(body, type=whole))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -310,17 +329,20 @@ def _param(message: str) -> str | None:
     return at[1] if at else None
 
 
-def _wanted(
-    request: _Request,
+def wanted_of(
+    request: RequestFields,
     *,
     chat: bool,
     prompt: Asked,
     most: int | None,
     defaults: Options,
+    format: Format | FormatOfText | None,
+    choices: int = 1,
     echo: bool = False,
     logprobs: int | None = None,
 ) -> CompletionRequest:
-    options = _options(request, defaults)
+    """Check what requests of all routes say. most: tokens of the answer."""
+    options = _options(request, defaults, format)
     options["logprobs"] = logprobs
     if most is not None:
         options["max_tokens"] = most
@@ -333,7 +355,7 @@ def _wanted(
         prompt=prompt,
         options=options,
         model=request.model,
-        choices=request.n or 1,
+        choices=choices,
         echo=echo,
         logprobs=logprobs is not None,
         stream=bool(request.stream),
@@ -341,11 +363,13 @@ def _wanted(
     )
 
 
-def _options(request: _Request, defaults: Options) -> Options:
+def _options(
+    request: RequestFields, defaults: Options, format: Format | FormatOfText | None
+) -> Options:
     options = defaults.copy()
     given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     options.update(cast(Options, given))
-    if (grammar := grammar_of(request.response_format, request.structured_outputs)) is not None:
+    if (grammar := grammar_of(format, request.structured_outputs)) is not None:
         options["grammar"] = grammar
         options.pop("schema", None)
     if request.stop is not None:

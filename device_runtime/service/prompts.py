@@ -9,7 +9,7 @@ megabytes of empty lists would become millions of objects while all clients wait
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 
 import msgspec
 
@@ -108,7 +108,7 @@ def message_of(message: MessageFields, at: int) -> dict[str, Any]:
             param=f"{where}role",
         )
     found: dict[str, Any] = {
-        "role": _ROLES[role], "content": _content(message.content, role, where)
+        "role": _ROLES[role], "content": content_of(message.content, role, f"{where}content")
     }  # fmt: skip
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
@@ -155,37 +155,39 @@ def thinking_of(told: TemplateFields | None, effort: Effort | None = None) -> bo
     return None if effort is None else effort != "none"
 
 
-class _Part(msgspec.Struct):
+class TextPart(msgspec.Struct):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
-def _content(value: msgspec.Raw, role: str, where: str) -> str:
+def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = TextPart) -> str:
+    """Read a content: a text, or parts of this type, whose names are told where others came."""
     try:
-        content = msgspec.json.decode(value or b"null", type=str | list[_Part] | None)
+        content = msgspec.json.decode(value or b"null", type=str | list[part] | None)  # type: ignore[valid-type]  # made here
     except (msgspec.DecodeError, UnicodeDecodeError):
         if bytes(memoryview(value)[:1]) == b"[":
+            names = " or ".join(get_args(get_type_hints(part)["type"]))
             raise RefusalError(
                 400,
-                f"{where}content may have parts of type text only.",
+                f"{where} may have parts of type {names} only.",
                 code="unsupported_parameter",
-                param=f"{where}content",
+                param=where,
                 reason="unsupported",
             ) from None
     else:
         if isinstance(content, str):
             return content
         if isinstance(content, list):
-            return "".join(part.text for part in content)
+            return "".join(one.text for one in content)
         if role == "assistant":
             return ""
     raise RefusalError(
         400,
-        f"{where}content must be a text or a list of text parts.",
+        f"{where} must be a text or a list of text parts.",
         code="invalid_value",
-        param=f"{where}content",
+        param=where,
     )
 
 

@@ -26,9 +26,9 @@ from pilotfish.wire.protocols import LOCAL, Greedy
 _TEMPERATURE = 1.0  # of a request that names none, as at OpenAI
 _EXTRA = ("fastapi", "prometheus_client", "uvicorn")
 _SERVE = """\
-Answers OpenAI's API over HTTP: /v1/chat/completions, /v1/completions, /v1/models; beside them
-/health, /metrics (Prometheus), /status and, at /, a page to chat with. Ctrl-C or SIGTERM lets
-running answers end and stops; SIGHUP reads keys and --config again.
+Answers OpenAI's API over HTTP: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models;
+beside them /health, /metrics (Prometheus), /status and, at /, a page to chat with. Ctrl-C or
+SIGTERM lets running answers end and stops; SIGHUP reads keys and --config again.
 """
 _SERVE_EXAMPLE = """\
 example:

@@ -3,8 +3,8 @@
 In:  a compiled grammar, the answer so far, and the paths of rows behind it. Out: rows with −∞ where
      nothing may follow.
 
-A parser that gives up is of no further use, so a new one is made: what a *draft* leads into must
-harm no answer that goes another way. Time is bounded by a budget of the answer's own.
+A parser that gives up is of no further use, so another one takes its place: what a *draft* leads
+into must harm no answer that goes another way. Time is bounded by a budget of the answer's own.
 """
 
 import time
@@ -21,9 +21,10 @@ from pilotfish.speculation.distributions import Floats
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# CPU seconds that a constraint may take: once, and more for each row; a row takes some 20 µs, and
-# 1 ms per 2,000 bytes of text that the grammar forces.
-_ONCE_S, _A_ROW_S = 0.1, 1e-3
+# CPU seconds that a constraint may take: once, and more for each row and token of the vocabulary
+# (1 ms for 50,000); a row takes some 20 µs, and 1 ms per 2,000 bytes of text that the grammar
+# forces.
+_ONCE_S, _A_TOKEN_S = 0.1, 2e-8
 DEAD_END = "No token of this vocabulary continues what the grammar allows."
 _MESSAGE = 300  # characters of the library's own words
 
@@ -32,6 +33,10 @@ class _SpentError(GrammarError):
     """The budget is spent."""
 
     costly = True
+
+
+class _DeadEndError(GrammarError):
+    """Nothing may follow; the grammar and what its parsers share are as good as before."""
 
 
 class Constraint:
@@ -47,10 +52,11 @@ class Constraint:
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
         self._left_s = _ONCE_S
+        self._fresh = parser()  # has read nothing
         self._restart()
 
     def _restart(self) -> None:
-        self._matcher = self._parser()
+        self._matcher = self._fresh.deep_copy()
         # what it has read
         self._answer = np.empty(0, np.uint32)
         self._path: list[int] = []
@@ -84,6 +90,10 @@ class Constraint:
         """Begin anew where a draft has led astray; raises the error if it is the answer's own."""
         if not len(path) or isinstance(error, _SpentError):
             raise error
+        if not isinstance(error, _DeadEndError):  # it may be at a limit of what copies share
+            begun_s = time.monotonic()
+            self._fresh = self._parser()  # in a thread of its own, whose time is not this one's
+            self._left_s -= time.monotonic() - begun_s
         with self._charged():
             self._restart()
             self._read_answer(answer)
@@ -153,11 +163,11 @@ class Constraint:
         """Return which tokens may follow, [V]; `GrammarError` if none may."""
         with self._charged():
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._left_s += _A_ROW_S
+        self._left_s += _A_TOKEN_S * self._vocab_size
         self._check()
         found = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
         if not found.any():
-            raise GrammarError(DEAD_END)
+            raise _DeadEndError(DEAD_END)
         return found
 
     @contextmanager
@@ -175,10 +185,9 @@ class Constraint:
     def _check(self) -> None:
         if self._matcher.is_error():
             why = self._matcher.get_error()
-            dead_end = why.startswith("NoExtension")
-            raise GrammarError(
-                DEAD_END if dead_end else f"The grammar is too complex: {short(why)}"
-            )
+            if why.startswith("NoExtension"):
+                raise _DeadEndError(DEAD_END)
+            raise GrammarError(f"The grammar is too complex: {short(why)}")
 
 
 def short(said: object) -> str:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.grammar import Constraint, Grammars
+from pilotfish.engines.grammar import Constraint, Grammars, compiled
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.shaping import Grammar
 from tests.support.bridged import vocabulary
@@ -361,3 +361,20 @@ def test_an_endless_trial_ends_with_its_parent_or_by_itself() -> None:
         time.sleep(0.1)
     else:
         assert not Path(f"/proc/{trial}/stat").exists()
+
+
+def test_dead_ends_of_drafts_compile_nothing_anew(small: Grammars) -> None:
+    """A window of many of them stalled an edge for seconds."""
+    made = []
+
+    def parser() -> Any:
+        made.append(compiled(Grammar("lark", 'start: A | "ab" "c"\nA: /[ab]x/'), small._read()))
+        return made[-1]
+
+    constraint = Constraint(parser, END + 1, [END])
+    for _ in range(20):
+        rows = np.zeros((5, END + 1), np.float32)
+        paths = [[], [0], [1], [2], [1]]
+        assert constraint.forbid(rows, np.empty(0, np.uint32), paths) == [2, 4]
+        assert allowed(constraint, [], [], [2]) == [{0, 1, 2}, {4}]
+    assert len(made) == 1

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.service.app import DeviceService
+from pilotfish.device_runtime.service.device_service import DeviceService
 from tests.device_runtime.bridge.test_drafter import OWN, THEIRS, Passes, common
 from tests.support.serving import Serving, chat, eventually, said, serving
 from tests.support.tiny import tiny_artifact

@@ -1,0 +1,137 @@
+"""The service behind the routes: lanes, access, metrics, kept responses, and what all routes ask of
+the device.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar, cast
+
+from pilotfish.device_runtime.bridge import Asked, Prompt
+from pilotfish.device_runtime.config import ServiceConfig
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.service.access import Access
+from pilotfish.device_runtime.service.lanes import Lanes
+from pilotfish.device_runtime.service.metrics import Metrics
+from pilotfish.device_runtime.service.openai import CompletionRequest
+from pilotfish.device_runtime.service.prompts import prompt_for
+from pilotfish.device_runtime.service.refusal import Body, RefusalError
+from pilotfish.device_runtime.service.responses_store import ResponseStore
+from pilotfish.device_runtime.service.status import Status, freshest
+from pilotfish.engines.inspection import Inspection
+from pilotfish.wire.link.state import LinkState
+
+_LEAST_BODY_BYTES = 64 * 1024
+_MOST_BODY_BYTES = 1 << 26  # for any context of the edge
+_BODY_BYTES_PER_TOKEN = 64  # a token is some characters, of up to six bytes each in JSON
+_READERS = 2  # prompts tokenised at once
+_Result = TypeVar("_Result")
+STUCK_S = 180.0  # without a sign of life, after which a lane counts as hanging
+
+
+class DeviceService:
+    """The state that the routes share. Used on the serving loop only."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        lanes: Lanes,
+        access: Access,
+        metrics: Metrics,
+        status: Status,
+        inspection: Inspection,
+    ) -> None:
+        self.config = config
+        self.lanes = lanes
+        self.access = access
+        self.metrics = metrics
+        self.status = status
+        self.inspection = inspection
+        self.responses = ResponseStore()
+        self.started_s = int(time.time())
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
+
+    @property
+    def device(self) -> Device:
+        """A device that has greeted the edge, if any has; all share the edge's vocabulary."""
+        devices = [lane.device for lane in self.lanes.lanes]
+        return next((one for one in devices if one.welcome is not None), devices[0])
+
+    @property
+    def link_up(self) -> bool:
+        """Whether any lane is connected to the edge."""
+        return any(lane.device.link_up for lane in self.lanes.lanes)
+
+    @property
+    def link_state(self) -> LinkState | None:
+        """The youngest readings of all lanes' connections."""
+        return freshest(lane.device.link_state() for lane in self.lanes.lanes)
+
+    @property
+    def options(self) -> Options:
+        """The defaults of requests."""
+        return self.config.options
+
+    @property
+    def body_bytes(self) -> int:
+        """The most bytes of a body."""
+        wanted = _BODY_BYTES_PER_TOKEN * self.context
+        return min(max(_LEAST_BODY_BYTES, wanted), _MOST_BODY_BYTES)
+
+    @property
+    def context(self) -> int:
+        """The most tokens of prompt and answer together; an edge greeted later may allow fewer."""
+        return self.device.context
+
+    def stuck(self) -> list[int]:
+        """List the lanes that hang."""
+        return self.lanes.stuck(STUCK_S)
+
+    def health(self) -> tuple[bool, Body]:
+        """Return whether requests can be answered now, and a body that says why not."""
+        alone = self.config.edge is None or self.config.on_link_loss == "local"
+        state = "ok"
+        if self.inspection.damage:
+            state = "damaged"
+        elif self.lanes.draining:
+            state = "draining"
+        elif self.stuck():
+            state = "stuck"
+        elif not (alone or self.link_up):
+            state = "no edge"
+        lanes = self.lanes
+        return state == "ok", {
+            "status": state,
+            "edge_up": self.link_up,
+            "lanes": {"all": len(lanes.lanes), "busy": lanes.running},
+            "waiting": max(0, lanes.waiting),
+        }
+
+    async def read(self, wanted: CompletionRequest) -> Prompt:
+        """Tokenise the prompt, in the vocabulary of the edge greeted last."""
+        return await self.apart(partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat))
+
+    async def apart(self, work: Callable[[], _Result]) -> _Result:
+        """Do what may take long, as tokenising does, in a thread of the readers'."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    def text_of(self, prompt: Asked) -> str:
+        """Return a raw prompt in words; token ids in the vocabulary of the edge greeted last."""
+        if isinstance(prompt, str):
+            return prompt
+        return self.device.tokenizer.decode(cast("Sequence[int]", prompt), special=True)
+
+    def tokens_in(self, text: str) -> int:
+        """Count the tokens of an answer's text."""
+        return len(self.device.tokenizer.encode(text))
+
+    def refused(self, refusal: RefusalError) -> None:
+        """Count a refusal."""
+        self.metrics.refused(refusal.reason)
+
+    def close(self) -> None:
+        """End the readers' threads."""
+        self._readers.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,169 @@
+"""Read and check the bodies of OpenAI's ``POST /v1/responses``.
+
+In:  the bytes of a request, and the conversations that may be continued. Out: a `ResponseRequest`,
+     or a `RefusalError` that names the field at fault; as in `openai`, with the same fields beyond
+     OpenAI's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from pilotfish.device_runtime.bridge import Talk
+from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.service.formats import FormatOfText, TextFormat
+from pilotfish.device_runtime.service.openai import (
+    MESSAGES,
+    CompletionRequest,
+    Count,
+    Effort,
+    RequestFields,
+    read,
+    wanted_of,
+)
+from pilotfish.device_runtime.service.prompts import fields_of, given, refuse_unless_neutral
+from pilotfish.device_runtime.service.responses_input import Item, Message, conversation_of
+from pilotfish.device_runtime.service.tools import FunctionFields, tools_of
+from pilotfish.engines.families.tools import MOST_TOOLS
+
+Body = dict[str, Any]
+
+# Fields that cannot change a text.
+_INERT = frozenset(
+    (
+        "max_tool_calls",  # of tools that the service calls by itself, and it has none
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "user",
+    )
+)
+# Unsupported fields that would change it, with the values that have no effect.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "background": (None, False),
+    "context_management": (None, []),
+    "conversation": (None,),
+    "moderation": (None,),
+    "prompt": (None,),
+    "top_logprobs": (None, 0),
+    "truncation": (None, "disabled"),
+}
+_NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {"verbosity": (None,)}
+
+_Key = Annotated[str, msgspec.Meta(max_length=64)]
+_Note = Annotated[str, msgspec.Meta(max_length=512)]
+
+
+class _Tool(FunctionFields, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["function"]
+
+
+class _NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    name: _Key
+
+
+class _Text(msgspec.Struct, forbid_unknown_fields=True):
+    format: FormatOfText | None = None
+    verbosity: msgspec.Raw = msgspec.Raw()
+
+
+class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
+    """A thought is told as it is: "auto" finds no summary of it."""
+
+    effort: Effort | None = None
+    summary: Literal["auto"] | None = None
+
+
+class _Request(RequestFields, forbid_unknown_fields=True, kw_only=True):
+    input: str | Annotated[list[Item], msgspec.Meta(min_length=1, max_length=MESSAGES)]
+    include: list[Literal["reasoning.encrypted_content"]] | None = None  # a thought is not hidden
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    metadata: Annotated[dict[_Key, _Note], msgspec.Meta(max_length=16)] | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = None
+    reasoning: _Reasoning | None = None
+    store: bool | None = None
+    text: _Text | None = None
+    tool_choice: Literal["auto", "none", "required"] | _NamedChoice | None = None
+    tools: Annotated[list[_Tool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
+
+
+# The fields of a body, with values unread: reading ends at the first unknown field.
+_Whole = fields_of("_Whole", (*_Request.__struct_fields__, *_NEUTRAL, *_INERT))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseRequest:
+    """A checked request.
+
+    wanted: the answer that it takes. messages: the conversation, without instructions. echo: what
+    the response says of its request.
+    """
+
+    wanted: CompletionRequest
+    messages: Sequence[Message]
+    echo: Body
+    store: bool
+
+
+def response_request(
+    body: bytes, defaults: Options, before: Callable[[str], Sequence[Message]]
+) -> ResponseRequest:
+    """Read a ``POST /v1/responses``.
+
+    defaults: the service's own options. before: returns the conversation of a response's id.
+    """
+    request = read(body, _Whole, _Request, _NEUTRAL)
+    if request.text is not None:
+        refuse_unless_neutral(given(request.text, _NEUTRAL_TEXT), _NEUTRAL_TEXT, "text.")
+    choice = request.tool_choice
+    named = choice.name if isinstance(choice, _NamedChoice) else choice
+    tools = tools_of(request.tools, named, request.parallel_tool_calls)
+    previous = request.previous_response_id
+    messages = conversation_of(request.input, [] if previous is None else before(previous))
+    asked = messages
+    if request.instructions is not None:
+        asked = [{"role": "system", "content": request.instructions}, *messages]
+    effort = None if request.reasoning is None else request.reasoning.effort
+    thinking = None if effort is None else effort != "none"
+    wanted = wanted_of(
+        request,
+        chat=True,
+        prompt=Talk(asked, () if tools is None else tools.tools, thinking),
+        most=request.max_output_tokens,
+        defaults=defaults,
+        format=None if request.text is None else request.text.format,
+    )
+    wanted.options["tools"] = tools
+    return ResponseRequest(
+        wanted=wanted,
+        messages=messages,
+        echo=_echo(request, wanted.options),
+        store=request.store is not False,
+    )
+
+
+def _echo(request: _Request, options: Options) -> Body:
+    told = request.text and request.text.format
+    return {
+        "background": False,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
+        "store": request.store is not False,
+        "temperature": options.get("temperature"),
+        "text": {"format": told or TextFormat()},
+        "tool_choice": request.tool_choice or "auto",
+        "tools": request.tools or [],
+        "top_logprobs": 0,
+        "top_p": options.get("top_p", 1.0),
+        "truncation": "disabled",
+    }

@@ -1,0 +1,147 @@
+"""Read the input of a response: items, as they come and as they were answered.
+
+In:  a text, or items; and the messages of the conversation that they continue. Out: messages for a
+     chat template, as the chat route makes them, or a `RefusalError` with the name of the field.
+     What the assistant thought, said and called in one go is one message.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from pilotfish.device_runtime.service.answers import message_of
+from pilotfish.device_runtime.service.prompts import content_of
+from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.engines.families.reader import ToolCall, Turn
+from pilotfish.engines.families.tools import arguments_of
+
+Message = Mapping[str, Any]
+
+_ABSENT = msgspec.Raw()
+
+_NEEDED = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+
+
+class Item(msgspec.Struct, forbid_unknown_fields=True):
+    """An item with unread contents; fields that say nothing to a model are not looked at."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: msgspec.Raw = msgspec.Raw()
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: msgspec.Raw = msgspec.Raw()
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+    summary: msgspec.Raw = msgspec.Raw()
+    encrypted_content: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse at once, so that "{}" cannot be repeated without end."""
+        for name in _NEEDED[self.type]:
+            if getattr(self, name) in (None, _ABSENT):
+                raise ValueError(f"An item of type {self.type} needs {name}")
+
+
+class _TextPart(msgspec.Struct):
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class _ThoughtPart(msgspec.Struct):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+def conversation_of(said: "str | Sequence[Item]", before: Sequence[Message]) -> list[Message]:
+    """Return the messages of a conversation and of the input that continues it."""
+    if isinstance(said, str):
+        return [*before, {"role": "user", "content": said}]
+    conversation = _Conversation(before)
+    for at, item in enumerate(said):
+        conversation.add(item, f"input[{at}].")
+    return conversation.whole()
+
+
+def answered(turn: Turn) -> Message:
+    """Return the message of a turn, without calls that were cut off."""
+    calls = tuple(call for call in turn.calls if _is_whole(call))
+    return _message_of(turn._replace(calls=calls))
+
+
+def _message_of(turn: Turn) -> Message:
+    told = message_of(turn)
+    del told["refusal"]
+    return {**told, "content": turn.content}
+
+
+def _is_whole(call: ToolCall) -> bool:
+    try:
+        arguments_of(call.arguments or "{")
+    except ValueError:
+        return False
+    return True
+
+
+class _Conversation:
+    """Messages, and the turn of the assistant's that the next items may belong to."""
+
+    def __init__(self, before: Sequence[Message]) -> None:
+        self._messages = [*before]
+        self._called = {call["id"] for one in before for call in one.get("tool_calls", ())}
+        self._turn: Turn | None = None
+
+    def whole(self) -> list[Message]:
+        """Return the messages; the turn is over."""
+        if self._turn is not None:
+            self._messages.append(_message_of(self._turn))
+            self._turn = None
+        return self._messages
+
+    def add(self, item: Item, where: str) -> None:
+        """Add an item."""
+        turn = self._turn
+        match item.type, item.role:
+            case "reasoning", _:
+                self.whole()
+                thought = content_of(item.content, "assistant", f"{where}content", _ThoughtPart)
+                self._turn = Turn("", thought, ())
+            case "function_call", _:
+                assert item.call_id is not None
+                call = ToolCall(item.call_id, item.name or "", item.arguments or "")
+                self._called.add(call.id)
+                turn = turn or Turn("", "", ())
+                self._turn = turn._replace(calls=(*turn.calls, call))
+            case "message", "assistant":
+                content = content_of(item.content, "assistant", f"{where}content", _TextPart)
+                if turn is None or turn.content or turn.calls:
+                    self.whole()
+                    turn = Turn("", "", ())
+                self._turn = turn._replace(content=content)
+            case "message", role:
+                assert role is not None
+                content = content_of(item.content, role, f"{where}content", _TextPart)
+                role = "system" if role == "developer" else role
+                self.whole().append({"role": role, "content": content})
+            case _:
+                self._add_output(item, where)
+
+    def _add_output(self, item: Item, where: str) -> None:
+        if item.call_id not in self._called:
+            raise RefusalError(
+                400,
+                f"{where}call_id is of no function_call before it.",
+                code="invalid_value",
+                param=f"{where}call_id",
+            )
+        output = content_of(item.output, "tool", f"{where}output", _TextPart)
+        told = {"role": "tool", "content": output, "tool_call_id": item.call_id}
+        self.whole().append(told)
