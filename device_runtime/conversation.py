@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from pilotfish.device_runtime.advice import advice
+from pilotfish.device_runtime.answer import AnswerBuffer, outline_of
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.drafter import Drafter
@@ -19,10 +20,6 @@ from pilotfish.device_runtime.link.probing import refresh
 from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives
 from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, Round
 from pilotfish.device_runtime.session import Session
-from pilotfish.device_runtime.stops import AnswerBuffer
-from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.families.outline import Outline
-from pilotfish.engines.families.reader import Part, TurnReader
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.channel import Channel
 from pilotfish.wire.errors import (
@@ -34,7 +31,6 @@ from pilotfish.wire.link.meter import SMALL_BYTES
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import EXCHANGES, LOCAL, STREAM
 
-_TAIL = 16  # tokens of a prompt, in which a thought may begin
 _log = logging.getLogger("pilotfish.device")
 
 # UnsupportedError: an edge that came back without the decision head that an answer needs
@@ -89,17 +85,9 @@ class Conversation:
         begun_s = time.monotonic()
         before = link.gauge.probing if link else Probing()
         plan, choice, state = self._prepare(wish)
-        outline = self._outline(prompt, plan)
+        outline = outline_of(prompt, self._target, plan.law.shaping.grammar)
         plan = plan.constrained(outline.grammar)
-        reader = TurnReader(outline, self._target.family.call_id)
-        answer = AnswerBuffer(
-            self._target.tokenizer,
-            eos_ids=self._ends,
-            stop=plan.stop,
-            max_tokens=plan.max_tokens,
-            shown=self._target.tokenizer.controls_in(outline.written),
-        )
-        parts: list[Part] = []
+        answer = AnswerBuffer(self._target, outline, plan, self._ends)
         rounds: list[Round] = []
         losses = LossLog()
         first_token_s = 0.0
@@ -110,23 +98,17 @@ class Conversation:
                 settled_ns = time.monotonic_ns()
                 if link is not None and losses.add(record, link.lost_ns, settled_ns):
                     link.verified()
-                pieces = _pieces(record, answer, reader)
+                pieces = answer.take(record)
                 record.timings.settle += (time.monotonic_ns() - settled_ns) * 1e-9
                 rounds.append(record)
                 first_token_s = first_token_s or time.monotonic() - begun_s
                 if self._on_round is not None:
                     self._on_round(record)
-                for piece in pieces:
-                    parts += piece.parts
-                    yield piece
+                yield from pieces
                 if answer.finish_reason is not None:
                     break
                 self._interrupt.check()
-            rest = answer.end("length")  # the context is full
-            last = [*reader.push(rest), *reader.end()]
-            parts += last
-            if rest or last:
-                yield Piece(rest, [], "target", parts=last)
+            yield from answer.end("length")  # unless it has ended, the context is full
             finished = True
         finally:
             if plan.streams or not finished:
@@ -148,27 +130,10 @@ class Conversation:
             choice=choice,
             probing=after.since(before),
             recoveries=losses.recoveries,
-            parts=parts,
+            parts=answer.parts,
         )
 
     # Before the first round
-
-    def _outline(self, prompt: Prompt, plan: Plan) -> Outline:
-        """Return what the answer may be; `UnsupportedError` if it cannot call the plan's tools."""
-        target, content = self._target, plan.law.shaping.grammar
-        if not prompt.talks or target.chat_template is None:
-            if plan.tools is not None:
-                raise UnsupportedError("Tools go with messages, and with a chat template.")
-            return Outline(content=content)
-        family = target.family
-        end = target.tokenizer.decode(prompt.ids[-_TAIL:].tolist(), special=True)
-        thinking = end.rstrip().endswith(family.thought[0])
-        try:
-            return Outline.of(
-                family, target.chat_template, tools=plan.tools, content=content, thinking=thinking
-            )
-        except GrammarError as error:
-            raise UnsupportedError(str(error)) from error
 
     def _prepare(self, wish: Plan | Choosable) -> tuple[Plan, Choice | None, LinkState | None]:
         """Greet the edge and settle on a plan; returns it, the choice and the link's state."""
@@ -308,17 +273,3 @@ def _channel(state: LinkState | None) -> Channel:
 
 def _value(reading: Reading | None) -> float | None:
     return None if reading is None else reading.value
-
-
-def _pieces(record: Round, answer: AnswerBuffer, reader: TurnReader) -> list[Piece]:
-    """Add a round to the answer and return its pieces; cuts the record to the tokens kept."""
-    pieces, kept = [], []
-    for origin, ids in record.origins:
-        taken, text = answer.push(ids)
-        kept += taken
-        if taken:
-            begin = len(kept) - len(taken)
-            told = record.logprobs[begin : len(kept)]
-            pieces.append(Piece(text, taken, origin, told, reader.push(text)))
-    record.tokens = kept
-    return pieces

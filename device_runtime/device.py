@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from copy import copy
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pilotfish.device_runtime.bridge import Asked, Prompt, Talk, are_messages
 from pilotfish.device_runtime.choice import Evidence
@@ -18,10 +18,11 @@ from pilotfish.device_runtime.link.family import Family, load_keys
 from pilotfish.device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.partners import Partners
-from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan, tools_of
+from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.chat import ChatTemplate
+from pilotfish.engines.families import Tools
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import PairMismatchError, UnsupportedError
@@ -32,7 +33,10 @@ from pilotfish.wire.protocols import LOCAL
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pilotfish.device_runtime.plan import Options
+    from pilotfish.device_runtime.plan import Options, TalkOptions
+
+
+_TALK = ("tools", "tool_choice", "parallel_tool_calls", "thinking")  # options of a `Talk`
 
 
 class Device:
@@ -179,26 +183,27 @@ class Device:
 
     # Answers
 
-    def generate(self, prompt: Asked | Prompt, **options: Unpack[Options]) -> Generation:
+    def generate(self, prompt: Asked | Prompt, **options: Unpack[TalkOptions]) -> Generation:
         """Generate an answer and return it whole. The options are those of `stream`."""
         for _ in self.stream(prompt, **options):
             pass
         assert self.last is not None
         return self.last
 
-    def stream(self, prompt: Asked | Prompt, **options: Unpack[Options]) -> Iterator[Piece]:
+    def stream(self, prompt: Asked | Prompt, **options: Unpack[TalkOptions]) -> Iterator[Piece]:
         """Yield an answer piece by piece; ``last`` holds the whole when the iterator ends.
 
         A text prompt becomes one user message in the target's chat template, if it has one;
         messages (each with "role" and "content") are rendered by that template, with the tools of
-        the options; a list of the target's token ids is used as it is. The options are those of
-        `device_runtime.plan.plan`.
+        the options (`TalkOptions`) or those of a `Talk`; a list of the target's token ids is used
+        as it is. The other options are those of `device_runtime.plan.plan`.
         """
         self._interrupt.arm()
-        wish = self._wanted_plan(options)
+        asked, how = _asked(prompt, options)
+        wish = self._wanted_plan(how)
         self._meet_edge(wish)
         self._match_vocabulary()
-        made = self._translated(_asked(prompt, options))
+        made = self._translated(asked)
         return self._restarted(self._conversation.answer(made, wish, alone=False), made, wish)
 
     def _wanted_plan(self, options: Options) -> Plan | Choosable:
@@ -387,18 +392,23 @@ class Device:
         self.close()
 
 
-def _asked(prompt: Asked | Prompt, options: Options) -> Asked | Prompt:
-    """Return the prompt with the options' tools and settings, if it does not have them yet."""
-    tools = tools_of(
-        options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls")
-    )
+def _asked(prompt: Asked | Prompt, options: TalkOptions) -> tuple[Asked | Prompt, Options]:
+    """Return the prompt, with the options' tools if it is none with tools already, and the rest."""
+    rest = {name: value for name, value in options.items() if name not in _TALK}
+    told = (options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls"))
+    try:
+        tools = Tools.read(*told)
+    except ValueError as error:
+        raise UnsupportedError(f"{error}.") from error
     thinking = options.get("thinking")
-    if isinstance(prompt, Prompt | Talk) or (tools is None and thinking is None):
-        return prompt
+    if tools is None and thinking is None:
+        return prompt, cast("Options", rest)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if not are_messages(messages):
-        raise UnsupportedError("Tools and thinking go with messages, or a text.")
-    return Talk(messages, () if tools is None else tools.tools, thinking)
+    if isinstance(messages, Prompt | Talk) or not are_messages(messages):
+        raise UnsupportedError(
+            "Tools and thinking go with a text or messages; a Talk has its own, and token ids none."
+        )
+    return Talk(messages, tools, thinking), cast("Options", rest)
 
 
 def connect(edge: str, keys: str | Path | None) -> EdgeLink:

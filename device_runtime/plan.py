@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
-from pilotfish.engines.families import Tools
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.shaping import Grammar, Shaping
 from pilotfish.speculation.tree import Expansion, nodes_at_most
@@ -92,16 +91,26 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     schema: Mapping[str, Any] | str | None
     grammar: Grammar | None
-    tools: Sequence[Mapping[str, Any]] | Tools | None
-    tool_choice: str | None
-    parallel_tool_calls: bool | None
-    thinking: bool | None
     draft_temperature: float | None
     draft_top_k: int | None
     draft_top_p: float | None
     seed: int | None
     stop: Sequence[str]
     options: ProtocolOptions | None
+
+
+class TalkOptions(Options, total=False):
+    """These, and what makes a `Talk` of a text or messages.
+
+    tools: functions that may be called, as OpenAI's API has them, with tool_choice ("auto", "none",
+    "required", or a name) and parallel_tool_calls. thinking: whether a model that can think first
+    does: its template's ``enable_thinking``.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | None
+    parallel_tool_calls: bool | None
+    thinking: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +131,6 @@ class Plan:
     max_tokens: int
     stop: Sequence[str]
     logprobs: int | None
-    tools: Tools | None
 
     @property
     def streams(self) -> bool:
@@ -167,10 +175,6 @@ def plan(
     logprobs: int | None = None,
     schema: Mapping[str, Any] | str | None = None,
     grammar: Grammar | None = None,
-    tools: Sequence[Mapping[str, Any]] | Tools | None = None,
-    tool_choice: str | None = None,
-    parallel_tool_calls: bool | None = None,
-    thinking: bool | None = None,
     draft_temperature: float | None = None,
     draft_top_k: int | None = None,
     draft_top_p: float | None = None,
@@ -185,13 +189,10 @@ def plan(
     allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k,
     top_p, min_p: of the target's sampling; draft_…: of the drafter's, by default the same.
     logit_bias, penalties, grammar: of both ends' logits, as `Shaping` has them; schema: a JSON
-    schema, for a grammar. tools: functions that may be called, as OpenAI's API has them, with
-    tool_choice ("auto", "none", "required", or a name) and parallel_tool_calls; thinking: whether a
-    model that can think first does, its template's ``enable_thinking``. logprobs: tell each token's
-    log-probability, and those of so many of the likeliest. If neither end is truncated, ``tslt``
-    and ``tree`` truncate the drafter to 64 tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³;
-    None takes a random one. options, own: the protocols' own options; those of other protocols have
-    no effect.
+    schema, for a grammar. logprobs: tell each token's log-probability, and those of so many of
+    the likeliest. If neither end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64
+    tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. options, own:
+    the protocols' own options; those of other protocols have no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
@@ -229,7 +230,6 @@ def plan(
     chosen = own_options((options.given() if options is not None else {}) | own)
     if exchange is not None and exchange.Options in chosen:
         exchange = exchange.asking(chosen[exchange.Options])
-    offered = tools_of(tools, tool_choice, parallel_tool_calls)
     if seed is None:
         seed = secrets.randbits(63)
     return Plan(
@@ -241,21 +241,8 @@ def plan(
         auto=window == AUTO,
         max_tokens=max_tokens,
         logprobs=logprobs,
-        tools=offered,
         stop=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
     )
-
-
-def tools_of(
-    tools: Sequence[Mapping[str, Any]] | Tools | None, choice: str | None, parallel: bool | None
-) -> Tools | None:
-    """Read what may be called; `UnsupportedError` says what is wrong with it."""
-    if isinstance(tools, Tools):
-        return tools
-    try:
-        return Tools.read(tools, choice, parallel)
-    except ValueError as error:
-        raise UnsupportedError(f"{error}.") from error
 
 
 def own_options(given: Mapping[str, Any]) -> dict[type[ProtocolOptions], ProtocolOptions]:

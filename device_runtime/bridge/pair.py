@@ -1,6 +1,6 @@
 """A pair of vocabularies, the drafter's and the target's: its prompts and bridges."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,9 @@ from pilotfish.device_runtime.bridge.bridge import Bridge, SharedTokensBridge, T
 from pilotfish.device_runtime.bridge.context import Context
 from pilotfish.device_runtime.bridge.prompt import Asked, Messages, Prompt, Talk, are_messages
 from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.errors import TemplateError, TextTooLongError
+from pilotfish.engines.families.family import within_first_user
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
 
@@ -79,9 +81,11 @@ class Pair:
         return Prompt(asked, chat, told, read, self.fingerprint, self.digests)
 
     def _rendered(self, talk: Talk, most: int | None) -> list[int]:
-        ids = _rendered(self.target, talk, most)
+        ids = _ids_of(self.target, talk, most)
         if ids is None:
-            raise UnsupportedError(f"{self.target.model} has no chat template: give it a text.")
+            raise UnsupportedError(
+                f"{self.target.model} has no chat template: give it a text, without tools."
+            )
         return ids
 
     def _in_own_template(self, talk: Talk) -> list[int] | None:
@@ -89,7 +93,7 @@ class Pair:
         if self.trivial:
             return None
         try:
-            return _rendered(self.drafter, talk)
+            return _ids_of(self.drafter, talk)
         except TemplateError:  # such as that of a template without system messages
             return None
 
@@ -130,13 +134,34 @@ def _talk(asked: "str | Messages | Talk") -> Talk:
     return Talk([{"role": "user", "content": asked}] if isinstance(asked, str) else asked)
 
 
-def _rendered(vocabulary: Vocabulary, talk: Talk, most: int | None = None) -> list[int] | None:
+def _ids_of(vocabulary: Vocabulary, talk: Talk, most: int | None = None) -> list[int] | None:
     """Encode a talk by the vocabulary's chat template; None without one."""
     if (dialogue := vocabulary.dialogue) is None:
         return None
+    offered = () if talk.tools is None else talk.tools.tools
     template = vocabulary.chat_template or ""
-    messages, tools = vocabulary.family.told(template, talk.messages, talk.tools)
-    return dialogue.ids(messages, most, tools, talk.thinking)
+    try:
+        messages, tools = vocabulary.family.told(template, talk.messages, offered)
+        return _told(dialogue, messages, tools, talk, most)
+    except RecursionError:
+        raise TemplateError("the messages or their tools are nested too deeply") from None
+
+
+def _told(
+    dialogue: Dialogue,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    talk: Talk,
+    most: int | None,
+) -> list[int]:
+    """Encode what a template is told; where it takes no system message, without one of ours."""
+    try:
+        return dialogue.ids(messages, most, tools, talk.thinking)
+    except TemplateError:
+        moved = within_first_user(messages)
+        if tools is not None or talk.tools is None or moved == messages:
+            raise
+        return dialogue.ids(moved, most, tools, talk.thinking)
 
 
 def _raw(vocabulary: Vocabulary, text: str, most: int | None = None) -> list[int]:

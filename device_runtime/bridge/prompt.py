@@ -9,17 +9,20 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.families import Tool
+from pilotfish.engines.families import Tools
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
 
 
 @dataclass(frozen=True)
 class Talk:
-    """Messages, tools that may be called, and whether to think first; None: as the model likes."""
+    """Messages, tools that may be called, and whether to think first; None: as the model likes.
+
+    Tools of choice "none" are told of, too: what was read of the talk stays as it is.
+    """
 
     messages: Messages
-    tools: Sequence[Tool] = ()
+    tools: Tools | None = None
     thinking: bool | None = None
 
 

@@ -10,6 +10,7 @@ usage repeats that of the last choice.
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -28,7 +29,8 @@ class AnswerFormat:
     """Formats one answer for its route, chat or text.
 
     echo: tells the prompt, with which each choice of a text begins; None: they do not. words: of
-    the tokens whose log-probabilities are told; None: they are not. usage: a stream tells it.
+    the tokens whose log-probabilities are told; None: they are not. usage: a stream tells it. best:
+    a body tells so many of its answers, the likeliest by token; 0: all of them.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class AnswerFormat:
         echo: Callable[[], str] | None = None,
         words: Tokenizer | None = None,
         usage: bool = False,
+        best: int = 0,
     ) -> None:
         self._chat = chat
         self._id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
@@ -47,14 +50,16 @@ class AnswerFormat:
         self._echo = echo
         self._words = words
         self._tells_usage = usage
+        self._best = best
         self._length = 0  # characters of the choice so far, the prompt's included if it is echoed
         self._ended: list[Generation] = []
         self._begun = False  # the choice after these
 
     def whole(self, generations: Sequence[Generation]) -> Body:
-        """Return the body of an answer that is not streamed, with a choice for each generation."""
-        choices = [self._choice(at, generation) for at, generation in enumerate(generations)]
-        told = [summary(generation) for generation in generations]
+        """Return the body of an answer that is not streamed; its usage is of all generations."""
+        told_of = likeliest(generations, self._best) if self._best else generations
+        choices = [self._choice(at, generation) for at, generation in enumerate(told_of)]
+        told = [summary(generation) for generation in told_of]
         if len(choices) > 1:
             choices = [
                 {**choice, "pilotfish": its} for choice, its in zip(choices, told, strict=True)
@@ -73,13 +78,16 @@ class AnswerFormat:
             "logprobs": self._logprobs(generation.tokens, generation.logprobs, len(self._prompt())),
         }
         if self._chat:
-            return {**choice, "message": message_of(generation.turn)}
+            return {**choice, "message": message_body(generation.turn)}
         return {**choice, "text": self._prompt() + generation.text}
 
     def _finish(self, generation: Generation) -> str:
         ended = generation.finish_reason
-        called = self._chat and ended == "stop" and generation.turn.calls
-        return "tool_calls" if called else ended
+        if not self._chat or ended != "stop":
+            return ended
+        calls = generation.turn.calls
+        # a stop string may end it within one
+        return "tool_calls" if calls and calls[-1].whole else ended
 
     def _logprobs(
         self, tokens: Sequence[int], told: Sequence[TokenLogprob | None], begin: int
@@ -165,7 +173,7 @@ class AnswerFormat:
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
 
-def message_of(turn: Turn) -> Body:
+def message_body(turn: Turn) -> Body:
     """Format a turn as a message."""
     found: Body = {"role": "assistant", "content": turn.content, "refusal": None}
     if turn.reasoning:
@@ -206,6 +214,16 @@ def delta_of(parts: Sequence[Part]) -> Body:
     if calls:
         found["tool_calls"] = [*calls.values()]
     return found or {"content": ""}
+
+
+def likeliest(answers: Sequence[Generation], most: int) -> list[Generation]:
+    """Return the answers of the highest log-probability by token, the highest first."""
+
+    def by_token(answer: Generation) -> float:
+        known = [told.logprob for told in answer.logprobs if told is not None]
+        return sum(known) / len(known) if known else -inf
+
+    return sorted(answers, key=by_token, reverse=True)[:most]
 
 
 def usage(generations: Sequence[Generation]) -> Body:

@@ -70,7 +70,9 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
         words = service.device.tokenizer if wanted.logprobs else None
         model = service.config.model
         usage = wanted.include_usage
-        answer = AnswerFormat(chat=wanted.chat, model=model, echo=echo, words=words, usage=usage)
+        answer = AnswerFormat(
+            chat=wanted.chat, model=model, echo=echo, words=words, usage=usage, best=wanted.best
+        )
         client = _client(request)
         return Completion(service.lanes, client, wanted, answer, service.read, service.refused)
 

@@ -7,7 +7,6 @@ edge is lost, a comment every `QUIET_S` shows the client that it is being served
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from math import inf
 from typing import Any, Protocol
 
 import msgspec
@@ -127,8 +126,7 @@ class Completion(Response):
                         event = job.take()
                         assert isinstance(event, Generation)  # pieces come where they are streamed
                         whole.append(event)
-                    kept = likeliest(whole, wanted.best) if wanted.best else whole
-                    await json_response(self._answer.whole(kept))(scope, receive, send)
+                    await json_response(self._answer.whole(whole))(scope, receive, send)
             finally:
                 watch.cancel()
 
@@ -180,16 +178,6 @@ class Completion(Response):
 
     def _encoded(self, bodies: Sequence[Body]) -> list[bytes]:
         return [self._answer.event(body) for body in bodies]
-
-
-def likeliest(answers: Sequence[Generation], most: int) -> list[Generation]:
-    """Return the answers of the highest log-probability by token, the highest first."""
-
-    def by_token(answer: Generation) -> float:
-        known = [told.logprob for told in answer.logprobs if told is not None]
-        return sum(known) / len(known) if known else -inf
-
-    return sorted(answers, key=by_token, reverse=True)[:most]
 
 
 def json_response(

@@ -42,7 +42,7 @@ from pilotfish.device_runtime.service.prompts import (
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.device_runtime.service.tools import Choice, ToolList, chosen, tools_of
+from pilotfish.device_runtime.service.tools import Choice, ToolList, chosen, tools_asked
 from pilotfish.speculation.shaping import (
     LEAST_FACTOR,
     MOST_BIAS,
@@ -218,9 +218,9 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     messages = [message_of(message, at) for at, message in enumerate(request.messages)]
     most = request.max_completion_tokens or request.max_tokens
     functions = None if request.tools is None else [tool.function for tool in request.tools]
-    tools = tools_of(functions, chosen(request.tool_choice), request.parallel_tool_calls)
+    tools = tools_asked(functions, chosen(request.tool_choice), request.parallel_tool_calls)
     thinking = thinking_of(request.chat_template_kwargs, request.reasoning_effort)
-    talk = Talk(messages, () if tools is None else tools.tools, thinking)
+    talk = Talk(messages, tools, thinking)
     wanted = wanted_of(
         request,
         chat=True,
@@ -231,7 +231,6 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
         choices=request.n or 1,
         logprobs=request.top_logprobs or 0 if request.logprobs else None,
     )
-    wanted.options["tools"] = tools
     if request.top_logprobs and not request.logprobs:
         raise RefusalError(
             400, "top_logprobs goes with logprobs.", code="invalid_value", param="top_logprobs"

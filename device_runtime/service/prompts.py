@@ -150,7 +150,7 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 def thinking_of(told: TemplateFields | None, effort: Effort | None = None) -> bool | None:
     """Return whether to think first; None: as the model likes."""
-    if told is not None:
+    if told is not None and (told.enable_thinking, told.thinking) != (None, None):
         return told.thinking if told.enable_thinking is None else told.enable_thinking
     return None if effort is None else effort != "none"
 

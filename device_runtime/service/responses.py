@@ -18,14 +18,19 @@ from pilotfish.device_runtime.service.openai import (
     MESSAGES,
     CompletionRequest,
     Count,
-    Effort,
     RequestFields,
     read,
     wanted_of,
 )
-from pilotfish.device_runtime.service.prompts import fields_of, given, refuse_unless_neutral
+from pilotfish.device_runtime.service.prompts import (
+    Effort,
+    fields_of,
+    given,
+    refuse_unless_neutral,
+    thinking_of,
+)
 from pilotfish.device_runtime.service.responses_input import Item, Message, conversation_of
-from pilotfish.device_runtime.service.tools import FunctionFields, tools_of
+from pilotfish.device_runtime.service.tools import FunctionFields, tools_asked
 from pilotfish.engines.families.tools import MOST_TOOLS
 
 Body = dict[str, Any]
@@ -123,23 +128,21 @@ def response_request(
         refuse_unless_neutral(given(request.text, _NEUTRAL_TEXT), _NEUTRAL_TEXT, "text.")
     choice = request.tool_choice
     named = choice.name if isinstance(choice, _NamedChoice) else choice
-    tools = tools_of(request.tools, named, request.parallel_tool_calls)
+    tools = tools_asked(request.tools, named, request.parallel_tool_calls)
     previous = request.previous_response_id
     messages = conversation_of(request.input, [] if previous is None else before(previous))
     asked = messages
     if request.instructions is not None:
         asked = [{"role": "system", "content": request.instructions}, *messages]
     effort = None if request.reasoning is None else request.reasoning.effort
-    thinking = None if effort is None else effort != "none"
     wanted = wanted_of(
         request,
         chat=True,
-        prompt=Talk(asked, () if tools is None else tools.tools, thinking),
+        prompt=Talk(asked, tools, thinking_of(None, effort)),
         most=request.max_output_tokens,
         defaults=defaults,
         format=None if request.text is None else request.text.format,
     )
-    wanted.options["tools"] = tools
     return ResponseRequest(
         wanted=wanted,
         messages=messages,

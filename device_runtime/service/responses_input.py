@@ -10,11 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from pilotfish.device_runtime.service.answers import message_of
+from pilotfish.device_runtime.service.answers import message_body
 from pilotfish.device_runtime.service.prompts import content_of
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.engines.families.reader import ToolCall, Turn
-from pilotfish.engines.families.tools import arguments_of
 
 Message = Mapping[str, Any]
 
@@ -73,22 +72,14 @@ def conversation_of(said: "str | Sequence[Item]", before: Sequence[Message]) -> 
 
 def answered(turn: Turn) -> Message:
     """Return the message of a turn, without calls that were cut off."""
-    calls = tuple(call for call in turn.calls if _is_whole(call))
+    calls = tuple(call for call in turn.calls if call.whole)
     return _message_of(turn._replace(calls=calls))
 
 
 def _message_of(turn: Turn) -> Message:
-    told = message_of(turn)
+    told = message_body(turn)
     del told["refusal"]
     return {**told, "content": turn.content}
-
-
-def _is_whole(call: ToolCall) -> bool:
-    try:
-        arguments_of(call.arguments or "{")
-    except ValueError:
-        return False
-    return True
 
 
 class _Conversation:

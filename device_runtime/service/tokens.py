@@ -20,7 +20,7 @@ from pilotfish.device_runtime.service.prompts import (
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.device_runtime.service.tools import ToolList, tools_of
+from pilotfish.device_runtime.service.tools import ToolList, tools_asked
 
 Body = dict[str, Any]
 _MOST = 1 << 20  # tokens
@@ -51,9 +51,11 @@ def asked_of(body: bytes) -> tuple[Asked, bool, bool]:
         raise RefusalError(400, "Give a prompt or messages.", code="invalid_value", param="prompt")
     if request.messages is not None:
         messages = [message_of(one, at) for at, one in enumerate(request.messages)]
-        tools = tools_of([tool.function for tool in request.tools or ()], None, None)
+        tools = tools_asked([tool.function for tool in request.tools or ()], None, None)
         thinking = thinking_of(request.chat_template_kwargs)
-        return Talk(messages, () if tools is None else tools.tools, thinking), True, words
+        return Talk(messages, tools, thinking), True, words
+    if request.tools or request.chat_template_kwargs is not None:
+        raise RefusalError(400, "tools go with messages.", code="invalid_value", param="tools")
     assert request.prompt is not None
     return request.prompt, False, words
 

@@ -48,7 +48,7 @@ ToolList: TypeAlias = Annotated[list[ToolFields], msgspec.Meta(max_length=MOST_T
 Choice: TypeAlias = Literal["auto", "none", "required"] | NamedChoice
 
 
-def tools_of(
+def tools_asked(
     functions: Sequence[FunctionFields] | None, choice: str | None, parallel: bool | None
 ) -> Tools | None:
     """Return what may be called; None where nothing may."""
@@ -77,7 +77,13 @@ def _parameters(functions: Sequence[FunctionFields]) -> list[Any]:
             code="invalid_value",
             param="tools",
         )
-    return [msgspec.json.decode(one.parameters) for one in functions]
+    try:
+        return [msgspec.json.decode(one.parameters) for one in functions]
+    except (ValueError, RecursionError) as error:  # msgspec's, too; and of UTF-8
+        raise RefusalError(
+            400, f"The parameters of a tool are no JSON: {error}.", code="invalid_value",
+            param="tools",
+        ) from None  # fmt: skip
 
 
 def chosen(choice: Choice | None) -> str | None:

@@ -18,7 +18,7 @@ from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.screen import Screen
 from pilotfish.device_runtime.config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.plan import AUTO, Options
+from pilotfish.device_runtime.plan import AUTO, Options, TalkOptions
 from pilotfish.field.summary import report, summary
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.protocols import LOCAL, Greedy
@@ -86,8 +86,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UnsupportedError(
             f"Protocol {args.protocol} needs an edge: name it with --edge, or use --protocol local."
         )
-    options = generation_of(args)
-    options.update(talk_of(args))
+    options: TalkOptions = {**generation_of(args), **talk_of(args)}
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     screen = Screen(quiet=args.json == "-")
     with Bars() as bars:

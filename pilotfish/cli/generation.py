@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import positive
 from pilotfish.device_runtime.choice import POLICIES
-from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken
+from pilotfish.device_runtime.plan import AUTO, Auto, Options, TalkOptions, expect_taken
 from pilotfish.speculation.shaping import Grammar
 from pilotfish.wire.errors import ConfigError, UnsupportedError
 from pilotfish.wire.protocols import names, option_types
@@ -157,9 +157,9 @@ def talk_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def talk_of(args: argparse.Namespace) -> Options:
+def talk_of(args: argparse.Namespace) -> TalkOptions:
     """These, as `Device.stream` takes them; `ConfigError` for a file that cannot be read."""
-    options = Options(tool_choice=args.tool_choice, thinking=args.think)
+    options = TalkOptions(tool_choice=args.tool_choice, thinking=args.think)
     if args.tools is None:
         return options
     try:

@@ -14,7 +14,7 @@ import msgspec
 
 from pilotfish.engines.artifact import TOKENIZER_NAME, Artifact, Positive, TokenId
 from pilotfish.engines.errors import ArtifactError, TemplateError
-from pilotfish.engines.families import Family, family_of
+from pilotfish.engines.families import ModelFamily, family_of
 from pilotfish.engines.foreign import MAX_TEMPLATE, MAX_TOKENS, check_foreign
 from pilotfish.engines.tokenizer import Tokenizer
 
@@ -129,7 +129,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return Dialogue(self.template, self.tokenizer)
 
     @cached_property
-    def family(self) -> Family:
+    def family(self) -> ModelFamily:
         """How it writes calls and thoughts, by its chat template."""
         return family_of(self.chat_template or "")
 

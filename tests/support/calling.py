@@ -6,10 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from pilotfish.engines.families import FAMILIES, Family, Tools
+from pilotfish.engines.families import FAMILIES, ModelFamily, Tools
 from pilotfish.engines.families.outline import Outline
 from pilotfish.engines.grammar import Grammars
 from pilotfish.engines.tokenizer import Tokenizer
@@ -62,7 +63,24 @@ def grammars() -> Grammars:
     return Grammars(tokenizer, tokenizer.vocab_size, [end])
 
 
-def outline(family: Family, choice: str = "auto", *, parallel: bool = True, **told: Any) -> Outline:
+def allowed(told: Outline, text: str, *, special: bool = True) -> bool:
+    """Whether an answer may be exactly this text; special: control tokens in it are those."""
+    assert told.grammar is not None
+    tokenizer = vocabulary()
+    constraint = grammars().constraint(told.grammar)
+    ids = np.array(tokenizer.encode(text, special=special), np.uint32)
+    (end,) = tokenizer.encode("<|end|>", special=True)
+    for at, token in enumerate([*ids.tolist(), end]):
+        row = np.zeros((1, tokenizer.vocab_size), np.float32)
+        constraint.forbid(row, ids[:at], [[]])
+        if not np.isfinite(row[0, token]):
+            return False
+    return True
+
+
+def outline(
+    family: ModelFamily, choice: str = "auto", *, parallel: bool = True, **told: Any
+) -> Outline:
     """The outline of a turn that may call `TOOLS`; the model thinks."""
     tools = Tools.read(TOOLS, choice, parallel)
     return Outline.of(family, family.thought[1], tools=tools, **told)

@@ -51,12 +51,10 @@ _MARK = "</think>"  # a token, so that random models end their thoughts
 class CallerSource(RandomSource):
     """Random weights that think, and can write a call in ASCII."""
 
-    chat_template = THINKING
-
     def __init__(self, sharpness: float) -> None:
         tokens = [*_SIGNS, "Ġ", "Ċ", "Ġ:", "Ġ,"]
         config = tiny_config(vocab_size=len(tokens) + 1, context=4096)
-        super().__init__(config, seed=1, tokens=tokens, sharpness=sharpness)
+        super().__init__(config, seed=1, tokens=tokens, sharpness=sharpness, template=THINKING)
         told = json.loads(self.tokenizer_json)
         vocabulary = {id: token for token, id in told["model"]["vocab"].items()}
         vocabulary[tokens.index("Ġ:")] = _MARK

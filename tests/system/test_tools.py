@@ -113,7 +113,7 @@ def test_a_thought_that_the_prompt_begins(
 @pytest.mark.parametrize(
     ("prompt", "options", "said"),
     [
-        ([3, 1], {"tools": TOOLS}, "go with messages"),
+        ([3, 1], {"tools": TOOLS}, "go with a text or messages"),
         ("x", {"tools": [tool("a b")]}, "names no function"),
         ("x", {"tools": TOOLS, "tool_choice": "fly"}, "is no tool"),
         ("x", {"tool_choice": "required"}, "needs tools"),

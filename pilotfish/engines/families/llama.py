@@ -1,8 +1,8 @@
-"""Llama 3: an answer that begins with "{" is a call, of which there is one in a turn."""
+"""Llama 3: an answer that begins as a call does is one, and there is one in a turn."""
 
-from pilotfish.engines.families.family import Calls, Family
+from pilotfish.engines.families.family import Calls, ModelFamily
 
-LLAMA = Family(
+LLAMA = ModelFamily(
     name="llama",
     speaks=lambda template: "<|start_header_id|>" in template,
     calls=Calls(
@@ -10,7 +10,7 @@ LLAMA = Family(
         before="",
         behind='", "parameters": ',
         anywhere=False,
-        parallel=False,
     ),
-    taught="tools",
+    parallel=False,
+    taught=lambda template: "tools" in template,
 )

@@ -3,29 +3,25 @@
 Their templates take ids of nine letters and digits.
 """
 
-import secrets
-import string
+from functools import partial
 
-from pilotfish.engines.families.family import Calls, Family
+from pilotfish.engines.families.family import Calls, ModelFamily, call_id
 
+_call_id = partial(call_id, "", 9)
 
-def _call_id() -> str:
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
-
-
-MISTRAL_ARGS = Family(
+MISTRAL_ARGS = ModelFamily(
     name="mistral-args",
     speaks=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template,
     calls=Calls(trigger="[TOOL_CALLS]", before="", behind="[ARGS]", end="", between="[TOOL_CALLS]"),
-    taught="[AVAILABLE_TOOLS]",
+    taught=lambda template: "[AVAILABLE_TOOLS]" in template,
     thought=("[THINK]", "[/THINK]"),
     call_id=_call_id,
 )
-MISTRAL = Family(
+MISTRAL = ModelFamily(
     name="mistral",
     speaks=lambda template: "[TOOL_CALLS]" in template,
     calls=Calls(trigger="[TOOL_CALLS]", gap=" ", opening="[", closing="]"),
-    taught="[AVAILABLE_TOOLS]",
+    taught=lambda template: "[AVAILABLE_TOOLS]" in template,
     thought=("[THINK]", "[/THINK]"),
     call_id=_call_id,
 )

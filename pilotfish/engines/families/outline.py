@@ -6,19 +6,20 @@ In:  a family's way to write, tools, and what the answer must be. Out: an `Outli
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.families.family import Calls, Family
-from pilotfish.engines.families.tools import AUTO, Tools
+from pilotfish.engines.families.family import Calls, ModelFamily
+from pilotfish.engines.families.tools import MOST_TOOLS, REQUIRED, Tools
 from pilotfish.speculation.shaping import Grammar
 
 KIND = "turn"  # of a grammar
 _ANY = "(?s:.*)"
-_GAP = "GAP: /[ \\n]{1,3}/"
+_SPACE, SPACES = "[ \\n]", 3
+_LEAD = f"{_SPACE}{{0,{SPACES}}}"  # may stand before a call
 
 
 class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,32 +42,31 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @classmethod
     def of(
         cls,
-        family: Family,
+        family: ModelFamily,
         template: str,
         *,
         tools: Tools | None = None,
         content: Grammar | None = None,
         thinking: bool = False,
     ) -> "Outline":
-        """Outline a turn of this family; `GrammarError` if it cannot call tools."""
+        """Outline a turn of this family; `GrammarError` if it cannot call tools.
+
+        thinking: the prompt ends within a thought.
+        """
         if tools is not None and family.calls is None:
             raise GrammarError(
                 f"Calls of the family {family.name} are not JSON, and cannot be constrained."
             )
         thinks = family.thought[1] in template
-        callable = () if tools is None else tools.callable
+        offered = () if tools is None else tools.callable
         return cls(
             thought=family.thought if thinks else None,
             thinking=thinks and thinking,
             content=content,
             calls=family.calls if tools is not None else None,
-            tools=tuple((tool.name, json.dumps(tool.arguments)) for tool in callable),
-            called=tools is not None and tools.choice != AUTO,
-            several=tools is not None
-            and tools.parallel
-            and tools.choice not in {tool.name for tool in tools.tools}
-            and family.calls is not None
-            and family.calls.parallel,
+            tools=tuple((tool.name, json.dumps(tool.arguments)) for tool in offered),
+            called=tools is not None and (tools.named or tools.choice == REQUIRED),
+            several=tools is not None and tools.parallel and family.parallel and not tools.named,
         )
 
     @property
@@ -79,7 +79,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return Grammar(KIND, msgspec.json.encode(self).decode())
 
     @property
-    def written(self) -> list[str]:
+    def marks(self) -> list[str]:
         """The texts of which a reader must see the control tokens."""
         calls = self.calls
         told = () if calls is None else (calls.trigger, calls.opening, calls.before, calls.behind,
@@ -102,8 +102,14 @@ def read_outline(text: str) -> Outline:
         raise GrammarError(f"This is no turn: {error}.") from error
     if found.content is not None and found.content.kind == KIND:
         raise GrammarError("A turn is not within a turn.")
-    if found.calls is not None and not (found.tools and found.calls.trigger):
-        raise GrammarError("A turn that may have calls names tools and a trigger.")
+    if found.calls is not None and not found.calls.trigger:
+        raise GrammarError("Calls of a turn begin with a trigger.")
+    if (found.tools or found.called) and not (found.tools and found.calls):
+        raise GrammarError("A turn that may have calls says how they are written, and of what.")
+    if len(found.tools) > MOST_TOOLS:
+        raise GrammarError(f"A turn has {len(found.tools)} tools; {MOST_TOOLS} is the most.")
+    if found.thought is not None and not all(found.thought):
+        raise GrammarError("A thought begins and ends with some text.")
     return found
 
 
@@ -131,74 +137,78 @@ class Controls:
 def lark(outline: Outline, controls: Controls) -> str:
     """Write the rules of a turn; ``@content`` and ``@tool0``… are grammars beside it.
 
-    Plain text is regular: it ends where a trigger is complete, so that nothing depends on how far a
-    lexer looks ahead.
+    Plain text is regular: it ends where a mark is complete, so that nothing depends on how far a
+    lexer looks ahead. It spells no mark that is a control token either, for a reader sees text.
     """
-    rules = [_GAP]
-    start = ""
-    unlike = ""  # no text begins with it
+    rules = [f"GAP: /{_SPACE}{{1,{SPACES}}}/"]
+    thought = unlike = ""
     if outline.thought is not None:
-        begin, _ = outline.thought
-        rules.append(f"thought: {_thought(outline, controls, rules)}")
-        start = "thought GAP? " if outline.thinking else "(thought GAP?)? "
-        if begin not in controls and not outline.thinking:
-            unlike = begin
+        thought = f"(thought GAP?){'' if outline.thinking else '?'} "
+        rules += _thought(outline.thought, controls, begun=outline.thinking)
+        unlike = "" if outline.thinking else outline.thought[0]
     ways = []
-    if outline.calls is not None:
-        ways.append(_calls(outline, outline.calls, controls, rules, unlike))
+    if outline.tools and outline.calls is not None:
+        first, more = _calls(outline, outline.calls, controls, unlike)
+        ways.append(first)
+        rules += more
     if not outline.called:
         ways.append("@content" if outline.content is not None else "WORDS?")
-        rules.append(f"WORDS: {_words(outline.calls, controls, unlike)}")
-    return "\n".join([f"start: {start}({' | '.join(ways)})", *rules])
+        rules.append(f"WORDS: {_words(outline.calls, unlike)}")
+    return "\n".join([f"start: {thought}({' | '.join(ways)})", *rules])
 
 
-def _thought(outline: Outline, controls: Controls, rules: list[str]) -> str:
-    assert outline.thought is not None
-    begin, end = outline.thought
-    opened = "" if outline.thinking else controls.literal(begin)
+def _thought(marks: tuple[str, str], controls: Controls, *, begun: bool) -> list[str]:
+    """Write the rules of a thought, one terminal where its marks are text."""
+    begin, end = marks
+    inside = f"({_without(end)})"
     if end in controls:
-        rules.append(f"THINKING: /{_ANY}/")
-        return f"{opened} THINKING? {controls.literal(end)}"
-    rules.append(f"THINKING: ({_without(end)}) {json.dumps(end)}")
-    return f"{opened} THINKING"
+        opened = "" if begun else controls.literal(begin)
+        return [f"thought: {opened} THINKING? {controls.literal(end)}", f"THINKING: {inside}"]
+    closed = f"{inside} {json.dumps(end)}"
+    if begun or begin in controls:
+        opened = "" if begun else controls.literal(begin)
+        return [f"thought: {opened} THINKING", f"THINKING: {closed}"]
+    return ["thought: THINKING", f"THINKING: {json.dumps(begin)} {closed}"]
 
 
 def _calls(
-    outline: Outline, calls: Calls, controls: Controls, rules: list[str], unlike: str
-) -> str:
-    """Write how calls begin, and the rules of what follows."""
+    outline: Outline, calls: Calls, controls: Controls, unlike: str
+) -> tuple[str, list[str]]:
+    """Write how calls begin, and the rules of it and of what follows."""
+    literal = controls.literal
     each = [
-        f"{controls.literal(calls.before + name + calls.behind)} @tool{at} "
-        f"{controls.literal(calls.end)}"
+        f"{literal(calls.before + name + calls.behind)} @tool{at} {literal(calls.end)}"
         for at, (name, _) in enumerate(outline.tools)
     ]
-    rules.append(f"call: {' | '.join(each)}")
-    more = f"({controls.literal(calls.between)} call)*" if outline.several else ""
-    opening, closing = controls.literal(calls.opening), controls.literal(calls.closing)
-    gap = f"{json.dumps(calls.gap)}?" if calls.gap else ""
-    rules.append(f"calls: {gap} {opening} call {more} {closing}")
-    if outline.called or outline.content is not None or not calls.anywhere:
-        return f"{controls.literal(calls.trigger)} calls"
+    more = f"({literal(calls.between)} call)*" if outline.several else ""
+    gap = f"({literal(calls.gap)})?" if calls.gap else ""
+    rules = [
+        f"call: {' | '.join(each)}",
+        f"calls: {gap} {literal(calls.opening)} call {more} {literal(calls.closing)}",
+    ]
+    words = not outline.called and outline.content is None
     if calls.trigger in controls:
-        rules.append(f"BEFORE: {_text(unlike)}")
-        return f"BEFORE? {controls.literal(calls.trigger)} calls"
-    before = _without(calls.trigger) + (f" & ~/{_exactly(unlike)}{_ANY}/" if unlike else "")
-    rules.append(f"BEFORE: ({before}) {json.dumps(calls.trigger)}")
-    return "BEFORE calls"
+        if not (words and calls.anywhere):
+            return f"{literal(calls.trigger)} calls", rules
+        return (
+            f"BEFORE? {literal(calls.trigger)} calls",
+            [*rules, f"BEFORE: {_words(calls, unlike)}"],
+        )
+    before = ""  # where the content is of a form, a space must not lead away from it
+    if words or outline.called:
+        before = f"({_words(calls, unlike)})" if words and calls.anywhere else f"/{_LEAD}/"
+    return "TRIGGER calls", [*rules, f"TRIGGER: {before} {json.dumps(calls.trigger)}"]
 
 
-def _words(calls: Calls | None, controls: Controls, unlike: str) -> str:
-    """Write the terminal of a text without calls."""
-    if calls is None or calls.trigger in controls:
-        return _text(unlike)
-    trigger = _exactly(calls.trigger)
-    inside = f"~/{_ANY if calls.anywhere else ''}{trigger}{_ANY}/"
-    return f"{_text(unlike)} & {inside}"
-
-
-def _text(unlike: str) -> str:
-    """Write a terminal of any text that does not begin so."""
-    return f"/{_ANY}/ & ~/{_exactly(unlike)}{_ANY}/" if unlike else f"/{_ANY}/"
+def _words(calls: Calls | None, unlike: str) -> str:
+    """Write the terminal of a text without calls, which does not begin with a thought either."""
+    terminal = f"/{_ANY}/"
+    if unlike:
+        terminal += f" & ~/{_exactly(unlike)}{_ANY}/"
+    if calls is not None:
+        before = _ANY if calls.anywhere else _LEAD
+        terminal += f" & ~/{before}{_exactly(calls.trigger)}{_ANY}/"
+    return terminal
 
 
 def _without(text: str) -> str:
@@ -213,18 +223,19 @@ def _exactly(text: str) -> str:
     )
 
 
-def source(outline: Outline, controls: Controls, of: Any) -> str:
+def source(outline: Outline, controls: Controls, of: Callable[[Grammar], str]) -> str:
     """Write the source for llguidance. of: makes that of a plain `Grammar`."""
-    parts = []
+
+    def part(name: str, grammar: Grammar) -> dict[str, Any]:
+        told = of(grammar)  # Lark, or an object with one grammar
+        alone = (
+            {"lark_grammar": told} if grammar.kind == "lark" else json.loads(told)["grammars"][0]
+        )
+        return {**alone, "name": name}
+
+    parts = [
+        part(f"tool{at}", Grammar("json", schema)) for at, (_, schema) in enumerate(outline.tools)
+    ]
     if outline.content is not None and not outline.called:
-        parts.append({**_alone(of(outline.content)), "name": "content"})
-    for at, (_, schema) in enumerate(outline.tools):
-        parts.append({**_alone(of(Grammar("json", schema))), "name": f"tool{at}"})
+        parts.append(part("content", outline.content))
     return json.dumps({"grammars": [{"lark_grammar": lark(outline, controls)}, *parts]})
-
-
-def _alone(source: str) -> dict[str, Any]:
-    """Return the only grammar of a source."""
-    grammars = json.loads(source)["grammars"]
-    found: dict[str, Any] = grammars[0]
-    return found

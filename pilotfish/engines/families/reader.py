@@ -1,18 +1,18 @@
 """Read a turn while it is written: thought, words, calls.
 
 In:  the text of an answer, control tokens of its outline included, as it comes. Out: `Part`s. Text
-     is held back while it may be the beginning of something else. What is not as the outline says
-     is words: nothing that was written is lost.
+     is held back while it may be the beginning of something else. What is not as the outline says,
+     as without a grammar, is words.
 """
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from pilotfish.engines.families.outline import Outline
+from pilotfish.engines.families.outline import SPACES, Outline
 
 _MARKS = re.compile(r'["{}\[\]\\]')
-_MOST_NAME = 256  # characters
 
 
 class Part(NamedTuple):
@@ -34,6 +34,15 @@ class ToolCall(NamedTuple):
     name: str
     arguments: str
 
+    @property
+    def whole(self) -> bool:
+        """Whether the arguments are all there."""
+        try:
+            json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
 
 class Turn(NamedTuple):
     """A turn as a whole."""
@@ -45,13 +54,17 @@ class Turn(NamedTuple):
     @classmethod
     def of(cls, parts: Sequence[Part]) -> "Turn":
         """Put its parts together."""
-
-        def joined(kind: str, call: int = -1) -> str:
-            return "".join(one.text for one in parts if (one.kind, one.call) == (kind, call))
-
-        called = [part for part in parts if part.kind == "call"]
-        calls = [ToolCall(one.id, one.text, joined("arguments", one.call)) for one in called]
-        return cls(joined("content"), joined("reasoning"), tuple(calls))
+        content, reasoning = (
+            "".join(one.text for one in parts if one.kind == kind)
+            for kind in ("content", "reasoning")
+        )
+        arguments: dict[int, list[str]] = {one.call: [] for one in parts if one.kind == "call"}
+        for one in parts:
+            if one.kind == "arguments":
+                arguments[one.call].append(one.text)
+        calls = (one for one in parts if one.kind == "call")
+        told = (ToolCall(one.id, one.text, "".join(arguments[one.call])) for one in calls)
+        return cls(content, reasoning, tuple(told))
 
 
 class TurnReader:
@@ -59,7 +72,8 @@ class TurnReader:
 
     def __init__(self, outline: Outline, call_id: Callable[[], str]) -> None:
         self._outline = outline
-        self._calls = outline.calls
+        self._calls = outline.calls if outline.tools else None
+        self._names = frozenset(name for name, _ in outline.tools)
         self._call_id = call_id
         self._held = ""  # not read yet
         self._parts: list[Part] = []
@@ -68,11 +82,11 @@ class TurnReader:
         self._depth, self._quoted, self._escaped = 0, False, False
         # reads on; returns whether to call the next one, with what is held
         self._read: Callable[[], bool] = self._at_beginning
-        self._fresh = True  # nothing but white space has come since the turn began
+        self._bare = False  # white space here belongs to the mark before it
         if outline.thought is None:
             self._read = self._in_words
         elif outline.thinking:
-            self._read = self._in_thought
+            self._think("")
 
     def push(self, text: str) -> list[Part]:
         """Return the parts that this text completes."""
@@ -82,11 +96,11 @@ class TurnReader:
         return self._taken()
 
     def end(self) -> list[Part]:
-        """Return what was held back: the turn ends here."""
-        if self._read in (self._at_name, self._at_opening):
-            self._give_up()
-            self._in_plain_words()
-        elif self._read == self._in_thought:
+        """Return what was held back: the turn ends here.
+
+        A call without arguments yet is left out.
+        """
+        if self._read == self._in_thought:
             self._say("reasoning", self._held.rstrip())
         elif self._read in (self._at_beginning, self._in_words, self._in_plain_words):
             self._say("content", self._held)
@@ -98,6 +112,9 @@ class TurnReader:
         return taken
 
     def _say(self, kind: Literal["content", "reasoning", "arguments"], text: str) -> None:
+        if self._bare:
+            text = text.lstrip()
+            self._bare = not text
         if text:
             call = self._count - 1 if kind == "arguments" else -1
             self._parts.append(Part(kind, text, call))
@@ -108,41 +125,47 @@ class TurnReader:
 
     # Thought and words
 
+    def _led(self, mark: str) -> bool:
+        """Whether the mark comes, or may come yet, behind some space.
+
+        As the grammar has it: more space than that begins words.
+        """
+        held = self._held
+        most = len(held) if self._outline.called else SPACES
+        begin = next((at for at, one in enumerate(held[:most]) if one not in " \n"), most)
+        rest = held[begin:]
+        return rest.startswith(mark) or mark.startswith(rest)
+
     def _at_beginning(self) -> bool:
         assert self._outline.thought is not None
         begin, _ = self._outline.thought
-        held = self._held.lstrip()
-        if held.startswith(begin):
-            return self._go(self._in_thought, held[len(begin) :])
-        return not begin.startswith(held) and self._go(self._in_words, self._held)
+        if self._held.startswith(begin):
+            return self._think(self._held[len(begin) :])
+        return not begin.startswith(self._held) and self._go(self._in_words, self._held)
+
+    def _think(self, rest: str) -> bool:
+        self._bare = True
+        return self._go(self._in_thought, rest)
 
     def _in_thought(self) -> bool:
         assert self._outline.thought is not None
         _, end = self._outline.thought
-        if self._fresh:
-            self._held = self._held.lstrip()
-            self._fresh = not self._held
         thought, found, rest = self._held.partition(end)
         if found:
             self._say("reasoning", thought.rstrip())
-            self._fresh = True
-            return self._go(self._behind_thought, rest)
+            self._bare = True
+            return self._go(self._in_words, rest)
         self._held = self._said_before("reasoning", end)
         return False
-
-    def _behind_thought(self) -> bool:
-        self._held = self._held.lstrip()
-        return bool(self._held) and self._go(self._in_words, self._held)
 
     def _in_words(self) -> bool:
         calls = self._calls
         if calls is None:
             return self._go(self._in_plain_words, self._held)
         if not calls.anywhere:
-            held = self._held.lstrip()
-            if held.startswith(calls.trigger):
-                return self._go(self._at_opening, held)
-            return not calls.trigger.startswith(held) and self._go(self._in_plain_words, self._held)
+            if not self._led(calls.trigger):
+                return self._go(self._in_plain_words, self._held)
+            return calls.trigger in self._held and self._go(self._at_opening, self._held.lstrip())
         before, found, rest = self._held.partition(calls.trigger)
         if found:
             self._say("content", before.rstrip())
@@ -183,10 +206,13 @@ class TurnReader:
         assert self._calls is not None
         name, found, rest = self._held.partition(self._calls.behind)
         if not found:
-            return len(name) > _MOST_NAME and self._give_up()
+            may_come = any((one + self._calls.behind).startswith(name) for one in self._names)
+            return not may_come and self._give_up()
+        if name not in self._names:
+            return self._give_up()
         self._parts.append(Part("call", name, self._count, self._call_id()))
         self._count += 1
-        self._raw = ""
+        self._raw, self._bare = "", False
         self._depth, self._quoted, self._escaped = 0, False, False
         return self._go(self._in_arguments, rest)
 
@@ -217,17 +243,17 @@ class TurnReader:
         return False
 
     def _behind_call(self) -> bool:
-        """Read on to the next call; what else there is belongs to no one."""
+        """Read on to the next call; what else there is belongs to no call."""
         assert self._calls is not None
         between = self._calls.end + self._calls.between + self._calls.before
         closing = self._calls.end + self._calls.closing
         if self._held.startswith(between):
-            return self._go(self._at_name, self._held[len(between) :])
+            return self._literally(between, self._at_name)
         if between.startswith(self._held) or closing.startswith(self._held):
             return False
         if self._held.startswith(closing):
-            rest = self._held[len(closing) :].lstrip()
-            return bool(rest) and self._go(self._in_words, rest)
+            self._bare = True
+            return self._go(self._in_words, self._held[len(closing) :])
         return self._go(self._in_plain_words, self._held)
 
     def _give_up(self) -> bool:

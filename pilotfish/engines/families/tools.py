@@ -13,6 +13,7 @@ from typing import Any
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_KEYS = frozenset(("name", "description", "parameters", "strict"))
 # With these a schema names properties elsewhere.
 _OPENING = frozenset(
     (
@@ -20,7 +21,6 @@ _OPENING = frozenset(
         *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"),
     )
 )
-_KEYS = frozenset(("name", "description", "parameters", "strict"))
 
 
 @dataclass(frozen=True)
@@ -32,25 +32,27 @@ class Tool:
     schema: Mapping[str, Any]
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> "Tool":
+    def read(cls, told: object) -> "Tool":
         """Read OpenAI's object."""
-        function = told.get("function")
-        if told.get("type", "function") != "function" or not isinstance(function, Mapping):
+        function = told.get("function") if isinstance(told, Mapping) else None
+        if not isinstance(told, Mapping) or not isinstance(function, Mapping):
             raise ValueError('A tool is {"type": "function", "function": {"name": …}}')
-        if unknown := set(function) - _KEYS:
-            raise ValueError(f"A function has no {min(unknown)!r}")
-        name = function.get("name")
+        if told.get("type", "function") != "function":
+            raise ValueError(f"A tool is of type function, not {told['type']!r}")
+        if unknown := {*told, *function} - {"type", "function", *_KEYS}:
+            raise ValueError(f"A function has no {sorted(map(str, unknown))[0]!r}")
+        name, described = function.get("name"), function.get("description")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
                 f"{name!r} names no function: letters, digits, '_', '-' and '.', 64 at most"
             )
-        described = function.get("description") or ""
-        schema = function.get("parameters") or {"properties": {}}
-        if not isinstance(described, str) or not isinstance(schema, Mapping):
-            raise ValueError(f"{name}: description is a text, and parameters a JSON schema")
-        if schema.get("type", "object") != "object":
-            raise ValueError(f"{name}: parameters are of type object")
-        return cls(name, described, {"type": "object", **schema})
+        if name in (AUTO, NONE, REQUIRED):
+            raise ValueError(
+                f"A function cannot be named {name!r}: tool_choice means another thing"
+            )
+        if described is not None and not isinstance(described, str):
+            raise ValueError(f"{name}: description is a text")
+        return cls(name, described or "", _schema(name, function.get("parameters")))
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -70,9 +72,23 @@ class Tool:
         return {"type": "function", "function": function}
 
 
+def _schema(name: str, parameters: object) -> dict[str, Any]:
+    if parameters is None:
+        parameters = {"properties": {}}
+    if not isinstance(parameters, Mapping):
+        raise ValueError(f"{name}: parameters are a JSON schema")
+    if parameters.get("type", "object") != "object":
+        raise ValueError(f"{name}: parameters are of type object")
+    try:
+        json.dumps(parameters, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: parameters are no JSON: {error}") from None
+    return {"type": "object", **parameters}
+
+
 @dataclass(frozen=True)
 class Tools:
-    """What may be called in a turn. choice: "auto", "required", or the only tool's name.
+    """What may be called in a turn. choice: "auto", "none", "required", or the only tool's name.
 
     parallel: several calls may come at once.
     """
@@ -83,38 +99,37 @@ class Tools:
 
     @classmethod
     def read(
-        cls,
-        tools: Sequence[Mapping[str, Any]] | None,
-        choice: str | None = None,
-        parallel: bool | None = None,
+        cls, tools: Sequence[object] | None, choice: str | None = None, parallel: bool | None = None
     ) -> "Tools | None":
-        """Read a request's; None where nothing may be called."""
-        if not tools:
+        """Read a request's; None where there are none."""
+        if tools is None or len(tools) == 0:
             if choice not in (None, AUTO, NONE):
                 raise ValueError(f"tool_choice {choice!r} needs tools")
             return None
         if len(tools) > MOST_TOOLS:
             raise ValueError(f"There are {len(tools)} tools; {MOST_TOOLS} is the most")
+        if not isinstance(tools, Sequence) or isinstance(tools, str):
+            raise ValueError("tools are a list")
         read = tuple(Tool.read(told) for told in tools)
         names = [tool.name for tool in read]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"Two tools are named {twice[0]!r}")
         choice = choice or AUTO
-        if choice == NONE:
-            return None
-        if choice not in (AUTO, REQUIRED, *names):
+        if choice not in (AUTO, NONE, REQUIRED, *names):
             raise ValueError(f"tool_choice {choice!r} is no tool: {', '.join(names)}")
         return cls(read, choice, parallel is not False)
 
     @property
-    def callable(self) -> tuple[Tool, ...]:
-        """The tools that may be called."""
-        return tuple(tool for tool in self.tools if self.choice in (AUTO, REQUIRED, tool.name))
+    def named(self) -> bool:
+        """Whether the choice is a tool's name."""
+        return self.choice not in (AUTO, NONE, REQUIRED)
 
     @property
-    def told(self) -> list[dict[str, Any]]:
-        """All of them, as chat templates take them."""
-        return [tool.told for tool in self.tools]
+    def callable(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        if self.choice == NONE:
+            return ()
+        return tuple(tool for tool in self.tools if not self.named or tool.name == self.choice)
 
 
 def arguments_of(told: object) -> Any:

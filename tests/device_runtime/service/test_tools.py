@@ -143,3 +143,46 @@ def test_what_may_be_said(service: Serving, told: dict[str, Any]) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **told}
     answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
     assert answer.status_code == 200, answer.text
+
+
+NESTED = "[" * 985 + "]" * 985
+
+
+@pytest.mark.parametrize("parameters", ["1e400", "-1e999", "7" * 5000, '"\\ud800"', '{"a":1e400}'])
+def test_schemas_that_are_none_are_refused(service: Serving, parameters: str) -> None:
+    body = (
+        '{"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "tools": [{"type": '
+        '"function", "function": {"name": "a", "parameters": {"type": "object", "x": %s}}}]}'
+    )
+    for text in (body % parameters, body % NESTED, body.replace("%s", '"\xff"')):
+        data = text.encode("latin-1")
+        answer = httpx.post(f"{service.url}/v1/chat/completions", content=data, timeout=60.0)
+        assert answer.status_code in (200, 400), answer.text
+
+
+def test_arguments_that_are_nested_deeply(service: Serving) -> None:
+    for depth in (900, 960, 975, 985, 995, 1100):
+        call = {"id": "a", "function": {"name": "b", "arguments": "[" * depth + "]" * depth}}
+        said = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+        body = {"messages": said, "max_tokens": 4}
+        answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
+        assert answer.status_code in (200, 400), (depth, answer.text)
+
+
+def test_a_stop_string_within_a_call(client: openai.OpenAI) -> None:
+    whole = chat(client, tools=TOOLS, tool_choice=MOVE, max_tokens=150).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    cut = chat(client, tools=TOOLS, tool_choice=MOVE, max_tokens=150, stop=["ere"]).choices[0]
+    assert cut.finish_reason == "stop"
+    (call,) = cut.message.tool_calls
+    assert not call.function.arguments.endswith("}")
+
+
+def test_several_answers_and_logprobs(client: openai.OpenAI) -> None:
+    told: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}
+    answer = chat(client, n=3, temperature=1.0, seed=1, logprobs=True, **told)
+    for choice in answer.choices:
+        assert choice.message.tool_calls
+        assert len(choice.logprobs.content) > 5
+    ids = [call.id for choice in answer.choices for call in choice.message.tool_calls]
+    assert len(set(ids)) == len(ids)

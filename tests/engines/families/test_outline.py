@@ -5,63 +5,48 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.families import FAMILIES, Family, Tools, family_of
+from pilotfish.engines.families import FAMILIES, ModelFamily, Tools, family_of
 from pilotfish.engines.families.outline import KIND, Outline, read_outline
+from pilotfish.engines.families.reader import Turn, TurnReader
 from pilotfish.speculation.shaping import Grammar
 from tests.support.calling import (
     CALLING,
     TEMPLATES,
     TOLD,
     TOOLS,
+    allowed,
     grammars,
     outline,
     tool,
-    vocabulary,
 )
 
 MOVE, STOP = ("move", {"to": "here"}), ("stop", {})
 every_family = pytest.mark.parametrize("family", CALLING, ids=lambda family: family.name)
 
 
-def allowed(told: Outline, text: str) -> bool:
-    """Whether an answer may be exactly this text, control tokens included."""
-    assert told.grammar is not None
-    tokenizer = vocabulary()
-    constraint = grammars().constraint(told.grammar)
-    ids = np.array(tokenizer.encode(text, special=True), np.uint32)
-    (end,) = tokenizer.encode("<|end|>", special=True)
-    for at, token in enumerate([*ids.tolist(), end]):
-        row = np.zeros((1, tokenizer.vocab_size), np.float32)
-        constraint.forbid(row, ids[:at], [[]])
-        if not np.isfinite(row[0, token]):
-            return False
-    return True
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_a_template_tells_its_family(family: Family) -> None:
+def test_a_template_tells_its_family(family: ModelFamily) -> None:
     assert family_of(TOLD[family.name]) is family
 
 
 @pytest.mark.parametrize(
     ("name", "wanted"),
-    [("qwen2.5", "hermes"), ("qwen3", "hermes"), ("smollm2", "hermes"), ("llama3", "llama")],
+    [("qwen2.5", "hermes"), ("qwen3", "hermes"), ("llama3", "llama"), ("mistral", "hermes")],
 )
 def test_real_templates(name: str, wanted: str) -> None:
-    path = TEMPLATES / f"{name}.jinja"
-    assert family_of(path.read_text() if path.exists() else "").name == wanted
+    # Mistral's of then knows of no calls
+    assert family_of((TEMPLATES / f"{name}.jinja").read_text()).name == wanted
 
 
-def thought(family: Family) -> str:
+def thought(family: ModelFamily) -> str:
     return f"{family.thought[0]}\nhm <b> {{\n{family.thought[1]}\n\n"
 
 
 @every_family
-def test_what_a_turn_may_be(family: Family) -> None:
+def test_what_a_turn_may_be(family: ModelFamily) -> None:
     calls = family.calls
     assert calls is not None
     one, two = calls.written([MOVE]), calls.written([STOP, MOVE])
@@ -70,18 +55,18 @@ def test_what_a_turn_may_be(family: Family) -> None:
     for text in ("", "Hello <b> [x]", one, before + one, thought(family) + one):
         assert allowed(auto, text), text
     assert allowed(auto, thought(family) + "Hello")
-    assert allowed(auto, two) is calls.parallel
+    assert allowed(auto, two) is family.parallel
     assert allowed(outline(family, parallel=False), one)
     assert not allowed(outline(family, parallel=False), two)
 
 
 @every_family
-def test_what_must_be_called(family: Family) -> None:
+def test_what_must_be_called(family: ModelFamily) -> None:
     calls = family.calls
     assert calls is not None
     one, two, other = (calls.written(each) for each in ([MOVE], [STOP, MOVE], [STOP]))
     for choice, wanted in (
-        ("required", {one, other} | ({two} if calls.parallel else set())),
+        ("required", {one, other} | ({two} if family.parallel else set())),
         ("move", {one}),
     ):
         must = outline(family, choice)
@@ -92,7 +77,45 @@ def test_what_must_be_called(family: Family) -> None:
 
 
 @every_family
-def test_arguments_are_of_their_schema(family: Family) -> None:
+def test_none_is_to_be_called(family: ModelFamily) -> None:
+    assert family.calls is not None
+    none = outline(family, "none")
+    assert allowed(none, "Hello <b> [x]")
+    assert allowed(none, thought(family) + "Hello")
+    assert not allowed(none, family.calls.written([MOVE]))
+
+
+@every_family
+def test_a_mark_that_is_spelled_is_none(family: ModelFamily) -> None:
+    """A reader sees text: what the grammar takes for words must not look like a call."""
+    assert family.calls is not None
+    spelled = family.calls.written([("rm", {})])
+    for text in (spelled, f"Well. {spelled}", f"{family.thought[0]} x"):
+        anywhere = family.calls.anywhere or not text.startswith("Well")
+        assert allowed(outline(family), text, special=False) is not anywhere, text
+
+
+@every_family
+@pytest.mark.parametrize("spaces", range(6))
+def test_space_before_marks(family: ModelFamily, spaces: int) -> None:
+    """Up to three may be; behind more it is words, which the reader sees alike."""
+    assert family.calls is not None
+    lead, told = "\n" * spaces, outline(family)
+
+    def read(text: str) -> Turn:
+        reader = TurnReader(told, family.call_id)
+        return Turn.of([*reader.push(text), *reader.end()])
+
+    call = lead + family.calls.written([MOVE])
+    if allowed(told, call):
+        assert allowed(told, call.replace("here", "away")) is not bool(read(call).calls)
+        assert family.calls.anywhere or bool(read(call).calls) is (spaces <= 3)
+    if allowed(told, lead + thought(family)):
+        assert bool(read(lead + thought(family)).reasoning) is (spaces == 0)
+
+
+@every_family
+def test_arguments_are_of_their_schema(family: ModelFamily) -> None:
     assert family.calls is not None
     for call in (("move", {}), ("move", {"to": "away"}), ("stop", {"a": 1}), ("go", {})):
         assert not allowed(outline(family), family.calls.written([call])), call
@@ -111,7 +134,7 @@ def test_properties_that_are_not_named(more: dict[str, Any], wanted: bool) -> No
     (hermes,) = (family for family in CALLING if family.name == "hermes")
     tools = Tools.read([told])
     assert tools is not None
-    assert tools.told[0]["function"]["parameters"] == schema  # a template has it as it is
+    assert tools.tools[0].told["function"]["parameters"] == schema  # a template has it as it is
     may = Outline.of(hermes, "", tools=tools)
     assert hermes.calls is not None
     assert allowed(may, hermes.calls.written([("move", {"to": 1})]))
@@ -119,7 +142,7 @@ def test_properties_that_are_not_named(more: dict[str, Any], wanted: bool) -> No
 
 
 @every_family
-def test_a_form_beside_calls(family: Family) -> None:
+def test_a_form_beside_calls(family: ModelFamily) -> None:
     assert family.calls is not None
     form = Grammar.of_schema({"type": "array", "items": {"type": "integer"}})
     may = outline(family, content=form)
@@ -130,7 +153,23 @@ def test_a_form_beside_calls(family: Family) -> None:
 
 
 @every_family
-def test_a_form_behind_a_thought(family: Family) -> None:
+@pytest.mark.parametrize(
+    "form",
+    [
+        Grammar("lark", 'start: x | "no"\nx: "ye" /s+/'),
+        Grammar("regex", "yes+|no"),
+        Grammar.of_choices(["yes", "no"]),
+    ],
+)
+def test_forms_of_every_kind(family: ModelFamily, form: Grammar) -> None:
+    may = outline(family, content=form)
+    for text, wanted in (("yes", True), ("no", True), ("maybe", False)):
+        assert allowed(may, text) is wanted
+        assert allowed(may, thought(family) + text) is wanted
+
+
+@every_family
+def test_a_form_behind_a_thought(family: ModelFamily) -> None:
     form = Grammar("regex", "[ab]{2}")
     may = Outline.of(family, family.thought[1], content=form)
     assert may.grammar is not None
@@ -159,8 +198,13 @@ def test_a_family_whose_calls_are_no_json_is_refused() -> None:
         ("{", "no turn"),
         ('{"x": 1}', "no turn"),
         (json.dumps({"content": [KIND, "{}"]}), "not within a turn"),
-        (json.dumps({"calls": {"trigger": "<"}}), "names tools"),
-        (json.dumps({"calls": {"trigger": ""}, "tools": [["a", "{}"]]}), "names tools"),
+        (json.dumps({"calls": {"trigger": ""}, "tools": [["a", "{}"]]}), "begin with a trigger"),
+        (json.dumps({"calls": {"trigger": "<", "x": 1}}), "no turn"),
+        (json.dumps({"called": True}), "says how"),
+        (json.dumps({"calls": {"trigger": "<"}, "tools": [["a", "{}"]] * 129}), "128 is the most"),
+        (json.dumps({"called": True, "calls": {"trigger": "<"}}), "says how"),
+        (json.dumps({"tools": [["a", "{}"]]}), "says how"),
+        (json.dumps({"thought": ["", ""], "content": ["regex", "a"]}), "some text"),
         (json.dumps({"content": ["json", '{"multipleOf": 99999}']}), "multipleOf"),
         (json.dumps({"content": ["lark", "start: %json {}"]}), "cannot have %json"),
         (json.dumps({"content": ["json", "["]}), "no JSON"),
@@ -174,7 +218,14 @@ def test_a_turn_that_is_none(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("told", "said"),
     [
+        (["x"], "A tool is"),
         ([{"type": "web"}], "A tool is"),
+        ([{"type": "web", "function": {}}], "of type function"),
+        ([{"function": {"name": "a"}, "x": 1}], "has no 'x'"),
+        ([tool("auto")], "cannot be named"),
+        ([{"function": {"name": "a", "parameters": []}}], "are a JSON schema"),
+        ([{"function": {"name": "a", "parameters": {"enum": [{1}]}}}], "no JSON"),
+        ([{"function": {"name": "a", "parameters": {"maximum": float("nan")}}}], "no JSON"),
         ([tool("a b")], "names no function"),
         ([tool("a"), tool("a")], "Two tools"),
         ([tool(f"t{n}") for n in range(129)], "128 is the most"),
@@ -200,7 +251,9 @@ def test_texts_of_a_turn_are_no_rules(field: str) -> None:
 
 
 def test_choices() -> None:
-    assert Tools.read(TOOLS, "none") is None
+    none = Tools.read(TOOLS, "none")
+    assert none is not None
+    assert none.callable == ()
     assert Tools.read([]) is None
     with pytest.raises(ValueError, match="is no tool: move"):
         Tools.read(TOOLS, "fly")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.engines.families import Family
+from pilotfish.engines.families import ModelFamily
 from pilotfish.engines.families.outline import Outline
 from pilotfish.engines.families.reader import Part, Turn, TurnReader
-from tests.support.calling import CALLING, outline
+from tests.support.calling import CALLING, allowed, outline
 from tests.support.examples import examples
 
 every_family = pytest.mark.parametrize("family", CALLING, ids=lambda family: family.name)
@@ -45,10 +45,10 @@ def read(told: Outline, text: str, cuts: list[int]) -> Turn:
 @given(calls, st.booleans(), st.booleans(), st.lists(st.integers(0), max_size=12))
 @examples(150)
 def test_a_turn_is_read_as_it_was_written(
-    family: Family, calls: list[Any], thinks: bool, speaks: bool, cuts: list[int]
+    family: ModelFamily, calls: list[Any], thinks: bool, speaks: bool, cuts: list[int]
 ) -> None:
     assert family.calls is not None
-    calls = calls if family.calls.parallel else calls[:1]
+    calls = calls if family.parallel else calls[:1]
     speaks = speaks and family.calls.anywhere
     begin, end = family.thought
     text = f"{begin}\nhm\n{end}\n\n" if thinks else ""
@@ -64,10 +64,10 @@ def test_a_turn_is_read_as_it_was_written(
 @given(calls, st.integers(0), st.lists(st.integers(0), max_size=12))
 @examples(150)
 def test_a_turn_that_is_cut_off(
-    family: Family, calls: list[Any], length: int, cuts: list[int]
+    family: ModelFamily, calls: list[Any], length: int, cuts: list[int]
 ) -> None:
     assert family.calls is not None
-    calls = calls if family.calls.parallel else calls[:1]
+    calls = calls if family.parallel else calls[:1]
     whole = family.calls.written(calls)
     text = whole[: length % (len(whole) + 1)]
     turn = read(outline(family), text, cuts)
@@ -76,14 +76,16 @@ def test_a_turn_that_is_cut_off(
     for (name, told), one in zip(wanted, turn.calls, strict=False):
         assert one.name == name
         assert told.startswith(one.arguments)
-    if not turn.calls:
-        assert turn.content == text  # what was no call yet is words
+    begun = family.calls.trigger in text  # then what is no call yet is left out
+    assert turn.content == ("" if begun else text)
 
 
 @every_family
 @given(st.data(), st.lists(st.integers(0), max_size=12))
 @examples(300)
-def test_words_are_said_as_they_are(family: Family, data: st.DataObject, cuts: list[int]) -> None:
+def test_words_are_said_as_they_are(
+    family: ModelFamily, data: st.DataObject, cuts: list[int]
+) -> None:
     assert family.calls is not None
     marks = [family.calls.trigger[:3], family.calls.trigger[:-1], *family.thought, " ", "\n", "a"]
     text = "x" + "".join(data.draw(st.lists(st.sampled_from(marks), max_size=8)))
@@ -92,10 +94,30 @@ def test_words_are_said_as_they_are(family: Family, data: st.DataObject, cuts: l
 
 
 @every_family
+@given(st.data())
+@examples(40)
+def test_calls_that_are_read_are_those_that_the_grammar_held(
+    family: ModelFamily, data: st.DataObject
+) -> None:
+    assert family.calls is not None
+    told = family.calls
+    written = told.written([("move", {"to": data.draw(st.sampled_from(["here", "away"]))})])
+    marks = [*family.thought, told.trigger, told.trigger[:-1], written, "\n", " ", "x", "{"]
+    text = "".join(data.draw(st.lists(st.sampled_from(marks), max_size=5)))
+    for special in (False, True):
+        if allowed(outline(family), text, special=special):
+            turn = read(outline(family), text, [])
+            for call in turn.calls:
+                assert (call.name, call.arguments) == ("move", '{"to": "here"}')
+            inside = text.count(written) - turn.reasoning.count(written)
+            assert len(turn.calls) == inside - turn.content.count(written)
+
+
+@every_family
 @given(st.data(), st.lists(st.integers(0), max_size=12))
 @examples(300)
 def test_nonsense_is_read_alike_in_any_pieces(
-    family: Family, data: st.DataObject, cuts: list[int]
+    family: ModelFamily, data: st.DataObject, cuts: list[int]
 ) -> None:
     assert family.calls is not None
     told = family.calls
