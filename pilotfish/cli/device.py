@@ -99,8 +99,11 @@ def _run(args: argparse.Namespace) -> int:
         assert device.last is not None
         figures = summary(device.last)
         choice = device.last.choice
+        turn = device.last.turn
     if args.json:
-        write_json(args.json, figures)
+        calls = [{"name": one.name, "arguments": one.arguments} for one in turn.calls]
+        said = {"content": turn.content, "reasoning": turn.reasoning, "calls": calls}
+        write_json(args.json, {**figures, "answer": said})
     if args.stats:
         if choice is not None:
             screen.notes.print(f"auto: {choice.reason}")
@@ -140,4 +143,5 @@ def _options_of(args: argparse.Namespace) -> Options:
 
 
 def _announce(address: str) -> None:
-    print(f"pilotfish: the device serves on {address}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"pilotfish: the device serves on {address}\n")  # at once: other threads log
+    sys.stderr.flush()

@@ -74,4 +74,5 @@ def _first_stage(config: EdgeConfig) -> Path:
 
 
 def _announce(endpoint: str) -> None:
-    print(f"pilotfish: the edge serves on {endpoint}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"pilotfish: the edge serves on {endpoint}\n")  # at once: other threads log
+    sys.stderr.flush()

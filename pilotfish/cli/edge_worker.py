@@ -46,4 +46,5 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 def _announce(endpoint: str) -> None:
-    print(f"pilotfish: the node serves on {endpoint}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"pilotfish: the node serves on {endpoint}\n")  # at once: other threads log
+    sys.stderr.flush()

@@ -1,7 +1,8 @@
 """Try a grammar in a process of its own first, which can be ended: its cost has no bound.
 
 In:  a `Grammar`. Out: nothing, or a `GrammarError`: it does not compile, takes too long, or too
-     much memory. What has passed is as cheap to compile again.
+     much memory. What has passed is about as cheap to compile again: control tokens that a turn
+     names are plain text here.
 
 The process is shared by all of this one, reads grammars from its stdin, and ends with it. It knows
 no vocabulary but bytes: what explodes does so before tokens matter.

@@ -27,7 +27,10 @@ LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3  # of repetition
 
 
 class Grammar(NamedTuple):
-    """What an answer must be: kind "json" (text: a schema), "regex" or "lark"."""
+    """What an answer must be: kind "json" (text: a schema), "regex", "lark" or "turn".
+
+    The latter is an assistant's turn, with its thoughts and calls (docs/wire.md).
+    """
 
     kind: str
     text: str

@@ -151,6 +151,7 @@ def tiny_tokenizer(vocab: int, wanted: Sequence[str] | None = None, eos: str = E
     vanish when text is encoded.
     """
     if wanted is not None:
+        assert len({*wanted, eos}) == len(wanted) + 1, "a token is there twice"
         return _tokenizer_json([*wanted], _merges(wanted), eos)
     tokens = sorted(_byte_characters(), key=lambda char: (not char.isalpha(), char))[: vocab - 1]
     merges = []

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pilotfish import Device, EdgeServer
+from pilotfish import Device, EdgeServer, Talk
+from pilotfish.engines.families import Tools
+from pilotfish.export.model import export_model
 from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import Pair
 from tests.support.calling import CALLER_PIECES, TOOLS, callers, tool
-from tests.support.tiny import tiny_artifact
+from tests.support.tiny import RandomSource, tiny_artifact, tiny_config
 
 assert callers  # a fixture
 SAMPLED = {"temperature": 1.0}
@@ -114,6 +117,7 @@ def test_a_thought_that_the_prompt_begins(
     ("prompt", "options", "said"),
     [
         ([3, 1], {"tools": TOOLS}, "go with a text or messages"),
+        (Talk(SAID), {"tools": TOOLS}, "a Talk has its own"),
         ("x", {"tools": [tool("a b")]}, "names no function"),
         ("x", {"tools": TOOLS, "tool_choice": "fly"}, "is no tool"),
         ("x", {"tool_choice": "required"}, "needs tools"),
@@ -124,6 +128,52 @@ def test_tools_that_cannot_be(
 ) -> None:
     with pytest.raises(UnsupportedError, match=said):
         device.generate(prompt, **options)
+
+
+class Mistral(RandomSource):
+    """Random weights with a control token of Mistral's."""
+
+    def __init__(self, sharpness: float) -> None:
+        tokens = [*CALLER_PIECES, "M"]
+        config = tiny_config(vocab_size=len(tokens) + 1, context=4096)
+        template = "{% for m in messages %}{{ m.content }}{% endfor %}{# [TOOL_CALLS] #}"
+        super().__init__(config, seed=1, tokens=tokens, sharpness=sharpness, template=template)
+        told = json.loads(self.tokenizer_json)
+        id = told["model"]["vocab"].pop("M")
+        told["model"]["vocab"]["[TOOL_CALLS]"] = id
+        told["added_tokens"].append(
+            {**told["added_tokens"][0], "id": id, "content": "[TOOL_CALLS]"}
+        )
+        self.tokenizer_json = json.dumps(told)
+
+
+def test_calls_that_a_control_token_begins(tmp_path: Path) -> None:
+    for name, sharpness in (("draft", 0.9), ("target", 0.7)):
+        export_model(Mistral(sharpness), tmp_path / name, precision="fp32")
+    told: dict[str, Any] = {"tools": TOOLS, "max_tokens": 300}
+    with (
+        EdgeServer(tmp_path / "target", threads=1) as edge,
+        Device(tmp_path / "draft", edge.endpoint, threads=1) as device,
+    ):
+        for choice, bias in (("required", {}), ("auto", {CALLER_PIECES.index("a"): -100.0})):
+            told |= {"tool_choice": choice, "logit_bias": bias}
+            wanted = device.generate(SAID, protocol="stream", **told)
+            for protocol in ("greedy", "ahead"):
+                answer = device.generate(SAID, protocol=protocol, **told)
+                assert answer.tokens == wanted.tokens
+            if choice == "required":
+                assert wanted.text.startswith("[TOOL_CALLS][")
+                assert called(wanted)
+                assert len(wanted.turn.calls[0].id) == 9
+
+
+def test_tools_that_are_not_to_be_called_are_told_of(device: Device) -> None:
+    talk = Talk(SAID, Tools.read(TOOLS, "none"))
+    told = device.prompt(Talk(SAID, Tools.read(TOOLS)))
+    assert device.prompt(talk).ids.tolist() == told.ids.tolist()
+    answer = device.generate(talk, protocol="coupled", max_tokens=60, temperature=1.0)
+    assert answer.turn.calls == ()
+    assert "<tool_call>" not in answer.text
 
 
 def test_across_a_bridge(

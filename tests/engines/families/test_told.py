@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from pilotfish.device_runtime.answer import outline_of
+from pilotfish.device_runtime.bridge import Pair, Prompt, Talk
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.errors import TemplateError
 from pilotfish.engines.families import FAMILIES, Tool, Tools, family_of
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.errors import UnsupportedError
 from tests.support.calling import CALLING, TEMPLATES, TOLD, TOOLS, tool
 from tests.support.vocabularies import smollm2
 
@@ -88,6 +92,66 @@ def test_tools_calls_and_results_write_no_control_token(name: str) -> None:
         return [id for id in ids if tokenizer.is_special(id)]
 
     assert controls(CONTROL) == controls("tame")
+
+
+def made(name: str, source: str, talk: Talk) -> tuple[Prompt, Vocabulary]:
+    tokenizer = smollm2()
+    vocabulary = Vocabulary(
+        model=name, tokenizer_json=tokenizer._json, vocab_size=tokenizer.vocab_size, bos_id=None,
+        eos_ids=[2], chat_template=source,
+    )  # fmt: skip
+    return Pair(vocabulary, vocabulary).prompt(talk), vocabulary
+
+
+def rendered(name: str, source: str, said: list[dict[str, Any]], *told: dict[str, Any]) -> str:
+    """The prompt of a talk, as a pair makes it of this template."""
+    prompt, vocabulary = made(name, source, Talk(said, Tools.read(told)))
+    return vocabulary.tokenizer.decode(prompt.ids.tolist(), special=True)
+
+
+def test_tools_beyond_what_can_be_sent() -> None:
+    tools = [tool(f"t{n}", x={"enum": ["y" * 700]}) for n in range(99)]
+    prompt, vocabulary = made("x", TOLD["hermes"], Talk(SAID[:2], Tools.read(tools)))
+    with pytest.raises(UnsupportedError, match="leave some out"):
+        outline_of(prompt, vocabulary, None)
+
+
+# As in Gemma 2's: no system messages, and users and models take turns.
+GEMMA = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] | trim }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("name", ["mistral", "llama3", "gemma"])
+def test_templates_that_take_no_system_message_or_want_turns(name: str) -> None:
+    source = GEMMA if name == "gemma" else (TEMPLATES / f"{name}.jinja").read_text()
+    calls = {**SAID[2], "tool_calls": [CALL, {**CALL, "id": "call_2"}]}
+    results = [SAID[3], {**SAID[3], "content": "gone", "tool_call_id": "call_2"}]
+    text = rendered(name, source, [SAID[1], calls, *results], *TOOLS)
+    for words in ("It does stop_all.", "Come.", '{"to": "here"}', "done", "gone"):
+        assert words in text
+    again = rendered(name, source, [SAID[1], calls, *results, SAID[1]], *TOOLS)
+    assert again.count("Come.") == 2
+
+
+def test_a_system_message_of_the_users_own_is_refused_as_ever() -> None:
+    with pytest.raises(TemplateError, match="System role"):
+        rendered("gemma", GEMMA, SAID[:2])
+
+
+def test_a_model_is_told_whether_to_think() -> None:
+    source = (TEMPLATES / "qwen3.jinja").read_text()
+    dialogue = Dialogue(ChatTemplate(source), smollm2())
+    texts = [
+        smollm2().decode(dialogue.ids(SAID[1:2], None, None, thinking), special=True)
+        for thinking in (None, True, False)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[2] == texts[0] + "<think>\n\n</think>\n\n"
 
 
 @pytest.mark.parametrize("call", [{"function": {"name": "a", "arguments": "{"}}, {}])
