@@ -8,6 +8,7 @@ and, of each round but the first, the seconds of all stages, of drafting and of 
 
 import json
 import sys
+from typing import Any
 
 import pilotfish
 from pilotfish import Device, EdgeServer
@@ -18,7 +19,7 @@ def main() -> int:
     with EdgeServer(target, threads=1) as edge, Device(draft, edge.endpoint, threads=1) as device:
         print(json.dumps({"from": pilotfish.__file__}), flush=True)
         for line in sys.stdin:
-            told = {"protocol": "greedy", "window": 4, "max_tokens": int(tokens)}
+            told: dict[str, Any] = {"protocol": "greedy", "window": 4, "max_tokens": int(tokens)}
             answer = device.generate(json.loads(line), **told)
             times = [each.timings for each in answer.rounds[1:]]
             rounds = [(each.total, each.draft, each.verify) for each in times]
