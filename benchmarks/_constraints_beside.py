@@ -45,6 +45,7 @@ class Lines:
 
     def answered(self) -> bool:
         """Whether a line waits."""
+        assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def answer(self) -> Any:

@@ -84,7 +84,8 @@ def _masked(vocabulary: Vocabulary, grammar: Grammar, rows: int) -> dict[str, fl
         begun_s = time.monotonic()
         vocabulary.grammars.constraint(grammar)
         compiled_s.append(time.monotonic() - begun_s)
-    dice, taken_s = np.random.default_rng(0), []
+    dice = np.random.default_rng(0)
+    taken_s: list[float] = []
     constraint, answer = vocabulary.grammars.constraint(grammar), np.empty(0, np.uint32)
     answers, costly, shortest = 1, 0, 0
     while len(taken_s) < rows:
