@@ -33,7 +33,7 @@ from _constraints_masks import LARGE, masks_of
 
 from pilotfish.cli.options import write_json
 
-ROW_S = 1e-3  # what a constraint may take for a row, for long (engines/constraint.py)
+TOKEN_S = 2e-8  # of a vocabulary: what a constraint may take for a row (engines/constraint.py)
 WORST_S, ENDED_S, GROWTH_MIB = 0.3, 1.5, 256.0
 RATIO = 1.05
 
@@ -51,7 +51,7 @@ def masks(args: argparse.Namespace) -> Measured:
             rows += fresh.submit(masks_of, place, size, 200 if args.quick else 1000).result()
     return rows, [
         *(at_most(f"{row['grammar']}, V = {row['V']}: mean of a mask, ms", row["mean_ms"],
-                  1e3 * ROW_S) for row in rows),
+                  1e3 * TOKEN_S * row["V"]) for row in rows),
         at_most("answers that cost too much", sum(row["too_costly"] for row in rows), 0),
     ]  # fmt: skip
 
