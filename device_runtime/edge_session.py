@@ -84,6 +84,7 @@ class EdgeSession:
         self._since = 0  # tokens of its prompt
         self._conditions: m.DecisionConditions | None = None
         self._known_limits = _UNLIMITED
+        self._begun_on = 0  # the connection over which the edge was last told to begin; 0: none
 
     @property
     def limits(self) -> m.Limits:
@@ -142,6 +143,7 @@ class EdgeSession:
         if law.shaping.grammar is not None:
             frames.append(law.shaping.grammar.text.encode())
         self._edge.tell(begin, frames)
+        self._begun_on = self._edge.connection
         self._held = len(self._committed)
 
     def _begin_anew(self, reason: PilotfishError) -> None:
@@ -152,6 +154,8 @@ class EdgeSession:
         """
         if isinstance(reason, UnknownSessionError):
             self._id = secrets.token_bytes(16)
+        if self._edge.connection != self._begun_on:  # so quick a return that nothing else showed it
+            self._edge.lost()
         self._held = 0
         self.begin()
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 LEAD = 64  # tokens that a device drafts beyond what it knows to be committed, at most
 FLOOR = 0.03  # odds of its last draft, below which a drafter makes no further one
 _PHASES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the drafter's pass under way when it is corrected
-_LEAST = 1e-4  # survival that is followed no further
+_LEAST = 2e-5  # survival that is followed no further
 _DEPTHS = 96  # tokens after a correction that are followed; the rest goes on as their last third
 
 

@@ -71,8 +71,8 @@ TRY = (
     "from pilotfish.engines.trial import TRIAL, TOO_LONG\n"
     "from pilotfish.speculation.shaping import Grammar\n"
     "TRIAL.attempt(Grammar('regex', '(ab|cd){2}'))\n"
-    "wide = '|'.join(f'.*{n}.{{200}}' for n in range(90))\n"
-    "try:\n    TRIAL.attempt(Grammar('regex', f'({wide}){{90}}'))\n"
+    "stars = ''.join(f'X{n}: X{n + 1}*\\n' for n in range(3000))\n"
+    "try:\n    TRIAL.attempt(Grammar('lark', f'start: X0\\n{stars}X3000: \"a\"'))\n"
     "except GrammarError as error:\n    print(error)\n"
     "else:\n    raise SystemExit('it passed')\n"
     "TRIAL.attempt(Grammar('json', '{}'))\n"
@@ -88,7 +88,12 @@ def test_grammars_are_tried_under_the_confinement(machine: Machine, unit: str) -
     lines = machine.run("cat", place).splitlines()
     lines = [line for line in lines if not line.startswith(left_out)]
     at = lines.index("[Service]") + 1
-    lines[at:at] = ["Type=oneshot", "ExecStart=/opt/pilotfish/current/bin/python /run/try.py"]
+    interpreter = machine.run("head", "-1", "/opt/pilotfish/current/bin/pilotfish").removeprefix(
+        "#!"
+    )
+    site = "/opt/pilotfish/current/site"
+    start = f"ExecStart={interpreter} /run/try.py"
+    lines[at:at] = ["Type=oneshot", start, f"Environment=PYTHONPATH={site}"]
     name = f"try-{unit}"
     for file, text in (("try.py", TRY), (f"systemd/system/{name}", "\n".join(lines))):
         machine.run("sh", "-c", 'printf %s "$1" > "$2"', "sh", text, f"/run/{file}")
