@@ -131,6 +131,8 @@ class Conversation:
             probing=after.since(before),
             recoveries=losses.recoveries,
             parts=answer.parts,
+            prompt_logprobs=session.prompt_logprobs,
+            prompt_ids=[] if plan.prompt_logprobs is None else prompt.ids.tolist(),
         )
 
     # Before the first round

@@ -83,6 +83,8 @@ class EdgeSession:
         self._plan: Plan | None = None
         self._since = 0  # tokens of its prompt
         self._conditions: m.DecisionConditions | None = None
+        self._begun = 0  # committed tokens when the edge was last told to begin
+        self.prompt_told = True  # the prompt's log-probabilities have come, if they were asked for
         self._known_limits = _UNLIMITED
         self._begun_on = 0  # the connection over which the edge was last told to begin; 0: none
 
@@ -108,6 +110,7 @@ class EdgeSession:
         since: tokens of its prompt.
         """
         self._plan, self._since, self._conditions = plan, since, conditions
+        self.prompt_told = plan.prompt_logprobs is None
 
     def truncate(self, length: int) -> None:
         """Note that the committed tokens were cut to ``length``."""
@@ -137,7 +140,9 @@ class EdgeSession:
             min_p=law.sampling.min_p,
             shape=m.Shape.of(law.shaping, self._since),
             logprobs=self._plan.logprobs,
+            prompt_logprobs=None if self.prompt_told else self._plan.prompt_logprobs,
         )
+        self._begun = len(self._committed)
         missing = self._committed.ids[self._held :].copy()  # may change while ZeroMQ sends it
         frames: list[m.Buffer] = [encode_ids(missing, self._vocab_size)]
         if law.shaping.grammar is not None:
@@ -168,6 +173,10 @@ class EdgeSession:
         """Tell the edge to forget the session."""
         if self._link is not None and self._generation >= 0:
             self._link.try_send(m.Close(session=self._id))
+
+    def tells_prompt(self, start: int) -> bool:
+        """Whether a reply from this position on has the prompt's log-probabilities."""
+        return not self.prompt_told and start == self._begun
 
     # Windows
 

@@ -89,6 +89,7 @@ class Options(TypedDict, total=False):
     frequency_penalty: float
     presence_penalty: float
     logprobs: int | None
+    prompt_logprobs: int | None
     schema: Mapping[str, Any] | str | None
     grammar: Grammar | None
     draft_temperature: float | None
@@ -131,6 +132,7 @@ class Plan:
     max_tokens: int
     stop: Sequence[str]
     logprobs: int | None
+    prompt_logprobs: int | None
 
     @property
     def streams(self) -> bool:
@@ -173,6 +175,7 @@ def plan(
     frequency_penalty: float = 0.0,
     presence_penalty: float = 0.0,
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
     schema: Mapping[str, Any] | str | None = None,
     grammar: Grammar | None = None,
     draft_temperature: float | None = None,
@@ -190,16 +193,18 @@ def plan(
     top_p, min_p: of the target's sampling; draft_…: of the drafter's, by default the same.
     logit_bias, penalties, grammar: of both ends' logits, as `Shaping` has them; schema: a JSON
     schema, for a grammar. logprobs: tell each token's log-probability, and those of so many of
-    the likeliest. If neither end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64
-    tokens (never to more than 2,048). seed: 0 ≤ seed < 2⁶³; None takes a random one. options, own:
-    the protocols' own options; those of other protocols have no effect.
+    the likeliest; prompt_logprobs: likewise of the prompt's, unshaped. If neither end is truncated,
+    ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than 2,048). seed: 0 ≤
+    seed < 2⁶³; None takes a random one. options, own: the protocols' own options; those of other
+    protocols have no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
     if max_tokens < 1:
         raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}.")
-    if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
-        raise UnsupportedError(f"logprobs must be 0 to {MAX_LOGPROBS}, not {logprobs}.")
+    for name, most in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+        if most is not None and not 0 <= most <= MAX_LOGPROBS:
+            raise UnsupportedError(f"{name} must be 0 to {MAX_LOGPROBS}, not {most}.")
     if seed is not None and not 0 <= seed < 2**63:
         raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
     exchange = EXCHANGES.get(protocol)
@@ -241,6 +246,7 @@ def plan(
         auto=window == AUTO,
         max_tokens=max_tokens,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         stop=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
     )
 

@@ -162,7 +162,8 @@ class Recovery:
 class Generation:
     """One answer. ``tokens`` includes the end token, ``text`` neither it nor the stop string.
 
-    parts: the text as read, by the target's family: words, thought, calls.
+    parts: the text as read, by the target's family: words, thought, calls. prompt_logprobs: of each
+    token of the prompt (``prompt_ids``), if asked for and told; the first has none.
 
     link: the link's state when the answer began; None without an edge. choice: that of protocol
     "auto"; None for other protocols. probing: the cost of measuring the link for this answer.
@@ -182,6 +183,8 @@ class Generation:
     probing: Probing = field(default_factory=Probing)
     recoveries: list[Recovery] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    prompt_ids: Sequence[int] = ()
 
     @property
     def turn(self) -> Turn:

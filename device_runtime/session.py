@@ -38,7 +38,7 @@ from pilotfish.wire.errors import (
     PromptTooLongError,
     TokenOutOfRangeError,
 )
-from pilotfish.wire.messages import DecisionConditions, Tokens
+from pilotfish.wire.messages import Buffer, DecisionConditions, Tokens
 from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose
 from pilotfish.wire.protocols.ahead import DEVICE, MOST_DRAFTS, SOURCES
 
@@ -61,6 +61,8 @@ class Session:
         self._odds = {True: Odds(), False: Odds()}
         self._plan: Plan | None = None
         self._last: Round | None = None  # of this generation
+        self._prompt_length = 0
+        self.prompt_logprobs: list[TokenLogprob | None] = []  # if asked for, once they have come
         self._shaper: Shaper | None = None
         self._constraint: Advice | None = None
 
@@ -110,6 +112,7 @@ class Session:
         self.committed.extend(ids[kept:])
         self._drafter.start(prompt)
         self._plan, self._last = plan, None
+        self.prompt_logprobs, self._prompt_length = [], len(ids)
         self.edge.truncate(kept)
         self.edge.prepare(plan, len(ids), self._conditions(plan, channel))
 
@@ -159,7 +162,7 @@ class Session:
             if exchange.inquires:  # the edge may ask for the last token's state
                 self._drafter.read_last()
             reply = self.edge.verdict(exchange, draft, sent, drafted_ns, late=exchange.inquires)
-        ruling = _ruling(draft, reply)
+        ruling = self._prompt_of(plan, _ruling(draft, reply), start)
         ruling, logprobs = self._logprobs_of(plan, draft, ruling)
         accepted = len(draft.path(ruling.accepted))
         notes = exchange.check_notes(ruling.notes, window=draft.depth, accepted=accepted)
@@ -193,6 +196,23 @@ class Session:
         if ruling.token is None:
             told.append(None)
         return ruling._replace(frames=frames), told
+
+    def _prompt_of(self, plan: Plan, ruling: Ruling, start: int) -> Ruling:
+        """Return the ruling without the frame of the prompt's logprobs, if it has one."""
+        if not self.edge.tells_prompt(start):
+            return ruling
+        if not ruling.frames:
+            raise MalformedError("The edge's verdict lacks the prompt's logprobs.")
+        *frames, frame = ruling.frames
+        self._note_prompt(plan, frame, start)
+        return ruling._replace(frames=frames)
+
+    def _note_prompt(self, plan: Plan, frame: Buffer, start: int) -> None:
+        """Take in the logprobs of the first ``start`` tokens, as far as they are the prompt's."""
+        assert plan.prompt_logprobs is not None
+        told = decode_logprobs(frame, plan.prompt_logprobs, self._vocab, (start - 1,))
+        self.prompt_logprobs = [None, *told[: self._prompt_length - 1]]
+        self.edge.prompt_told = True
 
     def _draft(
         self, plan: Plan, exchange: Exchange[Any], remaining: int, ends: Collection[int]
@@ -273,10 +293,13 @@ class Session:
     def _streamed(self, plan: Plan, tokens: Streamed, end: int) -> Round:
         """Commit tokens of the target; ``end``: no position from there on was asked for."""
         reply, answer, waited_ns = tokens
-        asked = plan.logprobs is not None
-        if len(answer.frames) != 1 + asked or len(answer.frames[0]) == 0:
-            raise MalformedError("The edge sent a stream message without tokens.")
         start = len(self.committed)
+        prompt = self.edge.tells_prompt(start)
+        asked = (plan.logprobs is not None) + prompt
+        if len(answer.frames) != 1 + asked or len(answer.frames[0]) == 0:
+            raise MalformedError("The edge sent a stream message without tokens, or logprobs.")
+        if prompt:
+            self._note_prompt(plan, answer.frames[-1], start)
         if start + count_ids(answer.frames[0], self._vocab) > end:
             raise MalformedError("The edge sent more tokens than it was asked for.")
         ids = decode_ids(answer.frames[0], self._vocab).tolist()

@@ -1,7 +1,8 @@
-"""The log-probabilities of a generation's tokens, for a device that asked for them.
+"""The log-probabilities of a generation's tokens, and of its prompt, for a device that asked.
 
-In:  of each pass the shaped logits and what was decided by them. Out: the frame that goes with the
-     tokens. Those of a token that the device samples itself (`dssd`) go with the next verdict.
+In:  of each pass the logits, of answers as they were shaped, and what was decided by them. Out: the
+     frames that go with the tokens. Those of a token that the device samples itself (`dssd`) go
+     with the next verdict, those of the prompt with the first tokens.
 """
 
 from collections.abc import Sequence
@@ -9,9 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.codecs.logprobs import Entries, entries, entry_type
+from pilotfish.wire.codecs.logprobs import Entries, entries, entry_type, unknown
+from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import Draft, Ruling, Wanted
+from pilotfish.wire.protocols.exchange import Ids
 
 
 class Logprobs:
@@ -64,3 +67,39 @@ class Logprobs:
         begin = start - self._start
         found: Entries = self._kept[begin : begin + count]
         return found.tobytes()
+
+
+def expect_tellable(length: int, most: int, most_bytes: int) -> None:
+    """Raise `UnsupportedError` if those of so many tokens are too large for a message."""
+    size = (length - 1) * entry_type(most).itemsize
+    if size > most_bytes:
+        raise UnsupportedError(
+            f"The log-probabilities of {length} tokens take {size:,} bytes; {most_bytes:,} is the "
+            "most: ask for fewer of the likeliest tokens."
+        )
+
+
+class PromptLogprobs:
+    """Of the tokens ``ids`` [n] that a generation begins with, but the first, unshaped.
+
+    start: n; the reply that begins there tells them. Those that failed to be computed are unknown.
+    """
+
+    def __init__(self, ids: Ids, most: int) -> None:
+        self.start = len(ids)
+        self._ids, self._most = ids.copy(), most
+        self._found = unknown(len(ids) - 1, most)
+
+    def note(self, end: int, logits: Floats) -> None:
+        """Take in the logits [rows, V] of the tokens before ``end``, each of which tells the next.
+
+        Of the last of them, too, so that end < n.
+        """
+        begin = end - len(logits)
+        following = self._ids[begin + 1 : end + 1].tolist()
+        self._found[begin:end] = entries(logits, following, self._most)
+
+    @property
+    def frame(self) -> Buffer:
+        """Their frame."""
+        return self._found.tobytes()

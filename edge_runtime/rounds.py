@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pilotfish.edge_runtime.hints import NOTHING, Hints, Taken
-from pilotfish.edge_runtime.logprobs import Logprobs
+from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import EdgeRound, SessionState, Stream
@@ -29,6 +29,9 @@ from pilotfish.wire.errors import BadGrammarError, InternalError, PilotfishError
 from pilotfish.wire.protocols import Draft, Exchange, Law, Ruling, Wanted, choose
 from pilotfish.wire.protocols.exchange import Ids
 
+_SCORED = (
+    48  # rows of a pass over a prompt whose log-probabilities are wanted; wider than a window's
+)
 Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], None]
 Submit = Callable[[Job], None]
 
@@ -59,6 +62,18 @@ class Rounds:
         """Queue all committed tokens but the last: the prompt is read while the device drafts."""
         tokens = session.committed.ids[:-1].copy()  # the committed tokens may change meanwhile
         self._queue(session, Job(session.id, session.slot, tokens, rows=0, rule=None))
+
+    def score(self, session: SessionState, prompt: PromptLogprobs) -> None:
+        """Queue the committed tokens but the last, to tell how likely each next one was."""
+        tokens = session.committed.ids[:-1].copy()
+        for begin in range(0, len(tokens), _SCORED):
+            part = tokens[: begin + _SCORED]
+
+            def rule(logits: Floats, _: Floats, end: int = len(part)) -> None:
+                prompt.note(end, logits)
+
+            rows = len(part) - begin
+            self._queue(session, Job(session.id, session.slot, part, rows=rows, rule=rule))
 
     def verify(
         self, session: SessionState, round_: EdgeRound, exchange: Exchange[Any], law: Law
@@ -115,7 +130,8 @@ class Rounds:
             accepted=accepted,
         )
         frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
-        frames = (frame,) if logprobs is None else (frame, logprobs)
+        told = () if logprobs is None else (logprobs,)
+        frames = (frame, *told, *_of_prompt(session, start))
         self._send(session.stream.client, tokens, frames)
 
     def stop(self, session: SessionState) -> None:
@@ -188,9 +204,10 @@ class Rounds:
             times=times,
             notes=list(ruling.notes),
         )
-        frames = ruling.frames
+        frames = [*ruling.frames]
         if session.logprobs is not None:
-            frames = [*frames, session.logprobs.commit()]
+            frames.append(session.logprobs.commit())
+        frames += _of_prompt(session, round_.start)
         self._send(round_.client, verdict, frames)  # first of all: the device waits for it
         draft = round_.draft
         round_.settle(verdict, frames)
@@ -247,6 +264,12 @@ class Rounds:
                 start=start,
             )
             self._send(waiting.client, failure, ())
+
+
+def _of_prompt(session: SessionState, start: int) -> Sequence[m.Buffer]:
+    """Return the frame of the prompt's log-probabilities, if a reply from ``start`` on has one."""
+    told = session.prompt_logprobs
+    return () if told is None or told.start != start else (told.frame,)
 
 
 class _HintRider:

@@ -66,7 +66,7 @@ class Job:
 
     tokens: the whole sequence, u32 [n], of which the slot may hold a part already.
     rule: turns logits [rows, V] and hidden states [rows, d] of the last ``rows`` tokens into a
-    ruling, or into the states needed for one; None for a prefill.
+    ruling, or into the states needed for one; None for a prefill, and of one that is only read.
     draft: the window that ends the sequence; of a tree, the slot keeps the accepted path.
     owner: the session's. temperature: of the rule's sampling. rider: drafts that may come with it.
     """
@@ -75,7 +75,7 @@ class Job:
     slot: int
     tokens: NDArray[np.uint32]
     rows: int
-    rule: Callable[[Floats, Floats], Ruling | Wanted] | None
+    rule: Callable[[Floats, Floats], Ruling | Wanted | None] | None
     draft: Draft | None = None
     owner: bytes = b""
     temperature: float = 0.0

@@ -17,7 +17,7 @@ from pilotfish.edge_runtime.beside import Beside, Trail
 from pilotfish.edge_runtime.config import MEBIBYTE, EdgeLimits
 from pilotfish.edge_runtime.hints import hints_of
 from pilotfish.edge_runtime.lexicon import Lexicon
-from pilotfish.edge_runtime.logprobs import Logprobs
+from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs, expect_tellable
 from pilotfish.edge_runtime.price import Price
 from pilotfish.edge_runtime.rounds import Rounds, Send, Submit
 from pilotfish.edge_runtime.scheduler import Job
@@ -269,6 +269,9 @@ class Service:
             exchange = self._supplies.exchange(exchange, begin)
         if length == 0:
             raise MalformedError("A generation needs at least one token to go on from.")
+        if begin.prompt_logprobs is not None:
+            self._shapers.expect_unshaped()
+            expect_tellable(length, begin.prompt_logprobs, self._limits.message_bytes // 2)
         # last: a grammar may take long
         shaper = self._shapers.of(begin, law, length, envelope.owner)
         session = self._session_for(begin, envelope.owner)
@@ -280,6 +283,11 @@ class Service:
         session.logprobs = (
             None if begin.logprobs is None else Logprobs(begin.logprobs, len(session.committed))
         )
+        session.prompt_logprobs = (
+            None
+            if begin.prompt_logprobs is None
+            else PromptLogprobs(session.committed.ids, begin.prompt_logprobs)
+        )
         session.hints = hints_of(
             exchange,
             session.committed,
@@ -289,7 +297,9 @@ class Service:
         )
         session.round = session.stream = None
         session.awaits_pending = session.ended = False
-        if len(new) > 1:  # read the prompt while the device drafts
+        if session.prompt_logprobs is not None:
+            self._rounds.score(session, session.prompt_logprobs)
+        elif len(new) > 1:  # read the prompt while the device drafts
             self._rounds.read(session)
 
     def _follower(

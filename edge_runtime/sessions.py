@@ -17,7 +17,7 @@ from typing import Any
 from zlib import crc32
 
 from pilotfish.edge_runtime.hints import Hints
-from pilotfish.edge_runtime.logprobs import Logprobs
+from pilotfish.edge_runtime.logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.speculation.shaping import Shaper
@@ -86,6 +86,7 @@ class SessionState:
     generation: int = -1
     law: Law | None = None
     logprobs: Logprobs | None = None  # of its tokens, where the device asked for them
+    prompt_logprobs: PromptLogprobs | None = None  # likewise, of those that it began with
     shaper: Shaper | None = None  # of its logits; None: they are sampled from as they are
     exchange: Exchange[Any] | None = None  # None: the generation is a `stream`
     hints: Hints | None = None  # of a generation under `ahead`

@@ -36,6 +36,14 @@ class Shapers:
         with suppress(GrammarError):  # a model that cannot end a constrained answer
             self._grammars.warm()
 
+    def expect_unshaped(self) -> None:
+        """Raise `UnsupportedError` if the target's logits are not the model's own."""
+        if not self._shapes:
+            raise UnsupportedError(
+                "This edge averages what its workers tell of their likeliest tokens; it does not "
+                "know the log-probabilities of a prompt."
+            )
+
     def of(self, begin: m.Begin, law: Law, length: int, owner: bytes) -> Shaper | None:
         """Return what shapes the logits of a generation that begins with ``length`` tokens."""
         if (told := begin.shape) is None:

@@ -163,6 +163,8 @@ class Begin(Header, tag="begin", frozen=True):
     shape: Shape | None = None
     # how many of the likeliest tokens to tell with the log-probability of each; None: tell none
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    # likewise of the tokens that the session then holds; the first reply tells them
+    prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
     def sampling(self) -> Sampling:

@@ -16,7 +16,11 @@ from typing import Any
 import msgspec
 
 from pilotfish.device_runtime.record import Generation, Piece
-from pilotfish.device_runtime.service.logprobs import chat_logprobs, text_logprobs
+from pilotfish.device_runtime.service.logprobs import (
+    chat_logprobs,
+    prompt_logprobs,
+    text_logprobs,
+)
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.engines.families.reader import Part, Turn
 from pilotfish.engines.tokenizer import Tokenizer
@@ -30,7 +34,8 @@ class AnswerFormat:
 
     echo: tells the prompt, with which each choice of a text begins; None: they do not. words: of
     the tokens whose log-probabilities are told; None: they are not. usage: a stream tells it. best:
-    a body tells so many of its answers, the likeliest by token; 0: all of them.
+    a body tells so many of its answers, the likeliest by token; 0: all of them. prompt_words: as
+    words, of the prompt's.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class AnswerFormat:
         words: Tokenizer | None = None,
         usage: bool = False,
         best: int = 0,
+        prompt_words: Tokenizer | None = None,
     ) -> None:
         self._chat = chat
         self._id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
@@ -51,6 +57,7 @@ class AnswerFormat:
         self._words = words
         self._tells_usage = usage
         self._best = best
+        self._prompt_words = prompt_words
         self._length = 0  # characters of the choice so far, the prompt's included if it is echoed
         self._ended: list[Generation] = []
         self._begun = False  # the choice after these
@@ -75,8 +82,12 @@ class AnswerFormat:
         choice: Body = {
             "index": index,
             "finish_reason": self._finish(generation),
-            "logprobs": self._logprobs(generation.tokens, generation.logprobs, len(self._prompt())),
+            "logprobs": self._logprobs_of(generation),
         }
+        if self._prompt_words is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(
+                generation.prompt_ids, generation.prompt_logprobs, self._prompt_words
+            )
         if self._chat:
             return {**choice, "message": message_body(generation.turn)}
         return {**choice, "text": self._prompt() + generation.text}
@@ -88,6 +99,14 @@ class AnswerFormat:
         calls = generation.turn.calls
         # a stop string may end it within one
         return "tool_calls" if calls and calls[-1].whole else ended
+
+    def _logprobs_of(self, generation: Generation) -> Body | None:
+        """Format those of a whole answer; where the prompt is told with it, the prompt's first."""
+        tokens, told = generation.tokens, generation.logprobs
+        if self._echo is None or not generation.prompt_logprobs:
+            return self._logprobs(tokens, told, len(self._prompt()))
+        before = generation.prompt_logprobs
+        return self._logprobs([*generation.prompt_ids, *tokens], [*before, *told], 0)
 
     def _logprobs(
         self, tokens: Sequence[int], told: Sequence[TokenLogprob | None], begin: int

@@ -71,7 +71,13 @@ def _add_completions(app: FastAPI, service: DeviceService) -> None:
         model = service.config.model
         usage = wanted.include_usage
         answer = AnswerFormat(
-            chat=wanted.chat, model=model, echo=echo, words=words, usage=usage, best=wanted.best
+            chat=wanted.chat,
+            model=model,
+            echo=echo,
+            words=words,
+            usage=usage,
+            best=wanted.best,
+            prompt_words=service.device.tokenizer if wanted.prompt_logprobs else None,
         )
         client = _client(request)
         return Completion(service.lanes, client, wanted, answer, service.read, service.refused)

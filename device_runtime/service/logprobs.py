@@ -1,4 +1,4 @@
-"""Format log-probabilities as OpenAI's two routes have them.
+"""Format log-probabilities as OpenAI's two routes have them, and those of a prompt as vLLM does.
 
 In:  tokens of an answer, and of each its `TokenLogprob` or None. Out: bodies. Control tokens, as
      the one that ends the answer, are no text and left out. What is not known is null.
@@ -43,6 +43,27 @@ def text_logprobs(tokens: Sequence[int], told: Told, tokenizer: Tokenizer, begin
         body["text_offset"].append(begin)
         begin += len(text)
     return body
+
+
+def prompt_logprobs(ids: Sequence[int], told: Told, tokenizer: Tokenizer) -> list[Body | None]:
+    """Format those of a prompt's tokens; of the rank, only that among the likeliest is known."""
+    found: list[Body | None] = []
+    for at, token in enumerate(ids):
+        its = told[at] if at < len(told) else None
+        if its is None:
+            found.append(None)
+            continue
+        ranked: dict[int, tuple[float, int | None]] = {
+            id: (value, rank) for rank, (id, value) in enumerate(its.top, start=1)
+        }
+        ranked.setdefault(token, (its.logprob, None))
+        found.append(
+            {
+                str(id): {"logprob": value, "rank": rank, "decoded_token": _text(id, tokenizer)}
+                for id, (value, rank) in ranked.items()
+            }
+        )
+    return found
 
 
 def _said(

@@ -164,6 +164,7 @@ class _Request(RequestFields):
     max_tokens: Count | None = None
     response_format: Format | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
+    prompt_logprobs: Tops | None = None  # vLLM's
 
 
 class _ChatRequest(_Request, forbid_unknown_fields=True, kw_only=True):
@@ -197,7 +198,7 @@ class CompletionRequest:
     prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
     without ``max_tokens`` the answer may fill the context. choices: answers to it, of which the
     ``best`` likeliest by token are sent, all of them if 0. echo: each begins with the prompt.
-    logprobs: they are told.
+    logprobs, prompt_logprobs: they are told.
     """
 
     chat: bool
@@ -208,6 +209,7 @@ class CompletionRequest:
     best: int = 0
     echo: bool = False
     logprobs: bool = False
+    prompt_logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
 
@@ -235,7 +237,22 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
         raise RefusalError(
             400, "top_logprobs goes with logprobs.", code="invalid_value", param="top_logprobs"
         )
-    return wanted
+    return _telling_prompt(request.prompt_logprobs, wanted)
+
+
+def _telling_prompt(most: int | None, wanted: CompletionRequest) -> CompletionRequest:
+    """Have the log-probabilities of the prompt told, with so many of the likeliest."""
+    if most is None:
+        return wanted
+    if wanted.stream:
+        raise RefusalError(
+            400,
+            "prompt_logprobs goes with answers that are not streamed.",
+            code="invalid_value",
+            param="prompt_logprobs",
+        )
+    wanted.options["prompt_logprobs"] = most
+    return replace(wanted, prompt_logprobs=True)
 
 
 def text_request(body: bytes, defaults: Options) -> CompletionRequest:
@@ -252,6 +269,9 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
         echo=bool(request.echo),
         logprobs=request.logprobs,
     )
+    if wanted.echo and not wanted.stream:
+        wanted.options["prompt_logprobs"] = request.logprobs  # its words are told with the answer's
+    wanted = _telling_prompt(request.prompt_logprobs, wanted)
     return _best_of(request.best_of, wanted) if request.best_of is not None else wanted
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer, Generation, Grammar
+from pilotfish.edge_runtime.logprobs import expect_tellable
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.speculation.shaping import Shaping
@@ -139,3 +140,75 @@ def test_the_drafters_own_tokens_have_none(device: Device) -> None:
 def test_more_than_there_are_to_be_told(device: Device, most: int) -> None:
     with pytest.raises(UnsupportedError, match="logprobs must be 0 to 20"):
         device.generate(PROMPT, logprobs=most)
+
+
+LONG = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB - 1, 130)]
+
+
+def prompt_rows(reader: Decoder, prompt: list[int]) -> Any:
+    """The target's log-probabilities before all tokens of a prompt but one, f64 [n − 1, V]."""
+    if len(prompt) == 1:
+        return []
+    reader.rollback(0, 0)
+    tokens = np.array(prompt[:-1])
+    row = reader.forward([Pass(slot=0, tokens=tokens, rows=len(tokens))])[0].logits.astype(float)
+    row -= row.max(axis=1, keepdims=True)
+    return row - np.log(np.exp(row).sum(axis=1, keepdims=True))
+
+
+def check_prompt(reader: Decoder, answer: Generation, prompt: list[int], most: int) -> None:
+    assert answer.prompt_ids == prompt
+    assert len(answer.prompt_logprobs) == len(prompt)
+    assert answer.prompt_logprobs[0] is None
+    wanted = prompt_rows(reader, prompt)
+    for row, token, found in zip(wanted, prompt[1:], answer.prompt_logprobs[1:], strict=True):
+        assert found is not None
+        assert abs(found.logprob - row[token]) < CLOSE
+        assert np.allclose([value for _, value in found.top], np.sort(row)[::-1][:most], atol=CLOSE)
+
+
+@pytest.mark.parametrize(("protocol", "options"), CASES)
+def test_those_of_a_prompt(
+    device: Device, reader: Decoder, protocol: str, options: dict[str, Any]
+) -> None:
+    """Whatever of it the edge has read before, and unshaped."""
+    for prompt, most in ((LONG, 2), (LONG, 0), ([*LONG[:70], 5, 6], 3), ([*LONG, 4], 1), ([7], 2)):
+        told: dict[str, Any] = {"protocol": protocol, "max_tokens": 9, **options}
+        plain = device.generate(prompt, **told, logprobs=1)
+        answer = device.generate(prompt, **told, logprobs=1, prompt_logprobs=most, **TOLD)
+        check_prompt(reader, answer, prompt, most)
+        assert plain.prompt_logprobs == []
+        same = device.generate(prompt, **told, prompt_logprobs=most)
+        if options.get("seed") is not None or not options.get("temperature"):
+            assert same.tokens == plain.tokens
+
+
+def test_those_of_a_prompt_come_once_and_survive_cuts(
+    pair: Pair, edge: EdgeServer, reader: Decoder
+) -> None:
+    relay = Relay(edge.endpoint)
+    for protocol in ("greedy", "stream", "ahead"):
+        with Device(pair.draft, relay.endpoint, threads=1) as device:
+            whole = device.generate(LONG, protocol=protocol, max_tokens=60)
+            found = []
+            for piece in device.stream(LONG, protocol=protocol, max_tokens=60, prompt_logprobs=2):
+                found += piece.tokens
+                if len(found) in (1, 2, 5, 20, 21):
+                    relay.cut()
+            assert device.last is not None
+            assert found == whole.tokens
+            check_prompt(reader, device.last, LONG, 2)
+
+
+def test_those_of_a_prompt_have_their_bytes(device: Device) -> None:
+    asked: dict[str, Any] = {"protocol": "greedy", "max_tokens": 12}
+    plain = device.generate(LONG, **asked)
+    told = device.generate(LONG, **asked, prompt_logprobs=4)
+    down = [sum(one.downlink_bytes for one in each.rounds) for each in (plain, told)]
+    assert abs(down[1] - down[0] - (len(LONG) - 1) * (4 + 4 * 8)) < 40
+
+
+def test_those_of_a_prompt_that_are_too_large() -> None:
+    expect_tellable(1000, 20, 1 << 18)
+    with pytest.raises(UnsupportedError, match="fewer of the likeliest"):
+        expect_tellable(2000, 20, 1 << 18)

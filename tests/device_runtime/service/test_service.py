@@ -79,9 +79,9 @@ def test_a_stop_string_ends_the_answer(client: openai.OpenAI, stream: bool) -> N
 
 def test_completions_of_texts_and_of_ids(client: openai.OpenAI, device: Device) -> None:
     options: dict[str, Any] = {"model": "pilotfish", "temperature": 0}
-    ids = device.tokenizer.encode("once upon")
+    ids = device.tokenizer.encode("onceupon")
     wanted = device.generate(ids, protocol="greedy", max_tokens=16)
-    for prompt in ("once upon", ids, ["once upon"], [ids]):
+    for prompt in ("onceupon", ids, ["onceupon"], [ids]):
         answer = client.completions.create(prompt=prompt, **options)
         assert answer.choices[0].text == wanted.text
         assert answer.object == "text_completion"
@@ -178,8 +178,11 @@ def test_logprobs_of_a_text(client: openai.OpenAI, stream: bool) -> None:
                 tokens += choice.logprobs.tokens
                 offsets += choice.logprobs.text_offset
                 tops += choice.logprobs.top_logprobs
-    assert offsets[0] == len("once")
+    # a whole answer tells the prompt's, too; its first token has none
+    assert offsets[0] == (len("once") if stream else 0)
     assert len(tokens) == len(offsets) == len(tops) >= 7
+    if not stream:
+        assert tops.pop(0) is None
     assert all(0 < len(top) <= 3 for top in tops)
     assert all(
         text[at] in (token[0], "\ufffd") for at, token in zip(offsets[:1], tokens, strict=False)
@@ -225,10 +228,10 @@ def test_choices_without_a_seed_differ(client: openai.OpenAI) -> None:
 def test_a_text_may_begin_with_its_prompt(
     client: openai.OpenAI, device: Device, stream: bool
 ) -> None:
-    ids = device.tokenizer.encode("once upon")
+    ids = device.tokenizer.encode("onceupon")
     wanted = device.generate(ids, protocol="greedy", max_tokens=8).text
     # the tiny vocabulary has no blank
-    for prompt, said_first in (("once upon", "once upon"), (ids, "onceupon")):
+    for prompt, said_first in (("onceupon", "onceupon"), (ids, "onceupon")):
         answer = client.completions.create(
             model="pilotfish", prompt=prompt, echo=True, n=2, max_tokens=8, temperature=0,
             stream=stream,
@@ -238,6 +241,33 @@ def test_a_text_may_begin_with_its_prompt(
             for choice in part.choices:
                 texts[choice.index] += choice.text
         assert texts == [said_first + wanted] * 2
+
+
+def test_log_probabilities_of_a_prompt(service: Serving, device: Device) -> None:
+    def ask(route: str, **told: Any) -> Any:
+        answer = httpx.post(f"{service.url}/v1/{route}", json={"max_tokens": 4, **told}, timeout=60)
+        return answer.json()
+
+    ids = device.prompt("onceupon", chat=False).ids.tolist()
+    wanted = device.generate(ids, max_tokens=4, prompt_logprobs=2).prompt_logprobs
+    told = ask("completions", prompt="onceupon", temperature=0, prompt_logprobs=2)
+    found = told["choices"][0]["prompt_logprobs"]
+    assert found[0] is None
+    assert len(found) == len(ids)
+    for token, its, one in zip(ids[1:], wanted[1:], found[1:], strict=True):
+        assert its is not None
+        assert abs(one[str(token)]["logprob"] - its.logprob) < 1e-5
+        assert [*one][:2] == [str(id) for id, _ in its.top]
+    echoed = ask("completions", prompt="onceupon", temperature=0, echo=True, logprobs=1)
+    logprobs = echoed["choices"][0]["logprobs"]
+    assert logprobs["token_logprobs"][0] is None
+    assert "".join(logprobs["tokens"]) == echoed["choices"][0]["text"]
+    assert logprobs["text_offset"][0] == 0
+    said = [{"role": "user", "content": "once"}]
+    chatted = ask("chat/completions", messages=said, prompt_logprobs=0)
+    assert len(chatted["choices"][0]["prompt_logprobs"]) == chatted["usage"]["prompt_tokens"]
+    refused = ask("completions", prompt="once", prompt_logprobs=1, stream=True)
+    assert refused["error"]["param"] == "prompt_logprobs"
 
 
 def test_the_best_of_several_answers(service: Serving) -> None:
