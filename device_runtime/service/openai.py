@@ -5,23 +5,18 @@ fault. Unknown fields, and known ones that would change the answer and are not s
 refused; fields that cannot change a text are ignored.
 
 Beyond OpenAI's fields there are ``top_k``, ``min_p`` and ``repetition_penalty``, as vLLM has them,
-and an object ``pilotfish`` for measurements: protocol,
-among, lossy, policy, rtt_threshold_s, thrift, window, expansion, draft_temperature, draft_top_k,
-draft_top_p, as in `device_runtime.plan`, and the protocols' own options. If it names a protocol,
-the service's defaults for window, expansion and drafting do not apply; if it sets anything for
-``auto``, none of the service's defaults for ``auto`` do.
+and an object ``pilotfish`` for measurements (`extension`).
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, TypeVar, cast
 
 import msgspec
 
 from pilotfish.device_runtime.bridge import Asked, Talk
-from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken, plan
+from pilotfish.device_runtime.plan import AUTO, Options, plan
+from pilotfish.device_runtime.service.extension import Mass, Temperature, Top, extend
 from pilotfish.device_runtime.service.formats import (
     Format,
     FormatOfText,
@@ -37,6 +32,7 @@ from pilotfish.device_runtime.service.prompts import (
     message_of,
     prompt_of,
     refuse_unless_neutral,
+    refused,
     thinking_of,
     unknown,
     unknown_name,
@@ -50,9 +46,7 @@ from pilotfish.speculation.shaping import (
     MOST_FACTOR,
     MOST_PENALTY,
 )
-from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_LOGPROBS
-from pilotfish.wire.protocols import ProtocolOptions, option_types
 
 COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
 MESSAGES = 4096
@@ -84,24 +78,17 @@ _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
 _NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {
     "suffix": (None, ""),
 }
-# Fields of ``pilotfish`` that belong to protocol "auto", and to one that drafts.
-_CHOOSING = ("among", "lossy", "policy", "rtt_threshold_s", "thrift")
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
 )
-_DRAFTING = ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p")
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Stop = Annotated[str, msgspec.Meta(max_length=_STOP_CHARACTERS)]
-Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
-Mass = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Top = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-MOST_PENALTY, le=MOST_PENALTY)]
 Factor = Annotated[float, msgspec.Meta(ge=LEAST_FACTOR, le=MOST_FACTOR)]
 Tops = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 Bias = Annotated[float, msgspec.Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,35 +96,6 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # ignored
-
-
-class Extension(msgspec.Struct, forbid_unknown_fields=True):
-    """The object ``pilotfish`` without the protocols' own options, which `_extension` adds."""
-
-    protocol: str | None = None
-    among: Annotated[list[str], msgspec.Meta(max_length=128)] | None = None
-    lossy: bool | None = None
-    policy: str | None = None
-    rtt_threshold_s: Seconds | None = None
-    thrift: bool | None = None
-    window: int | Literal["auto"] | None = None
-    expansion: Annotated[list[int], msgspec.Meta(max_length=128)] | None = None
-    draft_temperature: Temperature | None = None
-    draft_top_k: Top | None = None
-    draft_top_p: Mass | None = None
-
-
-@cache
-def _extension(kinds: tuple[type[ProtocolOptions], ...]) -> type[Extension]:
-    """Add the options of these types to `Extension`."""
-    own: list[tuple[str, Any, None]] = [
-        (name, hint | None, None)
-        for kind in kinds
-        for name, hint in get_type_hints(kind, include_extras=True).items()
-        if name in kind.__struct_fields__
-    ]
-    kind = msgspec.defstruct("Extension", own, bases=(Extension,), forbid_unknown_fields=True)
-    return cast(type[Extension], kind)
 
 
 class RequestFields(msgspec.Struct):
@@ -157,7 +115,7 @@ class RequestFields(msgspec.Struct):
     stop: str | Annotated[list[Stop], msgspec.Meta(max_length=_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    pilotfish: msgspec.Raw = msgspec.Raw(b"null")  # see `_extension`
+    pilotfish: msgspec.Raw = msgspec.Raw(b"null")  # see `extension`
 
 
 class _Request(RequestFields):
@@ -319,33 +277,7 @@ def read(
         told = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
         return msgspec.json.decode(msgspec.json.encode(told), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _refusal(error, str(error)) from None
-
-
-def _read_extension(raw: msgspec.Raw) -> Extension:
-    """Read the object ``pilotfish``; an empty one if the request has none."""
-    kind = _extension(option_types())
-    try:
-        return msgspec.json.decode(raw, type=kind | None) or kind()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        at = "`$.pilotfish"
-        said = str(error)
-        said = said.replace("`$", at) if "`$" in said else f"{said} - at {at}`"
-        raise _refusal(error, said) from None
-
-
-def _refusal(error: Exception, said: str) -> RefusalError:
-    """Return the refusal of a bad value or an unknown field; said: msgspec's message."""
-    param = _param(said)
-    if param is not None and (name := unknown_name(error)) is not None:
-        return unknown(f"{param}.{name}")
-    return RefusalError(400, f"{said}.", code="invalid_value", param=param)
-
-
-def _param(message: str) -> str | None:
-    """Return the field in msgspec's message."""
-    at = re.search(r"at `\$\.([\w.\[\]]+)", message) or re.search(r"field `(\w+)`", message)
-    return at[1] if at else None
+        raise refused(error, str(error)) from None
 
 
 def wanted_of(
@@ -393,35 +325,5 @@ def _options(
         options.pop("schema", None)
     if request.stop is not None:
         options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
-    extension = _read_extension(request.pilotfish)
-    if extension.protocol is not None:
-        for name in _DRAFTING:
-            options.pop(name, None)  # type: ignore[misc]  # these are keys of Options
-        options["protocol"] = extension.protocol
-    fields = extension.__struct_fields__
-    own = [name for name in fields if name not in Extension.__struct_fields__]
-    told = {name: value for name in fields if (value := getattr(extension, name)) is not None}
-    if extension.protocol not in (None, AUTO):
-        try:
-            expect_taken(extension.protocol, [name for name in own if name in told])
-        except UnsupportedError as error:
-            raise RefusalError(400, str(error), code="invalid_value", param="pilotfish") from None
-    for name in (*_DRAFTING, *own):
-        if name in told:
-            options[name] = told[name]  # type: ignore[literal-required]  # as above
-    if any(name in told for name in _CHOOSING):
-        if extension.protocol not in (None, AUTO):
-            raise RefusalError(
-                400,
-                f"{', '.join(_CHOOSING[:-1])} and {_CHOOSING[-1]} go with protocol auto.",
-                code="invalid_value",
-                param="pilotfish",
-            )
-        options["protocol"] = Auto(
-            among=extension.among,
-            lossy=bool(extension.lossy),
-            policy=extension.policy or Auto.policy,
-            rtt_threshold_s=extension.rtt_threshold_s,
-            thrift=bool(extension.thrift),
-        )
+    extend(options, request.pilotfish)
     return options

@@ -233,6 +233,20 @@ def _is_one_of(value: msgspec.Raw, values: tuple[object, ...]) -> bool:
         return False
 
 
+def refused(error: Exception, said: str) -> RefusalError:
+    """Return the refusal of a bad value or an unknown field; said: msgspec's message."""
+    param = _param(said)
+    if param is not None and (name := unknown_name(error)) is not None:
+        return unknown(f"{param}.{name}")
+    return RefusalError(400, f"{said}.", code="invalid_value", param=param)
+
+
+def _param(message: str) -> str | None:
+    """Return the field in msgspec's message."""
+    at = re.search(r"at `\$\.([\w.\[\]]+)", message) or re.search(r"field `(\w+)`", message)
+    return at[1] if at else None
+
+
 def unknown(name: str) -> RefusalError:
     """Return the refusal of an unknown field."""
     name = name[:80]

@@ -1,0 +1,104 @@
+"""Read the object ``pilotfish`` of a request: how to generate, for measurements.
+
+In:  its bytes, and the options so far. Out: these, changed; or a `RefusalError`.
+
+Its fields are protocol, among, lossy, policy, rtt_threshold_s, thrift, window, expansion,
+draft_temperature, draft_top_k, draft_top_p, as in `device_runtime.plan`, and the protocols' own
+options. If it names a protocol, the service's defaults for window, expansion and drafting do not
+apply; if it sets anything for ``auto``, none of the service's defaults for ``auto`` do.
+"""
+
+from functools import cache
+from typing import Annotated, Any, Literal, cast, get_type_hints
+
+import msgspec
+
+from pilotfish.device_runtime.plan import AUTO, Auto, Options, expect_taken
+from pilotfish.device_runtime.service.prompts import refused
+from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.protocols import ProtocolOptions, option_types
+
+# Fields that belong to protocol "auto", and to one that drafts.
+_CHOOSING = ("among", "lossy", "policy", "rtt_threshold_s", "thrift")
+_DRAFTING = ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p")
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
+Mass = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Top = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+
+
+class Extension(msgspec.Struct, forbid_unknown_fields=True):
+    """The object ``pilotfish`` without the protocols' own options, which `_extension` adds."""
+
+    protocol: str | None = None
+    among: Annotated[list[str], msgspec.Meta(max_length=128)] | None = None
+    lossy: bool | None = None
+    policy: str | None = None
+    rtt_threshold_s: Seconds | None = None
+    thrift: bool | None = None
+    window: int | Literal["auto"] | None = None
+    expansion: Annotated[list[int], msgspec.Meta(max_length=128)] | None = None
+    draft_temperature: Temperature | None = None
+    draft_top_k: Top | None = None
+    draft_top_p: Mass | None = None
+
+
+@cache
+def _extension(kinds: tuple[type[ProtocolOptions], ...]) -> type[Extension]:
+    """Add the options of these types to `Extension`."""
+    own: list[tuple[str, Any, None]] = [
+        (name, hint | None, None)
+        for kind in kinds
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if name in kind.__struct_fields__
+    ]
+    kind = msgspec.defstruct("Extension", own, bases=(Extension,), forbid_unknown_fields=True)
+    return cast(type[Extension], kind)
+
+
+def _read(raw: msgspec.Raw) -> Extension:
+    """Read the object ``pilotfish``; an empty one if the request has none."""
+    kind = _extension(option_types())
+    try:
+        return msgspec.json.decode(raw, type=kind | None) or kind()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        at = "`$.pilotfish"
+        said = str(error)
+        said = said.replace("`$", at) if "`$" in said else f"{said} - at {at}`"
+        raise refused(error, said) from None
+
+
+def extend(options: Options, raw: msgspec.Raw) -> None:
+    """Change the options as the object says."""
+    extension = _read(raw)
+    if extension.protocol is not None:
+        for name in _DRAFTING:
+            options.pop(name, None)  # type: ignore[misc]  # these are keys of Options
+        options["protocol"] = extension.protocol
+    fields = extension.__struct_fields__
+    own = [name for name in fields if name not in Extension.__struct_fields__]
+    told = {name: value for name in fields if (value := getattr(extension, name)) is not None}
+    if extension.protocol not in (None, AUTO):
+        try:
+            expect_taken(extension.protocol, [name for name in own if name in told])
+        except UnsupportedError as error:
+            raise RefusalError(400, str(error), code="invalid_value", param="pilotfish") from None
+    for name in (*_DRAFTING, *own):
+        if name in told:
+            options[name] = told[name]  # type: ignore[literal-required]  # as above
+    if any(name in told for name in _CHOOSING):
+        if extension.protocol not in (None, AUTO):
+            raise RefusalError(
+                400,
+                f"{', '.join(_CHOOSING[:-1])} and {_CHOOSING[-1]} go with protocol auto.",
+                code="invalid_value",
+                param="pilotfish",
+            )
+        options["protocol"] = Auto(
+            among=extension.among,
+            lossy=bool(extension.lossy),
+            policy=extension.policy or Auto.policy,
+            rtt_threshold_s=extension.rtt_threshold_s,
+            thrift=bool(extension.thrift),
+        )
