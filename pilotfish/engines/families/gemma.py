@@ -1,16 +1,12 @@
-"""Gemma 2 and 3: told of tools in words. Gemma 4 writes arguments in a syntax that is no JSON."""
+"""Gemma 2 and 3: told of tools in words, to call as Llama does. Gemma 4's arguments are no JSON."""
 
-from pilotfish.engines.families.family import Calls, ModelFamily
+from pilotfish.engines.families.family import ModelFamily
+from pilotfish.engines.families.llama import LLAMA
 
 GEMMA = ModelFamily(
     name="gemma",
     speaks=lambda template: "<start_of_turn>" in template,
-    calls=Calls(
-        trigger='{"name": "',
-        before="",
-        behind='", "parameters": ',
-        anywhere=False,
-    ),
+    calls=LLAMA.calls,
     parallel=False,
     taught=lambda template: False,
 )
