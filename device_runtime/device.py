@@ -393,7 +393,11 @@ class Device:
 
 
 def _asked(prompt: Asked | Prompt, options: TalkOptions) -> tuple[Asked | Prompt, Options]:
-    """Return the prompt, with the options' tools if it is none with tools already, and the rest."""
+    """Split the options: make a `Talk` of the prompt and the options about tools and thinking.
+
+    Returns the talk, or the prompt as it is if there are no such options, and the other options.
+    `UnsupportedError` for such options beside a `Talk`, a `Prompt` or token ids.
+    """
     rest = {name: value for name, value in options.items() if name not in _TALK}
     told = (options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls"))
     try:

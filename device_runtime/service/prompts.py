@@ -165,7 +165,9 @@ class TextPart(msgspec.Struct):
 def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = TextPart) -> str:
     """Read a content: a text, or parts of this type, whose names are told where others came."""
     try:
-        content = msgspec.json.decode(value or b"null", type=str | list[part] | None)  # type: ignore[valid-type]  # made here
+        # `part` is a value, which a type checker takes for no type
+        kind: Any = str | list[part] | None  # type: ignore[valid-type]
+        content = msgspec.json.decode(value or b"null", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
         if bytes(memoryview(value)[:1]) == b"[":
             names = " or ".join(get_args(get_type_hints(part)["type"]))

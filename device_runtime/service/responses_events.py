@@ -155,7 +155,9 @@ class ResponseFormat:
         (generation,) = generations
         for _ in self._output.push(generation.parts):
             pass
-        return [*self._last_events(generation)][-1]["response"]  # type: ignore[no-any-return]
+        last = [*self._last_events(generation)][-1]
+        response: Body = last["response"]
+        return response
 
     def beginning(self) -> list[Body]:
         """Return the events before the first item, once."""

@@ -71,17 +71,17 @@ class ResponseStore:
             self._drop(self._surplus())
 
     def body(self, client: str, name: str) -> bytes:
-        """Return a response of this client's; refuses if there is none."""
+        """Return a client's response; raises `RefusalError` (404) for an unknown id."""
         return self._find(client, name, "response_id").body
 
     def conversation(self, client: str, name: str) -> list[Message]:
-        """Return the messages up to a response and its own; refuses if there is none."""
+        """Return the messages that a response answered, and its own; raises as `body` does."""
         found = self._find(client, name, "previous_response_id")
         messages: list[Message] = msgspec.json.decode(found.conversation)
         return messages
 
     def forget(self, client: str, name: str) -> None:
-        """Delete a response of this client's; refuses if there is none."""
+        """Delete a client's response; raises as `body` does."""
         self._find(client, name, "response_id")
         self._drop(name)
 

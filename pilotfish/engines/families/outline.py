@@ -95,7 +95,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_outline(text: str) -> Outline:
-    """Read a grammar's text; `GrammarError` if it is none."""
+    """Read the text of a grammar of kind "turn"; raises `GrammarError` for a malformed one."""
     try:
         found = msgspec.json.decode(text, type=Outline)
     except (msgspec.DecodeError, RecursionError) as error:

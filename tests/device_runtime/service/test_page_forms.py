@@ -134,7 +134,7 @@ def test_probabilities_are_told_of_the_token_pointed_at(
     expect(tokens.nth(1)).to_have_class(re.compile("chosen"))
     page.keyboard.press("Escape")
     expect(bubble).to_be_hidden()
-    # and not asked for where nobody wants them
+    # and not requested when the option is off
     page.click("#options summary")
     page.uncheck("#probabilities")
     say(page, "ab", tokens=150)

@@ -1,4 +1,4 @@
-"""The store of responses: for whom, how long and how many."""
+"""The store keeps a client's responses for a time, up to a number and a size."""
 
 from __future__ import annotations
 
