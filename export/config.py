@@ -1,33 +1,96 @@
-"""A model's shape, in one form for all kinds of source.
+"""A model's shape, in one form for all architectures and all kinds of source.
 
 In: Hugging Face's config.json or GGUF metadata (read by `export.sources`). Out: `ModelConfig`, from
-which the graph is written. Fields that only one family needs come last, with the default that the
-other families use.
+which the graph is written. `Form` says which parts a layer has, the rest are numbers.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-ModelType = Literal["llama", "mistral", "qwen2", "qwen3", "opt"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 
 
-class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Llama 3's scaling of the rotary frequencies.
+class Rope(msgspec.Struct, frozen=True):
+    """A rotary embedding.
 
-    Wavelengths beyond original_context / low_freq_factor are stretched by `factor`, those below
-    original_context / high_freq_factor stay, and those between are interpolated.
+    Attributes:
+        frequencies: angle per position of each pair of channels, in rad; 2 · len of them turn, the
+            channels behind them stay.
+        scale: of cos and sin (yarn's and longrope's attention factor).
+        interleaved: pairs are neighbours (2i, 2i + 1), not (i, i + half).
+        long: the frequencies of an artifact whose context exceeds `short_context` (longrope).
     """
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
+    frequencies: tuple[float, ...]
+    scale: float = 1.0
+    interleaved: bool = False
+    long: tuple[float, ...] | None = None
+    short_context: int | None = None
+
+    def angles(self, context: int) -> NDArray[np.float64]:
+        """Return the angle of every position and pair; [context, pairs]."""
+        beyond = self.short_context is not None and context > self.short_context
+        chosen = self.long if beyond and self.long is not None else self.frequencies
+        return np.outer(np.arange(context, dtype=np.float64), np.array(chosen))
+
+
+def plain_rope(theta: float, dim: int, *, interleaved: bool = False) -> Rope:
+    """Make a rotary embedding of `dim` channels without scaling."""
+    exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
+    return Rope(tuple((theta**-exponents).tolist()), interleaved=interleaved)
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """What differs between the layers of one model.
+
+    `window` is the number of positions that a token sees, itself included; None = all.
+    """
+
+    rope: Rope | None = None
+    window: int | None = None
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a layer, and how they hang together; the defaults are Llama's.
+
+    Attributes:
+        norm: which kind all norms are.
+        norms: those of a layer. input_layernorm and post_attention_layernorm stand before attention
+            and feed-forward part, attention_out_norm and mlp_out_norm behind them.
+        norm_bias: layer norms have biases, but for those of q and k.
+        learned_norms: norms have weights.
+        biases: modules that have one.
+        gated: the feed-forward part is activation(gate) · up, not activation(up).
+        parallel: attention and feed-forward part read the same residual stream.
+        qk_norm: q and k are normed by head, with one weight for all heads ("head") or one each
+            ("heads"), or over all heads at once ("all").
+        qk_norm_late: behind the rotation instead of before it.
+        sub_norms: a norm before the output projection of attention and feed-forward part.
+        sum_norms: norms follow the residual sum (opt-350m).
+        final_norm: there is a norm after the last layer.
+        embed_norm: there is one after the embedding.
+        learned_positions: there is a table of them.
+    """
+
+    norm: Literal["rms", "layer"] = "rms"
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    norm_bias: bool = False
+    learned_norms: bool = True
+    biases: tuple[str, ...] = ()
+    gated: bool = True
+    parallel: bool = False
+    qk_norm: Literal["head", "heads", "all"] | None = None
+    qk_norm_late: bool = False
+    sub_norms: bool = False
+    sum_norms: bool = False
+    final_norm: bool = True
+    embed_norm: bool = False
+    learned_positions: bool = False
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,22 +103,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         context: the largest number of positions.
         vocab_size: rows of the embedding, padding included.
         tied: the output projection is the embedding.
-        rope_theta: None where positions are learned (opt).
-        rope_divisors: one number per rotary frequency, by which it is divided, where a file
-            states them outright (GGUF's rope_freqs.weight); excludes `rope_scaling`.
-        attention_bias: q, k and v have biases.
-        output_bias: the attention's output projection has one.
-        mlp_bias: the feed-forward projections have biases.
-        qk_norm: RMS norm over each head of q and k, before the rotation (qwen3).
-        activation: of the feed-forward part.
-        pre_norm: opt's do_layer_norm_before; if false, norms follow the residual sum.
-        final_norm: there is a norm after the last layer.
+        pattern: the kinds of layers; layer i is of the kind i modulo their number.
         embedding: width of the embedding where it is not `hidden` (opt-350m: project_in/out).
         position_offset: row of the learned position table that position 0 uses (opt: 2).
+        score_scale: of q · k; None = 1 / √head_dim.
+        score_cap, logit_cap: c of c · tanh(x / c).
+        embed_scale, residual_scale, logit_scale: factors (gemma, granite, cohere).
+        query_growth: (β, n): q is multiplied by 1 + β · ln(1 + ⌊position / n⌋) (Ministral 3).
     """
 
     name: str
-    model_type: ModelType
+    model_type: str
     layers: int
     hidden: int
     heads: int
@@ -66,42 +124,31 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     tied: bool
     norm_eps: float
-    rope_theta: float | None
-    rope_scaling: RopeScaling | None = None
-    rope_divisors: tuple[float, ...] | None = None
-    attention_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    activation: Literal["silu", "relu", "gelu"] = "silu"
-    pre_norm: bool = True
-    final_norm: bool = True
+    form: Form = Form()
+    pattern: tuple[Layer, ...] = (Layer(),)
+    activation: Activation = "silu"
     embedding: int | None = None
     position_offset: int = 0
+    score_scale: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    query_growth: tuple[float, int] | None = None
 
-    def inverse_frequencies(self) -> NDArray[np.float64]:
-        """Return the rotary angle per position of each pair of channels, scaled; [head_dim // 2].
+    def layer(self, index: int) -> Layer:
+        """Return the kind of a layer."""
+        return self.pattern[index % len(self.pattern)]
 
-        Raises:
-            ValueError: if the model has no rotary embedding.
-        """
-        if self.rope_theta is None:
-            raise ValueError(f"{self.model_type} has no rotary embedding")
-        # [head_dim // 2]
-        exponents = np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim
-        frequencies = self.rope_theta**-exponents
-        if self.rope_divisors is not None:
-            return frequencies / np.asarray(self.rope_divisors, dtype=np.float64)
-        if self.rope_scaling is not None:
-            return _scaled_as_llama3(frequencies, self.rope_scaling)
-        return frequencies
+    @property
+    def window(self) -> int | None:
+        """The smallest window of any layer; None where all see everything."""
+        kinds = (self.layer(i) for i in range(min(self.layers, len(self.pattern))))
+        return min((kind.window for kind in kinds if kind.window is not None), default=None)
 
-
-def _scaled_as_llama3(
-    frequencies: NDArray[np.float64], scaling: RopeScaling
-) -> NDArray[np.float64]:
-    """Scale by Llama 3.1's rule, as transformers' modeling_rope_utils does."""
-    turns = scaling.original_context * frequencies / (2 * math.pi)  # in the original context
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return frequencies * (smooth + (1 - smooth) / scaling.factor)
+    @property
+    def short_context(self) -> int | None:
+        """The context up to which longrope's short frequencies hold; None without it."""
+        stated = (kind.rope.short_context for kind in self.pattern if kind.rope is not None)
+        return min((context for context in stated if context is not None), default=None)

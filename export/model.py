@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,10 +28,12 @@ from pilotfish.engines.artifact import (
 from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.runtime import runtime_version
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.atomic import replacing
+from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect, choose_dialect
+from pilotfish.export.errors import ExportError
 from pilotfish.export.graph import GraphWriter
+from pilotfish.export.network import write_network
 from pilotfish.export.sources import Progress, WeightSource, open_source
 from pilotfish.export.sources.first_layers import FirstLayers
 
@@ -46,6 +49,7 @@ def export_model(
     precision: Precision = "fp32",
     dialect: str = "auto",
     first_layers: int | None = None,
+    context: int | None = None,
     ignore_keys: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Artifact:
@@ -55,6 +59,8 @@ def export_model(
         source: "default", a GGUF file, a Hugging Face directory or hub id, or an open source.
         dialect: "opset24", "opset17", "contrib", or "auto": by precision and installed runtime.
         first_layers: keep only so many of the layers, and the last norm and the head as they are.
+        context: positions of the artifact, whose rotary tables grow with them; by default the
+            model's, but with longrope those up to which its short factors hold.
         ignore_keys: keys of the configuration that may stand there although nothing here knows
             them; the manifest names them. Without effect on an open source.
         progress: called as progress(label, done, total).
@@ -72,30 +78,47 @@ def export_model(
             log.warning("%s: the key %s is ignored, as was asked for", weights.config.name, key)
     if first_layers is not None:
         weights = FirstLayers(weights, first_layers)
+    config = _within(weights.config, context)
     with replacing(Path(out)) as directory:
-        digests = _write_graph(weights, directory, precision, kind, progress)
+        digests = _write_graph(weights, config, directory, precision, kind, progress)
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(weights.tokenizer_json, encoding="utf-8")
         digests[TOKENIZER_NAME] = file_sha256(tokenizer)
         fingerprint = Tokenizer(tokenizer).fingerprint
-        manifest = _manifest(weights, precision, kind, fingerprint, digests)
+        manifest = _manifest(weights, config, precision, kind, fingerprint, digests)
         (directory / MANIFEST_NAME).write_bytes(manifest.encode())
     return Artifact.open(out)
 
 
+def _within(config: ModelConfig, context: int | None) -> ModelConfig:
+    """Return the configuration with the context that the artifact will have."""
+    wanted = context or config.short_context or config.context
+    if wanted > config.context:
+        raise ExportError(f"{config.name} has {config.context} positions, not {wanted}")
+    if context is None and wanted < config.context:
+        log.warning(
+            "%s: exported for the %d positions of its short rotary factors; --context %d takes the "
+            "long ones, at all positions",
+            config.name,
+            wanted,
+            config.context,
+        )
+    return msgspec.structs.replace(config, context=wanted)
+
+
 def _write_graph(
     source: WeightSource,
+    config: ModelConfig,
     directory: Path,
     precision: Precision,
     kind: type[Dialect],
     progress: Progress | None,
 ) -> dict[str, str]:
     """Write graph and weights; file name → SHA-256."""
-    config = source.config
     with (directory / DATA_NAME).open("wb") as data:
         graph = GraphWriter(data, DATA_NAME)
         read = _counting(source, progress) if progress else source.tensor
-        ARCHITECTURES[config.model_type](kind(graph, config, read, precision), config)
+        write_network(kind(graph, config, read, precision), config)
         graph.save(directory / GRAPH_NAME, opset=kind.opset, contrib=kind.contrib)
     return {
         GRAPH_NAME: file_sha256(directory / GRAPH_NAME),
@@ -118,12 +141,12 @@ def _counting(source: WeightSource, progress: Progress) -> Callable[[str], NDArr
 
 def _manifest(
     source: WeightSource,
+    config: ModelConfig,
     precision: Precision,
     kind: type[Dialect],
     fingerprint: str,
     digests: dict[str, str],
 ) -> Manifest:
-    config = source.config
     return Manifest(
         model=config.name,
         source=source.description,
@@ -149,6 +172,7 @@ def _manifest(
         chat_template=source.chat_template,
         tokenizer_fingerprint=fingerprint,
         files=digests,
+        window=config.window,
     )
 
 

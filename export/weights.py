@@ -1,7 +1,17 @@
-"""The weights of each architecture, and their shapes.
+"""The weights of a model: their names and shapes.
 
 In: a `ModelConfig`, and the shapes that a file states. Out: nothing, or an ExportError that names
-the tensor and the setting that contradict each other. Names are those of Hugging Face's modules.
+the tensor and the setting that contradict each other. Names are those of Llama's modules in Hugging
+Face's checkpoints, whatever a file calls them:
+
+    model.embed_tokens, model.embed_positions, model.embed_norm, model.project_in, model.project_out
+    model.layers.{i}.input_layernorm            before attention
+    model.layers.{i}.attention_out_norm         behind it, before the sum
+    model.layers.{i}.post_attention_layernorm   before the feed-forward part
+    model.layers.{i}.mlp_out_norm               behind it, before the sum
+    model.layers.{i}.self_attn.{q,k,v,o}_proj, .q_norm, .k_norm, .sub_norm
+    model.layers.{i}.mlp.{gate,up,down}_proj, .sub_norm, .act_fn.{alpha_p,alpha_n,beta,eps}
+    model.norm, lm_head
 """
 
 from __future__ import annotations
@@ -11,15 +21,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-import msgspec
-
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.errors import ExportError
 
-HEAD = "lm_head.weight"
-# Fields that decide whether weights exist.
-SWITCHES = ("attention_bias", "output_bias", "mlp_bias", "qk_norm", "tied", "final_norm")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LAYER = re.compile(r"\.layers\.(\d+)\.")
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 
 class Size(NamedTuple):
@@ -33,10 +40,41 @@ Weights = Iterator[tuple[str, tuple[Size, ...]]]
 """Name and shape of one weight after the other: a damaged number of layers costs nothing."""
 
 
+class Settings(NamedTuple):
+    """What a file calls the settings of its model, for errors.
+
+    Attributes:
+        keys: field of `ModelConfig` → the file's key.
+        switches: part of a weight's name → the setting that decides whether it exists.
+    """
+
+    keys: Mapping[str, str]
+    switches: Mapping[str, str]
+
+    def say(self, config: ModelConfig, *fields: str) -> str:
+        """Format keys and their values, as in "num_attention_heads 4 × head_dim 8"."""
+        return " × ".join(f"{self.keys[name]} {getattr(config, name)}" for name in fields)
+
+    def why(self, config: ModelConfig, name: str) -> str:
+        """Name the setting that decides whether there is such a weight."""
+        for part, setting in self.switches.items():
+            if part in name:
+                return setting
+        return self.say(config, "model_type")
+
+    def blame(self, config: ModelConfig, sizes: tuple[Size, ...], found: tuple[int, ...]) -> str:
+        """Name the settings behind the dimensions that differ."""
+        if len(sizes) != len(found):
+            return self.say(config, "model_type")
+        pairs = zip(sizes, found, strict=True)
+        wrong = [size.fields for size, there in pairs if size.value != there]
+        return ", ".join(self.say(config, *fields) for fields in dict.fromkeys(wrong))
+
+
 def check_weights(
     config: ModelConfig,
     found: Mapping[str, tuple[int, ...]],
-    keys: Mapping[str, str],
+    settings: Settings,
     where: str,
     called: Callable[[str], str] = str,
 ) -> None:
@@ -45,75 +83,116 @@ def check_weights(
     Args:
         config: the model's configuration.
         found: the shape of each weight there is.
-        keys: field of `config` → what the file calls it; of fields that are not there, the
-            model_type decides.
+        settings: what the file calls its settings.
         where: path of the file, for errors.
-        called: Hugging Face's name of a weight → the file's, for errors.
+        called: a weight's name → the file's, for errors.
 
     Raises:
         ExportError: naming the first weight that is missing, left over or of another shape, and
             the setting that it contradicts.
     """
-    said = _Settings(config, keys)
     wanted = set()
-    for name, sizes in WEIGHTS[config.model_type](config):
+    for name, sizes in weights(config):
         wanted.add(name)
         if name not in found:
             absent = not any(_layer(other) == _layer(name) for other in found)
-            asking = said.say("layers") if absent and _layer(name) is not None else said.why(name)
+            asking = settings.why(config, name)
+            if absent and _layer(name) is not None:
+                asking = settings.say(config, "layers")
             raise ExportError(f"{where} has no {called(name)}, which {asking} asks for")
         shape = tuple(size.value for size in sizes)
         if found[name] != shape:
             raise ExportError(
                 f"{where}: {called(name)} has shape {list(found[name])}, but "
-                f"{said.blame(sizes, found[name])} asks for {list(shape)}"
+                f"{settings.blame(config, sizes, found[name])} asks for {list(shape)}"
             )
     for name in found:
         if name not in wanted:
             beyond = (_layer(name) or 0) >= config.layers
-            asking = said.say("layers") if beyond else said.why(name)
+            asking = settings.say(config, "layers") if beyond else settings.why(config, name)
             raise ExportError(
                 f"{where} holds {called(name)}, for which {asking} has no use: the model might "
                 "come out as another one"
             )
 
 
-class _Settings:
-    """Names the settings of a model as its file does, for errors."""
-
-    def __init__(self, config: ModelConfig, keys: Mapping[str, str]) -> None:
-        self._config, self._keys = config, keys
-
-    def say(self, *fields: str) -> str:
-        """Format keys and their values, as in "num_attention_heads 4 × head_dim 8"."""
-        return " × ".join(f"{self._keys[name]} {getattr(self._config, name)}" for name in fields)
-
-    def why(self, name: str) -> str:
-        """Name the switch that a weight depends on."""
-        layers = (_layer(name) or 0) + 1
-        for switch in SWITCHES:
-            either = (
-                msgspec.structs.replace(self._config, layers=layers, **{switch: on})
-                for on in (False, True)
-            )
-            without, with_it = (dict(WEIGHTS[each.model_type](each)) for each in either)
-            if (name in without) != (name in with_it) and switch in self._keys:
-                return self.say(switch)
-        return self.say("model_type")
-
-    def blame(self, sizes: tuple[Size, ...], found: tuple[int, ...]) -> str:
-        """Name the settings behind the dimensions that differ."""
-        if len(sizes) != len(found):
-            return self.say("model_type")
-        pairs = zip(sizes, found, strict=True)
-        wrong = [size.fields for size, there in pairs if size.value != there]
-        return ", ".join(self.say(*fields) for fields in dict.fromkeys(wrong))
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight."""
+    return {name: tuple(size.value for size in sizes) for name, sizes in weights(config)}
 
 
-def embedding_of(config: ModelConfig) -> str:
-    """Return the name of the embedding, the first weight of every architecture."""
-    name, _ = next(WEIGHTS[config.model_type](config))
-    return name
+def weights(config: ModelConfig) -> Weights:
+    """Yield name and shape of every weight, the embedding first."""
+    form, hidden, vocabulary = config.form, _size(config, "hidden"), _size(config, "vocab_size")
+    width = _size(config, "embedding") if config.embedding else hidden
+    yield EMBEDDING, (vocabulary, width)
+    if form.learned_positions:
+        rows = Size(config.context + config.position_offset, ("context",))
+        yield "model.embed_positions.weight", (rows, hidden)
+    if config.embedding:
+        yield "model.project_in.weight", (hidden, width)
+        yield "model.project_out.weight", (width, hidden)
+    if form.embed_norm:
+        yield from _norm(config, "model.embed_norm", hidden)
+    for i in range(config.layers):
+        for name, sizes in _layer_weights(config):
+            yield f"model.layers.{i}.{name}", sizes
+    if form.final_norm:
+        yield from _norm(config, "model.norm", hidden)
+    if not config.tied:
+        yield HEAD, (vocabulary, width)
+    if "lm_head" in form.biases:
+        yield "lm_head.bias", (vocabulary,)
+
+
+def _layer_weights(config: ModelConfig) -> Weights:
+    """Yield the weights of a layer, named without it."""
+    form = config.form
+    hidden, inner = _size(config, "hidden"), _size(config, "intermediate")
+    queries, keys = _size(config, "heads", "head_dim"), _size(config, "kv_heads", "head_dim")
+    for name in form.norms:
+        yield from _norm(config, name, hidden)
+    gate = [("mlp.gate_proj", inner, hidden)] if form.gated else []
+    for name, rows, columns in (
+        ("self_attn.q_proj", queries, hidden),
+        ("self_attn.k_proj", keys, hidden),
+        ("self_attn.v_proj", keys, hidden),
+        ("self_attn.o_proj", hidden, queries),
+        *gate,
+        ("mlp.up_proj", inner, hidden),
+        ("mlp.down_proj", hidden, inner),
+    ):
+        yield f"{name}.weight", (rows, columns)
+        if name in form.biases:
+            yield f"{name}.bias", (rows,)
+    if form.learned_norms:
+        yield from _head_norms(config)
+    if form.sub_norms:
+        yield "self_attn.sub_norm.weight", (queries,)
+        yield "mlp.sub_norm.weight", (inner,)
+    if config.activation == "xielu":
+        for name in XIELU:
+            yield f"mlp.act_fn.{name}", (Size(1, ("activation",)),)
+
+
+def _head_norms(config: ModelConfig) -> Weights:
+    width = _size(config, "head_dim")
+    for name, heads in (("q_norm", "heads"), ("k_norm", "kv_heads")):
+        forms = {
+            "head": (width,),
+            "heads": (_size(config, heads), width),
+            "all": (_size(config, heads, "head_dim"),),
+        }
+        if config.form.qk_norm is not None:
+            yield f"self_attn.{name}.weight", forms[config.form.qk_norm]
+
+
+def _norm(config: ModelConfig, name: str, width: Size) -> Weights:
+    """Yield weight and bias of a norm, as far as there are any."""
+    if config.form.learned_norms:
+        yield f"{name}.weight", (width,)
+        if config.form.norm_bias:
+            yield f"{name}.bias", (width,)
 
 
 def _layer(name: str) -> int | None:
@@ -121,81 +200,6 @@ def _layer(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def _llama(config: ModelConfig) -> Weights:
-    hidden, inner = _size(config, "hidden"), _size(config, "intermediate")
-    queries, keys = _size(config, "heads", "head_dim"), _size(config, "kv_heads", "head_dim")
-    yield "model.embed_tokens.weight", (_size(config, "vocab_size"), hidden)
-    for i in range(config.layers):
-        layer = f"model.layers.{i}"
-        yield f"{layer}.input_layernorm.weight", (hidden,)
-        for name, rows, columns, bias in (
-            ("self_attn.q_proj", queries, hidden, config.attention_bias),
-            ("self_attn.k_proj", keys, hidden, config.attention_bias),
-            ("self_attn.v_proj", keys, hidden, config.attention_bias),
-            ("self_attn.o_proj", hidden, queries, config.output_bias),
-            ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-            ("mlp.up_proj", inner, hidden, config.mlp_bias),
-            ("mlp.down_proj", hidden, inner, config.mlp_bias),
-        ):
-            yield from _linear(f"{layer}.{name}", rows, columns, bias=bias)
-        if config.qk_norm:
-            for name in ("q_norm", "k_norm"):
-                yield f"{layer}.self_attn.{name}.weight", (_size(config, "head_dim"),)
-        yield f"{layer}.post_attention_layernorm.weight", (hidden,)
-    yield "model.norm.weight", (hidden,)
-    if not config.tied:
-        yield HEAD, (_size(config, "vocab_size"), hidden)
-
-
-def _opt(config: ModelConfig) -> Weights:
-    decoder = "model.decoder"
-    hidden, inner = _size(config, "hidden"), _size(config, "intermediate")
-    width = _size(config, "embedding") if config.embedding else hidden
-    vocabulary = _size(config, "vocab_size")
-    positions = Size(config.context + config.position_offset, ("context",))
-    yield f"{decoder}.embed_tokens.weight", (vocabulary, width)
-    yield f"{decoder}.embed_positions.weight", (positions, hidden)
-    for i in range(config.layers):
-        layer = f"{decoder}.layers.{i}"
-        for part in "qkv":
-            name = f"{layer}.self_attn.{part}_proj"
-            yield from _linear(name, hidden, hidden, bias=config.attention_bias)
-        yield from _linear(f"{layer}.self_attn.out_proj", hidden, hidden, bias=config.output_bias)
-        yield from _norm(f"{layer}.self_attn_layer_norm", hidden)
-        yield from _linear(f"{layer}.fc1", inner, hidden, bias=config.mlp_bias)
-        yield from _linear(f"{layer}.fc2", hidden, inner, bias=config.mlp_bias)
-        yield from _norm(f"{layer}.final_layer_norm", hidden)
-    if config.final_norm:
-        yield from _norm(f"{decoder}.final_layer_norm", hidden)
-    if config.embedding:
-        yield from _linear(f"{decoder}.project_in", hidden, width, bias=False)
-        yield from _linear(f"{decoder}.project_out", width, hidden, bias=False)
-    if not config.tied:
-        yield HEAD, (vocabulary, width)
-
-
-WEIGHTS: dict[str, Callable[[ModelConfig], Weights]] = {
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _llama,
-    "qwen3": _llama,
-    "opt": _opt,
-}
-
-
 def _size(config: ModelConfig, *fields: str) -> Size:
     """Multiply these fields."""
     return Size(math.prod(getattr(config, name) for name in fields), fields)
-
-
-def _linear(name: str, rows: Size, columns: Size, *, bias: bool) -> Weights:
-    """Yield the weight [rows, columns] of a projection, and its bias [rows]."""
-    yield f"{name}.weight", (rows, columns)
-    if bias:
-        yield f"{name}.bias", (rows,)
-
-
-def _norm(name: str, width: Size) -> Weights:
-    """Yield weight and bias of a layer norm."""
-    yield f"{name}.weight", (width,)
-    yield f"{name}.bias", (width,)

@@ -1,18 +1,13 @@
-"""Architectures: how a family of models is put together. A new one is one file and a line."""
+"""Architectures by the `model_type` of their configuration. A new one is an entry in a table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pilotfish.export.architectures.architecture import Architecture, Names
+from pilotfish.export.architectures.gemma import GEMMAS
+from pilotfish.export.architectures.llama import RELATIVES
+from pilotfish.export.architectures.older import OLDER
+from pilotfish.export.architectures.parallel import VARIANTS
 
-from pilotfish.export.architectures.llama import llama
-from pilotfish.export.architectures.opt import opt
-from pilotfish.export.config import ModelConfig
-from pilotfish.export.dialects import Dialect
+__all__ = ["ARCHITECTURES", "Architecture", "Names"]
 
-ARCHITECTURES: dict[str, Callable[[Dialect, ModelConfig], None]] = {
-    "llama": llama,
-    "mistral": llama,
-    "qwen2": llama,
-    "qwen3": llama,
-    "opt": opt,
-}
+ARCHITECTURES: dict[str, Architecture] = {**RELATIVES, **GEMMAS, **VARIANTS, **OLDER}

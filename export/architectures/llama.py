@@ -1,38 +1,270 @@
-"""Llama and its close relatives.
+"""Llama, and the classes that are Llama but for some parts: one entry each.
 
-Mistral is the same network; Qwen2 adds biases to q, k and v; Qwen3 norms each head of q and k.
+Defaults are those of transformers' configuration classes (tests/reference/test_defaults.py).
 """
 
 from __future__ import annotations
 
-from pilotfish.export.config import ModelConfig
-from pilotfish.export.dialects import Dialect
+from dataclasses import replace
 
-EMBEDDING = "model.embed_tokens.weight"
+from pilotfish.export.architectures.architecture import (
+    ALL,
+    ATTENTION,
+    DECODER,
+    MLP,
+    QKV,
+    Architecture,
+    Names,
+)
+from pilotfish.export.config import Form
 
+SANDWICH = ("attention_out_norm", "mlp_out_norm")
+OUT_NORMS = Names(
+    modules={
+        "post_attention_layernorm": "attention_out_norm",
+        "post_feedforward_layernorm": "mlp_out_norm",
+    }
+)
+WINDOW = {"sliding_window": None, "layer_types": None}
+SWITCHED = {**WINDOW, "use_sliding_window": False, "max_window_layers": 28}
+BY_HEAD = Form(qk_norm="head")
+SCALED = {
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+}
 
-def llama(net: Dialect, config: ModelConfig) -> None:
-    """Write the network; its outputs are declared by `net.finish`."""
-    x = net.embed(EMBEDDING)  # [T, hidden]
-    for i in range(config.layers):
-        layer = f"model.layers.{i}"
-        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+LLAMA = Architecture(
+    keys={**DECODER, "head_dim": None, "attention_bias": False, "mlp_bias": False},
+    biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+    gguf="llama",
+)
+MISTRAL = Architecture(
+    keys={
+        **DECODER,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "sliding_window": 4096,
+        "layer_types": None,
+    },
+    windows="all",
+)
+QWEN2 = Architecture(
+    keys={**DECODER, **SWITCHED, "num_key_value_heads": 32, "head_dim": None},
+    biases={"": QKV},
+    neutral={"attention_bias": (True,)},  # at q, k and v, whatever the file says
+    windows="switched",
+    gguf="qwen2",
+)
+QWEN3 = Architecture(
+    keys={
+        **DECODER,
+        **SWITCHED,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "attention_bias": False,
+    },
+    form=BY_HEAD,
+    biases={"attention_bias": ATTENTION},
+    windows="switched",
+    gguf="qwen3",
+)
+OLMO2 = Architecture(
+    keys={**DECODER, "attention_bias": False, "rms_norm_eps": 1e-5},
+    form=Form(norms=SANDWICH, qk_norm="all"),
+    biases={"attention_bias": ATTENTION},
+    names=OUT_NORMS,
+)
+GRANITE = replace(LLAMA, keys={**LLAMA.keys, **SCALED}, gguf=None)
 
-        h = net.rms_norm(x, f"{layer}.input_layernorm.weight")
-        qkv = net.linear(
-            h, *(f"{attention}.{part}_proj" for part in "qkv"), bias=config.attention_bias
-        )
-        attended = net.attention(
-            i,
-            qkv,
-            q_norm=f"{attention}.q_norm.weight" if config.qk_norm else None,
-            k_norm=f"{attention}.k_norm.weight" if config.qk_norm else None,
-        )
-        x = net.add(x, net.linear(attended, f"{attention}.o_proj", bias=config.output_bias))
-
-        h = net.rms_norm(x, f"{layer}.post_attention_layernorm.weight")
-        gate_up = net.linear(h, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=config.mlp_bias)
-        x = net.add(x, net.linear(net.gated(gate_up), f"{mlp}.down_proj", bias=config.mlp_bias))
-
-    hidden = net.rms_norm(x, "model.norm.weight")
-    net.finish(hidden, EMBEDDING if config.tied else "lm_head.weight")
+RELATIVES: dict[str, Architecture] = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "ministral": replace(MISTRAL, windows="listed"),
+    "ministral3": replace(
+        MISTRAL,
+        keys={
+            **MISTRAL.keys,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "sliding_window": None,
+        },
+        grown_queries=True,
+    ),
+    "qwen2": QWEN2,
+    "qwen2_5_vl_text": replace(
+        QWEN2, keys={**QWEN2.keys, "rope_theta": 1e6, "rms_norm_eps": 1e-5}, gguf=None
+    ),
+    "qwen3": QWEN3,
+    "qwen3_vl_text": replace(
+        QWEN3,
+        keys={**DECODER, "head_dim": 128, "attention_bias": False, "rope_theta": 5e5},
+        windows="none",
+        gguf=None,
+    ),
+    "smollm3": Architecture(
+        keys={
+            **DECODER,
+            **SWITCHED,
+            "num_key_value_heads": 4,
+            "head_dim": None,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+            "rope_theta": 2e6,
+            "tie_word_embeddings": True,
+        },
+        biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+        windows="switched",
+        unrotated="listed",
+    ),
+    "olmo": Architecture(
+        keys={**DECODER, "attention_bias": False, "rms_norm_eps": 1e-5},
+        called={"rms_norm_eps": ""},  # 1e-5, whatever the file says
+        form=Form(norm="layer", learned_norms=False),
+        biases={"attention_bias": ATTENTION},
+        neutral={"clip_qkv": (None,)},
+    ),
+    "olmo2": OLMO2,
+    "olmo3": replace(
+        OLMO2,
+        keys={**OLMO2.keys, "sliding_window": 4096, "layer_types": None, "rope_theta": 5e5},
+        windows="listed",
+        full_every=4,
+        rope_by_type=True,
+    ),
+    "granite": GRANITE,
+    "granitemoehybrid": replace(
+        GRANITE,
+        keys={
+            **{key: value for key, value in GRANITE.keys.items() if key != "mlp_bias"},
+            "position_embedding_type": None,
+            "layer_types": None,
+        },
+        called={"intermediate_size": "shared_intermediate_size"},
+        biases={"attention_bias": ATTENTION},
+        neutral={"num_local_experts": (0,)},
+        inert=frozenset({
+            "intermediate_size", "num_experts_per_tok", "output_router_logits",
+            "router_aux_loss_coef", "mamba_n_heads", "mamba_n_groups", "mamba_d_state",
+            "mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_chunk_size", "mamba_conv_bias",
+            "mamba_proj_bias", "time_step_limit", "layers_block_type", "normalization_function",
+            "init_method", "shared_expert_num_layers",
+        }),
+        unrotated="listed",
+        names=Names(
+            modules={"shared_mlp.output_linear": "mlp.down_proj"},
+            fused={"shared_mlp.input_linear": MLP[:2]},
+        ),
+    ),
+    "exaone4": Architecture(
+        keys={
+            **DECODER,
+            "num_key_value_heads": 32,
+            "head_dim": None,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "layer_types": None,
+            "sliding_window_pattern": 4,
+        },
+        form=Form(norms=SANDWICH, qk_norm="head"),
+        windows="listed",
+        full_every=4,
+        unrotated="full",
+        names=OUT_NORMS,
+    ),
+    "ernie4_5": Architecture(
+        keys={
+            **DECODER,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "tie_word_embeddings": True,
+            "use_bias": False,
+        },
+        biases={"use_bias": ALL},
+        interleaved=True,
+    ),
+    "hunyuan_v1_dense": Architecture(
+        keys={**DECODER, "head_dim": None, "rms_norm_eps": 1e-5, "attention_bias": False},
+        form=Form(qk_norm="head", qk_norm_late=True),
+        biases={"attention_bias": ATTENTION},
+        inert=frozenset({"eod_token_id"}),
+        names=Names(
+            modules={
+                "self_attn.query_layernorm": "self_attn.q_norm",
+                "self_attn.key_layernorm": "self_attn.k_norm",
+            }
+        ),
+    ),
+    "apertus": Architecture(
+        keys={
+            **DECODER,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "hidden_act": "xielu",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 12e6,
+            "attention_bias": False,
+        },
+        form=Form(qk_norm="head", gated=False),
+        biases={"attention_bias": ATTENTION},
+        names=Names(
+            modules={
+                "attention_layernorm": "input_layernorm",
+                "feedforward_layernorm": "post_attention_layernorm",
+            }
+        ),
+    ),
+    "bitnet": Architecture(
+        keys={
+            **DECODER,
+            "num_key_value_heads": 5,
+            "head_dim": None,
+            "hidden_act": "relu2",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "attention_bias": False,
+        },
+        form=Form(sub_norms=True),
+        biases={"attention_bias": ATTENTION},
+        names=Names(
+            modules={
+                "self_attn.attn_sub_norm": "self_attn.sub_norm",
+                "mlp.ffn_sub_norm": "mlp.sub_norm",
+            }
+        ),
+    ),
+    "seed_oss": Architecture(
+        keys={
+            **DECODER,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "mlp_bias": False,
+        },
+        biases={"attention_bias": QKV, "attention_out_bias": ATTENTION[3:], "mlp_bias": MLP},
+        inert=frozenset({"residual_dropout"}),
+    ),
+    "arcee": Architecture(
+        keys={**LLAMA.keys, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
+        form=Form(gated=False),
+        biases=LLAMA.biases,
+    ),
+    "helium": Architecture(
+        keys={
+            **LLAMA.keys,
+            "num_key_value_heads": 20,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-8,
+            "rope_theta": 1e5,
+        },
+        biases={"attention_bias": QKV, "mlp_bias": MLP},
+        interleaved=True,
+    ),
+}  # fmt: skip

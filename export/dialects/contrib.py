@@ -14,12 +14,13 @@ from __future__ import annotations
 from functools import cached_property
 
 from pilotfish.engines.artifact import Precision
-from pilotfish.export.config import ModelConfig
+from pilotfish.export.config import ModelConfig, Rope
 from pilotfish.export.dialects.dialect import Dialect, ReadWeight
 from pilotfish.export.graph import GraphWriter, pack_nibbles
 from pilotfish.export.quantize import BLOCK, Quantized
 
 MICROSOFT = "com.microsoft"
+PAIRS_AT_ONCE = 8  # GroupQueryAttention rotates multiples of so many pairs
 INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: products in int8, sums in float32
 
 
@@ -39,12 +40,13 @@ class Contrib(Dialect):
         self.lengths = graph.input("seqlens_k", "int32", [1])
         self.total = graph.input("total_sequence_length", "int32", [1])
         self.bias = graph.input("attention_bias", self.float, [1, 1, "T", "total"])
+        self._biases: dict[int | None, str] = {None: self.bias}
 
-    def rms_norm(self, x: str, name: str) -> str:
+    def rms_norm(self, x: str, weight: str) -> str:
         """Compute x / rms(x) · weight over the last axis, fused with the sum before it."""
         epsilon = self.config.norm_eps
-        weight = self.weight(name)
         if x == self._sum:
+            self._sum = ""
             summands = self.graph.take_back(x)
             normed = self.graph.fresh("SkipNorm", 1)[0]
             self.graph.multi(
@@ -63,49 +65,92 @@ class Contrib(Dialect):
         self._sum = super().add(x, y)
         return self._sum
 
-    @cached_property
-    def _rotary(self) -> list[str]:
-        """Tables of cos and sin; empty where positions are learned."""
-        if self.config.rope_theta is None:
-            return []
-        cos, sin = self.rotary_tables()
-        return [self.weight("rotary.cos", cos), self.weight("rotary.sin", sin)]
+    def gelu(self, x: str, *, tanh: bool) -> str:
+        """Compute x · Φ(x), or its approximation by tanh."""
+        return self.graph.op("FastGelu" if tanh else "Gelu", x, domain=MICROSOFT)
 
-    def attention(
-        self, layer: int, qkv: str, *, q_norm: str | None = None, k_norm: str | None = None
-    ) -> str:
-        """Rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
+    def attention(self, layer: int, qkv: str) -> str:
+        """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
         config = self.config
-        widths = [heads * config.head_dim for heads in (config.heads, *[config.kv_heads] * 2)]
-        if q_norm and k_norm:
-            q, k, v = self.split(qkv, widths)
-            operands = [
-                self.reshape(self._norm_heads(q, q_norm), [1, -1, widths[0]]),
-                self.reshape(self._norm_heads(k, k_norm), [1, -1, widths[1]]),
-                self.reshape(v, [1, -1, widths[2]]),
-            ]
-        else:
-            operands = [self.reshape(qkv, [1, -1, sum(widths)]), "", ""]
+        rope = config.layer(layer).rope
+        tables = self.rotary_tables(rope) if rope and not self._rotates_before(rope) else ("", "")
         past_key, past_value, key, value = self.cache(layer)
         attended = self.graph.fresh("GroupQueryAttention", 1)[0]
+        softcap = {} if config.score_cap is None else {"softcap": config.score_cap}
         self.graph.multi(
             "GroupQueryAttention",
-            *operands,
+            *self._operands(layer, qkv),
             past_key,
             past_value,
             self.lengths,
             self.total,
-            *(self._rotary or ["", ""]),
-            self._slot_positions if self._rotary else "",
-            self.bias,
+            *tables,
+            self._slot_positions if tables[0] else "",
+            self._bias(config.layer(layer).window),
             names=[attended, key, value],
             domain=MICROSOFT,
             num_heads=config.heads,
             kv_num_heads=config.kv_heads,
-            do_rotary=int(bool(self._rotary)),
-            scale=config.head_dim**-0.5,
+            do_rotary=int(bool(tables[0])),
+            rotary_interleaved=int(rope is not None and rope.interleaved),
+            scale=config.score_scale or config.head_dim**-0.5,
+            **softcap,
         )
-        return self.reshape(attended, [-1, widths[0]])
+        return self.reshape(attended, [-1, config.heads * config.head_dim])
+
+    def _operands(self, layer: int, qkv: str) -> list[str]:
+        """Return q, k and v, [1, T, width] each; fused ones as the first, if nothing is between."""
+        config, form = self.config, self.config.form
+        sizes = [config.heads, *[config.kv_heads] * 2]
+        widths = [heads * config.head_dim for heads in sizes]
+        growth, normed = self.query_growth(), form.qk_norm in {"head", "heads"}
+        rope = config.layer(layer).rope
+        turns = rope is not None and self._rotates_before(rope)
+        if not normed and not turns and growth is None:
+            return [self.reshape(qkv, [1, -1, sum(widths)]), "", ""]
+        q, k, v = self.split(qkv, widths)
+        if growth is not None:
+            q = self.multiply(q, self.reshape(growth, [-1, 1]))
+        module = f"model.layers.{layer}.self_attn"
+        q = self._prepare(q, f"{module}.q_norm", config.heads, rope if turns else None)
+        k = self._prepare(k, f"{module}.k_norm", config.kv_heads, rope if turns else None)
+        parts = zip((q, k, v), widths, strict=True)
+        return [self.reshape(part, [1, -1, width]) for part, width in parts]
+
+    def _rotates_before(self, rope: Rope) -> bool:
+        """Whether q and k are rotated before the operator: for its limits, or a late norm."""
+        return self.config.form.qk_norm_late or len(rope.frequencies) % PAIRS_AT_ONCE != 0
+
+    def _prepare(self, x: str, norm: str, heads: int, rope: Rope | None) -> str:
+        """Norm each head of x [T, heads · head_dim] and rotate it, in the form's order."""
+        form = self.config.form
+        if form.qk_norm_late and rope is not None:
+            x = self._rotate(x, heads, rope)
+        if form.qk_norm in {"head", "heads"}:
+            x = self.norm_heads(self.reshape(x, [-1, heads, self.config.head_dim]), norm, heads)
+        if not form.qk_norm_late and rope is not None:
+            x = self._rotate(x, heads, rope)
+        return x
+
+    def _rotate(self, x: str, heads: int, rope: Rope) -> str:
+        """Apply the rotary embedding to [T, heads · head_dim], or to [T, heads, head_dim]."""
+        return self.graph.op(
+            "RotaryEmbedding",
+            self.reshape(x, [1, -1, heads * self.config.head_dim]),
+            self._slot_positions,
+            *self.rotary_tables(rope),
+            domain=MICROSOFT,
+            num_heads=heads,
+            rotary_embedding_dim=2 * len(rope.frequencies),
+            interleaved=int(rope.interleaved),
+        )
+
+    def _bias(self, window: int | None) -> str:
+        """Return the bias of the scores for this window; layers share it."""
+        if window is not None and window not in self._biases:
+            positions = self.reshape(self.positions, [-1, 1])
+            self._biases[window] = self.hidden_beyond(window, self.bias, positions)
+        return self._biases[window]
 
     @cached_property
     def _slot_positions(self) -> str:
@@ -130,7 +175,3 @@ class Contrib(Dialect):
             block_size=BLOCK,
             accuracy_level=INT8_ACTIVATIONS,
         )
-
-    def _norm_heads(self, x: str, name: str) -> str:
-        """Apply an RMS norm to each head; [T, heads · head_dim] → [T, heads, head_dim]."""
-        return self.rms_norm(self.reshape(x, [0, -1, self.config.head_dim]), name)

@@ -1,4 +1,4 @@
-"""The building blocks that every dialect offers to architectures.
+"""The building blocks that every dialect offers to the network (`export.network`).
 
 A dialect turns layers (linear, norm, attention) into ONNX operators. Tokens of all slots stand
 packed in one row of T, without padding, except inside attention, where a slot is a batch entry:
@@ -21,12 +21,15 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import HEADS, Precision
 from pilotfish.engines.artifact import Dialect as DialectName
-from pilotfish.export.config import ModelConfig
+from pilotfish.engines.passes import HIDDEN_FROM_VIEW
+from pilotfish.export.config import ModelConfig, Rope
 from pilotfish.export.graph import ELEMENT, Dim, GraphWriter
 from pilotfish.export.quantize import BLOCK, Quantized, quantize, quantize_rows
+from pilotfish.export.weights import LAYER, XIELU
 
 ReadWeight = Callable[[str], NDArray[np.float32]]
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
+HEAD_NORMS = ("q_norm", "k_norm")
 
 
 class Dialect(ABC):
@@ -53,17 +56,20 @@ class Dialect(ABC):
     # --- for subclasses --------------------------------------------------------------------
 
     @abstractmethod
-    def rms_norm(self, x: str, name: str) -> str:
-        """Compute x / rms(x) · weight over the last axis."""
+    def rms_norm(self, x: str, weight: str) -> str:
+        """Compute x / rms(x) · weight over the last axis; `weight` has been written."""
 
     @abstractmethod
-    def attention(
-        self, layer: int, qkv: str, *, q_norm: str | None = None, k_norm: str | None = None
-    ) -> str:
-        """Rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q].
+    def attention(self, layer: int, qkv: str) -> str:
+        """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q].
 
-        `q_norm` and `k_norm` name RMS norms over each head, before the rotation.
+        Which norms there are by head, and where, `config.form` says; rotation and window are those
+        of `config.layer(layer)`.
         """
+
+    @abstractmethod
+    def gelu(self, x: str, *, tanh: bool) -> str:
+        """Compute x · Φ(x), or its approximation by tanh."""
 
     @abstractmethod
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
@@ -78,18 +84,23 @@ class Dialect(ABC):
         values = self.read(name) if array is None else array
         return self.graph.weight(name, values.astype(self.float, copy=False))
 
-    def linear(self, x: str, *names: str, bias: bool = False) -> str:
+    def linear(self, x: str, *names: str) -> str:
         """Project x [T, K] → [T, ΣN]: one product for several projections of the same x.
 
-        `names` are modules: `name.weight` [N, K] and, with `bias`, `name.bias` [N].
+        `names` are modules: `name.weight` [N, K] and, where `config.form` has it, `name.bias` [N].
+        Of several, those without a bias get zeros if another has one.
         """
         rows = [self.read(f"{name}.weight") for name in names]
+        sizes = [len(each) for each in rows]
         weight = rows[0] if len(rows) == 1 else np.concatenate(rows)
         del rows
         label = "+".join(names)
         added = None
-        if bias:
-            parts = [self.read(f"{name}.bias") for name in names]
+        if any(self._has_bias(name) for name in names):
+            parts = [
+                self.read(f"{name}.bias") if self._has_bias(name) else np.zeros(size, np.float32)
+                for name, size in zip(names, sizes, strict=True)
+            ]
             added = self.weight(f"{label}.bias", np.concatenate(parts))
         return self._product(x, f"{label}.weight", weight, added, self.bits)
 
@@ -114,36 +125,69 @@ class Dialect(ABC):
         """Add x and y."""
         return self.graph.op("Add", x, y)
 
-    def layer_norm(self, x: str, name: str) -> str:
-        """Compute (x − mean) / deviation · weight + bias over the last axis."""
-        weight, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
-        return self.graph.op(
-            "LayerNormalization", x, weight, bias, axis=-1, epsilon=self.config.norm_eps
-        )
+    def multiply(self, x: str, y: str) -> str:
+        """Multiply x by y, element by element."""
+        return self.graph.op("Mul", x, y)
 
-    def activation(self, x: str) -> str:
-        """Apply the configuration's pointwise function."""
-        if self.config.activation == "relu":
-            return self.graph.op("Relu", x)
-        if self.config.activation == "silu":
-            return self.graph.op("Mul", x, self.graph.op("Sigmoid", x))
-        half, one = (self.graph.constant(value, self.float) for value in (0.5, 1.0))
-        root = self.graph.constant(np.sqrt(0.5), self.float)
-        erf = self.graph.op("Erf", self.graph.op("Mul", x, root))
-        return self.graph.op("Mul", self.graph.op("Mul", x, half), self.graph.op("Add", erf, one))
+    def scaled(self, x: str, factor: float) -> str:
+        """Multiply x by a number."""
+        return x if factor == 1.0 else self.multiply(x, self.graph.constant(factor, self.float))
 
-    def gated(self, gate_up: str) -> str:
-        """Compute activation(gate) · up from [T, 2·intermediate]."""
-        gate, up = self.split(gate_up, [self.config.intermediate] * 2)
-        return self.graph.op("Mul", self.activation(gate), up)
+    def capped(self, x: str, cap: float | None) -> str:
+        """Compute cap · tanh(x / cap); x where there is no cap."""
+        if cap is None:
+            return x
+        return self.scaled(self.graph.op("Tanh", self.scaled(x, 1 / cap)), cap)
+
+    def norm(self, x: str, name: str) -> str:
+        """Norm x over the last axis, as `config.form` says; `name` is a module."""
+        form = self.config.form
+        weight = self._norm_weight(name)
+        if form.norm == "rms":
+            return self.rms_norm(x, weight)
+        biased = form.learned_norms and form.norm_bias and not name.endswith(HEAD_NORMS)
+        bias = [self.weight(f"{name}.bias")] if biased else []
+        epsilon = self.config.norm_eps
+        return self.graph.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=epsilon)
+
+    def norm_heads(self, x: str, name: str, heads: int, *, apart: int = 1) -> str:
+        """Norm each head of q or k, the last axis of x; `name` is a module.
+
+        With a weight for each head, that axis of heads stands `apart` axes before the last.
+        """
+        if self.config.form.qk_norm != "heads":
+            return self.norm(x, name)
+        ones = self._ones(self.config.head_dim)
+        epsilon = self.config.norm_eps
+        if self.config.form.norm == "rms":
+            normed = self.rms_norm(x, ones)
+        else:
+            normed = self.graph.op("LayerNormalization", x, ones, axis=-1, epsilon=epsilon)
+        shape = [heads, *[1] * (apart - 1), self.config.head_dim]
+        weight = self.weight(f"{name}.weight", self.read(f"{name}.weight").reshape(shape))
+        return self.multiply(normed, weight)
+
+    def activation(self, x: str, module: str) -> str:
+        """Apply the configuration's pointwise function; xielu has numbers of the `module`."""
+        op, kind = self.graph.op, self.config.activation
+        if kind == "silu":
+            return self.multiply(x, op("Sigmoid", x))
+        if kind in {"gelu", "gelu_tanh"}:
+            return self.gelu(x, tanh=kind == "gelu_tanh")
+        if kind == "xielu":
+            return self._xielu(x, f"{module}.act_fn")
+        positive = op("Relu", x)
+        return positive if kind == "relu" else self.multiply(positive, positive)
 
     def finish(self, hidden: str, head: str) -> None:
         """Declare the outputs for the requested rows; a tied `head` is the embedding."""
         rows = self.graph.op("Gather", hidden, self.logit_rows, axis=0)
+        bias = self.weight("lm_head.bias") if "lm_head" in self.config.form.biases else None
         if self.graph.has(head):
-            logits = self.graph.op("Gemm", rows, head, transB=1)
+            logits = self.graph.op("Gemm", rows, head, *([bias] if bias else []), transB=1)
         else:
-            logits = self._product(rows, head, self.read(head), None, self.head_bits)
+            logits = self._product(rows, head, self.read(head), bias, self.head_bits)
+        logits = self.capped(self.scaled(logits, self.config.logit_scale), self.config.logit_cap)
         self._output("hidden_states", rows, self.config.embedding or self.config.hidden)
         self._output("logits", logits, self.config.vocab_size)
 
@@ -155,6 +199,10 @@ class Dialect(ABC):
         count = self.graph.constant(sizes, "int64")
         return self.graph.multi("Split", x, count, names=names, axis=axis)
 
+    def concat(self, *parts: str) -> str:
+        """Concatenate along the last axis."""
+        return self.graph.op("Concat", *parts, axis=-1)
+
     def reshape(self, x: str, shape: Sequence[int]) -> str:
         """Reshape to constants; 0 keeps a dimension, −1 is inferred."""
         return self.graph.op("Reshape", x, self.graph.constant(shape, "int64"))
@@ -163,11 +211,39 @@ class Dialect(ABC):
         """Cast x to another dtype."""
         return self.graph.op("Cast", x, to=ELEMENT[dtype])
 
-    def rotary_tables(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Write cos and sin of every position's angles, each [context, head_dim // 2]."""
-        positions = np.arange(self.config.context, dtype=np.float64)
-        angles = np.outer(positions, self.config.inverse_frequencies())
-        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    def rotary_tables(self, rope: Rope) -> tuple[str, str]:
+        """Write cos and sin of every position's angles, [context, pairs] each; once a rope."""
+        kinds = list(dict.fromkeys(layer.rope for layer in self.config.pattern))
+        names = [f"rotary.{kinds.index(rope)}.{table}" for table in ("cos", "sin")]
+        if not self.graph.has(names[0]):
+            angles = rope.angles(self.config.context)
+            for name, function in zip(names, (np.cos, np.sin), strict=True):
+                self.weight(name, (function(angles) * rope.scale).astype(np.float32))
+        return names[0], names[1]
+
+    def query_growth(self) -> str | None:
+        """Look up the factor of each token's queries, [T]; None where there is none."""
+        if self.config.query_growth is None:
+            return None
+        if not self.graph.has("query_growth"):
+            beta, period = self.config.query_growth
+            periods = np.arange(self.config.context) // period
+            self.weight("query_growth", (1 + beta * np.log1p(periods)).astype(np.float32))
+        return self.graph.op("Gather", "query_growth", self.positions)
+
+    def hidden_beyond(self, window: int, mask: str, positions: str) -> str:
+        """Hide from `mask` [..., tokens, cells] the cells that lie before a token's window.
+
+        `positions` broadcasts against the mask, with 1 for the cells. A cell's index stands for its
+        position, which is exact for chains. A tree's nodes lie in cells behind their positions, so
+        their ancestors stay visible: right for trees no deeper than the window (`engines.slots`).
+        """
+        op, constant = self.graph.op, self.graph.constant
+        size = op("Squeeze", op("Shape", mask, start=-1), constant([0], "int64"))
+        cells = op("Range", constant(0, "int64"), size, constant(1, "int64"))
+        oldest = op("Sub", positions, constant(window, "int64"))
+        beyond = constant(HIDDEN_FROM_VIEW, self.float)
+        return op("Where", op("Greater", cells, oldest), mask, beyond)
 
     def cache(self, layer: int) -> tuple[str, str, str, str]:
         """Declare a layer's cache; return names of past key and value, present key and value."""
@@ -205,6 +281,33 @@ class Dialect(ABC):
         sums = self.graph.op("ReduceSum", blocks, self.graph.constant([2], "int64"), keepdims=0)
         weight = self.graph.weight(f"{name}.offsets", offsets)
         return self.graph.op("Gemm", sums, weight, product, transB=1)
+
+    def _has_bias(self, name: str) -> bool:
+        """Whether a module has one; `name` may be of a layer."""
+        layer = LAYER.search(name)
+        return (name if layer is None else name[layer.end() :]) in self.config.form.biases
+
+    def _norm_weight(self, name: str) -> str:
+        if self.config.form.learned_norms:
+            return self.weight(f"{name}.weight")
+        return self._ones(self.config.head_dim if name.endswith(HEAD_NORMS) else self.config.hidden)
+
+    def _ones(self, width: int) -> str:
+        """Write the weight of a norm that has none."""
+        return self.weight(f"ones.{width}", np.ones(width, np.float32))
+
+    def _xielu(self, x: str, name: str) -> str:
+        """Compute α_p x² + βx above 0, and α_n (eᵐⁱⁿ⁽ˣ’ᵋ⁾ − 1 − x) + βx below (Apertus)."""
+        op = self.graph.op
+        stated = (float(self.read(f"{name}.{part}").reshape(-1)[0]) for part in XIELU)
+        alpha_p, alpha_n, beta, eps = stated
+        positive, negative = (float(np.logaddexp(0.0, alpha)) for alpha in (alpha_p, alpha_n))
+        above = self.scaled(self.multiply(x, x), positive)
+        least = op("Min", x, self.graph.constant(eps, self.float))
+        power = op("Sub", op("Exp", least), self.graph.constant(1.0, self.float))
+        below = self.scaled(op("Sub", power, x), beta + negative)
+        chosen = op("Where", op("Greater", x, self.graph.constant(0.0, self.float)), above, below)
+        return self.add(chosen, self.scaled(x, beta))
 
     def _output(self, name: str, value: str, width: int) -> None:
         self.graph.output(name, "float32", ["N", width])

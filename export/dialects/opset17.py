@@ -6,10 +6,10 @@ ScatterND with one index tensor for all layers, and nothing has more than four d
 
 from __future__ import annotations
 
-from functools import cached_property
+import numpy as np
 
 from pilotfish.engines.artifact import Precision
-from pilotfish.export.config import ModelConfig
+from pilotfish.export.config import ModelConfig, Rope
 from pilotfish.export.dialects.dialect import ReadWeight
 from pilotfish.export.dialects.padded import PaddedAttention
 from pilotfish.export.errors import ExportError
@@ -28,6 +28,7 @@ class Opset17(PaddedAttention):
         self, graph: GraphWriter, config: ModelConfig, read: ReadWeight, precision: Precision
     ) -> None:
         super().__init__(graph, config, read, precision)
+        self._angles_of: dict[Rope, tuple[str, str]] = {}
         # Where each new entry goes, [B, kv_heads, S, 3]: slot, key head, cell.
         op, one = graph.op, graph.constant([1], "int64")
         slots = op("Shape", self.unpack, start=0, end=1)
@@ -47,7 +48,7 @@ class Opset17(PaddedAttention):
         end = self.graph.op("Squeeze", size, self.graph.constant([0], "int64"))
         return self.graph.op("Range", zero, end, step)
 
-    def rms_norm(self, x: str, name: str) -> str:
+    def rms_norm(self, x: str, weight: str) -> str:
         """Compute x / rms(x) · weight over the last axis, in float32."""
         op = self.graph.op
         wide = self.cast(x, "float32") if self.float == "float16" else x
@@ -57,28 +58,56 @@ class Opset17(PaddedAttention):
         normed = op("Div", wide, op("Sqrt", shifted))
         if self.float == "float16":
             normed = self.cast(normed, "float16")
-        return op("Mul", normed, self.weight(name))
+        return op("Mul", normed, weight)
 
-    @cached_property
-    def _angles(self) -> tuple[str, str]:
-        """cos and sin of this pass's tokens, [B, 1, S, head_dim // 2] each; layers share them."""
-        cos, sin = self.rotary_tables()
-        rows = [
-            self.graph.op("Gather", self.weight(name, table), self.slot_positions, axis=0)
-            for name, table in (("rotary.cos", cos), ("rotary.sin", sin))
-        ]
-        axis = self.graph.constant([1], "int64")
-        cos_rows, sin_rows = (self.graph.op("Unsqueeze", row, axis) for row in rows)
-        return cos_rows, sin_rows
+    def gelu(self, x: str, *, tanh: bool) -> str:
+        """Compute x · Φ(x), or its approximation by tanh."""
+        op = self.graph.op
+        if tanh:
+            cube = self.scaled(self.multiply(self.multiply(x, x), x), 0.044715)
+            bent = op("Tanh", self.scaled(self.add(x, cube), (2 / np.pi) ** 0.5))
+        else:
+            bent = op("Erf", self.scaled(x, 0.5**0.5))
+        one = self.graph.constant(1.0, self.float)
+        return self.multiply(self.scaled(x, 0.5), op("Add", bent, one))
 
-    def rotate(self, x: str) -> str:
+    def _angles(self, rope: Rope) -> tuple[str, str]:
+        """Return cos and sin of this pass's tokens, [B, 1, S, pairs] each; layers share them."""
+        if rope not in self._angles_of:
+            axis = self.graph.constant([1], "int64")
+            rows = (
+                self.graph.op("Gather", table, self.slot_positions, axis=0)
+                for table in self.rotary_tables(rope)
+            )
+            cos, sin = (self.graph.op("Unsqueeze", row, axis) for row in rows)
+            self._angles_of[rope] = cos, sin
+        return self._angles_of[rope]
+
+    def rotate(self, x: str, rope: Rope) -> str:
         """Apply the rotary embedding to [B, heads, S, head_dim]."""
-        op, (cos, sin) = self.graph.op, self._angles
-        half = self.config.head_dim // 2
-        first, second = self.split(x, [half, half])
+        pairs, rest = len(rope.frequencies), self.config.head_dim - 2 * len(rope.frequencies)
+        sizes = [2 * pairs, rest] if rest else [2 * pairs]
+        turning, *still = self.split(x, sizes) if rest else [x]
+        return self.concat(*self._turned(turning, rope), *still)
+
+    def _turned(self, x: str, rope: Rope) -> list[str]:
+        """Turn all channels of [B, heads, S, 2 · pairs]; the parts of the result, in order."""
+        op, (cos, sin) = self.graph.op, self._angles(rope)
+        pairs = len(rope.frequencies)
+        if rope.interleaved:  # evens and odds, by an index each
+            first, second = (
+                op("Gather", x, self.graph.constant(range(start, 2 * pairs, 2), "int64"), axis=-1)
+                for start in (0, 1)
+            )
+        else:
+            first, second = self.split(x, [pairs, pairs])
         turned_first = op("Sub", op("Mul", first, cos), op("Mul", second, sin))
         turned_second = op("Add", op("Mul", second, cos), op("Mul", first, sin))
-        return op("Concat", turned_first, turned_second, axis=-1)
+        if not rope.interleaved:
+            return [turned_first, turned_second]
+        both = self.concat(turned_first, turned_second)
+        order = [index for pair in range(pairs) for index in (pair, pairs + pair)]
+        return [op("Gather", both, self.graph.constant(order, "int64"), axis=-1)]
 
     def append(self, past: str, new: str, present: str) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""

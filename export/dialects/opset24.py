@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
+from pilotfish.export.config import Rope
 from pilotfish.export.dialects.padded import PaddedAttention
 from pilotfish.export.quantize import BLOCK, Quantized
 
@@ -18,20 +17,26 @@ class Opset24(PaddedAttention):
     opset = 24
     precisions = ("fp32", "fp16", "int8", "int4")
 
-    def rms_norm(self, x: str, name: str) -> str:
+    def rms_norm(self, x: str, weight: str) -> str:
         """Compute x / rms(x) · weight over the last axis, in float32."""
-        return self.graph.op(
-            "RMSNormalization", x, self.weight(name), axis=-1, epsilon=self.config.norm_eps
-        )
+        return self.graph.op("RMSNormalization", x, weight, axis=-1, epsilon=self.config.norm_eps)
 
-    @cached_property
-    def _tables(self) -> tuple[str, str]:
-        cos, sin = self.rotary_tables()
-        return self.weight("rotary.cos", cos), self.weight("rotary.sin", sin)
+    def gelu(self, x: str, *, tanh: bool) -> str:
+        """Compute x · Φ(x), or its approximation by tanh."""
+        return self.graph.op("Gelu", x, approximate="tanh" if tanh else "none")
 
-    def rotate(self, x: str) -> str:
+    def rotate(self, x: str, rope: Rope) -> str:
         """Apply the rotary embedding to [B, heads, S, head_dim]."""
-        return self.graph.op("RotaryEmbedding", x, *self._tables, self.slot_positions)
+        width = 2 * len(rope.frequencies)
+        whole = width == self.config.head_dim
+        return self.graph.op(
+            "RotaryEmbedding",
+            x,
+            *self.rotary_tables(rope),
+            self.slot_positions,
+            interleaved=int(rope.interleaved),
+            rotary_embedding_dim=0 if whole else width,
+        )
 
     def append(self, past: str, new: str, present: str) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""

@@ -18,7 +18,7 @@ from abc import abstractmethod
 from functools import cached_property
 
 from pilotfish.engines.artifact import Precision
-from pilotfish.export.config import ModelConfig
+from pilotfish.export.config import ModelConfig, Rope
 from pilotfish.export.dialects.dialect import Dialect, ReadWeight
 from pilotfish.export.graph import GraphWriter
 
@@ -36,7 +36,7 @@ class PaddedAttention(Dialect):
         self.mask = graph.input("attention_mask", self.float, ["B", 1, "S", "C"])
         # Positions [B, S] of the tokens as they are laid out.
         self.slot_positions = graph.op("Gather", self.positions, self.unpack, axis=0)
-        self._stacked_mask = graph.op("Concat", *[self.mask] * self.group, axis=2)
+        self._masks: dict[int | None, str] = {}
 
     @property
     def group(self) -> int:
@@ -44,43 +44,75 @@ class PaddedAttention(Dialect):
         return self.config.heads // self.config.kv_heads
 
     @abstractmethod
-    def rotate(self, x: str) -> str:
+    def rotate(self, x: str, rope: Rope) -> str:
         """Apply the rotary embedding to [B, heads, S, head_dim]."""
 
     @abstractmethod
     def append(self, past: str, new: str, present: str) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
 
-    def attend(self, q: str, key: str, value: str) -> str:
-        """Compute softmax(q · keyᵀ / √head_dim + mask) · value; q [B, kv_heads, group · S, …]."""
-        op = self.graph.op
-        scaled = op("Mul", q, self.graph.constant(self.config.head_dim**-0.5, self.float))
-        scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
-        return op("MatMul", op("Softmax", op("Add", scores, self._stacked_mask), axis=-1), value)
-
-    def attention(
-        self, layer: int, qkv: str, *, q_norm: str | None = None, k_norm: str | None = None
-    ) -> str:
-        """Rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
+    def attention(self, layer: int, qkv: str) -> str:
+        """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
         config, op = self.config, self.graph.op
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
         rows = self.reshape(qkv, [-1, dim])  # [T · (heads + 2 · kv_heads), head_dim]
         qk = op("Gather", rows, self._qk_rows, axis=0)  # [B, heads + kv_heads, S, head_dim]
         v = op("Gather", rows, self._v_rows, axis=0)  # [B, kv_heads, S, head_dim]
-        if q_norm and k_norm:
-            q, k = self.split(qk, [heads, kv_heads], axis=1)
-            q, k = self.rotate(self.rms_norm(q, q_norm)), self.rotate(self.rms_norm(k, k_norm))
-        else:
-            turned = self.rotate(qk) if config.rope_theta is not None else qk
-            q, k = self.split(turned, [heads, kv_heads], axis=1)
+        q, k = self._prepare(qk, layer)
         past_key, past_value, key, value = self.cache(layer)
         self.append(past_key, k, key)
         self.append(past_value, v, value)
         # The heads that share a key head stand one below the other: keys are read once.
         stacked = self.reshape(q, [0, kv_heads, -1, dim])
-        attended = self.attend(stacked, key, value)
+        attended = self._attend(stacked, key, value, config.layer(layer).window)
         answers = op("Gather", self.reshape(attended, [-1, dim]), self._answer_rows, axis=0)
         return self.reshape(answers, [-1, heads * dim])  # from [T, heads, head_dim]
+
+    def _prepare(self, qk: str, layer: int) -> tuple[str, str]:
+        """Norm and rotate q and k: [B, heads + kv_heads, S, head_dim] → two of theirs."""
+        config, form = self.config, self.config.form
+        rope, sizes = config.layer(layer).rope, [config.heads, config.kv_heads]
+
+        def turned(x: str) -> str:
+            return x if rope is None else self.rotate(x, rope)
+
+        if form.qk_norm in {None, "all"}:
+            q, k = self.split(turned(qk), sizes, axis=1)
+        else:
+            parts = []
+            for name, x, heads in zip("qk", self.split(qk, sizes, axis=1), sizes, strict=True):
+                module = f"model.layers.{layer}.self_attn.{name}_norm"
+                if form.qk_norm_late:
+                    parts.append(self.norm_heads(turned(x), module, heads, apart=2))
+                else:
+                    parts.append(turned(self.norm_heads(x, module, heads, apart=2)))
+            q, k = parts
+        return (self.multiply(q, self._growth) if config.query_growth else q), k
+
+    @cached_property
+    def _growth(self) -> str:
+        """The factor of the queries, [B, 1, S, 1]."""
+        factors = self.graph.op("Gather", str(self.query_growth()), self.unpack)
+        return self.graph.op("Unsqueeze", factors, self.graph.constant([1, 3], "int64"))
+
+    def _attend(self, q: str, key: str, value: str, window: int | None) -> str:
+        """Compute softmax(q · keyᵀ · scale + mask) · value; q [B, kv_heads, group · S, …]."""
+        config, op = self.config, self.graph.op
+        scaled = self.scaled(q, config.score_scale or config.head_dim**-0.5)
+        scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
+        scores = op("Add", self.capped(scores, config.score_cap), self._mask(window))
+        return op("MatMul", op("Softmax", scores, axis=-1), value)
+
+    def _mask(self, window: int | None) -> str:
+        """Return the mask for the stacked queries, [B, 1, group · S, C]; layers share it."""
+        if window not in self._masks:
+            mask = self.mask
+            if window is not None:
+                axes = self.graph.constant([1, 3], "int64")
+                positions = self.graph.op("Unsqueeze", self.slot_positions, axes)
+                mask = self.hidden_beyond(window, mask, positions)
+            self._masks[window] = self.graph.op("Concat", *[mask] * self.group, axis=2)
+        return self._masks[window]
 
     @cached_property
     def _qk_rows(self) -> str:

@@ -7,10 +7,7 @@ checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-from pilotfish.export.config import ModelConfig, ModelType
 
 # Of training, of the Python interface and of other tasks.
 INERT = frozenset({
@@ -34,14 +31,6 @@ INERT = frozenset({
     "begin_suppress_tokens", "assistant_confidence_threshold", "assistant_lookbehind",
     "num_assistant_tokens", "num_assistant_tokens_schedule", "target_lookbehind",
 })  # fmt: skip
-INERT_OF: dict[ModelType, frozenset[str]] = {
-    "llama": frozenset(),
-    "mistral": frozenset(),
-    "qwen2": frozenset({"max_window_layers"}),  # read only with use_sliding_window
-    "qwen3": frozenset({"max_window_layers"}),
-    "opt": frozenset({"dropout", "activation_dropout", "layerdrop", "init_std"}),
-}
-
 # Keys with an effect, and the values at which they have none.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_causal": (True,),
@@ -55,6 +44,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1,),
     "sliding_window": (None,),
     "use_sliding_window": (False,),
+    "layer_types": (None,),
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "rope_interleaved": (False,),
@@ -64,13 +54,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_experts": (0, None),
     "n_routed_experts": (0, None),
 }
-NEUTRAL_OF: dict[ModelType, dict[str, tuple[Any, ...]]] = {
-    "qwen2": {"attention_bias": (True,)},  # at q, k and v, whatever the file says
-    "opt": {"learned_embeddings": (True,), "scale_embeddings": (False,)},  # of Galactica
-}
 
-# Fields of `ModelConfig` → the keys that they come from, for errors.
-KEYS = {
+# Fields of `ModelConfig` → Llama's keys that they come from, for errors.
+FIELDS = {
     "model_type": "model_type",
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -82,25 +68,5 @@ KEYS = {
     "vocab_size": "vocab_size",
     "tied": "tie_word_embeddings",
     "embedding": "word_embed_proj_dim",
+    "activation": "hidden_act",
 }
-BIASES = {"attention_bias": "attention_bias", "output_bias": "attention_bias"}
-KEYS_OF: dict[ModelType, dict[str, str]] = {
-    "llama": KEYS | BIASES | {"mlp_bias": "mlp_bias"},
-    "mistral": KEYS,
-    "qwen2": KEYS,
-    "qwen3": KEYS | BIASES,
-    "opt": KEYS
-    | dict.fromkeys(("attention_bias", "output_bias", "mlp_bias"), "enable_bias")
-    | {"intermediate": "ffn_dim", "final_norm": "do_layer_norm_before"},
-}
-
-
-def keys_of(config: ModelConfig, values: Mapping[str, Any]) -> dict[str, str]:
-    """Map fields of `config` to their names in the object that it was read from."""
-    keys = dict(KEYS_OF[config.model_type])
-    for field, key in (("kv_heads", "num_key_value_heads"), ("head_dim", "head_dim")):
-        if values.get(key) is None:
-            keys[field] = f"{key} (by default)"
-    if values.get("head_dim") is None and config.model_type != "qwen3":
-        keys["head_dim"] = "head_dim = hidden_size / num_attention_heads ="
-    return keys

@@ -30,7 +30,7 @@ class Fields:
         self.where = where
         self.prefix = prefix
         self._read: set[str] = set()
-        self._tables: list[Fields] = []
+        self._tables: dict[str, Fields] = {}
 
     def get(self, key: str, kind: type[T], default: T | None = None, *, null: T | None = None) -> T:
         """Return the value of `key`; `default` where it is absent, `null` where it is null.
@@ -49,6 +49,10 @@ class Fields:
                 f"{self.prefix}{key} is {value!r}, and must be of type {kind.__name__}"
             )
         return value
+
+    def touch(self, key: str) -> None:
+        """Count a key as read."""
+        self._read.add(key)
 
     def count(self, key: str, default: int | None = None, *, null: int | None = None) -> int:
         """Return a number of things, at least one; see `get`."""
@@ -78,16 +82,16 @@ class Fields:
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.error(f"{self.prefix}{key} is {value!r}, and must be an object")
-        table = Fields(value or {}, self.where, f"{self.prefix}{key}.")
-        self._tables.append(table)
-        return table
+        if key not in self._tables:
+            self._tables[key] = Fields(value or {}, self.where, f"{self.prefix}{key}.")
+        return self._tables[key]
 
     def passed_over(self) -> Iterator[tuple[str, Any]]:
         """Return full name and value of each key that was not read."""
         for key, value in self.values.items():
             if key not in self._read:
                 yield f"{self.prefix}{key}", value
-        for table in self._tables:
+        for table in self._tables.values():
             yield from table.passed_over()
 
     def refuse_unknown(

@@ -17,31 +17,23 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Source
 from pilotfish.export.errors import ExportError
-from pilotfish.export.sources.gguf_config import KEYS, ROPE_DIVISORS, read_metadata
+from pilotfish.export.sources.gguf_config import (
+    KEYS,
+    LAYER_NAMES,
+    ROPE_DIVISORS,
+    read_metadata,
+)
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.tokenizer import GgufVocabulary
-from pilotfish.export.weights import check_weights
+from pilotfish.export.weights import Settings, check_weights
 
 # GGUF's names → Hugging Face's; {} is the layer.
 GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
 
 
@@ -116,7 +108,8 @@ class GgufSource:
         keys["model_type"] = "general.architecture"
         if keys["head_dim"] not in self._file.metadata:
             keys["head_dim"] += f" = {keys['hidden']} / {keys['heads']} ="
-        check_weights(self.config, found, keys, str(self._file.path), _gguf_name)
+        settings = Settings(keys, {})
+        check_weights(self.config, found, settings, str(self._file.path), _gguf_name)
 
 
 def open_gguf(source: str, progress: Progress, ignored: Collection[str] = ()) -> GgufSource:

@@ -10,13 +10,30 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from pilotfish.export.config import ModelConfig, ModelType
+import msgspec
+
+from pilotfish.export.architectures import ARCHITECTURES
+from pilotfish.export.config import Layer, ModelConfig, Rope, plain_rope
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
 
-ARCHITECTURES: dict[str, ModelType] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+READ = {own.gguf: name for name, own in ARCHITECTURES.items() if own.gguf is not None}
 ROPE_DIVISORS = "rope_freqs.weight"
+# GGUF's names of a layer's modules → ours.
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 # What file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
 PRECISION_SUFFIX = re.compile(
     r"[-._](?:i?q\d\w*|tq\d\w*|b?f16|f32|fp16|fp32|mxfp4)$", re.IGNORECASE
@@ -60,23 +77,23 @@ def read_metadata(file: GgufFile, ignored: Collection[str] = ()) -> ModelConfig:
     """
     path, metadata = file.path, file.metadata
     architecture = metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in READ:
         raise ExportError(
             f"{path}: architecture {architecture!r} is not supported in GGUF; "
-            f"supported are {', '.join(ARCHITECTURES)}"
+            f"supported are {', '.join(READ)}"
         )
     if metadata.get("split.count", 1) not in (0, 1):
         raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
     prefix = f"{architecture}."
     own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
     fields = Fields(own, str(path), prefix)
-    config = _read(file, fields, ARCHITECTURES[str(architecture)])
+    config = _read(file, fields, READ[architecture])
     neutral = {f"{prefix}{key}": values for key, values in NEUTRAL.items()}
     fields.refuse_unknown({f"{prefix}{key}" for key in INERT}, neutral, ignored)
     return config
 
 
-def _read(file: GgufFile, fields: Fields, model_type: ModelType) -> ModelConfig:
+def _read(file: GgufFile, fields: Fields, model_type: str) -> ModelConfig:
     """Read the model's shape; ExportError names what is not supported."""
     path, tensors = file.path, file.tensors
     _refuse_variants(fields)
@@ -98,13 +115,22 @@ def _read(file: GgufFile, fields: Fields, model_type: ModelType) -> ModelConfig:
         vocab_size=fields.count("vocab_size", rows),
         tied="output.weight" not in tensors,
         norm_eps=fields.positive("attention.layer_norm_rms_epsilon"),
-        rope_theta=fields.positive("rope.freq_base", 10000.0),
-        rope_divisors=_rope_divisors(file, head_dim),
-        attention_bias=model_type == "qwen2" or "blk.0.attn_q.bias" in tensors,
-        output_bias="blk.0.attn_output.bias" in tensors,
-        mlp_bias="blk.0.ffn_down.bias" in tensors,
-        qk_norm=model_type == "qwen3",
+        form=msgspec.structs.replace(
+            ARCHITECTURES[model_type].form, biases=_biases(file, model_type)
+        ),
+        pattern=(Layer(_rope(file, fields, head_dim)),),
     )
+
+
+def _biases(file: GgufFile, model_type: str) -> tuple[str, ...]:
+    """Return the modules with a bias: those of the class, and those of the file's first layer."""
+    own = ARCHITECTURES[model_type].biases.get("", ())
+    found = [
+        module
+        for gguf, module in LAYER_NAMES.items()
+        if f"blk.0.{gguf}.bias" in file.tensors and module not in own
+    ]
+    return (*own, *found)
 
 
 def _head_shape(fields: Fields) -> tuple[int, int]:
@@ -135,14 +161,16 @@ def _kv_heads(fields: Fields, heads: int) -> int:
     return kv_heads
 
 
-def _rope_divisors(file: GgufFile, head_dim: int) -> tuple[float, ...] | None:
-    """Read Llama 3's scaling as its converter writes it."""
+def _rope(file: GgufFile, fields: Fields, head_dim: int) -> Rope:
+    """Read the rotary embedding, with Llama 3's scaling as its converter writes it."""
+    rope = plain_rope(fields.positive("rope.freq_base", 10000.0), head_dim)
     if ROPE_DIVISORS not in file.tensors:
-        return None
-    divisors = tuple(file.tensor(ROPE_DIVISORS).ravel().tolist())
-    if len(divisors) != head_dim // 2:
+        return rope
+    divisors = file.tensor(ROPE_DIVISORS).ravel().tolist()
+    if len(divisors) != len(rope.frequencies):
         raise ExportError(f"{file.path}: {ROPE_DIVISORS} has {len(divisors)} entries")
-    return divisors
+    pairs = zip(rope.frequencies, divisors, strict=True)
+    return Rope(tuple(frequency / divisor for frequency, divisor in pairs))
 
 
 def _refuse_variants(fields: Fields) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pilotfish.export.errors import DownloadError
-from pilotfish.export.sources.huggingface import DirectorySource, read_directory_config
+from pilotfish.export.sources.huggingface import DirectorySource, describe_directory
 from pilotfish.export.sources.source import Progress
 
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
@@ -36,7 +36,7 @@ def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> 
     location = match["id"]
     # The cache names a snapshot's directory after its commit.
     path = _fetch(source, location, match["revision"], CONFIG)
-    read_directory_config(path, location, ignored)
+    describe_directory(path, location, ignored)
     path = _fetch(source, location, path.name, WANTED)
     return DirectorySource(
         path, progress, kind="hub", location=location, revision=path.name, ignored=ignored

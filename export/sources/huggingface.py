@@ -7,6 +7,7 @@ chat_template.jinja. Out: a `WeightSource`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -19,19 +20,20 @@ from numpy.typing import NDArray
 from pilotfish.engines.artifact import Source
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.export.config import ModelConfig
 from pilotfish.export.errors import ExportError
-from pilotfish.export.sources.config_keys import keys_of
 from pilotfish.export.sources.hashing import hash_files
-from pilotfish.export.sources.huggingface_config import read_config
+from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
 from pilotfish.export.sources.source import Progress
+from pilotfish.export.sources.tensor_names import Origin, Taker, find_weights, stored_name
+from pilotfish.export.sources.wrapped import text_config, text_weights
 from pilotfish.export.tokenizer import gpt2_tokenizer_json
-from pilotfish.export.weights import HEAD, check_weights, embedding_of
+from pilotfish.export.weights import EMBEDDING, HEAD, Settings, check_weights
 
+log = logging.getLogger("pilotfish.export")
 INDEX = "model.safetensors.index.json"
 # In old checkpoints, although computed or not a weight.
-COMPUTED = (".rotary_emb.inv_freq", "decoder.version")
+COMPUTED = (".rotary_emb.inv_freq",)
 
 
 class DirectorySource:
@@ -56,13 +58,19 @@ class DirectorySource:
         self._location = location or path.resolve().name
         self._revision = revision
         self._ignored = list(ignored)
+        self._last: tuple[str, NDArray[np.float32]] | None = None
         values = _read_object(path / "config.json", required=True)
-        self.config = read_directory_config(path, self._location, ignored)
+        described = describe_directory(path, self._location, ignored)
+        self.config, self._names = described.config, described.architecture.names
+        self._plus_one = described.architecture.plus_one
         self._files = _open_weights(path)
-        self._places = self._find_weights()
+        self._left_out: list[str] = []
+        self._places = self._find_places(wrapped=text_config(values, str(path)) is not None)
+        self._taker = Taker(self._names, self.config)
+        self._origins = self._find_weights()
         self.tokenizer_json = _read_tokenizer(path)
         self.vocab_size = self._checked_vocabulary()
-        self._check_shapes(values)
+        self._check_shapes(described.settings)
         self.chat_template = _read_chat_template(path)
         generation = _read_object(path / "generation_config.json")
         self.bos_id = self._begin_id(generation, values)
@@ -79,21 +87,34 @@ class DirectorySource:
             revision=self._revision,
             sha256=hash_files([*paths, *(file.path for file in self._files)], self._progress),
             ignored_keys=self._ignored,
+            left_out=self._left_out,
         )
 
     def names(self) -> Collection[str]:
         """Return the weights' names; without the output projection where it is the embedding."""
-        return self._places.keys()
+        return self._origins.keys()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """Read one weight as float32, in Hugging Face's layout."""
-        if name not in self._places:
+        """Read one weight as float32, as `export.weights` has it."""
+        if name not in self._origins:
             raise ExportError(f"{self._path} has no weight {name}")
-        file, stored_name = self._places[name]
-        return file.tensor(stored_name)
+        origin = self._origins[name]
+        found = self._taker.take(name, origin, [self._stored(each) for each in origin.stored])
+        return np.add(found, 1, dtype=np.float32) if self._adds_one(name) else found
 
-    def _find_weights(self) -> dict[str, tuple[SafetensorsFile, str]]:
-        """Map canonical names to file and name there."""
+    def _adds_one(self, name: str) -> bool:
+        """Whether a norm multiplies by 1 + weight (Gemma, Nemotron)."""
+        return self._plus_one and name.endswith("norm.weight")
+
+    def _stored(self, name: str) -> NDArray[np.float32]:
+        """Read a tensor of the files; parts of a fused one are wanted one after the other."""
+        if self._last is None or self._last[0] != name:
+            file, stored = self._places[name]
+            self._last = name, file.tensor(stored)
+        return self._last[1]
+
+    def _find_places(self, *, wrapped: bool) -> dict[str, tuple[SafetensorsFile, str]]:
+        """Map the text model's names to file and name there."""
         stored: dict[str, SafetensorsFile] = {}
         for file in self._files:
             for name in file.names():
@@ -102,32 +123,48 @@ class DirectorySource:
                 if name in stored:
                     raise ExportError(f"{name} is in {stored[name].path} and in {file.path}")
                 stored[name] = file
-        # A checkpoint saved without its head leaves out the prefix.
-        bare = not any(name.startswith("model.") for name in stored)
-        places = {}
-        for name, file in stored.items():
-            canonical = f"model.{name}" if bare and name != HEAD else name
-            places[canonical] = (file, name)
-        if self.config.tied and HEAD in places:
-            self._check_head(places)
-            del places[HEAD]
-        return places
+        if not wrapped:
+            return {name: (file, name) for name, file in stored.items()}
+        own, self._left_out = text_weights(stored)
+        log.warning(
+            "%s is multimodal: its text model is exported, without %s",
+            self._location,
+            ", ".join(self._left_out),
+        )
+        return {name: (stored[there], there) for name, there in own.items()}
 
-    def _check_head(self, places: Mapping[str, tuple[SafetensorsFile, str]]) -> None:
+    def _find_weights(self) -> dict[str, Origin]:
+        """Find our weights among the files'."""
+        origins = find_weights(self._names, self._places)
+        if self.config.tied and HEAD in origins:
+            self._check_head(origins)
+            del origins[HEAD]
+        return origins
+
+    def _check_head(self, origins: Mapping[str, Origin]) -> None:
         """Check that a stored tied head equals the embedding: readers differ in which they use."""
-        file, name = places[HEAD]
-        embedding = places.get(embedding_of(self.config))
-        if embedding is None or not file.holds_same(name, *embedding):
+        file, name = self._places[origins[HEAD].stored[0]]
+        embedding = origins.get(EMBEDDING)
+        if embedding is None or not file.holds_same(name, *self._places[embedding.stored[0]]):
             raise ExportError(
                 f"{self._path}: tie_word_embeddings says that the head is the embedding, but "
                 f"{file.path.name} holds another {HEAD}: set tie_word_embeddings to false if that "
                 "one is meant, or remove it"
             )
 
-    def _check_shapes(self, values: Mapping[str, Any]) -> None:
+    def _check_shapes(self, settings: Settings) -> None:
         """Check the weights against the configuration."""
-        found = {name: file.shape(stored) for name, (file, stored) in self._places.items()}
-        check_weights(self.config, found, keys_of(self.config, values), str(self._path))
+        stored = {name: file.shape(there) for name, (file, there) in self._places.items()}
+        found = {
+            name: self._taker.shape(name, origin, stored) for name, origin in self._origins.items()
+        }
+        check_weights(self.config, found, settings, str(self._path), self._called)
+
+    def _called(self, name: str) -> str:
+        """Return the checkpoint's name of a weight."""
+        if name in self._origins:
+            return self._places[self._origins[name].stored[0]][1]
+        return stored_name(self._names, name)
 
     def _checked_vocabulary(self) -> int:
         """Return the number of tokens; refuse a tokenizer that does not fit the model."""
@@ -172,14 +209,16 @@ def open_directory(
     return DirectorySource(Path(source), progress, ignored=ignored)
 
 
-def read_directory_config(path: Path, location: str, ignored: Collection[str]) -> ModelConfig:
+def describe_directory(path: Path, location: str, ignored: Collection[str]) -> Description:
     """Read a directory's config.json; needs no weights.
 
     Raises:
         ExportError: if it is missing or damaged, or the model is not supported.
     """
-    values = _read_object(path / "config.json", required=True)
-    return read_config(values, location.rpartition("/")[2], str(path / "config.json"), ignored)
+    values, where = _read_object(path / "config.json", required=True), str(path / "config.json")
+    own = text_config(values, where)
+    name = location.rpartition("/")[2]
+    return Description(values if own is None else own, name, where, ignored)
 
 
 def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:

@@ -1,30 +1,38 @@
-"""Read Hugging Face's config.json into a `ModelConfig`.
+"""Read Hugging Face's config.json into a `ModelConfig`, as the table of architectures says.
 
-One function per architecture. What the exporter cannot write is refused by name, and so is an
-unread key (`export.sources.config_keys`). Absent keys take the defaults of transformers'
-configuration classes, which differ: absent key heads are 8 in Mistral and 32 in Qwen2. Rotary
-parameters are read in both forms: `rope_theta` + `rope_scaling`, and `rope_parameters`
-(transformers 5).
+What the exporter cannot write is refused by name, and so is an unread key
+(`export.sources.config_keys`). Absent keys take the defaults of transformers' configuration
+classes, which differ: absent key heads are 8 in Mistral and 32 in Qwen2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from pilotfish.export.config import ModelConfig, ModelType, RopeScaling
-from pilotfish.export.sources.config_keys import INERT, INERT_OF, NEUTRAL, NEUTRAL_OF
-from pilotfish.export.sources.fields import MAX_COUNT, Fields
+import msgspec
+
+from pilotfish.export.architectures import ARCHITECTURES, Architecture
+from pilotfish.export.architectures.architecture import ACTIVATIONS
+from pilotfish.export.config import Activation, Form, ModelConfig
+from pilotfish.export.sources.class_keys import ClassKeys
+from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
+from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.layer_pattern import read_pattern
+from pilotfish.export.weights import HEAD, Settings
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-WINDOW = 4096  # the default of every class that has one
-IN_GGUF = ("llama", "mistral", "qwen2", "qwen3")  # families whose GGUF files are read
 
 
 def read_config(
     values: Mapping[str, Any], name: str, where: str, ignored: Collection[str] = ()
 ) -> ModelConfig:
-    """Read the model that a config.json describes.
+    """Read the model that a config.json describes; arguments and errors as in `Description`."""
+    return Description(values, name, where, ignored).config
+
+
+class Description:
+    """A model as a config.json describes it.
 
     Args:
         values: the decoded JSON object.
@@ -32,253 +40,183 @@ def read_config(
         where: path of the file, for errors.
         ignored: unknown keys to be ignored.
 
+    Attributes:
+        architecture: the entry of its `model_type`.
+        config: the model's shape.
+        settings: what the file calls its settings, for errors about weights.
+
     Raises:
         ExportError: naming what is missing, malformed, not supported or not known.
     """
-    fields = Fields(values, where)
-    model_type = fields.get("model_type", str, "")
-    if model_type not in READERS:
-        supported = f"supported are {', '.join(READERS)}"
-        if _has_experts(values, model_type):
-            raise fields.error(
-                f"mixture-of-experts models are not supported ({model_type}); {supported}"
-            )
-        raise fields.error(f"architecture {model_type!r} is not supported; {supported}")
-    config = READERS[model_type](fields, name)
-    if quantised := values.get("quantization_config"):
+
+    def __init__(
+        self, values: Mapping[str, Any], name: str, where: str, ignored: Collection[str] = ()
+    ) -> None:
+        fields = Fields(values, where)
+        model_type = fields.get("model_type", str, "")
+        own = self.architecture = _find(fields, model_type)
+        _refuse_quantised(fields, own)
+        keys = ClassKeys(fields, own)
+        self.config = _read(keys, model_type, name)
+        self.settings = Settings(_called(keys, self.config), _switches(keys))
+        fields.refuse_unknown(INERT | own.inert, {**NEUTRAL, **own.neutral}, ignored)
+
+
+def _find(fields: Fields, model_type: str) -> Architecture:
+    if model_type in ARCHITECTURES:
+        return ARCHITECTURES[model_type]
+    supported = f"supported are {', '.join(ARCHITECTURES)}"
+    stated = [fields.values[key] for key in EXPERT_COUNTS if fields.values.get(key) is not None]
+    if any(stated) if stated else "moe" in model_type:
+        raise fields.error(
+            f"mixture-of-experts models are not supported ({model_type}); {supported}"
+        )
+    raise fields.error(f"architecture {model_type!r} is not supported; {supported}")
+
+
+def _refuse_quantised(fields: Fields, own: Architecture) -> None:
+    if quantised := fields.values.get("quantization_config"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        advice = ", or a GGUF file of the model" if model_type in IN_GGUF else ""
+        advice = ", or a GGUF file of the model" if own.gguf else ""
         raise fields.error(
             f"the checkpoint is quantised ({method}): give the original weights{advice}"
         )
-    family = config.model_type
-    fields.refuse_unknown(INERT | INERT_OF[family], NEUTRAL | NEUTRAL_OF.get(family, {}), ignored)
-    return config
 
 
-def _has_experts(values: Mapping[str, Any], model_type: str) -> bool:
-    """Whether it is a mixture of experts, by their number or by the architecture's name."""
-    stated = [values[key] for key in EXPERT_COUNTS if values.get(key) is not None]
-    return any(stated) if stated else "moe" in model_type
-
-
-def _llama(fields: Fields, name: str) -> ModelConfig:
-    bias = fields.get("attention_bias", bool, False)
-    mlp_bias = fields.get("mlp_bias", bool, False)
-    return _rotary_decoder(
-        fields,
-        name,
-        "llama",
-        _head_shape(fields),
-        attention_bias=bias,
-        output_bias=bias,
-        mlp_bias=mlp_bias,
-    )
-
-
-def _mistral(fields: Fields, name: str) -> ModelConfig:
-    _refuse_window(fields)
-    return _rotary_decoder(fields, name, "mistral", _head_shape(fields, kv_heads=8))
-
-
-def _qwen2(fields: Fields, name: str) -> ModelConfig:
-    if _uses_window(fields):
-        _refuse_window(fields)
-    return _rotary_decoder(
-        fields, name, "qwen2", _head_shape(fields, kv_heads=32), attention_bias=True
-    )
-
-
-def _qwen3(fields: Fields, name: str) -> ModelConfig:
-    if _uses_window(fields):
-        _refuse_window(fields)
-    bias = fields.get("attention_bias", bool, False)
-    return _rotary_decoder(
-        fields,
-        name,
-        "qwen3",
-        _head_shape(fields, kv_heads=32, head_dim=128),
-        attention_bias=bias,
-        output_bias=bias,
-        qk_norm=True,
-    )
-
-
-def _opt(fields: Fields, name: str) -> ModelConfig:
-    activation = fields.get("activation_function", str, "relu")
-    if activation not in ("relu", "gelu"):
-        raise fields.error(f"the activation {activation!r} is not supported here; relu, gelu are")
-    if not fields.get("layer_norm_elementwise_affine", bool, True):
-        raise fields.error("layer norms without weights are not supported")
-    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    if hidden % heads:
-        raise fields.error(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}")
-    embedding = fields.count("word_embed_proj_dim", hidden, null=hidden)
-    pre_norm = fields.get("do_layer_norm_before", bool, True)
-    cut = fields.get("_remove_final_layer_norm", bool, False)
-    bias = fields.get("enable_bias", bool, True)
-    return ModelConfig(
-        name=name,
-        model_type="opt",
-        layers=fields.count("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        intermediate=fields.count("ffn_dim"),
-        context=fields.count("max_position_embeddings"),
-        vocab_size=fields.count("vocab_size"),
-        tied=fields.get("tie_word_embeddings", bool, True),
-        norm_eps=1e-5,  # torch's default, which OPT keeps
-        rope_theta=None,
-        attention_bias=bias,
-        output_bias=bias,
-        mlp_bias=bias,
-        activation="gelu" if activation == "gelu" else "relu",
-        pre_norm=pre_norm,
-        final_norm=pre_norm and not cut,
-        embedding=None if embedding == hidden else embedding,
-        position_offset=2,
-    )
-
-
-READERS: dict[str, Callable[[Fields, str], ModelConfig]] = {
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "opt": _opt,
-}
-
-
-class _Heads(NamedTuple):
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-
-def _head_shape(
-    fields: Fields, *, kv_heads: int | None = None, head_dim: int | None = None
-) -> _Heads:
-    """Return number and width of the heads; the keywords are the class's defaults, if any."""
-    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    keys = fields.count("num_key_value_heads", kv_heads or heads, null=heads)
-    if head_dim is None:
-        head_dim = fields.count("head_dim", hidden // heads, null=hidden // heads)
-    else:
-        head_dim = fields.count("head_dim", head_dim)
-    if heads % keys:
-        raise fields.error(
-            f"num_attention_heads {heads} is no multiple of num_key_value_heads {keys}"
-        )
-    if head_dim % 2:
-        raise fields.error(
-            f"heads of width {head_dim} (head_dim, else hidden_size / num_attention_heads) "
-            "cannot be rotated: it must be even"
-        )
-    return _Heads(heads, keys, head_dim)
-
-
-def _rotary_decoder(
-    fields: Fields,
-    name: str,
-    model_type: ModelType,
-    shape: _Heads,
-    *,
-    attention_bias: bool = False,
-    output_bias: bool = False,
-    mlp_bias: bool = False,
-    qk_norm: bool = False,
-) -> ModelConfig:
-    """Read what llama, mistral, qwen2 and qwen3 share; the keywords are their differences."""
-    if (activation := fields.get("hidden_act", str, "silu")) != "silu":
-        raise fields.error(f"the activation {activation!r} is not supported here; silu is")
-    layers = fields.count("num_hidden_layers")
-    _refuse_layer_types(fields, layers)
-    theta, scaling = _rotary(fields)
+def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
+    own, hidden = keys.architecture, keys.count("hidden_size")
+    layers, heads = keys.count("num_hidden_layers"), keys.count("num_attention_heads")
+    head_dim = _head_dim(keys, hidden, heads)
+    embedding = hidden
+    if keys.has("word_embed_proj_dim"):
+        embedding = keys.count("word_embed_proj_dim", null=hidden)
+    root = float(hidden) ** 0.5
     return ModelConfig(
         name=name,
         model_type=model_type,
         layers=layers,
-        hidden=fields.count("hidden_size"),
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        intermediate=fields.count("intermediate_size"),
-        context=fields.count("max_position_embeddings"),
-        vocab_size=fields.count("vocab_size"),
-        tied=fields.get("tie_word_embeddings", bool, False),
-        norm_eps=fields.positive("rms_norm_eps", 1e-6),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        attention_bias=attention_bias,
-        output_bias=output_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_kv_heads(keys, heads),
+        head_dim=head_dim,
+        intermediate=keys.count("intermediate_size", null=4 * hidden),
+        context=keys.count("max_position_embeddings"),
+        vocab_size=keys.count("vocab_size"),
+        tied=keys.flag("tie_word_embeddings"),
+        norm_eps=keys.number("rms_norm_eps", otherwise=own.keys["rms_norm_eps"]),
+        form=_form(keys),
+        pattern=read_pattern(keys, layers, head_dim),
+        activation=_activation(keys),
+        embedding=None if embedding == hidden else embedding,
+        position_offset=own.position_offset,
+        score_scale=_score_scale(keys),
+        score_cap=keys.optional("attn_logit_softcapping"),
+        logit_cap=keys.optional("final_logit_softcapping"),
+        embed_scale=root if own.embed_root else keys.number("embedding_multiplier", otherwise=1.0),
+        residual_scale=keys.number("residual_multiplier", otherwise=1.0),
+        logit_scale=keys.number("logit_scale", otherwise=1.0)
+        / keys.number("logits_scaling", otherwise=1.0),
+        query_growth=_query_growth(keys),
     )
 
 
-def _refuse_layer_types(fields: Fields, layers: int) -> None:
-    """Refuse layers other than full attention."""
-    if (kinds := fields.items("layer_types")) is None:
-        return
-    if any(kind != "full_attention" for kind in kinds):
-        raise fields.error("layers with other than full attention are not supported (layer_types)")
-    if len(kinds) != layers:
-        raise fields.error(f"layer_types names {len(kinds)} layers, num_hidden_layers {layers}")
+def _form(keys: ClassKeys) -> Form:
+    own = keys.architecture
+    form = msgspec.structs.replace(own.form, **(own.vary(keys.stated) if own.vary else {}))
+    biases = [
+        module
+        for key, modules in own.biases.items()
+        if key == "" or keys.flag(key)
+        for module in modules
+        if form.gated or module != "mlp.gate_proj"
+    ]
+    return msgspec.structs.replace(form, biases=tuple(biases))
 
 
-def _uses_window(fields: Fields) -> bool:
-    """Whether Qwen's sliding_window is in effect; the file has it either way."""
-    fields.get("sliding_window", int, WINDOW, null=MAX_COUNT)
-    return fields.get("use_sliding_window", bool, False)
-
-
-def _refuse_window(fields: Fields) -> None:
-    """Refuse a window shorter than the context; a longer one never takes effect."""
-    window = fields.get("sliding_window", int, WINDOW, null=MAX_COUNT)
-    if window < fields.count("max_position_embeddings"):
-        raise fields.error(f"sliding-window attention is not supported (sliding_window {window})")
-
-
-def _rotary(fields: Fields) -> tuple[float, RopeScaling | None]:
-    """Read base and scaling of the rotary embedding.
-
-    Where `rope_parameters` and `rope_scaling` differ, readers disagree on which counts, so that is
-    refused.
-    """
-    tables = [fields.table("rope_parameters"), fields.table("rope_scaling")]
-    found = [_read_rotary(fields, table) for table in tables if table.values]
-    if not found:
-        return _read_rotary(fields, tables[0])
-    if found[0] != found[-1]:
-        raise fields.error(
-            "rope_parameters and rope_scaling both stand there and say different things: remove "
-            "the one that is not meant"
+def _kv_heads(keys: ClassKeys, heads: int) -> int:
+    if not keys.has("num_key_value_heads"):
+        return heads
+    if keys.has("multi_query"):  # Falcon: the number counts in its newer decoder alone
+        keys.raw("num_key_value_heads")
+        shared = 1 if keys.flag("multi_query") else heads
+        if not keys.flag("new_decoder_architecture"):
+            return shared
+    found = keys.count("num_key_value_heads", null=heads)
+    if heads % found:
+        raise keys.fields.error(
+            f"num_attention_heads {heads} is no multiple of num_key_value_heads {found}"
         )
-    return found[0]
+    return found
 
 
-def _read_rotary(fields: Fields, rope: Fields) -> tuple[float, RopeScaling | None]:
-    if any(isinstance(value, dict) for value in rope.values.values()):
-        raise fields.error("rotary parameters that differ between layers are not supported")
-    theta = rope.positive("rope_theta", fields.positive("rope_theta", 10000.0))
-    part = fields.get("partial_rotary_factor", float, 1.0, null=1.0)
-    if rope.get("partial_rotary_factor", float, part) != 1.0:
-        raise fields.error("rotary embedding of a part of the head is not supported")
-    kind = rope.get("rope_type", str, rope.get("type", str, "default"))  # `type`: older files
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        raise fields.error(f"rotary scaling {kind!r} is not supported; llama3 is")
-    scaling = RopeScaling(
-        factor=rope.positive("factor"),
-        low_freq_factor=rope.positive("low_freq_factor"),
-        high_freq_factor=rope.positive("high_freq_factor"),
-        original_context=rope.count(
-            "original_max_position_embeddings", fields.count("max_position_embeddings")
-        ),
-    )
-    if scaling.low_freq_factor >= scaling.high_freq_factor:
-        raise rope.error(f"{rope.prefix}low_freq_factor is not below {rope.prefix}high_freq_factor")
-    return theta, scaling
+def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
+    if keys.has("head_dim"):
+        width = keys.count("head_dim", null=hidden // heads)
+    elif hidden % heads:
+        raise keys.fields.error(
+            f"{keys.called('hidden_size')} {hidden} is no multiple of "
+            f"{keys.called('num_attention_heads')} {heads}"
+        )
+    else:
+        width = hidden // heads
+    if width % 2 and keys.architecture.unrotated != "all":
+        raise keys.fields.error(
+            f"heads of width {width} (head_dim, else hidden_size / num_attention_heads) "
+            "cannot be rotated: it must be even"
+        )
+    return width
+
+
+def _activation(keys: ClassKeys) -> Activation:
+    name = keys.fields.get(keys.called("hidden_act"), str, keys.default("hidden_act"))
+    if name not in ACTIVATIONS:
+        raise keys.fields.error(
+            f"the activation {name!r} is not supported; {', '.join(ACTIVATIONS)} are"
+        )
+    return ACTIVATIONS[name]
+
+
+def _score_scale(keys: ClassKeys) -> float | None:
+    if keys.has("attention_multiplier"):
+        return keys.number("attention_multiplier", otherwise=1.0)
+    if keys.has("query_pre_attn_scalar"):
+        return float(keys.number("query_pre_attn_scalar", otherwise=1.0) ** -0.5)
+    return None
+
+
+def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
+    """Read Ministral 3's: β stands among the rotary parameters."""
+    if not keys.architecture.grown_queries:
+        return None
+    stated = [keys.fields.table(key) for key in ("rope_parameters", "rope_scaling")]
+    table = next((table for table in stated if table.values), stated[0])
+    beta = table.get("llama_4_scaling_beta", float, 0.0, null=0.0)
+    context = keys.count("max_position_embeddings")
+    return (beta, table.count("original_max_position_embeddings", context)) if beta else None
+
+
+# --- for errors ----------------------------------------------------------------------------------
+
+
+def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
+    """Map fields of `config` to their names in the file."""
+    names = {field: keys.called(key) for field, key in FIELDS.items()}
+    stated = keys.fields.values
+    for field in ("kv_heads", "head_dim"):
+        if stated.get(names[field]) is None:
+            names[field] += " (by default)"
+    if config.head_dim * config.heads == config.hidden and stated.get("head_dim") is None:
+        names["head_dim"] = "head_dim = hidden_size / num_attention_heads ="
+    return names
+
+
+def _switches(keys: ClassKeys) -> dict[str, str]:
+    """Map parts of weights' names to the setting that decides whether they exist."""
+    found = {HEAD: f"{keys.called('tie_word_embeddings')} {keys.flag('tie_word_embeddings')}"}
+    for key, modules in keys.architecture.biases.items():
+        if key:
+            said = f"{key} {keys.flag(key)}"
+            found |= {f"{module}.bias": said for module in modules}
+    if keys.has("do_layer_norm_before"):
+        found["model.norm."] = f"do_layer_norm_before {keys.flag('do_layer_norm_before')}"
+    return found

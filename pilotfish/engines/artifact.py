@@ -41,7 +41,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `location` is a hub id, a file name or a directory name; not its path, which would tell about
     the machine. `sha256` covers the files that were read. `first_layers` is the number of layers
     kept of a model that was cut down. `ignored_keys` are keys of its configuration that the
-    exporter did not know and was told to ignore.
+    exporter did not know and was told to ignore. `left_out` are parts of a multimodal checkpoint
+    that are not of its text model.
     """
 
     kind: Literal["default", "gguf", "directory", "hub", "random"]
@@ -49,6 +50,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     revision: str | None = None
     sha256: dict[str, Sha256] = {}
     ignored_keys: list[str] = []
+    left_out: list[str] = []
     first_layers: Positive | None = None
 
 
@@ -71,7 +73,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     logits. `tokenizer_fingerprint` hashes the token strings in the order of their ids, so two
     artifacts with equal vocabularies agree whatever files they came from. `head` is the precision
     of the output projection, None where it is `precision`. `stage` is None for a whole model; in a
-    stage all other fields but `files` describe the whole model.
+    stage all other fields but `files` describe the whole model. `window` is the smallest number of
+    positions that a token of some layer sees; None where all layers see all.
     """
 
     format: int = FORMAT
@@ -92,6 +95,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tokenizer_fingerprint: Sha256
     files: dict[str, Sha256]
     stage: Cut | None = None
+    window: Positive | None = None
 
     @property
     def layers(self) -> int:
@@ -128,8 +132,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             del fields["head"]  # likewise
         if self.source.first_layers is None:
             del fields["source"]["first_layers"]  # likewise
-        if not self.source.ignored_keys:
-            del fields["source"]["ignored_keys"]  # likewise
+        for name in ("ignored_keys", "left_out"):
+            if not fields["source"][name]:
+                del fields["source"][name]  # likewise
+        if self.window is None:
+            del fields["window"]  # likewise
         return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
 
 

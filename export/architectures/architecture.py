@@ -1,0 +1,141 @@
+"""What an entry of the table of architectures says: how a kind of checkpoint differs from Llama's.
+
+Keys are those of Llama's config.json; `called` says what another class calls them. A key that is in
+no entry's `keys` is unknown to that class, so a configuration that states it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pilotfish.export.config import Activation, Form
+
+LLAMA_FORM = Form()
+
+
+class Stated(Protocol):
+    """Looks up what a configuration states, or the class's default."""
+
+    def __call__(self, key: str) -> Any:
+        """Return the value of one of Llama's keys."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What a checkpoint calls its weights, where that is not what `export.weights` does.
+
+    Attributes:
+        body: module that holds all but the head; it may be absent from the names.
+        stack: module of the layers within it.
+        outer: a module outside the layers → ours; in the body unless it is the head.
+        modules: a module of a layer → ours.
+        fused: a module whose rows are those of several of ours, in this order.
+        by_head: the rows of a fused q, k and v are of a key head each: its queries, its k, its v.
+        listed: a module that is a list of weights, one for each head → ours.
+        transposed: linear modules are stored [in, out].
+        dropped: names that end so are computed, or no weights.
+    """
+
+    body: str = "model"
+    stack: str = "layers"
+    outer: Mapping[str, str] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    by_head: bool = False
+    listed: Mapping[str, str] = field(default_factory=dict)
+    transposed: bool = False
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """One kind of checkpoint.
+
+    Attributes:
+        keys: the class's keys with an effect → their defaults; REQUIRED where a file must state it.
+        called: Llama's key → this class's.
+        inert: keys of this class without effect on the text.
+        neutral: keys with an effect, and the values at which they have none.
+        form: of its layers.
+        vary: changes of the form that keys decide.
+        biases: key → the modules that have a bias if it is true; "" stands for always.
+        windows: which layers the sliding window holds for: none, all, those that layer_types names,
+            or those and behind max_window_layers, if use_sliding_window is true ("switched").
+        full_every: without layer_types, each so many-th layer sees everything.
+        unrotated: which layers are not rotated: none, all, those that no_rope_layers lists, or,
+            where there is a window, those without one.
+        rope_by_type: rotary parameters are given by type of layer, and a `rope_scaling` is of the
+            full layers alone.
+        grown_queries: queries grow with their position (Ministral 3).
+        interleaved: rotated pairs of channels are neighbours.
+        embed_root: embeddings are multiplied by √hidden.
+        plus_one: norms multiply by 1 + weight.
+        position_offset: row of the learned positions that position 0 uses.
+        names: of its weights.
+        gguf: what GGUF calls it, if those files are read.
+    """
+
+    keys: Mapping[str, Any]
+    called: Mapping[str, str] = field(default_factory=dict)
+    inert: frozenset[str] = frozenset()
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    form: Form = LLAMA_FORM
+    vary: Callable[[Stated], Mapping[str, Any]] | None = None
+    biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    windows: Literal["none", "all", "listed", "switched"] = "none"
+    full_every: int | None = None
+    unrotated: Literal["none", "all", "listed", "full"] = "none"
+    rope_by_type: bool = False
+    grown_queries: bool = False
+    interleaved: bool = False
+    embed_root: bool = False
+    plus_one: bool = False
+    position_offset: int = 0
+    names: Names = Names()
+    gguf: str | None = None
+
+
+REQUIRED = object()
+"""Default of a key that a file must state."""
+
+ATTENTION = tuple(f"self_attn.{part}_proj" for part in "qkvo")
+QKV = ATTENTION[:3]
+MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+ALL = ATTENTION + MLP
+GATE_UP = {"mlp.gate_up_proj": MLP[:2]}
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "xielu": "xielu",
+}
+
+SIZES: Mapping[str, Any] = dict.fromkeys(
+    (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+    ),
+    REQUIRED,
+)
+DECODER: Mapping[str, Any] = {
+    **SIZES,
+    "num_key_value_heads": None,  # as many as heads
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+}
+"""What nearly every class has, with the commonest defaults."""

@@ -1,0 +1,81 @@
+"""Gemma 1 to 3: norms of 1 + weight, scaled embeddings; from 2 on, norms on both sides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pilotfish.export.architectures.architecture import ATTENTION, DECODER, Architecture, Names
+from pilotfish.export.config import Form
+
+BOTH_SIDES = Names(
+    modules={
+        "post_attention_layernorm": "attention_out_norm",
+        "pre_feedforward_layernorm": "post_attention_layernorm",
+        "post_feedforward_layernorm": "mlp_out_norm",
+    }
+)
+FOUR = ("input_layernorm", "attention_out_norm", "post_attention_layernorm", "mlp_out_norm")
+
+GEMMA = Architecture(
+    keys={
+        **DECODER,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+    },
+    biases={"attention_bias": ATTENTION},
+    neutral={"use_bidirectional_attention": (None, False), "hidden_activation": (None,)},
+    embed_root=True,
+    plus_one=True,
+)
+GEMMA2 = replace(
+    GEMMA,
+    keys={
+        **GEMMA.keys,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "layer_types": None,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    called={"hidden_act": "hidden_activation"},
+    inert=frozenset({"hidden_act", "cache_implementation", "sliding_window_size"}),
+    neutral={"use_bidirectional_attention": (None, False)},
+    form=Form(norms=FOUR),
+    windows="listed",
+    full_every=2,
+    names=BOTH_SIDES,
+)
+GEMMA3 = replace(
+    GEMMA2,
+    keys={
+        **GEMMA2.keys,
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
+        "sliding_window_pattern": 6,
+    },
+    form=Form(norms=FOUR, qk_norm="head"),
+    full_every=6,
+    rope_by_type=True,
+)
+GEMMAS: dict[str, Architecture] = {
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "vaultgemma": replace(
+        GEMMA2,
+        form=Form(),
+        names=Names(modules={"pre_feedforward_layernorm": "post_attention_layernorm"}),
+    ),
+}

@@ -1,0 +1,127 @@
+"""Classes of before Llama: GPT-2, GPT-NeoX, Falcon, OPT, with names of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pilotfish.export.architectures.architecture import (
+    ALL,
+    ATTENTION,
+    DECODER,
+    MLP,
+    QKV,
+    SIZES,
+    Architecture,
+    Names,
+    Stated,
+)
+from pilotfish.export.config import Form
+
+BOTH = Form().norms
+NEOX_MLP = {"mlp.dense_h_to_4h": "mlp.up_proj", "mlp.dense_4h_to_h": "mlp.down_proj"}
+TABLE = Form(norm="layer", norm_bias=True, gated=False, learned_positions=True)
+
+
+def _falcon(stated: Stated) -> Mapping[str, Any]:
+    """Vary by Falcon's three generations: 40b has new_decoder_architecture, 7b parallel_attn."""
+    new, beside = stated("new_decoder_architecture"), stated("parallel_attn")
+    norms = stated("num_ln_in_parallel_attn") or (2 if new else 1)
+    parallel = bool(new or beside)
+    return {"parallel": parallel, "norms": BOTH[: norms if parallel else 2]}
+
+
+def _opt(stated: Stated) -> Mapping[str, Any]:
+    before = stated("do_layer_norm_before")
+    cut = stated("_remove_final_layer_norm")
+    return {"sum_norms": not before, "final_norm": before and not cut}
+
+
+OLDER: dict[str, Architecture] = {
+    "gpt2": Architecture(
+        keys={**SIZES, "intermediate_size": None, "hidden_act": "gelu_new", "rms_norm_eps": 1e-5,
+              "tie_word_embeddings": True},
+        called={"hidden_size": "n_embd", "num_hidden_layers": "n_layer",
+                "num_attention_heads": "n_head", "max_position_embeddings": "n_positions",
+                "intermediate_size": "n_inner", "hidden_act": "activation_function",
+                "rms_norm_eps": "layer_norm_epsilon"},
+        inert=frozenset({"n_ctx", "attn_pdrop", "summary_type", "summary_use_proj",
+                         "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+                         "reorder_and_upcast_attn"}),
+        neutral={"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)},
+        form=TABLE,
+        biases={"": ALL},
+        unrotated="all",
+        names=Names(
+            body="transformer", stack="h", transposed=True,
+            dropped=(".attn.bias", ".attn.masked_bias"),
+            outer={"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"},
+            modules={"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm",
+                     "attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.up_proj",
+                     "mlp.c_proj": "mlp.down_proj"},
+            fused={"attn.c_attn": QKV},
+        ),
+    ),
+    "gpt_neox": Architecture(
+        keys={**DECODER, "hidden_act": "gelu", "rms_norm_eps": 1e-5, "use_parallel_residual": True,
+              "attention_bias": True, "partial_rotary_factor": 0.25, "rotary_pct": None,
+              "rotary_emb_base": None},
+        called={"rms_norm_eps": "layer_norm_eps"},
+        form=Form(norm="layer", norm_bias=True, gated=False),
+        vary=lambda stated: {"parallel": stated("use_parallel_residual")},
+        biases={"attention_bias": ATTENTION, "": MLP},
+        names=Names(
+            body="gpt_neox", by_head=True,
+            dropped=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
+            outer={"embed_in": "embed_tokens", "embed_out": "lm_head",
+                   "final_layer_norm": "norm"},
+            modules={"attention.dense": "self_attn.o_proj", **NEOX_MLP},
+            fused={"attention.query_key_value": QKV},
+        ),
+    ),
+    "falcon": Architecture(
+        keys={**DECODER, "intermediate_size": None, "num_key_value_heads": None,
+              "hidden_act": "gelu", "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+              "max_position_embeddings": 2048, "bias": False, "new_decoder_architecture": False,
+              "multi_query": True, "parallel_attn": True, "num_ln_in_parallel_attn": None},
+        called={"rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation",
+                "num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_hidden_size"},
+        inert=frozenset({"apply_residual_connection_post_layernorm"}),
+        neutral={"alibi": (False,)},
+        form=Form(norm="layer", norm_bias=True, gated=False),
+        vary=_falcon,
+        biases={"bias": ALL},
+        names=Names(
+            body="transformer", stack="h", by_head=True, dropped=(".rotary_emb.inv_freq",),
+            outer={"word_embeddings": "embed_tokens", "ln_f": "norm"},
+            modules={"ln_attn": "input_layernorm", "ln_mlp": "post_attention_layernorm",
+                     "self_attention.dense": "self_attn.o_proj", **NEOX_MLP},
+            fused={"self_attention.query_key_value": QKV},
+        ),
+    ),
+    "opt": Architecture(
+        keys={**SIZES, "hidden_act": "relu", "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+              "enable_bias": True, "do_layer_norm_before": True, "_remove_final_layer_norm": False,
+              "word_embed_proj_dim": None},
+        # Its norms have torch's epsilon, 1e-5, whatever the file says.
+        called={"intermediate_size": "ffn_dim", "hidden_act": "activation_function",
+                "rms_norm_eps": ""},
+        inert=frozenset({"dropout", "activation_dropout", "layerdrop", "init_std"}),
+        neutral={"layer_norm_elementwise_affine": (True,),
+                 "learned_embeddings": (True,), "scale_embeddings": (False,)},  # of Galactica
+        form=TABLE,
+        vary=_opt,
+        biases={"enable_bias": ALL},
+        unrotated="all",
+        position_offset=2,
+        names=Names(
+            body="model.decoder",
+            dropped=("decoder.version",),
+            outer={"final_layer_norm": "norm"},
+            modules={"self_attn_layer_norm": "input_layernorm",
+                     "final_layer_norm": "post_attention_layernorm",
+                     "self_attn.out_proj": "self_attn.o_proj", "fc1": "mlp.up_proj",
+                     "fc2": "mlp.down_proj"},
+        ),
+    ),
+}  # fmt: skip

@@ -1,0 +1,78 @@
+"""The network of every architecture: what its configuration says it has, it has.
+
+The order of the operations is Llama's; `Form` and the numbers of `ModelConfig` say what is added,
+left out or scaled. How an operation is written is the dialect's business.
+"""
+
+from __future__ import annotations
+
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.dialects import Dialect
+from pilotfish.export.weights import EMBEDDING, HEAD
+
+
+def write_network(net: Dialect, config: ModelConfig) -> None:
+    """Write the network; its outputs are declared by `net.finish`."""
+    x = net.scaled(net.embed(EMBEDDING), config.embed_scale)  # [T, hidden]
+    if config.embedding:
+        x = net.linear(x, "model.project_in")
+    if config.form.learned_positions:
+        x = net.add(x, net.embed_positions("model.embed_positions.weight"))
+    if config.form.embed_norm:
+        x = net.norm(x, "model.embed_norm")
+    for i in range(config.layers):
+        x = _layer(net, config, i, x)
+    if config.form.final_norm:
+        x = net.norm(x, "model.norm")
+    if config.embedding:
+        x = net.linear(x, "model.project_out")
+    net.finish(x, EMBEDDING if config.tied else HEAD)
+
+
+def _layer(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
+    form, layer = config.form, f"model.layers.{i}"
+
+    def norm(value: str, name: str, *, summed: bool = False) -> str:
+        """Norm, where this layer has one of this name at this place."""
+        here = name in form.norms and summed == form.sum_norms
+        return net.norm(value, f"{layer}.{name}") if here else value
+
+    def plus(value: str, part: str) -> str:
+        return net.add(value, net.scaled(part, config.residual_scale))
+
+    h = norm(x, "input_layernorm")
+    attended = norm(_attention(net, config, i, h), "attention_out_norm")
+    if form.parallel:
+        own = "post_attention_layernorm" in form.norms
+        fed = _mlp(net, config, layer, norm(x, "post_attention_layernorm") if own else h)
+        return plus(plus(x, attended), norm(fed, "mlp_out_norm"))
+    x = norm(plus(x, attended), "input_layernorm", summed=True)
+    fed = _mlp(net, config, layer, norm(x, "post_attention_layernorm"))
+    x = plus(x, norm(fed, "mlp_out_norm"))
+    return norm(x, "post_attention_layernorm", summed=True)
+
+
+def _attention(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
+    module = f"model.layers.{i}.self_attn"
+    qkv = net.linear(h, *(f"{module}.{part}_proj" for part in "qkv"))
+    if config.form.qk_norm == "all":
+        widths = [heads * config.head_dim for heads in (config.heads, *[config.kv_heads] * 2)]
+        q, k, v = net.split(qkv, widths)
+        qkv = net.concat(net.norm(q, f"{module}.q_norm"), net.norm(k, f"{module}.k_norm"), v)
+    attended = net.attention(i, qkv)
+    if config.form.sub_norms:
+        attended = net.norm(attended, f"{module}.sub_norm")
+    return net.linear(attended, f"{module}.o_proj")
+
+
+def _mlp(net: Dialect, config: ModelConfig, layer: str, h: str) -> str:
+    module = f"{layer}.mlp"
+    if config.form.gated:
+        gate_up = net.linear(h, f"{module}.gate_proj", f"{module}.up_proj")
+        gate, up = net.split(gate_up, [config.intermediate] * 2)
+        inner = net.multiply(net.activation(gate, module), up)
+    else:
+        inner = net.activation(net.linear(h, f"{module}.up_proj"), module)
+    if config.form.sub_norms:
+        inner = net.norm(inner, f"{module}.sub_norm")
+    return net.linear(inner, f"{module}.down_proj")

@@ -1,0 +1,171 @@
+"""Read which layers have a window, which are rotated, and how."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pilotfish.export.config import Layer, Rope
+from pilotfish.export.sources.class_keys import ClassKeys
+from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.rotary import RopeBase, read_table
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+ALSO_FULL = {FULL, "attention"}
+
+
+def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
+    """Return the kinds of layers, one where all are alike.
+
+    Raises:
+        ExportError: for a kind that is not supported, or lists of another length.
+    """
+    window = _window(keys)
+    kinds = _layer_types(keys, layers, window)
+    rotated = _rotated(keys, layers, kinds, window)
+    ropes = {}
+    if any(rotated):
+        ropes = {kind: _rope(keys, kind, head_dim) for kind in dict.fromkeys(kinds)}
+    pattern = [
+        Layer(ropes[kind] if turns else None, window if kind == SLIDING else None)
+        for kind, turns in zip(kinds, rotated, strict=True)
+    ]
+    return tuple(pattern[:1] if len(set(pattern)) == 1 else pattern)
+
+
+# --- windows -------------------------------------------------------------------------------------
+
+
+def _window(keys: ClassKeys) -> int | None:
+    """Return the sliding window, if it is in effect."""
+    rule = keys.architecture.windows
+    if rule == "none" or keys.raw("sliding_window") is None:
+        return None
+    window = keys.count("sliding_window")
+    return None if rule == "switched" and not keys.flag("use_sliding_window") else window
+
+
+def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
+    """Return FULL or SLIDING for each layer."""
+    fields, rule = keys.fields, keys.architecture.windows
+    default = _default_types(keys, layers, window)
+    stated = fields.items("layer_types")
+    if stated is None:
+        return default
+    if len(stated) != layers:
+        raise fields.error(f"layer_types names {len(stated)} layers, num_hidden_layers {layers}")
+    kinds = [FULL if kind in ALSO_FULL else kind for kind in stated]
+    for kind in kinds:
+        if kind not in {FULL, SLIDING}:
+            raise fields.error(f"layers of type {kind!r} are not supported (layer_types)")
+    if rule in {"listed", "switched"}:
+        if SLIDING in kinds and window is None:
+            raise fields.error("layer_types names windows, and no sliding_window is in effect")
+        return kinds
+    if kinds != default:
+        raise fields.error(f"layer_types has no effect on {keys.architecture.windows} windows")
+    return default
+
+
+def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
+    """Return the types that the class gives its layers where none are listed."""
+    own = keys.architecture
+    every = own.full_every
+    if keys.has("sliding_window_pattern"):
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            if key in keys.fields.values:
+                every = keys.fields.count(key, every, null=every)
+    if own.windows == "switched":
+        first = keys.count("max_window_layers")
+        if own.unrotated == "listed":  # SmolLM3: the layers that are not rotated
+            windowed = [not turns for turns in _listed_rotation(keys, layers)]
+        else:
+            windowed = [i >= first for i in range(layers)]
+    else:
+        windowed = [every is None or bool((i + 1) % every) for i in range(layers)]
+    return [SLIDING if each and window is not None else FULL for each in windowed]
+
+
+# --- rotation ------------------------------------------------------------------------------------
+
+
+def _rotated(keys: ClassKeys, layers: int, kinds: list[str], window: int | None) -> list[bool]:
+    """Return which layers have a rotary embedding."""
+    rule = keys.architecture.unrotated
+    if rule == "listed":
+        return _listed_rotation(keys, layers)
+    if rule == "full" and window is not None:
+        return [kind == SLIDING for kind in kinds]
+    return [rule != "all"] * layers
+
+
+def _listed_rotation(keys: ClassKeys, layers: int) -> list[bool]:
+    fields = keys.fields
+    if keys.has("position_embedding_type"):  # Granite 4
+        kind = fields.get("position_embedding_type", str, "nope", null="nope")
+        if kind not in {"rope", "nope"}:
+            raise fields.error(f"position_embedding_type {kind!r} is not supported")
+        return [kind == "rope"] * layers
+    every = keys.count("no_rope_layer_interval")
+    stated = fields.items("no_rope_layers")
+    if stated is None:
+        return [bool((i + 1) % every) for i in range(layers)]
+    if len(stated) != layers:
+        raise fields.error(f"no_rope_layers names {len(stated)} layers, num_hidden_layers {layers}")
+    return [bool(each) for each in stated]
+
+
+def _rope(keys: ClassKeys, kind: str, head_dim: int) -> Rope:
+    """Read the rotary embedding of a type of layers, in either form that it is written in.
+
+    Where `rope_parameters` and `rope_scaling` differ, readers disagree on which counts, so that is
+    refused.
+    """
+    fields = keys.fields
+    new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
+    if keys.architecture.rope_by_type:
+        return _rope_by_type(keys, kind, head_dim, new, old)
+    found = [_read(keys, table, head_dim) for table in (new, old) if table.values]
+    if not found:
+        return _read(keys, new, head_dim)
+    if found[0] != found[-1]:
+        raise fields.error(
+            "rope_parameters and rope_scaling both stand there and say different things: remove "
+            "the one that is not meant"
+        )
+    return found[0]
+
+
+def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: Fields) -> Rope:
+    """Read Gemma 3's and OLMo 3's: a table a type, or before, a scaling of the full layers."""
+    local = kind == SLIDING and keys.has("rope_local_base_freq")
+    theta_key = "rope_local_base_freq" if local else "rope_theta"
+    if not new.values:
+        scaling = old if kind == FULL else Fields({}, old.where, old.prefix)
+        return _read(keys, scaling, head_dim, theta_key)
+    if old.values:
+        raise keys.fields.error("rope_parameters and rope_scaling both stand there: remove one")
+    if set(new.values) - {FULL, SLIDING}:
+        raise keys.fields.error(f"rope_parameters must have a table for {FULL} and for {SLIDING}")
+    return _read(keys, new.table(kind), head_dim, theta_key)
+
+
+def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_theta") -> Rope:
+    """Read one table."""
+    if any(isinstance(value, dict) for value in table.values.values()):
+        raise keys.fields.error("rotary parameters that differ between layers are not supported")
+    theta = keys.number(theta_key, otherwise=10000.0)
+    width = head_dim
+    if keys.has("partial_rotary_factor"):
+        key, default = "partial_rotary_factor", keys.default("partial_rotary_factor")
+        part = keys.fields.get(key, float, default, null=default)
+        width = int(head_dim * table.get(key, float, part, null=part))
+        if not 0 < width <= head_dim or width % 2:
+            raise keys.fields.error(f"partial_rotary_factor turns {width} of {head_dim} channels")
+    original = keys.fields.values.get("original_max_position_embeddings")
+    if keys.has("original_max_position_embeddings") and original is not None:
+        original = keys.count("original_max_position_embeddings")
+    context = keys.count("max_position_embeddings")
+    rope = read_table(table, RopeBase(theta, width, context, original))
+    if keys.architecture.interleaved:
+        rope = msgspec.structs.replace(rope, interleaved=True)
+    return rope

@@ -1,0 +1,151 @@
+"""Read a rotary embedding from a configuration, in both forms that it is written in.
+
+`rope_parameters` (transformers 5) holds everything, in one table or in one for each type of layer;
+before, `rope_theta` stood beside `rope_scaling`. The rules are those of transformers'
+modeling_rope_utils, to which the tests compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.export.config import Rope
+from pilotfish.export.sources.fields import Fields
+
+Frequencies = NDArray[np.float64]
+INERT = ("type", "rope_type", "mrope_section", "mrope_interleaved", "max_position_embeddings")
+
+
+class RopeBase(NamedTuple):
+    """What a scaling starts from: θ, channels that turn, and the model's contexts."""
+
+    theta: float
+    dim: int
+    context: int
+    original: int | None  # that of the configuration's own key
+
+    @property
+    def frequencies(self) -> Frequencies:
+        """Angle per position of each pair of channels."""
+        powers: Frequencies = self.theta ** -(np.arange(0, self.dim, 2) / self.dim)
+        return powers
+
+    def trained(self, table: Fields) -> int:
+        """Return the context before scaling; the configuration's own key goes first."""
+        key = "original_max_position_embeddings"
+        stated = table.count(key, self.original or self.context)
+        return self.original or stated
+
+
+def _default(table: Fields, base: RopeBase) -> Rope:
+    return Rope(_tuple(base.frequencies))
+
+
+def _linear(table: Fields, base: RopeBase) -> Rope:
+    return Rope(_tuple(base.frequencies / table.positive("factor")))
+
+
+def _dynamic(table: Fields, base: RopeBase) -> Rope:
+    """NTK: takes effect beyond the context, which an artifact does not exceed; Hunyuan's α does."""
+    table.get("factor", float, 1.0)
+    alpha = table.get("alpha", float, 0.0, null=0.0)
+    if alpha:
+        table.get("beta_fast", float, 32.0), table.get("beta_slow", float, 1.0)
+        for key in ("mscale", "mscale_all_dim"):
+            table.get(key, float, 1.0)
+        theta = base.theta * alpha ** (base.dim / (base.dim - 2))
+        base = base._replace(theta=theta)
+    return Rope(_tuple(base.frequencies))
+
+
+def _llama3(table: Fields, base: RopeBase) -> Rope:
+    """Llama 3.1's rule: long wavelengths are stretched by `factor`, short ones stay."""
+    low, high = table.positive("low_freq_factor"), table.positive("high_freq_factor")
+    factor, original = table.positive("factor"), base.trained(table)
+    if low >= high:
+        prefix = table.prefix
+        raise table.error(f"{prefix}low_freq_factor is not below {prefix}high_freq_factor")
+    turns = original * base.frequencies / (2 * math.pi)  # in the original context
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return Rope(_tuple(base.frequencies * (smooth + (1 - smooth) / factor)))
+
+
+def _yarn(table: Fields, base: RopeBase) -> Rope:
+    """YaRN (arXiv 2309.00071): interpolates slow pairs, and scales cos and sin."""
+    original = base.trained(table)
+    factor = table.get("factor", float, base.context / original, null=base.context / original)
+    stated = table.get("attention_factor", float, 0.0, null=0.0)
+    mscale = [table.get(key, float, 0.0, null=0.0) for key in ("mscale", "mscale_all_dim")]
+    fast = table.get("beta_fast", float, 32.0, null=32.0) or 32.0
+    slow = table.get("beta_slow", float, 1.0, null=1.0) or 1.0
+    truncate = table.get("truncate", bool, True)
+
+    def magnitude(weight: float = 1.0) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    def pair(turns: float) -> float:
+        """Return the pair that turns so often in the original context."""
+        ratio = math.log(original / (turns * 2 * math.pi)) / math.log(base.theta)
+        return base.dim * ratio / 2
+
+    low, high = pair(fast), pair(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, base.dim - 1)
+    width = high - low or 0.001
+    kept = 1 - np.clip((np.arange(base.dim // 2) - low) / width, 0, 1)
+    scale = magnitude(mscale[0]) / magnitude(mscale[1]) if all(mscale) else magnitude()
+    frequencies = base.frequencies
+    return Rope(_tuple(frequencies / factor * (1 - kept) + frequencies * kept), stated or scale)
+
+
+def _longrope(table: Fields, base: RopeBase) -> Rope:
+    """LongRoPE (arXiv 2402.13753): divisors per pair, one set up to the original context."""
+    original = base.trained(table)
+    ratio = base.context / original
+    factor = table.get("factor", float, ratio, null=ratio)
+    stated = table.get("attention_factor", float, 0.0, null=0.0)
+    sets = []
+    for key in ("short_factor", "long_factor"):
+        divisors = table.items(key)
+        pairs = base.dim // 2
+        if divisors is None or len(divisors) != pairs:
+            raise table.error(f"{table.prefix}{key} must be a list of {pairs} numbers")
+        sets.append(_tuple(base.frequencies / np.array(divisors, np.float64)))
+    scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return Rope(sets[0], stated or scale, long=sets[1], short_context=original)
+
+
+SCALINGS: dict[str, Callable[[Fields, RopeBase], Rope]] = {
+    "default": _default,
+    "mrope": _default,  # for text, where all its positions are equal
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,  # what older files of Phi-3 call it
+}
+
+
+def read_table(table: Fields, base: RopeBase) -> Rope:
+    """Read a table of rotary parameters; the θ of `base` is for one that states none.
+
+    Raises:
+        ExportError: if its kind is not known, or a number is missing or not known.
+    """
+    kind = table.get("rope_type", str, table.get("type", str, "default"))  # `type`: older files
+    if kind not in SCALINGS:
+        raise table.error(f"rotary scaling {kind!r} is not supported; {', '.join(SCALINGS)} are")
+    for key in INERT:
+        table.touch(key)
+    return SCALINGS[kind](table, base._replace(theta=table.positive("rope_theta", base.theta)))
+
+
+def _tuple(values: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(values.tolist())

@@ -1,0 +1,155 @@
+"""Find our weights among a checkpoint's: other names, fused, listed or transposed tensors.
+
+In: the names that a checkpoint has, and what its architecture calls them. Out: for each of our
+names (`export.weights`) where it comes from, and how it is taken from there, as views only.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.export.architectures import Names
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.weights import shapes
+
+LISTED = re.compile(r"(.*)\.(\d+)\.weight")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where one of our weights comes from.
+
+    Attributes:
+        stored: names in the checkpoint; several are stacked.
+        part: which of `parts` modules are wanted of a fused one; None = the whole.
+        parts: our modules that are fused there.
+    """
+
+    stored: tuple[str, ...]
+    part: int | None = None
+    parts: tuple[str, ...] = ()
+
+
+def find_weights(names: Names, stored: Iterable[str]) -> dict[str, Origin]:
+    """Return the origin of each weight; a name that is not known stands for itself."""
+    kept = [name for name in stored if not name.endswith(names.dropped or (" ",))]
+    bare = not any(name.startswith(f"{names.body}.") for name in kept)  # saved without its head
+    found: dict[str, Origin] = {}
+    listed: dict[str, dict[int, str]] = {}
+    for name in kept:
+        body, inner = _inside(names, name, bare=bare)
+        match = re.fullmatch(rf"{re.escape(names.stack)}\.(\d+)\.(.+)", inner) if body else None
+        if match is None:
+            found[_outer(names, inner, body=body)] = Origin((name,))
+            continue
+        prefix, rest = f"model.layers.{match[1]}.", match[2]
+        module, _, kind = rest.rpartition(".")
+        entry = LISTED.fullmatch(rest)
+        if entry and entry[1] in names.listed:
+            own = f"{prefix}{names.listed[entry[1]]}.weight"
+            listed.setdefault(own, {})[int(entry[2])] = name
+            continue
+        if module in names.fused:
+            parts = names.fused[module]
+            for i, part in enumerate(parts):
+                found[f"{prefix}{part}.{kind}"] = Origin((name,), i, parts)
+            continue
+        found[f"{prefix}{names.modules.get(module, module)}.{kind}"] = Origin((name,))
+    for own, members in listed.items():
+        found[own] = Origin(tuple(members[i] for i in sorted(members)))
+    return found
+
+
+def _inside(names: Names, name: str, *, bare: bool) -> tuple[bool, str]:
+    """Return whether a tensor is in the body, and its name there."""
+    prefix = f"{names.body}."
+    if name.startswith(prefix):
+        return True, name.removeprefix(prefix)
+    return bare and not name.startswith("lm_head."), name
+
+
+def _outer(names: Names, inner: str, *, body: bool) -> str:
+    """Return our name of a weight outside the layers."""
+    module, _, kind = inner.rpartition(".")
+    own = names.outer.get(module, module)
+    return f"{'model.' if body and own != 'lm_head' else ''}{own}.{kind}"
+
+
+def stored_name(names: Names, name: str) -> str:
+    """Return what a checkpoint would call one of our weights, for errors."""
+    module, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
+    if layer is None:
+        own = module.removeprefix("model.")
+        other = {ours: theirs for theirs, ours in names.outer.items()}.get(own, own)
+        return f"{other}.{kind}" if own == "lm_head" else f"{names.body}.{other}.{kind}"
+    known = {ours: theirs for theirs, ours in names.modules.items()}
+    known |= {ours: theirs for theirs, several in names.fused.items() for ours in several}
+    own = known.get(layer[2], layer[2])
+    return f"{names.body}.{names.stack}.{layer[1]}.{own}.{kind}"
+
+
+class Taker:
+    """Takes our weights from stored ones.
+
+    Args:
+        names: how the checkpoint names and lays out its weights.
+        config: the model's shape, which says how many rows of a fused tensor are whose.
+    """
+
+    def __init__(self, names: Names, config: ModelConfig) -> None:
+        self._names, self._config = names, config
+        self._rows = {
+            name.removeprefix("model.layers.0."): shape[0]
+            for name, shape in shapes(one_layer(config)).items()
+        }
+
+    def take(
+        self, name: str, origin: Origin, stored: list[NDArray[np.float32]]
+    ) -> NDArray[np.float32]:
+        """Return the weight `name` of its stored arrays: a view, but for stacked ones."""
+        array = stored[0] if len(stored) == 1 else np.stack(stored)
+        if self._names.transposed and array.ndim == 2 and ".layers." in name:
+            array = array.T
+        if origin.part is None:
+            return array
+        if self._names.by_head:
+            return self._of_heads(array, origin.part)
+        sizes = [self._rows[f"{module}.weight"] for module in origin.parts]
+        start = sum(sizes[: origin.part])
+        if origin.part == len(sizes) - 1:
+            return array[start:]  # so that rows left over show in its shape
+        return array[start : start + sizes[origin.part]]
+
+    def _of_heads(self, array: NDArray[np.float32], part: int) -> NDArray[np.float32]:
+        """Take q, k or v where each key head's rows stand together: its queries, k, v."""
+        config = self._config
+        group = config.heads // config.kv_heads
+        if len(array) != config.kv_heads * (group + 2) * config.head_dim:
+            return array  # of a wrong shape, which the check will say
+        # [kv_heads, group + 2, head_dim, …]
+        rows = array.reshape(config.kv_heads, group + 2, config.head_dim, *array.shape[1:])
+        chosen = rows[:, :group] if part == 0 else rows[:, group + part - 1]
+        return chosen.reshape(
+            math.prod(chosen.shape) // math.prod(array.shape[1:]), *array.shape[1:]
+        )
+
+    def shape(
+        self, name: str, origin: Origin, stored: Mapping[str, tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """Return the shape that `take` would: of arrays without memory of their own."""
+        empty = [np.broadcast_to(np.float32(0), stored[each]) for each in origin.stored]
+        return self.take(name, origin, empty).shape
+
+
+def one_layer(config: ModelConfig) -> ModelConfig:
+    """Return the same model with its first layer alone."""
+
+    return msgspec.structs.replace(config, layers=1)

@@ -1,0 +1,67 @@
+"""The text model of a multimodal checkpoint: its part of config.json, and of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pilotfish.export.architectures import ARCHITECTURES
+from pilotfish.export.errors import ExportError
+
+# Of a wrapper whose text_config states no model_type, the class's default.
+TEXT_TYPES = {
+    "aya_vision": "cohere2",
+    "gemma3": "gemma3_text",
+    "idefics3": "llama",
+    "llava": "llama",
+    "llava_next": "llama",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "smolvlm": "llama",
+}
+INSIDE = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("model.text_model.", "model."),
+    ("language_model.", ""),
+)
+HEADS = ("lm_head.",)
+
+
+def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """Return the text model's configuration; None if `values` is one itself.
+
+    Raises:
+        ExportError: if wrapper and text model contradict each other.
+    """
+    inner = values.get("text_config")
+    if not isinstance(inner, dict) or values.get("model_type") in ARCHITECTURES:
+        return None
+    found = {"model_type": TEXT_TYPES.get(str(values.get("model_type")), ""), **inner}
+    key = "tie_word_embeddings"
+    tied = [each[key] for each in (values, inner) if key in each]
+    if len(set(map(str, tied))) > 1:
+        raise ExportError(
+            f"{where}: {key} is {tied[0]} for the whole and {tied[1]} in text_config: readers "
+            "differ in which counts, so make them agree"
+        )
+    if tied:
+        found[key] = tied[0]
+    ends = {name: values.get(name) for name in ("bos_token_id", "eos_token_id")}
+    return found | {name: value for name, value in ends.items() if value is not None}
+
+
+def text_weights(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the text model's own names → names in the file, and the modules that are left out."""
+    found: dict[str, str] = {}
+    left: dict[str, None] = {}
+    for name in stored:
+        inside = next((pair for pair in INSIDE if name.startswith(pair[0])), None)
+        if inside is not None:
+            found[inside[1] + name.removeprefix(inside[0])] = name
+        elif name.startswith(HEADS):
+            found[name] = name
+        else:
+            left[name.removeprefix("model.").split(".")[0]] = None
+    return found, list(left)
