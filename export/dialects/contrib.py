@@ -109,11 +109,11 @@ class Contrib(Dialect):
         if not normed and not turns and growth is None:
             return [self.reshape(qkv, [1, -1, sum(widths)]), "", ""]
         q, k, v = self.split(qkv, widths)
-        if growth is not None:
-            q = self.multiply(q, self.reshape(growth, [-1, 1]))
         module = f"model.layers.{layer}.self_attn"
         q = self._prepare(q, f"{module}.q_norm", config.heads, rope if turns else None)
         k = self._prepare(k, f"{module}.k_norm", config.kv_heads, rope if turns else None)
+        if growth is not None:
+            q = self.multiply(self.reshape(q, [-1, widths[0]]), self.reshape(growth, [-1, 1]))
         parts = zip((q, k, v), widths, strict=True)
         return [self.reshape(part, [1, -1, width]) for part, width in parts]
 

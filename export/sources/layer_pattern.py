@@ -11,6 +11,8 @@ from pilotfish.export.sources.rotary import RopeBase, read_table
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ALSO_FULL = {FULL, "attention"}
+# A damaged number of layers costs nothing: its weights are missing, which is said later.
+MOST_LAYERS = 4096
 
 
 def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
@@ -19,6 +21,7 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
     Raises:
         ExportError: for a kind that is not supported, or lists of another length.
     """
+    layers = min(layers, MOST_LAYERS)
     window = _window(keys)
     kinds = _layer_types(keys, layers, window)
     rotated = _rotated(keys, layers, kinds, window)
@@ -154,13 +157,7 @@ def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_
     if any(isinstance(value, dict) for value in table.values.values()):
         raise keys.fields.error("rotary parameters that differ between layers are not supported")
     theta = keys.number(theta_key, otherwise=10000.0)
-    width = head_dim
-    if keys.has("partial_rotary_factor"):
-        key, default = "partial_rotary_factor", keys.default("partial_rotary_factor")
-        part = keys.fields.get(key, float, default, null=default)
-        width = int(head_dim * table.get(key, float, part, null=part))
-        if not 0 < width <= head_dim or width % 2:
-            raise keys.fields.error(f"partial_rotary_factor turns {width} of {head_dim} channels")
+    width = _turning(keys, table, head_dim)
     original = keys.fields.values.get("original_max_position_embeddings")
     if keys.has("original_max_position_embeddings") and original is not None:
         original = keys.count("original_max_position_embeddings")
@@ -169,3 +166,18 @@ def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_
     if keys.architecture.interleaved:
         rope = msgspec.structs.replace(rope, interleaved=True)
     return rope
+
+
+def _turning(keys: ClassKeys, table: Fields, head_dim: int) -> int:
+    """Return how many channels of each head turn."""
+    key, default = "partial_rotary_factor", 1.0
+    if keys.has(key):
+        default = keys.default(key)
+    stated = keys.fields.get(key, float, default, null=default)
+    part = table.get(key, float, stated, null=stated)
+    if part != 1.0 and not keys.has(key):
+        raise keys.fields.error("this class does not rotate a part of the head, as is stated")
+    width = int(head_dim * part)
+    if not 0 < width <= head_dim or width % 2:
+        raise keys.fields.error(f"{key} {part} would turn {width} of {head_dim} channels")
+    return width

@@ -49,7 +49,7 @@ def numpy_llama(source, tokens):
     """Logits and last states of llama [S, V], [S, hidden], in plain numpy float64."""
     c = source.config
     w = {name: source.tensor(name).astype(np.float64) for name in source.names()}
-    angles = np.outer(np.arange(len(tokens)), c.inverse_frequencies())
+    angles = c.layer(0).rope.angles(len(tokens))
     cos, sin = (np.tile(f(angles), 2)[:, None] for f in (np.cos, np.sin))
 
     def norm(x, name):

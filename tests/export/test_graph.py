@@ -14,7 +14,8 @@ STANDARD = [
 ]
 # Operators that TensorRT 8.6's parser and onnxruntime 1.23 both have.
 PRIMITIVES = {
-    *("Add", "Cast", "Concat", "Div", "Erf", "Expand", "Gather", "Gemm", "Identity", "MatMul"),
+    *("Add", "Cast", "Concat", "Div", "Erf", "Expand", "Gather", "Gemm", "Greater", "Identity"),
+    *("MatMul", "Tanh", "Where"),
     *("LayerNormalization", "Mul", "Pow", "Range", "ReduceMean", "Relu", "Reshape", "ScatterND"),
     *("Shape", "Sigmoid", "Softmax", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze"),
 }

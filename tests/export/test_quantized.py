@@ -152,7 +152,7 @@ def test_what_is_kept_is_kept_in_stages_and_passes_the_strict_checker(tmp_path: 
     [
         ("llama", "model.embed_tokens.weight"),
         ("llama3", "lm_head.weight"),
-        ("opt", "model.decoder.embed_tokens.weight"),
+        ("opt", "model.embed_tokens.weight"),
     ],
 )
 def test_int4_has_its_head_in_8_bits(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from pilotfish.export.config import ModelConfig
+from pilotfish.export.architectures import ARCHITECTURES
+from pilotfish.export.architectures.architecture import ALL, ATTENTION, MLP, QKV
+from pilotfish.export.config import Form, Layer, ModelConfig, Rope
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.huggingface_config import read_config
 from tests.support.small_checkpoints import (
@@ -28,6 +31,8 @@ OPT = {
     "do_layer_norm_before": True,
     "activation_function": "relu",
 }
+UNGATED = tuple(module for module in ALL if module != "mlp.gate_proj")
+OPT_FORM = msgspec.structs.replace(ARCHITECTURES["opt"].form, biases=UNGATED)
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -35,6 +40,13 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+
+
+def rope_of(config: ModelConfig) -> Rope:
+    """The rotary embedding of the first layer."""
+    rope = config.layer(0).rope
+    assert rope is not None
+    return rope
 
 
 def config_of(values: dict[str, Any]) -> ModelConfig:
@@ -54,7 +66,7 @@ def test_llama3_scaling_is_transformers_rule() -> None:
         else:
             smooth = (64 / wavelength - 1.0) / (4.0 - 1.0)
             expected.append((1 - smooth) * frequency / 8.0 + smooth * frequency)
-    np.testing.assert_allclose(config_of(values).inverse_frequencies(), expected, rtol=1e-12)
+    np.testing.assert_allclose(rope_of(config_of(values)).frequencies, expected, rtol=1e-12)
 
 
 def test_rotary_parameters_in_both_forms() -> None:
@@ -62,7 +74,6 @@ def test_rotary_parameters_in_both_forms() -> None:
     new = {k: v for k, v in LLAMA.items() if k != "rope_theta"}
     new |= {"rope_parameters": LLAMA3_ROPE | {"rope_theta": 5e5}}
     assert config_of(old) == config_of(new)
-    assert config_of(new).rope_theta == 5e5
     older = LLAMA | {"rope_scaling": {"type": "default"}}
     assert config_of(older) == config_of(LLAMA)
 
@@ -70,14 +81,28 @@ def test_rotary_parameters_in_both_forms() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"attention_bias": True}, {"attention_bias": True, "output_bias": True}),
-        ({"mlp_bias": True}, {"mlp_bias": True}),
+        ({"attention_bias": True}, {"form": Form(biases=ATTENTION)}),
+        ({"mlp_bias": True}, {"form": Form(biases=MLP)}),
         ({"num_key_value_heads": None}, {"kv_heads": 4}),
         ({"head_dim": 64}, {"head_dim": 64}),
         ({"model_type": "mistral", "sliding_window": None}, {"model_type": "mistral"}),
-        ({"model_type": "mistral", "sliding_window": 4096}, {"context": 128}),  # covers it all
-        ({"model_type": "qwen2"}, {"attention_bias": True, "output_bias": False}),
-        ({"model_type": "qwen3", "attention_bias": True}, {"qk_norm": True, "output_bias": True}),
+        ({"model_type": "mistral", "sliding_window": 64}, {"window": 64}),
+        ({"model_type": "mistral"}, {"window": 4096}),
+        ({"model_type": "qwen2"}, {"form": Form(biases=QKV), "window": None}),
+        (
+            {
+                "model_type": "qwen2",
+                "use_sliding_window": True,
+                "sliding_window": 64,
+                "max_window_layers": 1,
+            },
+            {"window": 64},
+        ),
+        (
+            {"model_type": "qwen3", "attention_bias": True},
+            {"form": Form(biases=ATTENTION, qk_norm="head")},
+        ),
+        ({"hidden_act": "gelu"}, {"activation": "gelu"}),
         ({"rms_norm_eps": 1}, {"norm_eps": 1.0}),
         ({"layer_types": ["full_attention"] * 2}, {"layers": 2}),
     ],
@@ -90,49 +115,59 @@ def test_variants_of_rotary_models(change: dict[str, Any], expected: dict[str, A
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({}, {"pre_norm": True, "final_norm": True, "embedding": None, "tied": True}),
+        ({}, {"form": OPT_FORM, "embedding": None, "tied": True}),
         ({"activation_function": "gelu"}, {"activation": "gelu"}),
-        ({"enable_bias": False}, {"mlp_bias": False, "attention_bias": False}),
+        ({"activation_function": "gelu_new"}, {"activation": "gelu_tanh"}),
+        ({"enable_bias": False}, {"form": msgspec.structs.replace(OPT_FORM, biases=())}),
         (  # opt-350m
             {"do_layer_norm_before": False, "word_embed_proj_dim": 512, "hidden_size": 1024,
              "num_attention_heads": 16},
-            {"pre_norm": False, "final_norm": False, "embedding": 512, "head_dim": 64},
+            {"form": msgspec.structs.replace(OPT_FORM, sum_norms=True, final_norm=False),
+             "embedding": 512, "head_dim": 64},
         ),
-        ({"_remove_final_layer_norm": True}, {"pre_norm": True, "final_norm": False}),
+        ({"_remove_final_layer_norm": True},
+         {"form": msgspec.structs.replace(OPT_FORM, final_norm=False)}),
     ],
 )  # fmt: skip
 def test_variants_of_opt(change: dict[str, Any], expected: dict[str, Any]) -> None:
     config = config_of(OPT | change)
     assert {key: getattr(config, key) for key in expected} == expected
-    assert config.rope_theta is None
+    assert config.pattern == (Layer(),)
     assert config.position_offset == 2
-    with pytest.raises(ValueError, match="no rotary"):
-        config.inverse_frequencies()
 
 
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"model_type": "gemma2"}, "architecture 'gemma2'"),
+        ({"model_type": "bloom"}, "architecture 'bloom'"),
         ({}, "architecture ''"),
         ({"model_type": "mixtral", "num_local_experts": 8}, r"mixture-of-experts.*mixtral"),
         ({"model_type": "qwen2_moe"}, "mixture-of-experts"),
         (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         (LLAMA | {"quantization_config": {"quant_method": "awq"}}, "awq"),
-        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn'"),
-        (LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "'linear'"),
+        (LLAMA | {"rope_scaling": {"type": "ntk", "factor": 4.0}}, "'ntk'"),
+        (
+            LLAMA
+            | {
+                "rope_scaling": {
+                    "rope_type": "longrope",
+                    "short_factor": [1.0],
+                    "long_factor": [1.0] * 4,
+                }
+            },
+            "short_factor must be a list of 4",
+        ),
         (LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "between layers"),
         (LLAMA | {"partial_rotary_factor": 0.5}, "part of the head"),
-        (LLAMA | {"hidden_act": "gelu"}, "'gelu'"),
+        (LLAMA | {"hidden_act": "mish"}, "'mish'"),
         (LLAMA | {"hidden_size": "32"}, "hidden_size is '32'"),
         (LLAMA | {"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size is None"),
-        (LLAMA | {"model_type": "mistral", "sliding_window": 64}, "sliding-window.*64"),
-        (LLAMA | {"model_type": "mistral", "max_position_embeddings": 32768}, "sliding-window"),
-        (QWEN2 | {"use_sliding_window": True}, "sliding-window"),
-        (QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]}, "full attention"),
-        (OPT | {"activation_function": "gelu_new"}, "gelu_new"),
-        (OPT | {"layer_norm_elementwise_affine": False}, "layer norms without"),
+        (LLAMA | {"sliding_window": 64}, "sliding_window is 64"),
+        (QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]}, "no sliding_window"),
+        (QWEN2 | {"layer_types": ["full_attention", "chunked_attention"]}, "'chunked_attention'"),
+        (OPT | {"activation_function": "quick_gelu"}, "quick_gelu"),
+        (OPT | {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is False"),
     ],
 )
 def test_unsupported_configurations_are_refused_by_name(values: dict[str, Any], named: str) -> None:

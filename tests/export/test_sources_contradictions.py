@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
+from pilotfish.export.sources.tensor_names import stored_name
+from pilotfish.export.weights import shapes
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_directory, write_gguf
-from tests.support.tiny import opt_shapes, tiny_config
+from tests.support.tiny import tiny_config
 
 QWEN2 = LLAMA | {"model_type": "qwen2"}
 QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 16}
@@ -31,7 +34,11 @@ LAYER = "model.layers.0."
 
 def opt_weights() -> dict[str, Any]:
     config = tiny_config("opt", vocab_size=264, hidden=32, intermediate=64, context=128, head_dim=8)
-    return {name: np.ones(shape, np.float32) for name, shape in opt_shapes(config).items()}
+    names = ARCHITECTURES["opt"].names
+    return {
+        stored_name(names, name): np.ones(shape, np.float32)
+        for name, shape in shapes(config).items()
+    }
 
 
 def refusal(source: Path, out: Path) -> str:

@@ -136,7 +136,7 @@ def test_hub_id(tmp_path: Path) -> None:
 
 def test_what_is_not_supported_costs_no_download(tmp_path: Path) -> None:
     for number, change in enumerate(
-        ({"model_type": "gemma2"}, {"is_causal": False}, {"quantization_config": {"bits": 4}})
+        ({"model_type": "bloom"}, {"is_causal": False}, {"quantization_config": {"bits": 4}})
     ):
         folder = write_directory(tmp_path / f"served-{number}", LLAMA | change)
         with hub(folder) as (endpoint, given):

@@ -241,16 +241,15 @@ def test_metadata_without_effect_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "named", "unsaid"),
     [
-        ({"model_type": "granitemoehybrid", "num_local_experts": 0}, "'granitemoehybrid' is not",
-         "mixture"),
-        ({"model_type": "granitemoehybrid", "num_local_experts": 4}, "mixture-of-experts", "GGUF"),
-        ({"model_type": "gemma2", "quantization_config": {"quant_method": "awq"}},
-         "architecture 'gemma2'", "GGUF"),
+        ({"model_type": "dbrx", "num_local_experts": 0}, "'dbrx' is not", "mixture"),
+        ({"model_type": "dbrx", "num_local_experts": 4}, "mixture-of-experts", "GGUF"),
+        ({"model_type": "bloom", "quantization_config": {"quant_method": "awq"}},
+         "architecture 'bloom'", "GGUF"),
         (PUBLISHED["opt-125m"] | {"quantization_config": {"quant_method": "gptq"}},
          "give the original weights", "GGUF"),
         (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "or a GGUF file", "mixture"),
-        (LLAMA | {"quantization_config": {"quant_method": "gptq"}, "hidden_act": "gelu"},
-         "'gelu'", "GGUF"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq"}, "hidden_act": "mish"},
+         "gptq", "mixture"),
     ],
 )  # fmt: skip
 def test_advice_is_given_where_it_helps(values: dict[str, Any], named: str, unsaid: str) -> None:

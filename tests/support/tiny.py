@@ -16,8 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact, Precision, Source
-from pilotfish.export.config import ModelConfig, RopeScaling
+from pilotfish.export.architectures.architecture import ALL, QKV
+from pilotfish.export.architectures.gemma import FOUR
+from pilotfish.export.config import Form, Layer, ModelConfig, plain_rope
 from pilotfish.export.model import export_model
+from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.rotary import RopeBase, read_table
+from pilotfish.export.weights import shapes
 
 EOS = "<|end|>"
 TEMPLATE = (
@@ -37,38 +42,78 @@ BASE = ModelConfig(
     vocab_size=128,
     tied=True,
     norm_eps=1e-5,
-    rope_theta=10000.0,
 )
+UNGATED = tuple(module for module in ALL if module != "mlp.gate_proj")
+LAYER_NORMS = Form(norm="layer", norm_bias=True, gated=False)
+TABLE = msgspec.structs.replace(LAYER_NORMS, biases=UNGATED, learned_positions=True)
 OPT = {
     "model_type": "opt",
     "kv_heads": 4,
-    "rope_theta": None,
-    "attention_bias": True,
-    "output_bias": True,
-    "mlp_bias": True,
+    "form": TABLE,
+    "pattern": (Layer(),),
     "activation": "relu",
     "position_offset": 2,
 }
-# Each family's differences from BASE.
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+# Each family's differences from BASE, and one for each kind of attention.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama3": {
         "tied": False,
-        "rope_scaling": RopeScaling(
-            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=64
-        ),
+        "pattern": (Layer(read_table(Fields(LLAMA3, "tiny"), RopeBase(1e4, 16, 256, None))),),
     },
     "mistral": {"model_type": "mistral", "tied": False},
-    "qwen2": {"model_type": "qwen2", "attention_bias": True},
-    "qwen3": {"model_type": "qwen3", "qk_norm": True, "head_dim": 32, "tied": False},
+    "qwen2": {"model_type": "qwen2", "form": Form(biases=QKV)},
+    "qwen3": {
+        "model_type": "qwen3",
+        "form": Form(qk_norm="head"),
+        "head_dim": 32,
+        "tied": False,
+        "pattern": (Layer(plain_rope(1e4, 32)),),
+    },
     "opt": OPT,
-    "opt-post-norm": {**OPT, "pre_norm": False, "final_norm": False, "embedding": 32},
+    "opt-post-norm": {
+        **OPT,
+        "form": msgspec.structs.replace(TABLE, sum_norms=True, final_norm=False),
+        "embedding": 32,
+    },
+    # Windows, soft caps, norms on both sides, one key head.
+    "gemma2": {
+        "model_type": "gemma2",
+        "kv_heads": 1,
+        "form": Form(norms=FOUR),
+        "pattern": (Layer(plain_rope(1e4, 16), 24), Layer(plain_rope(1e6, 16))),
+        "activation": "gelu_tanh",
+        "score_cap": 5.0,
+        "logit_cap": 8.0,
+        "score_scale": 0.3,
+        "embed_scale": 8.0,
+    },
+    # Side by side, a part of each head turned, neighbours together, a norm a head.
+    "cohere": {
+        "model_type": "cohere",
+        "form": Form(norm="layer", norms=("input_layernorm",), parallel=True, qk_norm="heads"),
+        "pattern": (Layer(plain_rope(1e4, 8, interleaved=True)),),
+        "logit_scale": 0.7,
+    },
+    # A late norm, a layer without rotation, growing queries.
+    "hunyuan": {
+        "model_type": "hunyuan_v1_dense",
+        "form": Form(qk_norm="head", qk_norm_late=True),
+        "pattern": (Layer(plain_rope(1e4, 16)), Layer()),
+        "query_growth": (0.3, 32),
+        "residual_scale": 0.8,
+    },
+    # Norms over all heads, behind the layers' parts.
+    "olmo2": {"model_type": "olmo2", "form": Form(norms=FOUR[1::2], qk_norm="all")},
 }
 
 
 def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
     """Make the small configuration of a family, with `changes`."""
-    return msgspec.structs.replace(BASE, **{**FAMILIES[architecture], **changes})
+    plain = {"pattern": (Layer(plain_rope(1e4, changes.get("head_dim", BASE.head_dim))),)}
+    return msgspec.structs.replace(BASE, **{**plain, **FAMILIES[architecture], **changes})
 
 
 class RandomSource:
@@ -98,7 +143,7 @@ class RandomSource:
         self.description = Source(kind="random", location=f"seed {seed}")
         self._seed = seed
         self._sharpness = sharpness
-        self._shapes = opt_shapes(config) if config.model_type == "opt" else llama_shapes(config)
+        self._shapes = shapes(config)
 
     def names(self) -> Collection[str]:
         return self._shapes.keys()
@@ -218,62 +263,3 @@ def _byte_characters() -> list[str]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
-
-
-def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight of llama and its relatives, by name."""
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    hidden, inner = config.hidden, config.intermediate
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config.tied:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    for i in range(config.layers):
-        layer = f"model.layers.{i}"
-        for name, rows, columns, bias in (
-            ("self_attn.q_proj", queries, hidden, config.attention_bias),
-            ("self_attn.k_proj", keys, hidden, config.attention_bias),
-            ("self_attn.v_proj", keys, hidden, config.attention_bias),
-            ("self_attn.o_proj", hidden, queries, config.output_bias),
-            ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-            ("mlp.up_proj", inner, hidden, config.mlp_bias),
-            ("mlp.down_proj", hidden, inner, config.mlp_bias),
-        ):
-            shapes[f"{layer}.{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{layer}.{name}.bias"] = (rows,)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{layer}.{name}.weight"] = (hidden,)
-        if config.qk_norm:
-            for name in ("q_norm", "k_norm"):
-                shapes[f"{layer}.self_attn.{name}.weight"] = (config.head_dim,)
-    return shapes
-
-
-def opt_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight of OPT, by name."""
-    decoder, hidden, inner = "model.decoder", config.hidden, config.intermediate
-    width = config.embedding or hidden
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{decoder}.embed_tokens.weight": (config.vocab_size, width),
-        f"{decoder}.embed_positions.weight": (config.context + config.position_offset, hidden),
-    }
-    if config.embedding:
-        shapes[f"{decoder}.project_in.weight"] = (hidden, width)
-        shapes[f"{decoder}.project_out.weight"] = (width, hidden)
-    norms = [f"{decoder}.final_layer_norm"] if config.final_norm else []
-    for i in range(config.layers):
-        layer = f"{decoder}.layers.{i}"
-        norms += [f"{layer}.self_attn_layer_norm", f"{layer}.final_layer_norm"]
-        for name, rows, columns in (
-            *((f"self_attn.{part}_proj", hidden, hidden) for part in ("q", "k", "v", "out")),
-            ("fc1", inner, hidden),
-            ("fc2", hidden, inner),
-        ):
-            shapes[f"{layer}.{name}.weight"] = (rows, columns)
-            shapes[f"{layer}.{name}.bias"] = (rows,)
-    for name in norms:
-        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (hidden,)
-    return shapes
