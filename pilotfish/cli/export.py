@@ -71,6 +71,19 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    context: (
+        Annotated[
+            int,
+            setting(
+                "positions that the artifact takes; its rotary tables grow with them (default: the "
+                "model's; of Phi's longrope those of the short factors, a larger number takes the "
+                "long ones at all positions)",
+                ge=2,
+                metavar="C",
+            ),
+        ]
+        | None
+    ) = None
     ignore_keys: Annotated[
         tuple[str, ...],
         setting(
@@ -195,6 +208,7 @@ def export_model(
     precision: Precision,
     dialect: str,
     first_layers: int | None = None,
+    context: int | None = None,
     ignore_keys: Sequence[str] = (),
 ) -> None:
     """Export with a progress bar; says which extra to install if the export tools are missing."""
@@ -207,6 +221,7 @@ def export_model(
             precision=precision,
             dialect=dialect,
             first_layers=first_layers,
+            context=context,
             ignore_keys=ignore_keys,
             progress=bars.show,
         )
@@ -218,7 +233,15 @@ def _model(args: argparse.Namespace) -> int:
         args.usage(wrong)
 
     def export(precision: Precision, out: Path) -> None:
-        export_model(told.source, out, precision, told.dialect, told.first_layers, told.ignore_keys)
+        export_model(
+            told.source,
+            out,
+            precision,
+            told.dialect,
+            told.first_layers,
+            told.context,
+            told.ignore_keys,
+        )
 
     if told.precision != export_auto.AUTO:
         export(told.precision, told.out)

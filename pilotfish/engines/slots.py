@@ -110,12 +110,28 @@ class Slots(ABC):
             raise ValueError("a slot can have one pass per forward")
         for item in passes:
             check(item, self._cache.lengths, self._vocabulary)
+            self._check_depth(item)
             total = self._cache.lengths[item.slot] + len(item.tokens)
             if total > self.context:
                 raise CapacityError(
                     f"{total} tokens do not fit into a context of {self.context}: "
                     "shorten the prompt or ask for fewer tokens"
                 )
+
+    def _check_depth(self, item: Pass) -> None:
+        """Refuse a tree deeper than the smallest window.
+
+        A graph with windows takes a node's cell for its position, and the cells of a tree lie
+        behind: beyond that depth a node would see an ancestor that its window hides.
+        """
+        window = self.artifact.manifest.window
+        if window is None or item.parents is None or len(item.parents) <= window:
+            return
+        depth = int(item.depths().max()) + 1
+        if depth > window:
+            raise ValueError(
+                f"a tree of {depth} levels is deeper than this model's window of {window} positions"
+            )
 
     def _append(self, passes: Sequence[Pass]) -> list[slice]:
         """Run checked passes; return which rows of `_answers` belong to each."""

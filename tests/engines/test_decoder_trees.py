@@ -20,13 +20,19 @@ CONTEXT = (
     "eyes are more sensitive to blue than to violet. At sunset the light passes through much more "
     "air, so that most of the blue is gone before it arrives. On the Moon, which has no air,"
 )
+ATTENTION = ["llama", "gemma2", "hunyuan"]  # gemma2 has a window of 24
 SPACE = examples(25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@pytest.fixture(scope="module", params=runnable())
+@pytest.fixture(
+    scope="module",
+    params=[(dialect, kind) for dialect in runnable() for kind in ATTENTION],
+    ids=str,
+)
 def opened(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("trees") / request.param
-    return Decoder(tiny_artifact(path, dialect=request.param), slots=5)
+    dialect, kind = request.param
+    path = tmp_path_factory.mktemp("trees") / dialect
+    return Decoder(tiny_artifact(path, dialect=dialect, architecture=kind), slots=5)
 
 
 @pytest.fixture

@@ -78,6 +78,9 @@ def smollm2() -> Any:
 
     source = open_source("default")
     config = source.config
+    rope = config.layer(0).rope
+    assert rope is not None
+    theta = rope.frequencies[1] ** (-config.head_dim / 2)
     model = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=config.vocab_size,
@@ -88,7 +91,7 @@ def smollm2() -> Any:
             num_key_value_heads=config.kv_heads,
             max_position_embeddings=config.context,
             rms_norm_eps=config.norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            rope_parameters={"rope_type": "default", "rope_theta": theta},
             tie_word_embeddings=True,
         )
     ).eval()
