@@ -6,6 +6,8 @@ FAMILIES must be exported. LATER are refused today, in one sentence.
 - **Weights lie on grids that every precision holds exactly**, so that only arithmetic differs from
   transformers: matrices in 4 bits with a scale for 32 inputs, embeddings (which may be the head) in
   8 bits with a scale for a row; all scales are powers of two, so fp16 has them too.
+- Texts of "longrope" end with the original context, to which its artifacts are cut: beyond it
+  transformers turns all keys by other factors, also those that a cache holds.
 - Norms are not ones, biases not zero; ε, caps and multipliers are such that each shows.
 """
 
@@ -86,20 +88,20 @@ MINISTRAL = rope("yarn", 1e6, type="yarn", factor=16.0, beta_fast=32.0, beta_slo
                  mscale_all_dim=1.0, llama_4_scaling_beta=0.1,
                  original_max_position_embeddings=ORIGINAL)  # fmt: skip
 LINEAR = rope("linear", factor=8.0)
+ORIGINALLY = {"original_max_position_embeddings": ORIGINAL}
 HALF = rope(partial_rotary_factor=0.5)
 QUARTER = rope(partial_rotary_factor=0.25)
 
 
 def longrope(pairs: int, **more: Any) -> dict[str, Any]:
-    """Factors for so many pairs; texts of the tests are longer than the original context."""
-    scaling = rope(
+    """Factors for so many pairs."""
+    return rope(
         "longrope",
         short_factor=[1.0 + 0.05 * i for i in range(pairs)],
         long_factor=[1.0 + 1.0 * i for i in range(pairs)],
         original_max_position_embeddings=ORIGINAL,
         **more,
     )
-    return scaling | {"original_max_position_embeddings": ORIGINAL}
 
 
 class Family(NamedTuple):
@@ -132,12 +134,15 @@ def wrapped(
 
 
 PIXTRAL = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "patch_size": 14,
-           "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "head_dim": 16}  # fmt: skip
+           "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+           "head_dim": 16}  # fmt: skip
 SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 32,
-          "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 7}  # fmt: skip
+          "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+          "patch_size": 7}  # fmt: skip
 CLIP = SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 32}
 QWEN_VL = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4,
-           "out_hidden_size": 64, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}  # fmt: skip
+           "out_hidden_size": 64, "num_position_embeddings": 16,
+           "deepstack_visual_indexes": [0]}  # fmt: skip
 
 # Names say what is particular, or whose flags these are.
 FAMILIES: dict[str, Family] = {
@@ -146,7 +151,7 @@ FAMILIES: dict[str, Family] = {
     "llama-yarn": Family("llama", R | YARN),
     "llama-linear": Family("llama", R | LINEAR),
     "llama-dynamic": Family("llama", R | rope("dynamic", factor=4.0)),
-    "llama-longrope": Family("llama", R | longrope(8)),
+    "llama-longrope": Family("llama", R | longrope(8), "longrope"),
     "llama-biases": Family("llama", R | BIASED | TIED),
     "llama-wide": Family("llama", R | WIDE | rope(theta=1000042.0)),
     "mistral-v0.1": windowed("mistral", R | {"sliding_window": WINDOW}),
@@ -171,11 +176,11 @@ FAMILIES: dict[str, Family] = {
     "gemma3-4b": windowed("gemma3_text", GEMMA | WIDE | PATTERN
                           | by_layer(rope("linear", 1e6, factor=8.0)), "qknorm"),
     "phi-2": Family("phi", N | HALF, "partial"),
-    "phi-qknorm": Family("phi", N | QUARTER | {"qk_layernorm": True, "num_key_value_heads": 2},
-                         "partial qknorm"),
     "phi3-4k": windowed("phi3", R | {"num_key_value_heads": 4, "sliding_window": WINDOW}),
-    "phi3-128k": Family("phi3", R | {"num_key_value_heads": 4} | longrope(8)),
-    "phi4-mini": Family("phi3", R | TIED | longrope(6, partial_rotary_factor=0.75), "partial"),
+    "phi3-128k": Family("phi3", R | {"num_key_value_heads": 4} | ORIGINALLY | longrope(8),
+                        "longrope"),
+    "phi4-mini": Family("phi3", R | TIED | ORIGINALLY | longrope(6, partial_rotary_factor=0.75),
+                        "partial longrope"),
     "smollm3": Family("smollm3", R | TIED | {
         "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, "nope"),
     "olmo": Family("olmo", {**R, "num_key_value_heads": 4} | TIED),
@@ -252,6 +257,8 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 LATER: dict[str, Family] = {
+    "phi-qknorm": Family("phi", N | QUARTER | {"qk_layernorm": True, "num_key_value_heads": 2},
+                         "partial qknorm"),
     "mixtral": Family("mixtral", R | {"num_experts_per_tok": 2, "num_local_experts": 4}),
     "qwen2-moe": Family("qwen2_moe", R | EXPERTS | {"shared_expert_intermediate_size": 64}),
     "qwen3-moe": Family("qwen3_moe", R | EXPERTS | {"head_dim": 16}),
