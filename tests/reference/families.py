@@ -183,8 +183,7 @@ FAMILIES: dict[str, Family] = {
                         "partial longrope"),
     "smollm3": Family("smollm3", R | TIED | {
         "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, "nope"),
-    "olmo": Family("olmo", {**R, "num_key_value_heads": 4} | TIED),
-    "olmo-clipped": Family("olmo", R | {"clip_qkv": 1.5}),
+    "olmo": Family("olmo", B | TIED | {"intermediate_size": 96}),
     "olmo2": Family("olmo2", R | rope(theta=5e5), "wide"),
     "olmo3": windowed("olmo3", R | PATTERN, "wide"),
     "olmo3-yarn": windowed("olmo3", R | PATTERN | by_layer(YARN), "wide"),
@@ -257,6 +256,7 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 LATER: dict[str, Family] = {
+    "olmo-clipped": Family("olmo", B | {"intermediate_size": 96, "clip_qkv": 1.5}),
     "phi-qknorm": Family("phi", N | QUARTER | {"qk_layernorm": True, "num_key_value_heads": 2},
                          "partial qknorm"),
     "mixtral": Family("mixtral", R | {"num_experts_per_tok": 2, "num_local_experts": 4}),

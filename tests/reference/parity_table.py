@@ -25,7 +25,8 @@ def main() -> None:
     """Read the arguments, print a row for each family as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=list(FAMILIES))
-    parser.add_argument("--precision", nargs="+", default=["fp32", "fp16", "int8", "int4"])
+    every = ["fp32", "fp16", "int8", "int4"]
+    parser.add_argument("--precision", nargs="+", choices=every, default=every)
     options = parser.parse_args()
     columns: list[tuple[str, Precision]] = [
         (dialect, precision)
