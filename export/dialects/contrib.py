@@ -7,6 +7,7 @@ batched.
     seqlens_k [1] i32: tokens in the cache after this pass, minus one
     total_sequence_length [1] i32: that number itself
     attention_bias [1, 1, T, total]: 0 where a token is visible, else a large negative number
+    cell_positions [1, total] i64, where there are windows: the position of each cell's token
 """
 
 from __future__ import annotations
@@ -149,8 +150,14 @@ class Contrib(Dialect):
         """Return the bias of the scores for this window; layers share it."""
         if window is not None and window not in self._biases:
             positions = self.reshape(self.positions, [-1, 1])
-            self._biases[window] = self.hidden_beyond(window, self.bias, positions)
+            self._biases[window] = self.hidden_beyond(
+                window, self.bias, positions, self._cell_positions
+            )
         return self._biases[window]
+
+    @cached_property
+    def _cell_positions(self) -> str:
+        return self.graph.input("cell_positions", "int64", [1, "total"])
 
     @cached_property
     def _slot_positions(self) -> str:

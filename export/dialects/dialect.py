@@ -231,18 +231,15 @@ class Dialect(ABC):
             self.weight("query_growth", (1 + beta * np.log1p(periods)).astype(np.float32))
         return self.graph.op("Gather", "query_growth", self.positions)
 
-    def hidden_beyond(self, window: int, mask: str, positions: str) -> str:
+    def hidden_beyond(self, window: int, mask: str, positions: str, cells: str) -> str:
         """Hide from `mask` [..., tokens, cells] the cells that lie before a token's window.
 
-        `positions` broadcasts against the mask, with 1 for the cells. A cell's index stands for its
-        position, which is exact for chains. A tree's nodes lie in cells behind their positions, so
-        their ancestors stay visible: right for trees no deeper than the window (`engines.slots`).
+        `positions` of tokens and of `cells` broadcast against the mask. Cells have positions of
+        their own, since the nodes of a tree lie behind theirs.
         """
-        op, constant = self.graph.op, self.graph.constant
-        size = op("Squeeze", op("Shape", mask, start=-1), constant([0], "int64"))
-        cells = op("Range", constant(0, "int64"), size, constant(1, "int64"))
-        oldest = op("Sub", positions, constant(window, "int64"))
-        beyond = constant(HIDDEN_FROM_VIEW, self.float)
+        op = self.graph.op
+        oldest = op("Sub", positions, self.graph.constant(window, "int64"))
+        beyond = self.graph.constant(HIDDEN_FROM_VIEW, self.float)
         return op("Where", op("Greater", cells, oldest), mask, beyond)
 
     def cache(self, layer: int) -> tuple[str, str, str, str]:

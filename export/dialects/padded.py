@@ -10,6 +10,7 @@ keys are read once: a third faster than opset 24's operator on the CPU at 1,500 
 
     unpack [B, S] i64    pack [T] i64    write_indices [B] i64
     attention_mask [B, 1, S, C]: 0 where a token is visible, else a large negative number
+    cell_positions [B, C] i64, where there are windows: the position of each cell's token
 """
 
 from __future__ import annotations
@@ -90,6 +91,12 @@ class PaddedAttention(Dialect):
         return (self.multiply(q, self._growth) if config.query_growth else q), k
 
     @cached_property
+    def _cell_positions(self) -> str:
+        """The position of each cell's token, [B, 1, 1, C]."""
+        cells = self.graph.input("cell_positions", "int64", ["B", "C"])
+        return self.graph.op("Unsqueeze", cells, self.graph.constant([1, 2], "int64"))
+
+    @cached_property
     def _growth(self) -> str:
         """The factor of the queries, [B, 1, S, 1]."""
         factors = self.graph.op("Gather", str(self.query_growth()), self.unpack)
@@ -110,7 +117,7 @@ class PaddedAttention(Dialect):
             if window is not None:
                 axes = self.graph.constant([1, 3], "int64")
                 positions = self.graph.op("Unsqueeze", self.slot_positions, axes)
-                mask = self.hidden_beyond(window, mask, positions)
+                mask = self.hidden_beyond(window, mask, positions, self._cell_positions)
             self._masks[window] = self.graph.op("Concat", *[mask] * self.group, axis=2)
         return self._masks[window]
 

@@ -65,7 +65,7 @@ class Description:
 def _find(fields: Fields, model_type: str) -> Architecture:
     if model_type in ARCHITECTURES:
         return ARCHITECTURES[model_type]
-    supported = f"supported are {', '.join(ARCHITECTURES)}"
+    supported = "see `pilotfish export list --supported`"
     stated = [fields.values[key] for key in EXPERT_COUNTS if fields.values.get(key) is not None]
     if any(stated) if stated else "moe" in model_type:
         raise fields.error(

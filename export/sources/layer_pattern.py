@@ -75,7 +75,8 @@ def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str
     every = own.full_every
     if keys.has("sliding_window_pattern"):
         for key in ("sliding_window_pattern", "_sliding_window_pattern"):
-            if key in keys.fields.values:
+            keys.fields.touch(key)
+            if key in keys.fields.values and window is not None:
                 every = keys.fields.count(key, every, null=every)
     if own.windows == "switched":
         first = keys.count("max_window_layers")

@@ -118,6 +118,8 @@ class Taker:
         array = stored[0] if len(stored) == 1 else np.stack(stored)
         if self._names.transposed and array.ndim == 2 and ".layers." in name:
             array = array.T
+        if ".act_fn." in name:
+            return array.reshape(-1)  # some are stored without a dimension
         if origin.part is None:
             return array
         if self._names.by_head:

@@ -54,10 +54,7 @@ class Pass:
         """Return the distance of each token from the trunk, 0 for a root; [S]."""
         if self.parents is None:
             return np.arange(len(self.tokens))
-        depths: list[int] = []
-        for parent in self.parents.tolist():
-            depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        return np.array(depths[self.grown :], np.int64)
+        return _depths(self.parents)[self.grown :]
 
     def pieces(self, width: int) -> Iterator[Pass]:
         """Split into passes of at most `width` tokens, to be appended one after the other."""
@@ -88,6 +85,14 @@ class Pass:
         mask[:, trunk:] = HIDDEN_FROM_VIEW
         nodes = mask[:, trunk : trunk + len(self.parents)]
         np.copyto(nodes, 0, where=_line(self.parents)[self.grown :])
+
+
+def _depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the distance of each node from the trunk; [T]."""
+    depths: list[int] = []
+    for parent in parents.tolist():
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return np.array(depths, np.int64)
 
 
 def _line(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -199,6 +204,22 @@ def fill_padded(
     for slot in range(count):
         if slot not in busy:
             unpack[slot] = 0
+
+
+def fill_cells(
+    binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int], capacity: int
+) -> None:
+    """Write the position that each cell's token stands at, for graphs with windows.
+
+    A cell's own index, but for the nodes of a tree, which lie behind their positions.
+    """
+    cells = binding.input("cell_positions", (len(lengths), capacity))
+    cells[:] = np.arange(capacity)
+    for item in passes:
+        if item.parents is not None:
+            slot = item.slot - first
+            trunk = lengths[slot] - item.grown
+            cells[slot, trunk : trunk + len(item.parents)] = trunk + _depths(item.parents)
 
 
 def fill_single(

@@ -17,7 +17,7 @@ import numpy as np
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_backend
 from pilotfish.engines.errors import CapacityError, ProviderError
-from pilotfish.engines.passes import Pass, check, fill_padded, fill_single
+from pilotfish.engines.passes import Pass, check, fill_cells, fill_padded, fill_single
 
 # Idle slots between two busy ones cost attention; a separate run reads all weights once more.
 IDLE_BETWEEN = 4
@@ -110,28 +110,12 @@ class Slots(ABC):
             raise ValueError("a slot can have one pass per forward")
         for item in passes:
             check(item, self._cache.lengths, self._vocabulary)
-            self._check_depth(item)
             total = self._cache.lengths[item.slot] + len(item.tokens)
             if total > self.context:
                 raise CapacityError(
                     f"{total} tokens do not fit into a context of {self.context}: "
                     "shorten the prompt or ask for fewer tokens"
                 )
-
-    def _check_depth(self, item: Pass) -> None:
-        """Refuse a tree deeper than the smallest window.
-
-        A graph with windows takes a node's cell for its position, and the cells of a tree lie
-        behind: beyond that depth a node would see an ancestor that its window hides.
-        """
-        window = self.artifact.manifest.window
-        if window is None or item.parents is None or len(item.parents) <= window:
-            return
-        depth = int(item.depths().max()) + 1
-        if depth > window:
-            raise ValueError(
-                f"a tree of {depth} levels is deeper than this model's window of {window} positions"
-            )
 
     def _append(self, passes: Sequence[Pass]) -> list[slice]:
         """Run checked passes; return which rows of `_answers` belong to each."""
@@ -202,6 +186,8 @@ class Slots(ABC):
             fill_padded(binding, passes, first, lengths, cache.capacity, cache.dtype)
         else:
             fill_single(binding, passes[0], lengths[0], cache.capacity, cache.dtype)
+        if self.artifact.manifest.window is not None:
+            fill_cells(binding, passes, first, lengths, cache.capacity)
         binding.run(self._answers, row, rows)
         for item in passes:
             cache.take_in(item.slot, cache.lengths[item.slot], len(item.tokens))

@@ -224,9 +224,6 @@ FAMILIES: dict[str, Family] = {
         "new_decoder_architecture": False}),
     "falcon-40b": Family("falcon", B | {
         "num_kv_heads": 2, "new_decoder_architecture": True, "layer_norm_epsilon": EPS}),
-    "falcon-rw": Family("falcon", B | {
-        "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True,
-        "layer_norm_epsilon": EPS}, "alibi"),
     "gpt-neox": Family("gpt_neox", N | QUARTER | {"use_parallel_residual": True}, "partial"),
     "gpt-neox-serial": Family("gpt_neox", N | rope() | {"use_parallel_residual": False}),
     "gpt2": Family("gpt2", {
@@ -256,6 +253,9 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 LATER: dict[str, Family] = {
+    "falcon-rw": Family("falcon", B | {
+        "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True,
+        "layer_norm_epsilon": EPS}, "alibi"),
     "olmo-clipped": Family("olmo", B | {"intermediate_size": 96, "clip_qkv": 1.5}),
     "phi-qknorm": Family("phi", N | QUARTER | {"qk_layernorm": True, "num_key_value_heads": 2},
                          "partial qknorm"),

@@ -66,9 +66,9 @@ def test_checkpoint_of_transformers(name: str, dtype: str, tmp_path: Path) -> No
     weights = dict(model.named_parameters())  # shared ones once
     names = ARCHITECTURES[source.config.model_type].names
     assert {stored_name(names, name) for name in source.names()} == set(weights)
-    for name in source.names():
-        expected = weights[stored_name(names, name)].detach().float().numpy()
-        assert np.array_equal(source.tensor(name), expected), name
+    for key in source.names():
+        expected = weights[stored_name(names, key)].detach().float().numpy()
+        assert np.array_equal(source.tensor(key), expected), key
     assert source.config.tied == bool(config.tie_word_embeddings)
     assert source.eos_ids == [config.eos_token_id] if config.eos_token_id else True
     if family != "OPT":

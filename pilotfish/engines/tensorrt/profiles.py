@@ -114,6 +114,7 @@ def input_shapes(
 ) -> Shapes:
     """Return input shapes: `batch` slots, widest pass of `size` tokens, `total` tokens in all."""
     sizes = manifest.dimensions
+    windowed = {} if manifest.window is None else {"cell_positions": (batch, capacity)}
     return {
         "input_ids": (total,),
         "position_ids": (total,),
@@ -122,6 +123,7 @@ def input_shapes(
         "pack": (total,),
         "write_indices": (batch,),
         "attention_mask": (batch, 1, size, capacity),
+        **windowed,
         **{
             f"past.{name}": (batch, sizes.kv_heads, capacity, sizes.head_dim)
             for name in kv_names(manifest.layers)
