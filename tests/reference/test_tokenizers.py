@@ -14,7 +14,7 @@ from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.tokenizer import TextStream, Tokenizer
 from pilotfish.export.sources.default import fetch_default
 from pilotfish.export.sources.gguf import GgufSource
-from pilotfish.export.tokenizer import GgufVocabulary
+from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from tests.support.tokenizer_strings import make_strings
 from tests.support.vocabularies import HERE, sentencepiece_metadata, smollm2, smollm2_metadata
 
@@ -62,7 +62,7 @@ def test_tokenizer_json_as_transformers_reads_it(pretokenizer: str, tmp_path: Pa
 def test_pair_of_files_as_transformers_reads_it(tmp_path: Path) -> None:
     from transformers import GPT2Tokenizer
 
-    from pilotfish.export.tokenizer import gpt2_tokenizer_json
+    from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
 
     tree = json.loads(GgufVocabulary(smollm2_metadata(), HERE).tokenizer_json)["model"]
     (tmp_path / "vocab.json").write_text(json.dumps(tree["vocab"]), "utf-8")

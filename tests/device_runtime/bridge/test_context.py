@@ -21,8 +21,8 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from pilotfish.device_runtime.bridge.context import Context
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.export.pretokenizers import GPT2, LLAMA3, PRETOKENIZERS, QWEN2
-from pilotfish.export.tokenizer import GgufVocabulary
+from pilotfish.export.tokenizers.gguf import GgufVocabulary
+from pilotfish.export.tokenizers.pretokenizers import GPT2, LLAMA3, PRETOKENIZERS, QWEN2
 from tests.support.examples import examples
 from tests.support.tiny import tiny_tokenizer
 from tests.support.vocabularies import (
