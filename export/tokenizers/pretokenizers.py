@@ -94,7 +94,7 @@ _LLAMA3 = Recipe((LLAMA3,), ignore_merges=True, adds_bos=True)
 _RECIPES: tuple[tuple[Recipe, tuple[str, ...]], ...] = (
     # What llama.cpp does for files without a pre-tokenizer.
     (Recipe((PUNCTUATION, GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")), ("default",)),
-    # GPT-2 and -NeoX, Phi-2, OLMo 1, EXAONE 4
+    # GPT-2, Phi-2, OLMo 1, EXAONE 4
     (
         Recipe((GPT2,)),
         (
@@ -110,12 +110,12 @@ _RECIPES: tuple[tuple[Recipe, tuple[str, ...]], ...] = (
             "mellum2",
         ),
     ),
-    # Llama 3, SmolLM3, BitNet, Falcon 3, LFM2
+    # Llama 3 (and so BitNet), Falcon 3, LFM2
     (
         _LLAMA3,
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
     ),
-    # OLMo 2 and 3, Granite 4, Phi-4, GLM 4
+    # what came from GPT-4's: OLMo 2, Granite 4, Phi-4; GLM 4
     (Recipe((LLAMA3,)), ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe")),
     # Qwen 2 to 3, StableLM 2, Hunyuan
     (
@@ -126,9 +126,9 @@ _RECIPES: tuple[tuple[Recipe, tuple[str, ...]], ...] = (
         ),
     ),
     (Recipe((QWEN35,)), ("qwen35",)),
-    # Mistral Nemo, Ministral, Nemotron, Apertus
+    # Mistral Nemo and those after it
     (Recipe((TEKKEN,), ignore_merges=True, adds_bos=True), ("tekken",)),
-    # gpt-oss, Phi-4-mini, Llama 4
+    # o200k: gpt-oss, Phi-4-mini; Llama 4
     (Recipe((GPT4O,)), ("gpt-4o", "llama4", "kanana2", "minimax-m2")),
     # Cohere's Tiny Aya
     (Recipe((r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O)), ("tiny_aya", "cohere2moe")),
