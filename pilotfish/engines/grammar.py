@@ -72,10 +72,10 @@ class _Words:
         data = text.encode()
         if b"".join(self.tokens[id] for id in ids) == data:
             return ids
-        return self._spelled(data) or ids
+        return self._spelled(data)
 
-    def _spelled(self, data: bytes) -> list[int] | None:
-        """Put together a text that the tokenizer would change (NFC, NFKC); None if it cannot be.
+    def _spelled(self, data: bytes) -> list[int]:
+        """Put together a text that the tokenizer would change (NFC, NFKC), as far as that can be.
 
         The longest token goes first.
         """
@@ -85,7 +85,7 @@ class _Words:
             ends = range(min(len(data), at + self._longest), at, -1)
             end = next((end for end in ends if data[at:end] in self._by_bytes), None)
             if end is None:
-                return None
+                break
             ids.append(self._by_bytes[data[at:end]])
             at = end
         return ids
