@@ -253,10 +253,19 @@ def _merges_all(own: Tokenizer) -> bool:
     )
     normalizer = list(flat(without_first_space(own.steps["normalizer"])))
     splits = list(flat(without_first_space(own.steps["pre_tokenizer"])))
-    marks = (normalizer, splits) == ([MARK_SPACES], []) or (
+    marked = normalizer == [MARK_SPACES]
+    left = [step for step in splits if not _leaves_all(step, marked)]
+    marks = (marked and not left) or (
         not normalizer
-        and len(splits) == 1
-        and splits[0]["type"] == "Metaspace"
-        and splits[0]["replacement"] == SPACE_MARK
+        and len(left) == 1
+        and left[0]["type"] == "Metaspace"
+        and left[0]["replacement"] == SPACE_MARK
     )
     return merges and apart and marks
+
+
+def _leaves_all(step: dict[str, Any], marked: bool) -> bool:
+    """Whether a pre-tokenizer does nothing; marked: the spaces are marks already."""
+    names = ("type", "split", "prepend_scheme", "replacement")
+    does = tuple(map(step.get, names))
+    return does in [("Metaspace", False, "never", mark) for mark in MARKS[: 1 + marked]]

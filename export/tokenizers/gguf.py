@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, processors
 
 from pilotfish.export.errors import ExportError
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS, Recipe
-from pilotfish.export.tokenizers.spelling import spell
+from pilotfish.export.tokenizers.spelling import Prefix, spell
 from pilotfish.export.tokenizers.tables import merges_by_score, pair
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
@@ -115,15 +115,14 @@ class GgufVocabulary:
         triples = zip(self._tokens, self._kinds, self._scores(), strict=True)
         merges = merges_by_score({token: score for token, kind, score in triples if kind == NORMAL})
         tokenizer = self._with_model(merges, **self._with_bytes())
-        prefix = bool(self._metadata.get("tokenizer.ggml.add_space_prefix", True))
-        spell(tokenizer, prefix=prefix)
+        spell(tokenizer, self._prefix(usual=True))
         return tokenizer
 
     def _sentencepiece_with_merges(self) -> tokenizers.Tokenizer:
         """Build Gemma 4's kind."""
         merges = [pair(merge) for merge in self._list("merges", str)]
         tokenizer = self._with_model(merges, **self._with_bytes())
-        spell(tokenizer, prefix=False)
+        spell(tokenizer, "never")
         return tokenizer
 
     def _unigram(self) -> tokenizers.Tokenizer:
@@ -136,7 +135,7 @@ class GgufVocabulary:
             tokenizer = tokenizers.Tokenizer(models.Unigram(table, unknown, False))
             spell(
                 tokenizer,
-                prefix=bool(self._metadata.get("tokenizer.ggml.add_space_prefix", False)),
+                self._prefix(usual=False),
                 collapse=bool(self._metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
                 table=self._table(),
             )
@@ -150,6 +149,10 @@ class GgufVocabulary:
         if stored is None:
             return b""
         return bytes(byte % 256 for byte in self._list("precompiled_charsmap", int))
+
+    def _prefix(self, *, usual: bool) -> Prefix:
+        stated = self._metadata.get("tokenizer.ggml.add_space_prefix", usual)
+        return "always" if stated else "never"
 
     def _scores(self) -> list[float]:
         return self._list("scores", (int, float))[: self.size]

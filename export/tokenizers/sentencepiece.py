@@ -1,10 +1,9 @@
 """SentencePiece's tokenizer.model, BPE or Unigram, as a tokenizer.json.
 
 In: a directory with tokenizer.model and, where present, tokenizer_config.json, added_tokens.json
-and special_tokens_map.json, which name further tokens. The ids of a text are SentencePiece's own,
-with two exceptions, which transformers makes, too: a text around a user-defined piece or a control
-token is read as texts of their own, and a table of characters (nmt_nfkc) is applied to whole
-characters as users see them (grapheme clusters).
+and special_tokens_map.json, which name further tokens. The ids of a text are SentencePiece's own.
+Only that no space is put before a text that begins with a user-defined piece, and that a table of
+characters (nmt_nfkc) is applied to grapheme clusters, as transformers does.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pilotfish.export.tokenizers.model_proto import (
     USER_DEFINED,
     parse_model,
 )
-from pilotfish.export.tokenizers.spelling import spell
+from pilotfish.export.tokenizers.spelling import Prefix, spell
 from pilotfish.export.tokenizers.tables import merges_by_score
 
 MODEL = "tokenizer.model"
@@ -45,12 +44,9 @@ def sentencepiece_tokenizer_json(directory: Path) -> str:
     added = read_added(directory)
     unknown = next((id for id, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None)
     tokenizer = _joining(model, unknown, path)
-    stated = added.settings.get("legacy")
-    apart = stated is False or any(piece.type == USER_DEFINED for piece in model.pieces)
     spell(
         tokenizer,
-        prefix=model.normalizer_spec.add_dummy_prefix,
-        once=apart,
+        _prefix(model, added),
         collapse=model.normalizer_spec.remove_extra_whitespaces,
         table=model.normalizer_spec.precompiled_charsmap,
     )
@@ -123,6 +119,15 @@ def _joining(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenize
         )
     except Exception as error:  # the library raises bare Exception
         raise ExportError(f"{path} is damaged: {error}") from None
+
+
+def _prefix(model: Any, added: Added) -> Prefix:
+    """Choose where a space is put before a text."""
+    if not model.normalizer_spec.add_dummy_prefix:
+        return "never"
+    if added.settings.get("legacy") is False:
+        return "first"
+    return "once" if any(piece.type == USER_DEFINED for piece in model.pieces) else "always"
 
 
 def _begin(tokenizer: tokenizers.Tokenizer, model: Any, added: Added) -> None:

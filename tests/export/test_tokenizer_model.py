@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "without bytes": {"model_type": "bpe", "byte_fallback": False},
     "without extra spaces": {"model_type": "bpe", "remove_extra_whitespaces": True},
+    "as Mistral's": {"model_type": "bpe", "user_defined_symbols": ("[DOC_1]", "[DOC_2]")},
     "unigram": {"model_type": "unigram"},
     "unigram without bytes": {"model_type": "unigram", "byte_fallback": False},
     "unigram with symbols": {
@@ -149,6 +150,12 @@ def test_a_space_is_put_before_each_part_or_once() -> None:
     _, *letters = once.encode("</s>the", special=True)
     assert "".join(map(once.piece, letters)) == "the"
     assert once.encode("the") == plain
+
+
+def test_text_behind_a_symbol_goes_on() -> None:
+    ours, processor = both("as Mistral's")
+    for text in ("a[DOC_1]b", " a [DOC_1] b[DOC_2][DOC_1]", "the[DOC_2]  the"):
+        assert ours.encode(text) == processor.encode(text)
 
 
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
