@@ -21,7 +21,7 @@ from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS, Recipe
 from pilotfish.export.tokenizers.spelling import Prefix, spell
 from pilotfish.export.tokenizers.tables import merges_by_score, pair
 
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # tokenizer.ggml.token_type
 NO_TOKEN = 2**32 - 1  # llama.cpp's LLAMA_TOKEN_NULL
 PADDING = re.compile(r"\[PAD\d+\]")  # names that converters give to rows without a token
 TEMPLATE = "tokenizer.chat_template"
@@ -69,11 +69,13 @@ class GgufVocabulary:
                 + ", ".join(kinds)
             )
         tokenizer = build()
+        # a Unigram model would find the unknown token's name in a text
+        added = (UNKNOWN, CONTROL, USER_DEFINED) if model == "t5" else (CONTROL, USER_DEFINED)
         tokenizer.add_tokens(
             [
-                AddedToken(token, special=kind == CONTROL, normalized=False)
+                AddedToken(token, special=kind != USER_DEFINED, normalized=False)
                 for token, kind in zip(self._tokens, self._kinds, strict=True)
-                if kind in (CONTROL, USER_DEFINED) and token
+                if token and kind in added
             ]
         )
         bos = self._id("bos_token_id")

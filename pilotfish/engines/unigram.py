@@ -38,6 +38,8 @@ def hide_controls(parsed: dict[str, Any]) -> dict[str, Any]:
     table: list[list[Any]] = parsed["model"]["vocab"]
     added: list[dict[str, Any]] = parsed.get("added_tokens") or []
     names = {token["content"] for token in added if token["special"] and token["id"] < len(table)}
+    if (unknown := parsed["model"].get("unk_id")) is not None:
+        names.add(table[unknown][0])
     hidden = [[f" {piece}" if piece in names else piece, score] for piece, score in table]
     # those in the table would get other ids, now that their names are not there
     kept = [token for token in added if token["content"] not in names]

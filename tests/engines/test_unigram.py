@@ -96,6 +96,8 @@ def test_a_file_as_t5s() -> None:
     assert tokenizer.encode("a<mark><sep>", special=True) == [5, 11, 10]
     assert tokenizer.encode("a<mark>") == [5, 11]
     assert tokenizer.encode("q") == [2, 0]
+    plain = Tokenizer.from_json(as_t5(added_tokens=[added(1, "</s>", True)]))
+    assert len(plain.encode("<unk>")) > 2, "a text, though no added token says so"
     assert tokenizer.beginning == []
     assert tokenizer.decode([5, 2, 4]) == "a b"
 

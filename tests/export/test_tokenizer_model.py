@@ -106,6 +106,8 @@ def test_gguf_of_unigram_is_sentencepieces_too() -> None:
         text = text.replace("▁", "_")
         assert ours.encode(text) == processor.encode(text), text
     assert ours.beginning == []
+    for name in ("<unk>", "<s>", "</s>"):
+        assert ours.encode(name) == processor.encode(name)
 
 
 CONTROLS = {
