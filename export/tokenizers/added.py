@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,11 @@ class Added:
             id = tokenizer.token_to_id(content)
             if id is not None:
                 stated[id] = AddedToken(content, special=True, normalized=False)
-        for id, token in sorted(stated.items()):
+        in_order = sorted(stated.items(), key=itemgetter(0))
+        for _, token in in_order:
             token.special = token.special or token.content in self.special
-            tokenizer.add_tokens([token])
+        tokenizer.add_tokens([token for _, token in in_order])  # at once: each call costs them all
+        for id, token in in_order:
             found = tokenizer.token_to_id(token.content)
             if found != id:
                 raise ExportError(
