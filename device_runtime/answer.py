@@ -6,7 +6,7 @@ In:  rounds. Out: pieces.
 
 from collections.abc import Collection, Sequence
 
-from pilotfish.device_runtime.bridge import Prompt, Talk
+from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Piece, Round
 from pilotfish.engines.errors import GrammarError
@@ -30,7 +30,7 @@ def outline_of(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> O
         return Outline(content=content)
     family = target.family
     tail = target.tokenizer.decode(prompt.ids[-_TAIL:].tolist(), special=True)
-    tools = prompt.asked.tools if isinstance(prompt.asked, Talk) else None
+    tools = prompt.tools
     try:
         outline = Outline.of(
             family,

@@ -85,9 +85,10 @@ class Conversation:
         begun_s = time.monotonic()
         before = link.gauge.probing if link else Probing()
         plan, choice, state = self._prepare(wish)
-        outline = outline_of(prompt, self._target, plan.law.shaping.grammar)
+        target = self._target.with_tools if prompt.tools is not None else self._target
+        outline = outline_of(prompt, target, plan.law.shaping.grammar)
         plan = plan.constrained(outline.grammar)
-        answer = AnswerBuffer(self._target, outline, plan, self._ends)
+        answer = AnswerBuffer(target, outline, plan, self._ends)
         rounds: list[Round] = []
         losses = LossLog()
         first_token_s = 0.0

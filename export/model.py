@@ -170,6 +170,7 @@ def _manifest(
         bos_id=source.bos_id,
         eos_ids=source.eos_ids,
         chat_template=source.chat_template,
+        chat_templates=source.chat_templates,
         tokenizer_fingerprint=fingerprint,
         files=digests,
         window=config.window,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import codecs
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from itertools import chain, groupby
 from typing import Any
 from unicodedata import category
@@ -29,6 +29,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from pilotfish.engines.tokenizer import SPACE_MARK, Tokenizer, character_pairs, without_first_space
+from pilotfish.engines.unigram import flat
 
 RAW = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as "surrogateescape" has them
 # A pattern that looks behind, or tests for the text's beginning, makes (2) uncertain.
@@ -217,7 +218,7 @@ def _added_pairs(steps: dict[str, Any]) -> Set[str]:
 def _finds_added_tokens_by_themselves(steps: dict[str, Any]) -> bool:
     """Whether added tokens are found regardless of the text around them and of normal forms."""
     rules = ["single_word", "lstrip", "rstrip"]
-    if any(_flat(steps["normalizer"])):
+    if any(flat(steps["normalizer"])):
         rules.append("normalized")
     plain = [token for token in _added(steps) if not token["special"]]
     return not any(token[rule] for token in plain for rule in rules)
@@ -225,8 +226,8 @@ def _finds_added_tokens_by_themselves(steps: dict[str, Any]) -> bool:
 
 def _splits_into_words(steps: dict[str, Any]) -> bool:
     """Whether the tokenizer is byte-level and splits text in known ways."""
-    kinds = {step["type"] for step in _flat(steps["normalizer"])}
-    splits = list(_flat(steps["pre_tokenizer"]))
+    kinds = {step["type"] for step in flat(steps["normalizer"])}
+    splits = list(flat(steps["pre_tokenizer"]))
     return (
         kinds <= {"NFC"}
         and any(step["type"] == "ByteLevel" for step in splits)
@@ -250,22 +251,21 @@ def _merges_all(own: Tokenizer) -> bool:
     apart = not model.get("fuse_unk") or (
         model.get("byte_fallback") and None not in map(own.byte_token, range(256))
     )
-    normalizer = list(_flat(without_first_space(own.steps["normalizer"])))
-    splits = list(_flat(without_first_space(own.steps["pre_tokenizer"])))
-    marks = (normalizer, splits) == ([MARK_SPACES], []) or (
+    normalizer = list(flat(without_first_space(own.steps["normalizer"])))
+    splits = list(flat(without_first_space(own.steps["pre_tokenizer"])))
+    marked = normalizer == [MARK_SPACES]
+    left = [step for step in splits if not _leaves_all(step, marked)]
+    marks = (marked and not left) or (
         not normalizer
-        and len(splits) == 1
-        and splits[0]["type"] == "Metaspace"
-        and splits[0]["replacement"] == SPACE_MARK
+        and len(left) == 1
+        and left[0]["type"] == "Metaspace"
+        and left[0]["replacement"] == SPACE_MARK
     )
     return merges and apart and marks
 
 
-def _flat(step: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
-    """Yield the steps of a normalizer or pre-tokenizer, with sequences unfolded."""
-    if step is None:
-        return ()
-    if step["type"] != "Sequence":
-        return (step,)
-    parts = step.get("normalizers", step.get("pretokenizers", []))
-    return chain.from_iterable(map(_flat, parts))
+def _leaves_all(step: dict[str, Any], marked: bool) -> bool:
+    """Whether a pre-tokenizer does nothing; marked: the spaces are marks already."""
+    names = ("type", "split", "prepend_scheme", "replacement")
+    does = tuple(map(step.get, names))
+    return does in [("Metaspace", False, "never", mark) for mark in MARKS[: 1 + marked]]

@@ -136,9 +136,10 @@ def _talk(asked: "str | Messages | Talk") -> Talk:
 
 def _ids_of(vocabulary: Vocabulary, talk: Talk, most: int | None = None) -> list[int] | None:
     """Encode a talk by the vocabulary's chat template; None without one."""
+    offered = () if talk.tools is None else talk.tools.tools
+    vocabulary = vocabulary.with_tools if offered else vocabulary
     if (dialogue := vocabulary.dialogue) is None:
         return None
-    offered = () if talk.tools is None else talk.tools.tools
     template = vocabulary.chat_template or ""
     try:
         messages, tools = vocabulary.family.told(template, talk.messages, offered)

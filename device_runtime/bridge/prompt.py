@@ -64,6 +64,11 @@ class Prompt:
         return isinstance(self.asked, str | Talk) or are_messages(self.asked)
 
     @property
+    def tools(self) -> Tools | None:
+        """The tools of the talk."""
+        return self.asked.tools if isinstance(self.asked, Talk) else None
+
+    @property
     def talks(self) -> bool:
         """Whether the answer is a turn of a talk, where the target has a chat template."""
         return self.in_words and (self.chat or not isinstance(self.asked, str))

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
+from pilotfish.engines.foreign import UNIGRAM_UNSHARED
 from pilotfish.engines.tokenizer import BYTE_TOKEN, Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Floats
@@ -61,7 +62,8 @@ class SharedTokens:
     def between(cls, drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
         """Find the shared tokens of a pair, or read them from the cache (in milliseconds).
 
-        Raises `PairMismatchError` if no text is a token of both.
+        Raises `PairMismatchError` if no text is a token of both, or one of them is of Unigram: of
+        its tokens, all may change when a text grows, so that a translated answer is never settled.
         """
         path = cache_directory() / "bridges" / f"{drafter.digest}-{target.digest}{SUFFIX}"
         shared = _read(path, drafter, target)
@@ -110,6 +112,10 @@ class Projection:
 
 def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
     """Compare two vocabularies."""
+    if drafter.tokenizer.is_unigram or target.tokenizer.is_unigram:
+        raise PairMismatchError(
+            f"{drafter.model} cannot draft for {target.model}: {UNIGRAM_UNSHARED}."
+        )
     own_text, own_special = _tokens(drafter)
     text, special = _tokens(target)
     # target id → own id

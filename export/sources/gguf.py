@@ -26,7 +26,7 @@ from pilotfish.export.sources.gguf_config import (
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.source import Progress
-from pilotfish.export.tokenizer import GgufVocabulary
+from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
 from pilotfish.export.weights import Settings, check_weights
 
 # GGUF's names → Hugging Face's; {} is the layer.
@@ -71,8 +71,7 @@ class GgufSource:
             )
         self.bos_id = vocabulary.bos_id
         self.eos_ids = vocabulary.eos_ids
-        template = self._file.metadata.get("tokenizer.chat_template")
-        self.chat_template = template if isinstance(template, str) else None
+        self.chat_template, self.chat_templates = gguf_templates(self._file.metadata)
 
     @cached_property
     def description(self) -> Source:

@@ -12,13 +12,17 @@ from pathlib import Path
 
 from pilotfish.export.errors import DownloadError
 from pilotfish.export.sources.huggingface import DirectorySource, describe_directory
+from pilotfish.export.sources.huggingface_tokenizer import NAMED_TEMPLATES
 from pilotfish.export.sources.source import Progress
 
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 CONFIG = ("config.json",)
-WANTED = ("*.json", "*.safetensors", "merges.txt", "chat_template.jinja")
-# Copies in other formats; Mistral's repeat all weights.
-UNWANTED = ("*/*", "consolidated*")
+WANTED = (
+    *("*.json", "*.safetensors", "merges.txt", "tokenizer.model", "chat_template.jinja"),
+    f"{NAMED_TEMPLATES}/*.jinja",
+)
+# Copies in other formats, in folders; Mistral's repeat all weights.
+UNWANTED = ("*/*.json", "*/*.safetensors", "consolidated*")
 
 
 def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> DirectorySource:

@@ -1,8 +1,7 @@
 """A Hugging Face checkpoint in a directory as a source.
 
-In: config.json, safetensors (single or sharded), tokenizer.json (or GPT-2's vocab.json and
-merges.txt), and, where present, generation_config.json, tokenizer_config.json and
-chat_template.jinja. Out: a `WeightSource`.
+In: config.json, safetensors (single or sharded), a tokenizer and chat templates
+(`huggingface_tokenizer`) and, where present, generation_config.json. Out: a `WeightSource`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
+from pilotfish.export.sources.huggingface_tokenizer import read_templates, read_tokenizer
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.sources.tensor_names import Origin, Taker, find_weights, stored_name
 from pilotfish.export.sources.wrapped import text_config, text_weights
-from pilotfish.export.tokenizer import gpt2_tokenizer_json
 from pilotfish.export.weights import EMBEDDING, HEAD, Settings, check_weights
 
 log = logging.getLogger("pilotfish.export")
@@ -68,10 +67,10 @@ class DirectorySource:
         self._places = self._find_places(wrapped=text_config(values, str(path)) is not None)
         self._taker = Taker(self._names, self.config)
         self._origins = self._find_weights()
-        self.tokenizer_json = _read_tokenizer(path)
+        self.tokenizer_json, self._tokenizer_files = read_tokenizer(path)
         self.vocab_size = self._checked_vocabulary()
         self._check_shapes(described.settings)
-        self.chat_template = _read_chat_template(path)
+        self.chat_template, self.chat_templates = read_templates(path)
         generation = _read_object(path / "generation_config.json")
         self.bos_id = self._begin_id(generation, values)
         self.eos_ids = self._end_ids(generation, values)
@@ -79,8 +78,7 @@ class DirectorySource:
     @cached_property
     def description(self) -> Source:
         """The model's origin; hashes the files at first use."""
-        names = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
-        paths = [self._path / name for name in names if (self._path / name).is_file()]
+        paths = [self._path / "config.json", *self._tokenizer_files]
         return Source(
             kind=self._kind,
             location=self._location,
@@ -254,34 +252,3 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
             "convert them to safetensors"
         )
     raise ExportError(f"{path} holds no safetensors")
-
-
-def _read_tokenizer(path: Path) -> str:
-    """Return the content of tokenizer.json, or one made of vocab.json and merges.txt."""
-    try:
-        if (path / "tokenizer.json").is_file():
-            return (path / "tokenizer.json").read_text("utf-8")
-        if (path / "merges.txt").is_file():
-            return gpt2_tokenizer_json(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExportError(f"{path}: the tokenizer cannot be read: {error}") from None
-    other = " (tokenizer.model alone is not supported: convert it)"
-    raise ExportError(
-        f"{path} holds no tokenizer.json{other if (path / 'tokenizer.model').is_file() else ''}"
-    )
-
-
-def _read_chat_template(path: Path) -> str | None:
-    """Read chat_template.jinja, or the template in tokenizer_config.json or chat_template.json."""
-    try:
-        return (path / "chat_template.jinja").read_text("utf-8")
-    except OSError:
-        pass
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        stated = _read_object(path / name).get("chat_template")
-        if isinstance(stated, list):  # several, each with a name
-            named = {entry.get("name"): entry.get("template") for entry in stated}
-            stated = named.get("default")
-        if isinstance(stated, str):
-            return stated
-    return None

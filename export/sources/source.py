@@ -44,6 +44,11 @@ class WeightSource(Protocol):
         ...
 
     @property
+    def chat_templates(self) -> dict[str, str]:
+        """Jinja sources of further chat templates by their names, such as "tool_use"."""
+        ...
+
+    @property
     def bos_id(self) -> int | None:
         """The token that begins a text, if there is one."""
         ...

@@ -72,9 +72,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `vocab_size` counts the tokenizer's tokens; `padded_vocab_size` is the width of the graph's
     logits. `tokenizer_fingerprint` hashes the token strings in the order of their ids, so two
     artifacts with equal vocabularies agree whatever files they came from. `head` is the precision
-    of the output projection, None where it is `precision`. `stage` is None for a whole model; in a
-    stage all other fields but `files` describe the whole model. `window` is the smallest number of
-    positions that a token of some layer sees; None where all layers see all.
+    of the output projection, None where it is `precision`. `chat_templates` are further templates
+    by their names; "tool_use" takes the place of `chat_template` where there are tools. `stage` is
+    None for a whole model; in a stage all other fields but `files` describe the whole model.
+    `window` is the smallest number of positions that a token of some layer sees; None where all
+    layers see all.
     """
 
     format: int = FORMAT
@@ -92,6 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bos_id: TokenId | None
     eos_ids: list[TokenId]
     chat_template: str | None
+    chat_templates: dict[str, str] = {}
     tokenizer_fingerprint: Sha256
     files: dict[str, Sha256]
     stage: Cut | None = None
@@ -130,6 +133,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             del fields["stage"]  # whole models are written as they were before there were stages
         if self.head is None:
             del fields["head"]  # likewise
+        if not self.chat_templates:
+            del fields["chat_templates"]  # likewise
         if self.source.first_layers is None:
             del fields["source"]["first_layers"]  # likewise
         for name in ("ignored_keys", "left_out"):

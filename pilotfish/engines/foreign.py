@@ -16,8 +16,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.unigram import is_unigram
 
 MAX_TOKENS = 1 << 20
+UNIGRAM_UNSHARED = (
+    "a Unigram vocabulary is only used by a drafter and a target that both have it, each from its "
+    "own file"
+)
 MAX_TEMPLATE = 1 << 19  # characters of a chat template; to compile so many takes seconds
 MAX_GROWTH = 64  # characters that one character may become before it is split into tokens
 _MAX_ADDED = 1 << 16
@@ -160,6 +165,8 @@ def check_foreign(text: str) -> None:
     """Raise `ArtifactError` for a `tokenizer.json` not of a kind known to be harmless."""
     try:
         found = json.loads(text, object_pairs_hook=_distinct)
+        if isinstance(found, dict) and is_unigram(found):
+            raise ArtifactError(UNIGRAM_UNSHARED)
         file = msgspec.convert(found, _TokenizerFile)
         growth = _growth(file.normalizer)
     except (ValueError, RecursionError) as error:

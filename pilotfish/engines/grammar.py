@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pilotfish.engines.constraint import Constraint, short
@@ -69,7 +69,34 @@ class _Words:
 
     def __call__(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode_rest(text).ids
+        data = text.encode()
+        if b"".join(self.tokens[id] for id in ids) == data:
+            return ids
+        return self._spelled(data)
+
+    def _spelled(self, data: bytes) -> list[int]:
+        """Put together a text that the tokenizer would change (NFC, NFKC), as far as that can be.
+
+        The longest token goes first.
+        """
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            ends = range(min(len(data), at + self._longest), at, -1)
+            end = next((end for end in ends if data[at:end] in self._by_bytes), None)
+            if end is None:
+                break
+            ids.append(self._by_bytes[data[at:end]])
+            at = end
         return ids
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        return {data: id for id, data in enumerate(self.tokens) if data[:1] != _CONTROL}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._by_bytes), default=0)
 
 
 class Grammars:

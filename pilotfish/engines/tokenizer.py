@@ -5,8 +5,8 @@ malformed parts replaced by U+FFFD. `decode` follows this, and `TextStream` agre
 concatenation of what it emits equals `decode` of all ids, however they are split.
 
 Two families of vocabularies are supported, told apart by the decoder: byte-level BPE (GPT-2, Llama
-3, Qwen, SmolLM2), where each character of a token stands for one byte, and SentencePiece BPE with
-byte fall-back (Llama 2, Mistral), where "▁" is a space and <0x0A> a byte.
+3, Qwen, SmolLM2), where each character of a token stands for one byte, and SentencePiece, BPE
+(Llama 2, Mistral) or Unigram, where "▁" is a space and <0x0A> a byte.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import tokenizers
 
 from pilotfish.engines.artifact import TOKENIZER_NAME, Artifact
 from pilotfish.engines.errors import ArtifactError, TextTooLongError
+from pilotfish.engines.unigram import expect_marks, hide_controls, is_unigram
 
 # Texts are encoded one by one, each by the calling thread: a pool of threads would take the cores
 # that a drafter computes on. The library reads this at its first encoding.
@@ -73,6 +74,9 @@ class Tokenizer:
         if not self._tokenizer.get_vocab_size():
             raise ArtifactError(f"{name} has no tokens")
         self._family = _family(parsed.get("decoder"), name)
+        self.is_unigram = is_unigram(parsed)
+        if self.is_unigram:
+            expect_marks(parsed, name)
         self._bytes: dict[int, bytes] = {}  # of the tokens met so far
         self._special = frozenset(self.special_tokens)
         self._tokenizer.no_truncation()  # which some files ask for, as they do for padding
@@ -186,7 +190,9 @@ class Tokenizer:
         """The tokens before a raw text, such as BOS; [] where the model wants none."""
         plain = self._ids(self._tokenizer, "a", None)
         whole: list[int] = _encoded(self._tokenizer, "a", whole=True).ids
-        return whole[: -len(plain)] if plain and whole[-len(plain) :] == plain else []
+        # what would end a text, such as EOS, is left out: the text goes on
+        starts = range(len(whole) - len(plain) + 1 if plain else 0)
+        return next((whole[:at] for at in starts if whole[at : at + len(plain)] == plain), [])
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Decode `ids`; special tokens are left out unless `special`."""
@@ -358,6 +364,9 @@ CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.it
 
 def _literal(text: str) -> tokenizers.Tokenizer:
     """Build the library's tokenizer with special tokens as plain text."""
+    parsed = json.loads(text)
+    if is_unigram(parsed):
+        text = json.dumps(hide_controls(parsed))
     tokenizer = tokenizers.Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
     tokenizer.post_processor = None  # it would add tokens, and trims offsets
@@ -408,5 +417,5 @@ def _family(decoder: dict[str, Any] | None, name: str) -> _Family:
         return _Family(_sentencepiece, "<0x{:02X}>".format, drops_first_space=strips or prepends)
     raise ArtifactError(
         f"{name}: the decoder {sorted(kinds)} belongs to a family of tokenizers that is not "
-        "supported (byte-level BPE and SentencePiece BPE are)"
+        "supported (byte-level BPE, and SentencePiece's BPE and Unigram are)"
     )

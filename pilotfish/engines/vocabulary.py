@@ -24,10 +24,17 @@ if TYPE_CHECKING:
     from pilotfish.engines.grammar import Grammars
 
 
-class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Tokenizer, chat template and end tokens of a model.
+_Template = Annotated[str, msgspec.Meta(max_length=MAX_TEMPLATE)]
+_Name = Annotated[str, msgspec.Meta(max_length=64)]
+TOOL_USE = "tool_use"
+
+
+class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defaults=True):
+    """Tokenizer, chat templates and end tokens of a model.
 
     tokenizer_json: the content of its `tokenizer.json`. vocab_size: true, without padding.
+    chat_templates: those besides the usual one, by their names; without any, the bytes are those
+    of releases that knew none.
     """
 
     model: Annotated[str, msgspec.Meta(max_length=1024)]
@@ -35,7 +42,8 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     vocab_size: Positive
     bos_id: TokenId | None
     eos_ids: Annotated[list[TokenId], msgspec.Meta(max_length=256)]
-    chat_template: Annotated[str, msgspec.Meta(max_length=MAX_TEMPLATE)] | None
+    chat_template: _Template | None
+    chat_templates: Annotated[dict[_Name, _Template], msgspec.Meta(max_length=8)] = {}
 
     @classmethod
     def of(cls, artifact: Artifact) -> Vocabulary:
@@ -52,6 +60,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             bos_id=manifest.bos_id,
             eos_ids=manifest.eos_ids,
             chat_template=manifest.chat_template,
+            chat_templates=_used(manifest.chat_templates),
         )
         vocabulary.__dict__["fingerprint"] = manifest.tokenizer_fingerprint  # known without reading
         vocabulary.__dict__["_place"] = str(path)
@@ -106,6 +115,19 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.tokenizer.fingerprint
 
     @cached_property
+    def with_tools(self) -> Vocabulary:
+        """The same as it speaks where a chat has tools: by its template "tool_use", if any.
+
+        One that knows of no tools, or of no known family's, gains nothing: then by the usual one.
+        """
+        template = self.chat_templates.get(TOOL_USE)
+        if template is None or not family_of(template).taught(template):
+            return self
+        other = msgspec.structs.replace(self, chat_template=template, chat_templates={})
+        other.__dict__["tokenizer"] = self.tokenizer
+        return other
+
+    @cached_property
     def template(self) -> ChatTemplate | None:
         """Its chat template; None for a model without one. Raises `TemplateError` if broken."""
         if self.chat_template is None:
@@ -148,3 +170,8 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             text = ""
         ends = [id for id in self.tokenizer.encode(text, special=True) if id in self.eos_ids]
         return ends[-1] if ends else self.eos_ids[0]
+
+
+def _used(templates: dict[str, str]) -> dict[str, str]:
+    """Return those of the templates that are of use here; the others need not cross a link."""
+    return {name: source for name, source in templates.items() if name == TOOL_USE}

@@ -183,7 +183,7 @@ def test_an_interrupt_is_none_of_the_librarys_panics(
 
 
 def sentencepiece_json() -> str:
-    from pilotfish.export.tokenizer import GgufVocabulary
+    from pilotfish.export.tokenizers.gguf import GgufVocabulary
     from tests.support.vocabularies import HERE
 
     return GgufVocabulary(sentencepiece_metadata(), HERE).tokenizer_json

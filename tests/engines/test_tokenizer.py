@@ -19,7 +19,8 @@ from pilotfish.engines.errors import ArtifactError, TextTooLongError
 from pilotfish.engines.tokenizer import TextStream, Tokenizer
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.gguf_file import GgufFile
-from pilotfish.export.tokenizer import GgufVocabulary, gpt2_tokenizer_json
+from pilotfish.export.tokenizers.gguf import GgufVocabulary
+from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
 from tests.support.examples import examples
 from tests.support.small_checkpoints import SPECIAL, TOKENS, tokenizer_json, write_gguf
 from tests.support.tokenizer_strings import make_strings
@@ -203,7 +204,7 @@ def test_pair_of_files_of_gpt2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"tokenizer.ggml.pre": "tekken"}, "pre-tokenizer 'tekken'"),
+        ({"tokenizer.ggml.pre": "kimi-k2"}, "pre-tokenizer 'kimi-k2'"),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer model 'bert'"),
         ({"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.token_type": [1, 1]}, "repeated"),
         ({"tokenizer.ggml.tokens": 3}, "tokens is missing or damaged"),

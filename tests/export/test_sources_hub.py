@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.support.sentencepieces import trained, write_model
 from tests.support.small_checkpoints import LLAMA, write_directory
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -46,8 +47,12 @@ def hub(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
         def _answer(self, *, body: bool) -> None:
             path = self.path.partition("?")[0]
-            files = {file.name: file for file in folder.iterdir()}
-            name = path.rpartition("/")[2]
+            files = {
+                file.relative_to(folder).as_posix(): file
+                for file in folder.rglob("*")
+                if file.is_file()
+            }
+            name = path.partition(f"/resolve/{COMMIT}/")[2]
             if path.startswith("/api/models/owner/tiny/revision/"):
                 siblings = [{"rfilename": name} for name in files]
                 self._send(json.dumps({"id": "owner/tiny", "sha": COMMIT, "siblings": siblings}))
@@ -131,6 +136,28 @@ def test_hub_id(tmp_path: Path) -> None:
             "model-00002-of-00002.safetensors",
             "model.safetensors.index.json",
             "tokenizer.json",
+        ]
+
+
+def test_a_tokenizer_in_another_form_and_named_templates_are_fetched(tmp_path: Path) -> None:
+    folder = write_directory(tmp_path / "served", LLAMA | {"vocab_size": 700})
+    (folder / "tokenizer.json").unlink()
+    write_model(folder, trained("bpe"))
+    (folder / "chat_template.jinja").write_text("usual")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    (folder / "onnx").mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / "onnx" / name).write_text("of no use")
+    with hub(folder) as (endpoint, given):
+        output = open_in_process("owner/tiny", endpoint, tmp_path / "home")
+        assert "config.json model.safetensors tokenizer.model\n" in output
+        assert sorted(given) == [
+            "additional_chat_templates/tool_use.jinja",
+            "chat_template.jinja",
+            "config.json",
+            "model.safetensors",
+            "tokenizer.model",
         ]
 
 

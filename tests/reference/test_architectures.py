@@ -48,7 +48,7 @@ def test_architecture_equals_transformers(name: str, dialect: str, tmp_path: Pat
     import torch
     import transformers
 
-    from pilotfish.export.tokenizer import GgufVocabulary
+    from pilotfish.export.tokenizers.gguf import GgufVocabulary
 
     needs(dialect)
     family, settings = MODELS[name]

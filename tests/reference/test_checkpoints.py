@@ -51,7 +51,7 @@ def test_checkpoint_of_transformers(name: str, dtype: str, tmp_path: Path) -> No
     import torch
     import transformers
 
-    from pilotfish.export.tokenizer import GgufVocabulary
+    from pilotfish.export.tokenizers.gguf import GgufVocabulary
 
     family, settings = MODELS[name]
     torch.manual_seed(3)

@@ -14,7 +14,12 @@ from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.tokenizer import TextStream, Tokenizer
 from pilotfish.export.sources.default import fetch_default
 from pilotfish.export.sources.gguf import GgufSource
-from pilotfish.export.tokenizer import GgufVocabulary
+from pilotfish.export.sources.huggingface_tokenizer import read_templates
+from pilotfish.export.tokenizers.gguf import GgufVocabulary
+from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS
+from pilotfish.export.tokenizers.sentencepiece import sentencepiece_tokenizer_json
+from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
+from tests.support.sentencepieces import trained, write_model
 from tests.support.tokenizer_strings import make_strings
 from tests.support.vocabularies import HERE, sentencepiece_metadata, smollm2, smollm2_metadata
 
@@ -62,7 +67,7 @@ def test_tokenizer_json_as_transformers_reads_it(pretokenizer: str, tmp_path: Pa
 def test_pair_of_files_as_transformers_reads_it(tmp_path: Path) -> None:
     from transformers import GPT2Tokenizer
 
-    from pilotfish.export.tokenizer import gpt2_tokenizer_json
+    from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
 
     tree = json.loads(GgufVocabulary(smollm2_metadata(), HERE).tokenizer_json)["model"]
     (tmp_path / "vocab.json").write_text(json.dumps(tree["vocab"]), "utf-8")
@@ -76,6 +81,67 @@ def test_pair_of_files_as_transformers_reads_it(tmp_path: Path) -> None:
     for string in make_strings():
         expected = theirs.encode(string, add_special_tokens=False)
         assert ours.encode(string, special=True) == expected, string
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_tokenizer_model_as_transformers_reads_it(tmp_path: Path, prefix: bool) -> None:
+    from transformers import AutoTokenizer
+
+    said = {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_prefix_space": prefix}
+    data = trained("bpe", add_dummy_prefix=prefix)
+    write_model(tmp_path, data, tokenizer_config=said, config={"model_type": "llama"})
+    ours = Tokenizer.from_json(sentencepiece_tokenizer_json(tmp_path))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.vocab_size == len(theirs)
+    for string in make_strings():
+        ids = theirs.encode(string, add_special_tokens=False)
+        assert ours.encode(string, special=True) == ids, string
+
+
+def test_tekken_as_transformers_reads_it(tmp_path: Path) -> None:
+    from transformers.integrations.mistral.tokenizer import MistralConverter
+
+    from tests.export.test_tekken import tekken
+
+    named = [{"rank": 0, "token_str": "<unk>"}, {"rank": 1, "token_str": "<s>"}]
+    content = tekken() | {"special_tokens": named}
+    (tmp_path / "tekken.json").write_text(json.dumps(content))
+    ours = Tokenizer.from_json(tekken_tokenizer_json(tmp_path))
+    theirs = MistralConverter(str(tmp_path / "tekken.json")).converted()
+    for string in make_strings():
+        expected = theirs.encode(string, add_special_tokens=False).ids
+        assert ours.encode(string, special=True) == expected, string
+
+
+def test_pretokenizers_as_transformers_has_them() -> None:
+    from tokenizers import Regex, pre_tokenizers
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    checked = GGUF_PRE_TOKENIZER_SPLITS.keys() & PRETOKENIZERS.keys()
+    assert len(checked) > 15
+    for name in checked:
+        split = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), "isolated")
+        theirs, ours = pre_tokenizers.Sequence([split, to_bytes]), PRETOKENIZERS[name].build()
+        for string in make_strings():
+            expected = theirs.pre_tokenize_str(string)
+            assert ours.pre_tokenize_str(string) == expected, (name, string)
+
+
+def test_named_templates_as_transformers_chooses_them(tmp_path: Path) -> None:
+    templates = tmp_path / "additional_chat_templates"
+    templates.mkdir()
+    (tmp_path / "chat_template.jinja").write_text("usual {{ messages[0].content }}")
+    (templates / "tool_use.jinja").write_text(
+        "{% for t in tools %}{{ t.function.name }}{% endfor %}"
+    )
+    text = GgufVocabulary(smollm2_metadata(), HERE).tokenizer_json
+    theirs = transformers_tokenizer(text, tmp_path)
+    usual, named = read_templates(tmp_path)
+    assert usual is not None
+    for tools, source in ((None, usual), ([TOOL], named["tool_use"])):
+        expected = theirs.apply_chat_template(CHATS[0], tokenize=False, tools=tools)
+        assert ChatTemplate(source).render(CHATS[0], tools=tools) == expected
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +134,10 @@ class RandomSource:
         eos: str = EOS,
         sharpness: float = 1.0,
         template: str = TEMPLATE,
+        templates: Mapping[str, str] | None = None,
     ) -> None:
         self.config = config
-        self.chat_template = template
+        self.chat_template, self.chat_templates = template, dict(templates or {})
         self.vocab_size = vocab or config.vocab_size
         self.eos_ids = [self.vocab_size - 1]
         self.tokenizer_json = tiny_tokenizer(self.vocab_size, tokens, eos)
@@ -173,6 +174,7 @@ def tiny_artifact(
     dialect: str = "auto",
     sharpness: float = 2.0,
     template: str = TEMPLATE,
+    templates: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Artifact:
     """Export a random model to `path`; `changes` are fields of its ModelConfig.
@@ -183,7 +185,14 @@ def tiny_artifact(
         vocab = len(tokens) + 1
     config = tiny_config(architecture, vocab_size=padded_vocab or vocab, **changes)
     source = RandomSource(
-        config, seed, vocab=vocab, tokens=tokens, eos=eos, sharpness=sharpness, template=template
+        config,
+        seed,
+        vocab=vocab,
+        tokens=tokens,
+        eos=eos,
+        sharpness=sharpness,
+        template=template,
+        templates=templates,
     )
     return export_model(source, Path(path), precision=precision, dialect=dialect)
 

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE, Tokenizer
 from pilotfish.export.sources.default import fetch_default
 from pilotfish.export.sources.gguf_file import GgufFile
-from pilotfish.export.tokenizer import GgufVocabulary
+from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from tests.support.tokenizer_strings import CODE, PROSE
 
 HERE = Path("vocabulary.gguf")  # for error messages only

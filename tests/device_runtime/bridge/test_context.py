@@ -21,8 +21,8 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from pilotfish.device_runtime.bridge.context import Context
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.export.pretokenizers import GPT2, LLAMA3, PRETOKENIZERS, QWEN2
-from pilotfish.export.tokenizer import GgufVocabulary
+from pilotfish.export.tokenizers.gguf import GgufVocabulary
+from pilotfish.export.tokenizers.pretokenizers import GPT2, LLAMA3, PRETOKENIZERS, QWEN2
 from tests.support.examples import examples
 from tests.support.tiny import tiny_tokenizer
 from tests.support.vocabularies import (
@@ -102,6 +102,15 @@ def metaspaced(scheme: str, split: bool) -> Drafter:
     return Drafter(metaspace(scheme, split), metaspace("never", split))
 
 
+def spaced_once() -> Tokenizer:
+    """As of a tokenizer.model with user-defined pieces: spaces are marked, then one more is put."""
+    steps = [
+        {"type": "Metaspace", "replacement": mark, "prepend_scheme": scheme, "split": False}
+        for mark, scheme in ((" ", "first"), ("▁", "never"))
+    ]
+    return marked(pre_tokenizer={"type": "Sequence", "pretokenizers": steps})
+
+
 def without_bytes() -> Tokenizer:
     """SentencePiece without some byte tokens: characters that need them become <unk> together."""
     whole = json.loads(marked()._json)
@@ -136,6 +145,7 @@ BYTE_LEVEL: dict[str, Callable[[], Drafter]] = {
 SENTENCEPIECE: dict[str, Callable[[], Drafter]] = {
     "sentencepiece": lambda: Drafter(sentencepiece(), marked()),
     "metaspace first": lambda: metaspaced("first", False),
+    "metaspace twice": lambda: Drafter(spaced_once(), marked()),
     "metaspace always": lambda: metaspaced("always", True),
     "metaspace old": lambda: metaspaced("old", True),
     "sentencepiece added": lambda: same(

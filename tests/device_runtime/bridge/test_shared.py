@@ -16,7 +16,7 @@ from pilotfish.device_runtime.bridge import shared as module
 from pilotfish.device_runtime.bridge.shared import Projection, SharedTokens
 from pilotfish.engines.tokenizer import BYTE_OF_CHARACTER, BYTE_TOKEN
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.export.tokenizer import GgufVocabulary
+from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.wire.errors import PairMismatchError
 from tests.support.tiny import tiny_artifact

@@ -166,3 +166,25 @@ def test_ids_of_calls() -> None:
     (mistral,) = (family for family in CALLING if family.name == "mistral")
     assert len(mistral.call_id()) == 9  # its template takes no other
     assert mistral.call_id().isalnum()
+
+
+def test_with_tools_a_template_of_that_name_is_used() -> None:
+    """And the family is that template's, which may differ from the usual one's."""
+    source = (
+        TOLD["hermes"]
+        + '{# "arguments" #}'
+        + "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+    )
+    usual = "no tools{{ messages[-1].content }}"
+    tokenizer = smollm2()
+    vocabulary = Vocabulary(
+        model="x", tokenizer_json=tokenizer._json, vocab_size=tokenizer.vocab_size, bos_id=None,
+        eos_ids=[2], chat_template=usual, chat_templates={"tool_use": source},
+    )  # fmt: skip
+    pair = Pair(vocabulary, vocabulary)
+    told = pair.prompt(Talk(SAID[:2], Tools.read(TOOLS)))
+    assert vocabulary.tokenizer.decode(told.ids, special=True).endswith("movestopstop_all")
+    plain = pair.prompt(Talk(SAID[:2]))
+    assert vocabulary.tokenizer.decode(plain.ids).startswith("no tools")
+    outline = outline_of(told, vocabulary.with_tools, None)
+    assert outline.calls is not None

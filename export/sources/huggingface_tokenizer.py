@@ -1,0 +1,98 @@
+"""The tokenizer and the chat templates of a Hugging Face directory.
+
+In: tokenizer.json, else tekken.json, tokenizer.model, or vocab.json and merges.txt. Templates:
+chat_template.jinja and additional_chat_templates/, or those that tokenizer_config.json or
+chat_template.json name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pilotfish.export.errors import ExportError
+from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
+from pilotfish.export.tokenizers.sentencepiece import sentencepiece_tokenizer_json
+from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
+
+TEMPLATE = "chat_template.jinja"
+NAMED_TEMPLATES = "additional_chat_templates"
+DEFAULT = "default"
+
+# The files of a form, all of which must be there → how to make a tokenizer.json of them; the first
+# whose files are there is taken.
+FORMS: tuple[tuple[tuple[str, ...], Callable[[Path], str]], ...] = (
+    (("tokenizer.json",), lambda path: (path / "tokenizer.json").read_text("utf-8")),
+    (("tekken.json",), tekken_tokenizer_json),
+    (("tokenizer.model",), sentencepiece_tokenizer_json),
+    (("vocab.json", "merges.txt"), gpt2_tokenizer_json),
+)
+# Hashed besides if they are there, as they always were.
+_ALSO = ("vocab.json", "merges.txt")
+
+
+def read_tokenizer(path: Path) -> tuple[str, list[Path]]:
+    """Return the content of a tokenizer.json, and the files that it was made of.
+
+    Raises:
+        ExportError: if there is none, or it is damaged or of a kind that is not supported.
+    """
+    for names, read in FORMS:
+        if all((path / name).is_file() for name in names):
+            try:
+                text = read(path)
+            except (OSError, UnicodeDecodeError) as error:
+                raise ExportError(f"{path}: the tokenizer cannot be read: {error}") from None
+            used = dict.fromkeys((*names, *(name for name in _ALSO if (path / name).is_file())))
+            return text, [path / name for name in used]
+    forms = ", ".join(" and ".join(names) for names, _ in FORMS)
+    raise ExportError(f"{path} holds no tokenizer.json, nor another form of it ({forms})")
+
+
+def read_templates(path: Path) -> tuple[str | None, dict[str, str]]:
+    """Return the default chat template, if there is one, and all others by their names.
+
+    Raises:
+        ExportError: if a file that may name templates cannot be read.
+    """
+    found: dict[str, str] = {}
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found |= templates_in(_read_object(path / name).get("chat_template"))
+    files = {DEFAULT: path / TEMPLATE}
+    files |= {file.stem: file for file in sorted((path / NAMED_TEMPLATES).glob("*.jinja"))}
+    for name, file in files.items():
+        try:
+            found[name] = file.read_text("utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise ExportError(f"{file} cannot be read: {error}") from None
+    return found.pop(DEFAULT, None), found
+
+
+def templates_in(stated: object) -> dict[str, str]:
+    """Return templates by name: one stands alone, of several each has its name."""
+    if isinstance(stated, str):
+        return {DEFAULT: stated}
+    entries = stated if isinstance(stated, list) else []
+    named = {
+        entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)
+    }
+    return {
+        name: template
+        for name, template in named.items()
+        if isinstance(name, str) and isinstance(template, str)
+    }
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; {} if the file is absent."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ExportError(f"{path} cannot be read: {error}") from None

@@ -1,0 +1,211 @@
+"""The tokenizer of a GGUF file, from its metadata.
+
+Models of tokenizers that are supported: "gpt2" (byte-level BPE, split by one of `pretokenizers`),
+"llama" (SentencePiece BPE, whose merges follow from the scores), "gemma4" (SentencePiece BPE with
+merges) and "t5" (SentencePiece Unigram). llama.cpp is the reference for their ids, but for
+`add_eos_token`, which is not followed: a prompt is there to be continued.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, processors
+
+from pilotfish.export.errors import ExportError
+from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS, Recipe
+from pilotfish.export.tokenizers.spelling import Prefix, spell
+from pilotfish.export.tokenizers.tables import merges_by_score, pair
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # tokenizer.ggml.token_type
+NO_TOKEN = 2**32 - 1  # llama.cpp's LLAMA_TOKEN_NULL
+PADDING = re.compile(r"\[PAD\d+\]")  # names that converters give to rows without a token
+TEMPLATE = "tokenizer.chat_template"
+
+
+class GgufVocabulary:
+    """The tokenizer of a GGUF file.
+
+    Attributes:
+        tokenizer_json: content of a `tokenizer.json`.
+        size: number of tokens, unused ones at the end left out (they pad the embedding).
+        bos_id, eos_ids: what begins a text; what ends a generation.
+
+    Raises:
+        ExportError: if the metadata are damaged, or the tokenizer is not supported.
+    """
+
+    def __init__(self, metadata: Mapping[str, object], path: Path) -> None:
+        self._metadata, self._path = metadata, path
+        tokens: list[str] = self._list("tokens", str)
+        kinds: list[int] = list(self._list("token_type", int))
+        if len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
+            raise ExportError(f"{path}: the vocabulary is damaged (token types or repeated tokens)")
+        while kinds and (kinds[-1] == UNUSED or PADDING.fullmatch(tokens[len(kinds) - 1])):
+            kinds.pop()
+        self.size = len(kinds)
+        self._tokens, self._kinds = tokens[: self.size], kinds
+        self.tokenizer_json: str = self._build().to_str()
+        self.bos_id = self._id("bos_token_id")
+        ends = [self._end_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+        self.eos_ids = list(dict.fromkeys(id for id in ends if id is not None))
+
+    def _build(self) -> tokenizers.Tokenizer:
+        kinds = {
+            "gpt2": self._byte_level,
+            "llama": self._sentencepiece,
+            "gemma4": self._sentencepiece_with_merges,
+            "t5": self._unigram,
+        }
+        model = self._metadata.get("tokenizer.ggml.model")
+        build = kinds.get(model) if isinstance(model, str) else None
+        if build is None:
+            raise ExportError(
+                f"{self._path}: the tokenizer model {model!r} is not supported; known are "
+                + ", ".join(kinds)
+            )
+        tokenizer = build()
+        # a Unigram model would find the unknown token's name in a text
+        added = (UNKNOWN, CONTROL, USER_DEFINED) if model == "t5" else (CONTROL, USER_DEFINED)
+        tokenizer.add_tokens(
+            [
+                AddedToken(token, special=kind != USER_DEFINED, normalized=False)
+                for token, kind in zip(self._tokens, self._kinds, strict=True)
+                if token and kind in added
+            ]
+        )
+        bos = self._id("bos_token_id")
+        if bos is not None and self._adds_bos(model):
+            token = self._tokens[bos]
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=f"{token} $A", special_tokens=[(token, bos)]
+            )
+        return tokenizer
+
+    def _adds_bos(self, model: object) -> bool:
+        """Whether BOS precedes a raw text: as stated, else by llama.cpp's default."""
+        if model == "gemma4":  # whose files say no, and are wrong
+            return True
+        usual = model == "llama" or (model == "gpt2" and self._recipe().adds_bos)
+        return bool(self._metadata.get("tokenizer.ggml.add_bos_token", usual))
+
+    def _recipe(self) -> Recipe:
+        name = self._metadata.get("tokenizer.ggml.pre", "default")
+        recipe = PRETOKENIZERS.get(name) if isinstance(name, str) else None
+        if recipe is None:
+            raise ExportError(
+                f"{self._path}: the pre-tokenizer {name!r} is not supported; known are "
+                + ", ".join(PRETOKENIZERS)
+            )
+        return recipe
+
+    def _byte_level(self) -> tokenizers.Tokenizer:
+        """Build GPT-2's kind, whose merges are in the file."""
+        recipe = self._recipe()
+        merges = [pair(merge) for merge in self._list("merges", str)]
+        tokenizer = self._with_model(merges, ignore_merges=recipe.ignore_merges)
+        tokenizer.pre_tokenizer = recipe.build()
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer
+
+    def _sentencepiece(self) -> tokenizers.Tokenizer:
+        """Build Llama 2's kind, whose merges follow from the scores."""
+        triples = zip(self._tokens, self._kinds, self._scores(), strict=True)
+        merges = merges_by_score({token: score for token, kind, score in triples if kind == NORMAL})
+        tokenizer = self._with_model(merges, **self._with_bytes())
+        spell(tokenizer, self._prefix(usual=True))
+        return tokenizer
+
+    def _sentencepiece_with_merges(self) -> tokenizers.Tokenizer:
+        """Build Gemma 4's kind."""
+        merges = [pair(merge) for merge in self._list("merges", str)]
+        tokenizer = self._with_model(merges, **self._with_bytes())
+        spell(tokenizer, "never")
+        return tokenizer
+
+    def _unigram(self) -> tokenizers.Tokenizer:
+        """Build T5's kind."""
+        if self._metadata.get("tokenizer.ggml.treat_whitespace_as_suffix"):
+            raise ExportError(f"{self._path}: a tokenizer that puts spaces behind words is unknown")
+        table = list(zip(self._tokens, map(float, self._scores()), strict=True))
+        try:
+            unknown = self._id("unknown_token_id")
+            tokenizer = tokenizers.Tokenizer(models.Unigram(table, unknown, False))
+            spell(
+                tokenizer,
+                self._prefix(usual=False),
+                collapse=bool(self._metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
+                table=self._table(),
+            )
+        except Exception as error:  # the library raises bare Exception
+            raise ExportError(f"{self._path}: the tokenizer is damaged: {error}") from None
+        return tokenizer
+
+    def _table(self) -> bytes:
+        """Return SentencePiece's compiled rules for characters; b"" if there are none."""
+        stored = self._metadata.get("tokenizer.ggml.precompiled_charsmap")
+        if stored is None:
+            return b""
+        return bytes(byte % 256 for byte in self._list("precompiled_charsmap", int))
+
+    def _prefix(self, *, usual: bool) -> Prefix:
+        stated = self._metadata.get("tokenizer.ggml.add_space_prefix", usual)
+        return "always" if stated else "never"
+
+    def _scores(self) -> list[float]:
+        return self._list("scores", (int, float))[: self.size]
+
+    def _with_bytes(self) -> dict[str, Any]:
+        """Say how a BPE of SentencePiece writes characters without a token."""
+        unknown = self._id("unknown_token_id")
+        return {
+            "unk_token": None if unknown is None else self._tokens[unknown],
+            "fuse_unk": True,
+            "byte_fallback": True,
+        }
+
+    def _with_model(self, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
+        vocabulary = {token: id for id, token in enumerate(self._tokens)}
+        try:
+            return tokenizers.Tokenizer(models.BPE(vocabulary, merges, **options))
+        except Exception as error:  # the library raises bare Exception
+            raise ExportError(
+                f"{self._path}: the merges do not fit the vocabulary: {error}"
+            ) from None
+
+    def _id(self, key: str) -> int | None:
+        value = self._metadata.get(f"tokenizer.ggml.{key}")
+        return value if isinstance(value, int) and 0 <= value < self.size else None
+
+    def _end_id(self, key: str) -> int | None:
+        """Return an end id; refuse one that is no token, since texts would have no end."""
+        value = self._metadata.get(f"tokenizer.ggml.{key}", NO_TOKEN)
+        if value != NO_TOKEN and self._id(key) is None:
+            raise ExportError(
+                f"{self._path}: tokenizer.ggml.{key} {value!r} is not in the vocabulary of "
+                f"{self.size} tokens"
+            )
+        return self._id(key)
+
+    def _list(self, key: str, kinds: type | tuple[type, ...]) -> list[Any]:
+        values = self._metadata.get(f"tokenizer.ggml.{key}")
+        if not isinstance(values, list) or not all(isinstance(value, kinds) for value in values):
+            raise ExportError(f"{self._path}: tokenizer.ggml.{key} is missing or damaged")
+        return values
+
+
+def gguf_templates(metadata: Mapping[str, object]) -> tuple[str | None, dict[str, str]]:
+    """Return the default chat template, if there is one, and all others by their names."""
+    names = metadata.get(f"{TEMPLATE}s")
+    found = {
+        name: metadata.get(f"{TEMPLATE}.{name}")
+        for name in (names if isinstance(names, list) else ())
+    }
+    stated = metadata.get(TEMPLATE)
+    named = {name: source for name, source in found.items() if isinstance(source, str)}
+    default = stated if isinstance(stated, str) else named.get("default")
+    return default, {name: source for name, source in named.items() if name != "default"}

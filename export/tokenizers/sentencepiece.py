@@ -1,0 +1,140 @@
+"""SentencePiece's tokenizer.model, BPE or Unigram, as a tokenizer.json.
+
+In: a directory with tokenizer.model and, where present, tokenizer_config.json, added_tokens.json
+and special_tokens_map.json, which name further tokens. The ids of a text are SentencePiece's own.
+Only that no space is put before a text that begins with a user-defined piece, and that a table of
+characters (nmt_nfkc) is applied to grapheme clusters, as transformers does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, models, processors
+
+from pilotfish.export.errors import ExportError
+from pilotfish.export.tokenizers.added import Added, read_added
+from pilotfish.export.tokenizers.model_proto import (
+    BPE,
+    CONTROL,
+    NORMAL,
+    UNIGRAM,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    parse_model,
+)
+from pilotfish.export.tokenizers.spelling import Prefix, spell
+from pilotfish.export.tokenizers.tables import merges_by_score
+
+MODEL = "tokenizer.model"
+
+
+def sentencepiece_tokenizer_json(directory: Path) -> str:
+    """Make a tokenizer.json of `directory`'s tokenizer.model.
+
+    Raises:
+        ExportError: if a file is damaged, or the model does what a tokenizer.json cannot say.
+    """
+    path = directory / MODEL
+    model = _parse(path)
+    _expect_known(model, path)
+    added = read_added(directory)
+    unknown = next((id for id, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None)
+    tokenizer = _joining(model, unknown, path)
+    spell(
+        tokenizer,
+        _prefix(model, added),
+        collapse=model.normalizer_spec.remove_extra_whitespaces,
+        table=model.normalizer_spec.precompiled_charsmap,
+    )
+    known = {
+        id: AddedToken(piece.piece, special=piece.type != USER_DEFINED, normalized=False)
+        for id, piece in enumerate(model.pieces)
+        if piece.type in (UNKNOWN, CONTROL, USER_DEFINED)
+    }
+    added.add_to(tokenizer, known, str(directory))
+    _begin(tokenizer, model, added)
+    return tokenizer.to_str()
+
+
+def _parse(path: Path) -> Any:
+    """Read the file; what is returned is a `ModelProto`, whose class has no types."""
+    data = path.read_bytes()
+    try:
+        return parse_model(data)
+    except ValueError as error:
+        if _is_tiktoken(data):
+            raise ExportError(
+                f"{path} is in tiktoken's form, which does not say how text is split: a model in "
+                "this form needs a tokenizer.json"
+            ) from None
+        raise ExportError(f"{path} is no SentencePiece model: {error}") from None
+
+
+def _is_tiktoken(data: bytes) -> bool:
+    """Whether a file begins as tiktoken's: a token in base64 and its number, a line each."""
+    token, _, number = data.partition(b"\n")[0].partition(b" ")
+    return number.strip().isdigit() and token.isascii()
+
+
+def _expect_known(model: Any, path: Path) -> None:
+    """Refuse what a tokenizer.json cannot say."""
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    reason = None
+    if trainer.model_type not in (UNIGRAM, BPE):
+        reason = "is neither of BPE nor of Unigram"
+    elif trainer.treat_whitespace_as_suffix:
+        reason = "puts spaces behind words"
+    elif not normalizer.escape_whitespaces:
+        reason = "keeps spaces as they are"
+    elif model.denormalizer_spec.precompiled_charsmap:
+        reason = "changes characters back when it decodes"
+    elif any(piece.type == UNUSED for piece in model.pieces):
+        reason = "has tokens that are switched off"
+    elif len({piece.piece for piece in model.pieces}) != len(model.pieces):
+        reason = "has a token twice"
+    if reason:
+        raise ExportError(f"{path} {reason}, which is not supported: give it a tokenizer.json")
+
+
+def _joining(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenizer:
+    """Build the part that joins characters into tokens."""
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    fallback = model.trainer_spec.byte_fallback
+    try:
+        if model.trainer_spec.model_type == UNIGRAM:
+            return tokenizers.Tokenizer(models.Unigram(pieces, unknown, fallback))
+        scores = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}
+        return tokenizers.Tokenizer(
+            models.BPE(
+                {piece: id for id, (piece, _) in enumerate(pieces)},
+                merges_by_score(scores),
+                unk_token=None if unknown is None else pieces[unknown][0],
+                fuse_unk=True,
+                byte_fallback=fallback,
+            )
+        )
+    except Exception as error:  # the library raises bare Exception
+        raise ExportError(f"{path} is damaged: {error}") from None
+
+
+def _prefix(model: Any, added: Added) -> Prefix:
+    """Choose where a space is put before a text."""
+    if not model.normalizer_spec.add_dummy_prefix:
+        return "never"
+    if added.settings.get("legacy") is False:
+        return "first"
+    return "once" if any(piece.type == USER_DEFINED for piece in model.pieces) else "always"
+
+
+def _begin(tokenizer: tokenizers.Tokenizer, model: Any, added: Added) -> None:
+    """Put BOS before a text unless the settings say no, as transformers does."""
+    token = added.role("bos_token") or model.trainer_spec.bos_piece
+    id = tokenizer.token_to_id(token)
+    if id is not None and added.settings.get("add_bos_token", model.trainer_spec.bos_id >= 0):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{token} $A", special_tokens=[(token, id)]
+        )

@@ -1,0 +1,122 @@
+"""Mistral's tekken.json, as in Nemo and Ministral, as a tokenizer.json.
+
+The file has a pattern, and tokens as bytes in the order of their ranks: tiktoken's form. A piece of
+text that is a token becomes it; in others the neighbours whose union ranks first are joined until
+there are none. Special tokens have the first ids, the ranks follow.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+
+from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE
+from pilotfish.export.errors import ExportError
+from pilotfish.export.tokenizers.tables import merges_by_score
+
+FILE = "tekken.json"
+BOS = "<s>"
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+
+
+class _Config(msgspec.Struct, frozen=True):
+    pattern: str
+    default_num_special_tokens: _Count | None = None
+    default_vocab_size: _Count | None = None
+    version: str = ""
+
+
+class _Token(msgspec.Struct, frozen=True):
+    rank: _Count
+    token_bytes: bytes  # in base64
+
+
+class _Special(msgspec.Struct, frozen=True):
+    rank: _Count
+    token_str: str
+    is_control: bool = True
+
+
+class _File(msgspec.Struct, frozen=True):
+    config: _Config
+    vocab: list[_Token]
+    special_tokens: list[_Special] | None = None
+
+
+# Those of files that name none, up to version 7.
+OLD_SPECIAL = (
+    *("<unk>", BOS, "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
+    *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    "[TOOL_CONTENT]",
+)
+OLD_VERSIONS = ("", "v1", "v2", "v3", "v7")
+
+
+def tekken_tokenizer_json(directory: Path) -> str:
+    """Make a tokenizer.json of `directory`'s tekken.json.
+
+    Raises:
+        ExportError: if the file is damaged.
+    """
+    path = directory / FILE
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ExportError(f"{path} cannot be read: {error}") from None
+    special = _special_tokens(file, path)
+    ordinary = _ordinary_tokens(file, len(special), path)
+    vocabulary = {token.content: id for id, token in enumerate(special)}
+    vocabulary |= {token: len(special) + rank for rank, token in enumerate(ordinary)}
+    if len(vocabulary) != len(special) + len(ordinary):
+        raise ExportError(f"{path} is damaged: it has a token twice")
+    merges = merges_by_score({token: -rank for rank, token in enumerate(ordinary)})
+    try:
+        tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+        split = pre_tokenizers.Split(Regex(file.config.pattern), "isolated")
+    except Exception as error:  # the library raises bare Exception
+        raise ExportError(f"{path} is damaged: {error}") from None
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(special)
+    if BOS in vocabulary:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
+        )
+    return tokenizer.to_str()
+
+
+def _special_tokens(file: _File, path: Path) -> list[AddedToken]:
+    """List the special tokens by their ids; names are made for those that the file only counts."""
+    stated = file.special_tokens
+    if stated is None:
+        if file.config.version not in OLD_VERSIONS:
+            raise ExportError(f"{path} names no special tokens")
+        stated = [_Special(rank, token) for rank, token in enumerate(OLD_SPECIAL)]
+    by_rank = {token.rank: token for token in stated}
+    if sorted(by_rank) != list(range(len(stated))):
+        raise ExportError(f"{path} is damaged: its special tokens are not numbered from 0 on")
+    count = file.config.default_num_special_tokens
+    count = len(stated) if count is None else count
+    if count < len(stated):
+        raise ExportError(f"{path} is damaged: it names more special tokens than it says")
+    named = [by_rank[rank] for rank in range(len(stated))]
+    named += [_Special(rank, f"<SPECIAL_{rank}>") for rank in range(len(stated), count)]
+    return [AddedToken(token.token_str, special=True, normalized=False) for token in named]
+
+
+def _ordinary_tokens(file: _File, special: int, path: Path) -> list[str]:
+    """List the other tokens by rank, in GPT-2's characters; those past the vocabulary left out."""
+    size = file.config.default_vocab_size
+    count = len(file.vocab) if size is None else size - special
+    chosen = file.vocab[: max(count, 0)]
+    if len(chosen) < count or [token.rank for token in chosen] != list(range(len(chosen))):
+        raise ExportError(f"{path} is damaged: its tokens are fewer than it says, or out of order")
+    if {token.token_bytes for token in chosen[:256]} != {bytes([byte]) for byte in range(256)}:
+        raise ExportError(f"{path} is damaged: its first tokens are not the 256 bytes")
+    return ["".join(map(CHARACTER_OF_BYTE.__getitem__, token.token_bytes)) for token in chosen]
