@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.artifact import (
     GRAPH_NAME,
     HEADS,
+    LLAMACPP,
     MANIFEST_NAME,
     TOKENIZER_NAME,
     Artifact,
@@ -30,6 +31,8 @@ from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.atomic import replacing
 from pilotfish.export.dialects import Dialect, choose_dialect
+from pilotfish.export.errors import ExportError
+from pilotfish.export.gguf_copy import copy_gguf
 from pilotfish.export.graph import GraphWriter
 from pilotfish.export.sources import Progress, WeightSource, open_source
 from pilotfish.export.sources.first_layers import FirstLayers
@@ -54,6 +57,7 @@ def export_model(
     Args:
         source: "default", a GGUF file, a Hugging Face directory or hub id, or an open source.
         dialect: "opset24", "opset17", "contrib", or "auto": by precision and installed runtime.
+            "llamacpp" keeps a GGUF file as it is; `precision` is to be left at its default then.
         first_layers: keep only so many of the layers, and the last norm and the head as they are.
         ignore_keys: keys of the configuration that may stand there although nothing here knows
             them; the manifest names them. Without effect on an open source.
@@ -64,6 +68,14 @@ def export_model(
             configuration and weights do not fit each other, it has not more than
             `first_layers` layers, or `out` holds something that is no artifact.
     """
+    if dialect == LLAMACPP:
+        plain = precision == "fp32" and first_layers is None and not ignore_keys
+        if not isinstance(source, str) or not plain:
+            raise ExportError(
+                f"the dialect {LLAMACPP} keeps a GGUF file as it is: leave --precision, "
+                "--first-layers and --ignore-key out"
+            )
+        return copy_gguf(source, out, progress=progress)
     kind = choose_dialect(dialect, precision, _runtime())
     weights = source
     if isinstance(weights, str):
