@@ -25,10 +25,14 @@ from pilotfish.engines.errors import ProviderError
 log = logging.getLogger("pilotfish.engines")
 
 RUN = 256  # tokens at once
-ANSWERED = 128  # tokens at once of a run that is answered: memory for logits is held for so many
+# Tokens at once of a run that is answered. Memory for logits is held for so many; and from 64 on
+# flash attention takes another way on CPUs, which rounds otherwise.
+ANSWERED = 48
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 CELLS = 512  # to begin with
-ERROR = 3  # GGML_LOG_LEVEL_ERROR
+ERROR = 4  # GGML_LOG_LEVEL_ERROR
+GUESSED = 1024  # added to a file's type where the file does not say it
+FLOATS = (0, 1, 32)  # types of files in F32, F16, BF16
 _complaints: deque[str] = deque(maxlen=4)  # llama.cpp says why it fails only in its log
 
 
@@ -71,7 +75,7 @@ def _log_callback(api: Any) -> Any:
 
 
 def _failure(problem: str) -> ProviderError:
-    said = "; ".join(_complaints)
+    said = "; ".join(dict.fromkeys(_complaints))
     _complaints.clear()
     return ProviderError(f"{problem}: {said}" if said else problem)
 
@@ -83,6 +87,7 @@ class Model:
         vocabulary: width of the logits.
         width: of the hidden states.
         window: tokens that a layer attends to; 0 = all.
+        blocks: whether the weights are quantised.
 
     Raises:
         ProviderError: if llama.cpp cannot load it, or what it loads cannot be rolled back.
@@ -91,6 +96,7 @@ class Model:
     def __init__(self, path: Path, *, gpu: bool) -> None:
         self.api = api = load_library()
         self.gpu = gpu
+        _complaints.clear()
         options = api.llama_model_default_params()
         options.n_gpu_layers = -1 if gpu else 0
         self.handle = api.llama_model_load_from_file(os.fsencode(path), options)
@@ -100,6 +106,7 @@ class Model:
         self.vocabulary: int = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.handle))
         self.width: int = api.llama_model_n_embd_out(self.handle)
         self.window: int = api.llama_model_n_swa(self.handle)
+        self.blocks = api.llama_model_ftype(self.handle) & ~GUESSED not in FLOATS
         if api.llama_model_is_recurrent(self.handle) or api.llama_model_is_hybrid(self.handle):
             raise ProviderError(
                 f"{path} keeps a state that every token changes, and llama.cpp cannot roll it "
@@ -204,8 +211,15 @@ class Cells:
         options.n_threads = options.n_threads_batch = self._threads
         options.pooling_type = api.LLAMA_POOLING_TYPE_NONE
         options.attention_type = api.LLAMA_ATTENTION_TYPE_CAUSAL
-        # As our own engine keeps them; attention kernels of GPUs want half precision.
-        options.type_k = options.type_v = api.GGML_TYPE_F16 if model.gpu else api.GGML_TYPE_F32
+        # Weights in blocks: activations are rounded to 8 bits, which makes much of the least
+        # difference, and flash attention on a CPU computes a token alone as among others (up to
+        # ANSWERED of them). Other weights: it would round to half precision, and plain attention
+        # computes as our own engine does. GPUs have their own kernels for it.
+        fused = model.gpu or model.blocks
+        options.type_k = options.type_v = api.GGML_TYPE_F16 if fused else api.GGML_TYPE_F32
+        options.flash_attn_type = (
+            api.LLAMA_FLASH_ATTN_TYPE_AUTO if fused else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
         options.embeddings = True
         options.offload_kqv = options.op_offload = model.gpu
         options.kv_unified = True  # else no cell is in two sequences
