@@ -1,6 +1,4 @@
-"""llama.cpp as drafter and as target of a real edge process: every protocol says what `stream` does."""
-
-from itertools import product
+"""llama.cpp as drafter and as target of a real edge: every protocol says what `stream` does."""
 
 import pytest
 
@@ -42,10 +40,10 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("target", "draft"), product(["llamacpp", "ours"], repeat=2))
+@pytest.mark.parametrize(
+    ("target", "draft"), [("llamacpp", "llamacpp"), ("llamacpp", "ours"), ("ours", "llamacpp")]
+)
 def test_every_protocol_says_what_stream_says(models, edges, target, draft):
-    if (target, draft) == ("ours", "ours"):
-        pytest.skip("tested elsewhere")
     with Device(models["draft", draft], edges[target].endpoint, threads=1) as device:
         for protocol, options in WAYS:
             for seed in (1, 2):
