@@ -115,6 +115,9 @@ class Branches:
 
     def enter(self, growth: Growth) -> None:
         """Make the copies."""
+        for line in {*growth.lines} - {0, *self._lines}:  # lines that begin hold the trunk at most
+            self._shared[line] = min(self._shared[line], growth.trunk)
+            self._cut(line, self._shared[line])
         for source, target, start, end in growth.copies:
             self._memory.copy(self._ids[source], self._ids[target], start, end)
 
@@ -235,7 +238,7 @@ class Branches:
             source = lines[parent] if parent >= 0 else 0
             end = trunk + depths[parent] + 1 if parent >= 0 else trunk
             middle = end if source == 0 else trunk
-            copies.append(Copy(0, line, self._shared[line], middle))
+            copies.append(Copy(0, line, min(self._shared[line], trunk), middle))
             copies.append(Copy(source, line, middle, end))
         return [copy for copy in copies if copy.start < copy.end]
 
