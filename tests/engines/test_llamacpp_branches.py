@@ -161,12 +161,12 @@ def test_any_play_keeps_llama_cpps_rules_and_every_token_sees_its_own_path(data)
 def test_a_line_that_knew_a_longer_trunk_serves_a_branch_before_its_end():
     slot = Slot()
     slot.run(3)
-    slot.run(2, [-1, -1])  # the second line has the trunk of three
+    slot.run(3, [-1, -1, -1])  # three lines have the trunk of three
     slot.keep(0)
     slot.run(2, [-1, 0, 1, 2, 0, 4])  # behind the first token
     slot.keep(5)
-    slot.run(3, [-1, 0, 1, 2, 2, 1])
-    slot.keep(4)
+    slot.run(4, [-1, -1, -1, 0])  # another trunk of three
+    slot.keep(3)
     slot.rollback(1)
 
 
