@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
 from pilotfish.device_runtime.turns import Turns
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.language_model import open_model
 from pilotfish.engines.pace import pass_times
+from pilotfish.engines.passes import Pass
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.shaping import Shaper
@@ -45,7 +46,7 @@ class SharedModel:
         context: int | None,
         lanes: int,
     ) -> None:
-        self.decoder = Decoder(
+        self.decoder = open_model(
             artifact, slots=lanes, context=context, threads=threads, provider=provider
         )
         self.pace = pass_times(self.decoder, _WIDTHS)

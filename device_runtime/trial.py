@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.device import Device
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.language_model import LanguageModel, open_model
+from pilotfish.engines.passes import Pass
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.theory import beta, tokens_per_round
 from pilotfish.wire.errors import PairMismatchError
@@ -76,8 +77,8 @@ def try_drafters(
     for drafter in drafters.values():
         _check_vocabulary(drafter, target)
     answers = _answers(target, prompts, progress)
-    reader = Decoder(target)
-    readers = {name: Decoder(drafter) for name, drafter in drafters.items()}
+    reader = open_model(target)
+    readers = {name: open_model(drafter) for name, drafter in drafters.items()}
     found: dict[str, list[tuple[float, bool]]] = {name: [] for name in readers}
     for done, (text, rows) in enumerate(answers):
         progress("comparing distributions", done, len(answers))
@@ -147,14 +148,16 @@ def _answers(
     return found
 
 
-def _probabilities(decoder: Decoder, text: NDArray[np.int64], rows: int) -> NDArray[np.floating]:
+def _probabilities(
+    decoder: LanguageModel, text: NDArray[np.int64], rows: int
+) -> NDArray[np.floating]:
     """Return the distributions [rows, V] after each of a text's last tokens."""
     decoder.rollback(0, 0)
     return probabilities(decoder.prefill(0, text, rows=rows).logits, SAMPLING)
 
 
 def _timed(
-    wanted: Sequence[tuple[Decoder, int]], text: NDArray[np.int64], progress: Progress
+    wanted: Sequence[tuple[LanguageModel, int]], text: NDArray[np.int64], progress: Progress
 ) -> list[float]:
     """Time passes of these numbers of tokens behind a text, in turns; returns seconds."""
     for decoder in {id(decoder): decoder for decoder, _ in wanted}.values():

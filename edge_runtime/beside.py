@@ -24,9 +24,10 @@ from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.hints import Offer
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.engines.artifact import Artifact, Manifest
-from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import GrammarError
+from pilotfish.engines.language_model import LanguageModel, open_model
 from pilotfish.engines.pace import pass_times
+from pilotfish.engines.passes import Pass
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.odds import Odds
@@ -127,7 +128,7 @@ class _Task(NamedTuple):
         return self.held + len(self.part) == self.length
 
 
-def open_drafter(config: EdgeConfig, target: Manifest) -> Decoder:
+def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
     """Load the drafter of an edge that has one, with a slot for each session.
 
     Raises `ArtifactError` if the folder holds no artifact, and `PairMismatchError` if the drafter
@@ -142,7 +143,7 @@ def open_drafter(config: EdgeConfig, target: Manifest) -> Decoder:
             f"of the target {target.model} ({target.vocab_size} tokens): --draft needs a model of "
             "the same family."
         )
-    return Decoder(
+    return open_model(
         artifact,
         slots=config.limits.sessions,
         context=config.limits.context,
@@ -160,7 +161,7 @@ class Beside(threading.Thread):
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: LanguageModel,
         price: Callable[[], float],
         ends: Collection[int],
         tally: Tally | None = None,

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import FormatNumber, Precision
+from pilotfish.engines.artifact import FormatNumber, Stored
 from pilotfish.engines.cache import replace_file
 from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.codecs.hidden import HiddenFormat
@@ -44,7 +44,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     model: Text
     origin: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
     hidden: Annotated[int, msgspec.Meta(ge=3, le=65536)]
-    precision: Precision
+    precision: Stored
 
 
 class LinkScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.decoder import Decoder, Output
+from pilotfish.engines.language_model import LanguageModel, Output
 from pilotfish.engines.passes import Pass
 from pilotfish.engines.slots import Slots
 from pilotfish.engines.stage import Stage
@@ -28,7 +28,7 @@ States = NDArray[np.float32]
 class StepSlots:
     """Converts the items of a step to passes of a decoder or a stage, and rolls slots back."""
 
-    def __init__(self, held: Slots) -> None:
+    def __init__(self, held: Slots | LanguageModel) -> None:
         self._held = held
         self.forget()
 
@@ -83,7 +83,7 @@ class StepSlots:
 class ModelSlots:
     """Runs items on a decoder; ``breathe`` is called between the passes of a long one."""
 
-    def __init__(self, decoder: Decoder, breathe: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, decoder: LanguageModel, breathe: Callable[[], None] = lambda: None) -> None:
         self.decoder = decoder
         self._breathe = breathe
         self._slots = StepSlots(decoder)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.artifact import (
     GRAPH_NAME,
     HEADS,
+    LLAMACPP,
     MANIFEST_NAME,
     TOKENIZER_NAME,
     Artifact,
@@ -32,6 +33,7 @@ from pilotfish.export.atomic import replacing
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect, choose_dialect
 from pilotfish.export.errors import ExportError
+from pilotfish.export.gguf_copy import copy_gguf
 from pilotfish.export.graph import GraphWriter
 from pilotfish.export.network import write_network
 from pilotfish.export.sources import Progress, WeightSource, open_source
@@ -58,6 +60,7 @@ def export_model(
     Args:
         source: "default", a GGUF file, a Hugging Face directory or hub id, or an open source.
         dialect: "opset24", "opset17", "contrib", or "auto": by precision and installed runtime.
+            "llamacpp" keeps a GGUF file as it is; `precision` is to be left at its default then.
         first_layers: keep only so many of the layers, and the last norm and the head as they are.
         context: positions of the artifact, whose rotary tables grow with them; by default the
             model's, but with longrope those up to which its short factors hold.
@@ -70,6 +73,14 @@ def export_model(
             configuration and weights do not fit each other, it has not more than
             `first_layers` layers, or `out` holds something that is no artifact.
     """
+    if dialect == LLAMACPP:
+        plain = precision == "fp32" and first_layers is None and context is None and not ignore_keys
+        if not isinstance(source, str) or not plain:
+            raise ExportError(
+                f"the dialect {LLAMACPP} keeps a GGUF file as it is: leave --precision, "
+                "--first-layers, --context and --ignore-key out"
+            )
+        return copy_gguf(source, out, progress=progress)
     kind = choose_dialect(dialect, precision, _runtime())
     weights = source
     if isinstance(weights, str):

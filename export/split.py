@@ -19,6 +19,7 @@ from onnx import ModelProto, TensorProto
 from pilotfish.engines.artifact import (
     GRAPH_NAME,
     HEAD_NAME,
+    LLAMACPP,
     MANIFEST_NAME,
     TOKENIZER_NAME,
     Artifact,
@@ -61,6 +62,11 @@ def split_artifact(
     artifact = Artifact.open(path)
     tell = progress or _silent
     cuts = plan_cuts(artifact, stages, layers)
+    if artifact.manifest.dialect == LLAMACPP:
+        raise ExportError(
+            f"{path} is a GGUF file, which llama.cpp runs whole: export the model itself, with "
+            "--dialect opset24 (or opset17)"
+        )
     if artifact.manifest.dialect == "contrib":
         raise ExportError(
             f"{path} has dialect contrib, whose norms are fused with the residual sums across the "

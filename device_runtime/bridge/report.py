@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.language_model import LanguageModel, open_model
+from pilotfish.engines.passes import Pass
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.wire.errors import UnsupportedError
@@ -123,7 +124,7 @@ def report(
         raise UnsupportedError("The text has no tokens: give another one.")
     own_ids = np.array(read[:MOST_POSITIONS], np.int64)
     progress(_LABEL, 0, len(own_ids))
-    decoder = Decoder(drafter, context=_CONTEXT, threads=threads, provider=provider)
+    decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider)
     masses = []
     for logits in _logits(decoder, own_ids):
         q = probabilities(logits, Sampling(temperature=1.0))
@@ -146,7 +147,7 @@ def report(
     )
 
 
-def _logits(decoder: Decoder, ids: Ids) -> Iterator[NDArray[Any]]:
+def _logits(decoder: LanguageModel, ids: Ids) -> Iterator[NDArray[Any]]:
     """Yield the logits [≤ chunk, V] after each token; restarts after `decoder.context` of them."""
     for start in range(0, len(ids), decoder.context):
         decoder.rollback(0, 0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.slots import ModelSlots, StageSlots
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.language_model import LanguageModel, open_model
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.errors import TargetLostError
 from pilotfish.wire.nodes import Item
@@ -42,7 +42,7 @@ class Made(NamedTuple):
 
 
 class NodeActor:
-    """One actor. Raises like `Decoder` and `Stage` if its artifact cannot be loaded."""
+    """One actor. Raises like `open_model` and `Stage` if its artifact cannot be loaded."""
 
     def __init__(
         self, path: str, *, slots: int, context: int, threads: int | None, provider: str
@@ -50,10 +50,10 @@ class NodeActor:
         artifact = Artifact.open(Path(path), stage=True)
         self._digest = artifact.manifest.digest
         self._incarnation: bytes | None = None
-        kind = Decoder if artifact.manifest.stage is None else Stage
-        held = kind(artifact, slots=slots, context=context, threads=threads, provider=provider)
+        opened = open_model if artifact.manifest.stage is None else Stage
+        held = opened(artifact, slots=slots, context=context, threads=threads, provider=provider)
         self._context = held.context
-        self._slots = ModelSlots(held) if isinstance(held, Decoder) else StageSlots(held)
+        self._slots = ModelSlots(held) if isinstance(held, LanguageModel) else StageSlots(held)
 
     def hold(self, incarnation: bytes) -> Holds:
         """Empty all slots, under a new incarnation."""

@@ -16,8 +16,8 @@ from pilotfish.edge_runtime.node.worker import Worker
 from pilotfish.edge_runtime.serving import STOPPED_BY, ServingLoop
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.language_model import open_model
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.errors import KeysError
@@ -84,7 +84,7 @@ def _load(
         "provider": config.provider,
     }
     if artifact.manifest.stage is None:
-        return Worker(Decoder(artifact, **options), breathe)
+        return Worker(open_model(artifact, **options), breathe)
     return StageWork(Stage(artifact, **options), keys, breathe)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from pilotfish import wire
 from pilotfish.edge_runtime.node.work import Work
 from pilotfish.edge_runtime.slots import ModelSlots, numbers
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.language_model import LanguageModel
 from pilotfish.speculation.ensemble import TopRows, top_rows
 from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk
 from pilotfish.wire.errors import MalformedError, TokenOutOfRangeError, UnsupportedError
@@ -21,7 +21,7 @@ class Worker(Work):
     breathe: called within a long step.
     """
 
-    def __init__(self, decoder: Decoder, breathe: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, decoder: LanguageModel, breathe: Callable[[], None] = lambda: None) -> None:
         manifest = decoder.artifact.manifest
         self._slots = ModelSlots(decoder, breathe)
         self._vocab = manifest.vocab_size

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from pilotfish.edge_runtime.targets.target import Opening, Scores, Span, Target
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.language_model import LanguageModel, open_model
+from pilotfish.engines.passes import Pass
 
 
 class LocalTarget(Target):
     """A decoder, run by the serving thread."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: LanguageModel) -> None:
         self._decoder = decoder
         self._finished: list[Scores] = []
         self._chains = [0] * decoder.slots  # tokens of each slot's last pass before its tree
@@ -45,7 +46,7 @@ def open_target(opening: Opening) -> LocalTarget:
     """Load the artifact's weights."""
     config = opening.config
     return LocalTarget(
-        Decoder(
+        open_model(
             opening.artifact,
             slots=config.limits.sessions,
             context=config.limits.context,

@@ -16,7 +16,7 @@ from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
-from pilotfish.engines.artifact import HEADS, Artifact, Precision
+from pilotfish.engines.artifact import HEADS, LLAMACPP, Artifact, Precision
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
@@ -57,8 +57,11 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = "fp32"
     dialect: Annotated[
-        Literal["auto", "opset24", "opset17", "contrib"],
-        setting("which operators the graph uses; auto takes what runs best here (default)"),
+        Literal["auto", "opset24", "opset17", "contrib", "llamacpp"],
+        setting(
+            "which operators the graph uses; auto takes what runs best here (default). llamacpp: "
+            "no graph, but the GGUF file itself, of any architecture, for llama.cpp to run"
+        ),
     ] = "auto"
     first_layers: (
         Annotated[
@@ -231,6 +234,8 @@ def _model(args: argparse.Namespace) -> int:
     told = from_args(args, ModelSettings)
     if wrong := told.trial.wrong(told.precision):
         args.usage(wrong)
+    if told.dialect == LLAMACPP and told.precision != "fp32":
+        args.usage("--dialect llamacpp keeps the file's own precision: leave --precision out")
 
     def export(precision: Precision, out: Path) -> None:
         export_model(

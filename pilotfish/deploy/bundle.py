@@ -27,7 +27,7 @@ from pilotfish.deploy import manifest, signatures, wheelhouse
 from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.install import ARTIFACTS
 from pilotfish.deploy.manifest import BundleManifest, Progress
-from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.artifact import LLAMACPP, Artifact
 from pilotfish.wire import keys
 from pilotfish.wire.errors import KeysError, UnsupportedError
 from pilotfish.wire.transport import is_loopback
@@ -104,6 +104,11 @@ def _named(wanted: BundleContents) -> Iterator[tuple[str, Artifact]]:
             raise BundleError(f"{path} cannot be called {name!r} in the bundle: rename the folder.")
         taken.add(name)
         artifact = Artifact.open(path)
+        if artifact.manifest.dialect == LLAMACPP:
+            raise BundleError(
+                f"{path} runs on llama.cpp, for which bundles hold no wheel: install the extra "
+                "llamacpp on the board, or export the model with another --dialect."
+            )
         if artifact.manifest.dialect == "opset24" and wanted.python == _OLD_RUNTIME_PYTHON:
             raise BundleError(
                 f"{path} has dialect opset24, which no ONNX Runtime for Python {wanted.python} "

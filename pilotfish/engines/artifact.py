@@ -21,6 +21,7 @@ from pilotfish.engines.errors import ArtifactError
 
 MANIFEST_NAME = "manifest.json"
 GRAPH_NAME = "model.onnx"
+GGUF_NAME = "model.gguf"  # in place of the graph, where llama.cpp runs the model
 HEAD_NAME = "head.onnx"  # of a first stage: hidden states to logits
 TOKENIZER_NAME = "tokenizer.json"
 FORMAT = 1
@@ -29,7 +30,10 @@ Precision = Literal["fp32", "fp16", "int8", "int4"]
 # The precision of the output projection, where it differs from the other weights': 4 bits cost a
 # drafter more acceptance here than anywhere else, and 8 cost hardly any time.
 HEADS: dict[Precision, Precision] = {"int4": "int8"}
-Dialect = Literal["opset24", "opset17", "contrib"]
+# As an artifact says it; "gguf": the blocks of the GGUF file that it holds, of whatever types.
+Stored = Literal[Precision, "gguf"]
+LLAMACPP: Literal["llamacpp"] = "llamacpp"
+Dialect = Literal["opset24", "opset17", "contrib", "llamacpp"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -73,20 +77,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     logits. `tokenizer_fingerprint` hashes the token strings in the order of their ids, so two
     artifacts with equal vocabularies agree whatever files they came from. `head` is the precision
     of the output projection, None where it is `precision`. `chat_templates` are further templates
-    by their names; "tool_use" takes the place of `chat_template` where there are tools. `stage` is
-    None for a whole model; in a stage all other fields but `files` describe the whole model.
-    `window` is the smallest number of positions that a token of some layer sees; None where all
-    layers see all.
+    by their names; "tool_use" takes the place of `chat_template` where there are tools. Without a
+    graph, under the dialect llamacpp, `opset` is None and `kv_dtype` has no effect. `stage` is None
+    for a whole model; in a stage all other fields but `files` describe the whole model. `window` is
+    the smallest number of positions that a token of some layer sees; None where all layers see all.
     """
 
     format: int = FORMAT
     model: str
     source: Source
     architecture: str
-    precision: Precision
+    precision: Stored
     head: Precision | None = None
     dialect: Dialect
-    opset: Positive
+    opset: Positive | None
     dimensions: Dimensions
     vocab_size: Positive
     padded_vocab_size: Positive
@@ -180,6 +184,11 @@ class Artifact:
     def graph_path(self) -> Path:
         """The ONNX graph; its external data lie beside it."""
         return self.path / GRAPH_NAME
+
+    @property
+    def gguf_path(self) -> Path:
+        """The GGUF file of an artifact of the dialect llamacpp."""
+        return self.path / GGUF_NAME
 
     @property
     def tokenizer_path(self) -> Path:
@@ -296,7 +305,7 @@ def _check(directory: Path, manifest: Manifest) -> None:
         problem = "bos_id is outside the vocabulary"
     elif any(Path(name).name != name for name in manifest.files):
         problem = "files must be plain names, without a path"
-    elif missing := _needed(manifest.stage) - manifest.files.keys():
+    elif missing := _needed(manifest) - manifest.files.keys():
         problem = f"files does not name {', '.join(sorted(missing))}"
     elif manifest.stage is not None and not _fits(manifest.stage, manifest.dimensions.layers):
         problem = f"{manifest.stage} is no part of {manifest.dimensions.layers} layers"
@@ -311,8 +320,11 @@ def _invalid(directory: Path, problem: str) -> ArtifactError:
     )
 
 
-def _needed(stage: Cut | None) -> set[str]:
+def _needed(manifest: Manifest) -> set[str]:
     """Return the files that an artifact must have."""
+    stage = manifest.stage
+    if manifest.dialect == LLAMACPP:
+        return {GGUF_NAME, TOKENIZER_NAME}
     if stage is None:
         return {GRAPH_NAME, TOKENIZER_NAME}
     return {GRAPH_NAME, TOKENIZER_NAME, HEAD_NAME} if stage.first else {GRAPH_NAME}

@@ -6,35 +6,22 @@ Slots, chains, trees, `rollback` and `keep_path` are those of `engines.slots`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact, check_whole
 from pilotfish.engines.backends import Binding
+from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.language_model import ENGINES, LanguageModel, Output
 from pilotfish.engines.passes import Pass, fill_positions, fill_rows, fill_tokens
 from pilotfish.engines.slots import Slots
 
 __all__ = ["Decoder", "Output", "Pass"]
 
 
-@dataclass(frozen=True, eq=False)
-class Output:
-    """Answers to one pass; views into buffers that the next forward overwrites.
-
-    Attributes:
-        logits: f32 [rows, vocab_size], padding ids cut off.
-        hidden: f32 [rows, hidden_size], the last layer after the final norm.
-    """
-
-    logits: NDArray[np.float32]
-    hidden: NDArray[np.float32]
-
-
-class Decoder(Slots):
-    """Runs one model with `slots` sequences.
+class Decoder(Slots, LanguageModel):
+    """Runs the graph of one model with `slots` sequences. Open any artifact with `open_model`.
 
     Args:
         context: positions per slot; None = the model's, or those that a TensorRT engine was
@@ -59,6 +46,8 @@ class Decoder(Slots):
     ) -> None:
         opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact)
         check_whole(opened.path, opened.manifest)
+        if opened.manifest.dialect in ENGINES:
+            raise ProviderError(f"{opened.path} is no graph: open it with open_model")
         self.vocab_size = opened.manifest.vocab_size
         super().__init__(
             opened,
@@ -83,32 +72,10 @@ class Decoder(Slots):
             CapacityError: if a slot would exceed its context.
             ValueError: if a pass is malformed, or a slot has two.
         """
-        self._check(passes)
+        self.check(passes)
         places = self._append(passes)
         logits, hidden = self._answers["logits"], self._answers["hidden_states"]
         return [Output(logits[rows, : self.vocab_size], hidden[rows]) for rows in places]
-
-    def prefill(
-        self,
-        slot: int,
-        tokens: NDArray[np.int64] | Sequence[int],
-        *,
-        rows: int = 1,
-        chunk: int = 128,
-    ) -> Output:
-        """Append a long text in chunks; return the outputs of its last `rows` tokens.
-
-        Raises:
-            CapacityError: if the slot would exceed its context; then nothing is appended.
-            ValueError: as `forward`.
-        """
-        row = np.asarray(tokens, np.int64)
-        self._check([Pass(slot, row, rows)])
-        last = max((len(row) - 1) // chunk * chunk, 0)
-        last = min(last, len(row) - rows)
-        for start in range(0, last, chunk):
-            self.forward([Pass(slot, row[start : min(start + chunk, last)], 0)])
-        return self.forward([Pass(slot, row[last:], rows)])[0]
 
     def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:
         fill_tokens(binding, passes)

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.language_model import LanguageModel
+from pilotfish.engines.passes import Pass
 
 _SWEEPS = 4  # sweep over all widths, so that other load affects all alike
 _ENOUGH_S = 0.6  # a daemon's start waits for this: sweep less often over a slow model
 
 
-def pass_times(decoder: Decoder, widths: Sequence[int]) -> dict[int, float]:
+def pass_times(decoder: LanguageModel, widths: Sequence[int]) -> dict[int, float]:
     """Time passes of these widths over an empty slot, with all their rows; seconds.
 
     See `least_times`. Slot 0 must be empty, and is empty again afterwards.
@@ -44,7 +45,7 @@ def least_times(
     return least
 
 
-def _pass_s(decoder: Decoder, width: int) -> float:
+def _pass_s(decoder: LanguageModel, width: int) -> float:
     tokens = np.zeros(width, dtype=np.int64)
     begun_s = time.perf_counter()
     decoder.forward([Pass(slot=0, tokens=tokens, rows=width)])

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.backends.backend import Binding
+from pilotfish.engines.errors import CapacityError
 
 HIDDEN_FROM_VIEW = -3e4  # added to a score, leaves weight 0, in half precision too
 
@@ -102,6 +103,27 @@ def _line(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
         if parent >= 0:
             line[i, : parent + 1] = line[parent, : parent + 1]
     return line
+
+
+def check_all(
+    passes: Sequence[Pass], lengths: Sequence[int], context: int, vocabulary: int | None
+) -> None:
+    """Raise for passes that could not be run over slots of these lengths.
+
+    Raises:
+        CapacityError: if a slot would exceed `context`.
+        ValueError: if a pass is malformed, or a slot has two.
+    """
+    if len(passes) > 1 and len({item.slot for item in passes}) < len(passes):
+        raise ValueError("a slot can have one pass per forward")
+    for item in passes:
+        check(item, lengths, vocabulary)
+        total = lengths[item.slot] + len(item.tokens)
+        if total > context:
+            raise CapacityError(
+                f"{total} tokens do not fit into a context of {context}: "
+                "shorten the prompt or ask for fewer tokens"
+            )
 
 
 def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_backend
-from pilotfish.engines.errors import CapacityError, ProviderError
-from pilotfish.engines.passes import Pass, check, fill_cells, fill_padded, fill_single
+from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.passes import Pass, check_all, fill_cells, fill_padded, fill_single
 
 # Idle slots between two busy ones cost attention; a separate run reads all weights once more.
 IDLE_BETWEEN = 4
@@ -105,17 +105,14 @@ class Slots(ABC):
 
     # --- passes ----------------------------------------------------------------------------
 
-    def _check(self, passes: Sequence[Pass]) -> None:
-        if len(passes) > 1 and len({item.slot for item in passes}) < len(passes):
-            raise ValueError("a slot can have one pass per forward")
-        for item in passes:
-            check(item, self._cache.lengths, self._vocabulary)
-            total = self._cache.lengths[item.slot] + len(item.tokens)
-            if total > self.context:
-                raise CapacityError(
-                    f"{total} tokens do not fit into a context of {self.context}: "
-                    "shorten the prompt or ask for fewer tokens"
-                )
+    def check(self, passes: Sequence[Pass]) -> None:
+        """Raise for passes that could not be run.
+
+        Raises:
+            CapacityError: if a slot would exceed its context.
+            ValueError: if a pass is malformed, or a slot has two.
+        """
+        check_all(passes, self._cache.lengths, self.context, self._vocabulary)
 
     def _append(self, passes: Sequence[Pass]) -> list[slice]:
         """Run checked passes; return which rows of `_answers` belong to each."""

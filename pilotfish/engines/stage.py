@@ -125,7 +125,7 @@ class Stage(Slots):
             CapacityError: if a slot would exceed its context.
             ValueError: if a pass is malformed, a slot has two, or these are not their states.
         """
-        self._check(passes)
+        self.check(passes)
         places = self._append(self._fed(passes, states))
         (answer,) = self._answers.values()
         if all(place.stop == after.start for place, after in pairwise(places)):

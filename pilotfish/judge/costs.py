@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.language_model import open_model
 from pilotfish.engines.pace import pass_times
 from pilotfish.engines.settings import EngineSettings
 from pilotfish.judge.sweep_file import QuestionTally
@@ -55,7 +55,9 @@ def measured(draft: Path, target: Path, windows: Iterable[int], engine: EngineSe
 
 
 def _pass_times(path: Path, widths: Sequence[int], engine: EngineSettings) -> dict[int, float]:
-    decoder = Decoder(path, context=max(widths), threads=engine.threads, provider=engine.provider)
+    decoder = open_model(
+        path, context=max(widths), threads=engine.threads, provider=engine.provider
+    )
     sweeps = [pass_times(decoder, widths) for _ in range(_SWEEPS)]
     return {width: min(one[width] for one in sweeps) for width in widths}
 

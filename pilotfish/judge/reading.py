@@ -18,7 +18,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.language_model import open_model
+from pilotfish.engines.passes import Pass
 from pilotfish.engines.settings import EngineSettings
 from pilotfish.wire.errors import UnsupportedError
 
@@ -53,7 +54,7 @@ class Reader:
     """One model, a slot for each text that is being read."""
 
     def __init__(self, artifact: Path, slots: int, context: int, engine: EngineSettings) -> None:
-        self._decoder = Decoder(
+        self._decoder = open_model(
             artifact, slots=slots, context=context, threads=engine.threads, provider=engine.provider
         )
         self._held: list[Ids] = [np.empty(0, np.int64)] * slots

@@ -138,7 +138,7 @@ def test_slots_of_different_lengths_share_a_pass(decoder):
 
 
 def test_passes_of_which_no_row_is_wanted_stand_beside_others(decoder):
-    decoder = Decoder(decoder.artifact, slots=SLOTS)  # with buffers that are as yet small
+    decoder = type(decoder)(decoder.artifact, slots=SLOTS)  # with buffers that are as yet small
     decoder.forward([Pass(slot=0, tokens=TOKENS[:3])])
     quiet = Pass(slot=4, tokens=TOKENS[:5], rows=0)
     asked, none = decoder.forward([Pass(slot=0, tokens=TOKENS[3:6]), quiet])

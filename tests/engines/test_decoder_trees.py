@@ -184,7 +184,7 @@ def test_a_chain_and_a_tree_behind_it_in_one_pass_as_the_edge_verifies(decoder, 
     same(got, by_paths(decoder, 1, tokens, parents)[chain - 1 :])
     kept = [*range(chain), *(chain + node for node in accepted)]
     decoder.keep_path(0, kept)
-    fresh = Decoder(decoder.artifact)
+    fresh = type(decoder)(decoder.artifact)
     same(after(decoder, 0, [5, 6]), after_text(fresh, 0, [*TRUNK, *tokens[kept]], [5, 6]))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.artifact import LLAMACPP, Manifest
 from pilotfish.engines.errors import BuildError, ProviderError
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
     Raises:
         BuildError: naming the dialect to export instead.
     """
-    if manifest.dialect == "contrib":
+    if manifest.dialect == LLAMACPP:
+        problem = "a GGUF file is no graph that TensorRT reads"
+    elif manifest.dialect == "contrib":
         problem = "TensorRT knows no operator of the dialect contrib"
     elif manifest.dialect == "opset24" and not all(
         parser.supports_operator(name) for name in OPSET24_OPERATORS

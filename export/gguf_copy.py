@@ -1,0 +1,144 @@
+"""Export a GGUF file as it is, for llama.cpp to run: any architecture that llama.cpp knows.
+
+In: "default" or a GGUF file. Out: an artifact whose weights are that file (a hard link to it where
+the file system allows), with its tokenizer and a manifest like any other's. Nothing is computed or
+rounded; what the architecture means is llama.cpp's business. Refused is what Pilotfish could not
+use: tokenizers that it does not know, and models that cannot be rolled back.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pilotfish.engines.artifact import (
+    GGUF_NAME,
+    LLAMACPP,
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    Artifact,
+    Dimensions,
+    Manifest,
+    Source,
+    file_sha256,
+)
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.atomic import replacing
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.default import DEFAULT, REQUIREMENT, fetch_default
+from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.gguf_config import PRECISION_SUFFIX
+from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.sources.hashing import hash_files
+from pilotfish.export.sources.source import Progress
+from pilotfish.export.tokenizers.gguf import GgufVocabulary
+
+# Keys of models with a state that every token changes (Mamba, RWKV, LFM2, hybrids of them).
+STATES = ("ssm.", "wkv.", "shortconv.")
+
+
+def copy_gguf(source: str, out: str | Path, *, progress: Progress | None = None) -> Artifact:
+    """Write an artifact of the dialect llamacpp to `out`, replacing an artifact there.
+
+    Raises:
+        ExportError: if it is no whole GGUF file, or its model or tokenizer is of no use here.
+    """
+    tell = progress or _silent
+    kind: Literal["default", "gguf"] = "default" if source == DEFAULT else "gguf"
+    path = fetch_default(tell) if kind == "default" else Path(source)
+    if not path.is_file():
+        raise ExportError(f"{source} is no GGUF file: the dialect {LLAMACPP} takes nothing else")
+    file = GgufFile(path)
+    dimensions, architecture = _dimensions(file), str(file.metadata["general.architecture"])
+    vocabulary = GgufVocabulary(file.metadata, path)
+    tokens = file.metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)  # as the vocabulary has found
+    template = file.metadata.get("tokenizer.chat_template")
+    with replacing(Path(out)) as directory:
+        _link(path, directory / GGUF_NAME)
+        # of the artifact's file: the source may be replaced meanwhile
+        [digest] = hash_files([directory / GGUF_NAME], tell).values()
+        tokenizer = directory / TOKENIZER_NAME
+        tokenizer.write_text(vocabulary.tokenizer_json, encoding="utf-8")
+        manifest = Manifest(
+            model=PRECISION_SUFFIX.sub("", path.stem),
+            source=Source(
+                kind=kind,
+                location=REQUIREMENT if kind == "default" else path.name,
+                sha256={path.name: digest},
+            ),
+            architecture=architecture,
+            precision="gguf",
+            dialect=LLAMACPP,
+            opset=None,
+            dimensions=dimensions,
+            vocab_size=vocabulary.size,
+            padded_vocab_size=len(tokens),
+            kv_dtype="float32",
+            bos_id=vocabulary.bos_id,
+            eos_ids=vocabulary.eos_ids,
+            chat_template=template if isinstance(template, str) else None,
+            tokenizer_fingerprint=Tokenizer(tokenizer).fingerprint,
+            files={GGUF_NAME: digest, TOKENIZER_NAME: file_sha256(tokenizer)},
+        )
+        (directory / MANIFEST_NAME).write_bytes(manifest.encode())
+    return Artifact.open(out)
+
+
+def _dimensions(file: GgufFile) -> Dimensions:
+    """Read the sizes that every architecture has; refuse what cannot be used.
+
+    Some architectures give a number for each layer; the largest is taken.
+    """
+    path, metadata = file.path, file.metadata
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ExportError(f"{path} does not say its general.architecture")
+    if metadata.get("split.count", 1) not in (0, 1):
+        raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
+    prefix = f"{architecture}."
+    own = {key.removeprefix(prefix): _largest(value) for key, value in metadata.items()
+           if key.startswith(prefix)}  # fmt: skip
+    if any(key.startswith(STATES) for key in own):
+        raise ExportError(
+            f"{path}: {architecture} keeps a state that every token changes, and llama.cpp cannot "
+            "roll it back: speculative decoding needs a model whose layers all attend"
+        )
+    if own.get("attention.causal") is False or f"{prefix}decoder_start_token_id" in metadata:
+        raise ExportError(f"{path}: {architecture} does not write a text token by token")
+    fields = Fields(own, str(path), prefix)
+    heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
+    return Dimensions(
+        layers=fields.count("block_count"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=fields.count("attention.head_count_kv", heads),
+        head_dim=fields.count("attention.key_length", max(hidden // heads, 1)),
+        intermediate=fields.count("feed_forward_length", _expert(own, hidden)),
+        context=fields.count("context_length"),
+    )
+
+
+def _largest(value: object) -> object:
+    return max(value) if isinstance(value, list) and value else value
+
+
+def _expert(own: Mapping[str, object], hidden: int) -> int:
+    """Return an expert's width, for models all of whose layers are mixtures."""
+    width = own.get("expert_feed_forward_length", hidden)
+    return width if isinstance(width, int) else hidden
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make a hard link, or a copy where the file system has none or the file is another user's."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _silent(label: str, done: int, total: int | None) -> None:
+    """Show no progress."""

@@ -1,0 +1,147 @@
+"""What runs a whole model: the interface of every engine, and the one place that chooses one.
+
+In: an artifact. Out: a `LanguageModel`, which keeps sequences in slots: passes append tokens to any
+number of slots, as chains or as trees, which may grow over several passes (`engines.passes.Pass`).
+Which engine runs an artifact, its dialect says. To add one, add a line to ENGINES.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.artifact import Artifact, check_whole
+from pilotfish.engines.passes import Pass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_GRAPHS = "pilotfish.engines.decoder:Decoder"  # runs every dialect that is one of graphs
+ENGINES = {"llamacpp": "pilotfish.engines.llamacpp.decoder:LlamaDecoder"}
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """Answers to one pass; views into buffers that the next forward overwrites.
+
+    Attributes:
+        logits: f32 [rows, vocab_size], padding ids cut off.
+        hidden: f32 [rows, hidden_size], the last layer after the final norm.
+    """
+
+    logits: NDArray[np.float32]
+    hidden: NDArray[np.float32]
+
+
+class LanguageModel(ABC):
+    """Runs one model with `slots` sequences. Not thread-safe: one owner.
+
+    Attributes:
+        artifact: what it runs.
+        slots: number of sequences.
+        context: positions of each.
+        vocab_size: width of the logits.
+        provider: what it runs on, for people.
+    """
+
+    artifact: Artifact
+    slots: int
+    context: int
+    vocab_size: int
+    provider: str
+
+    @property
+    @abstractmethod
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+
+    @abstractmethod
+    def length(self, slot: int) -> int:
+        """Return the number of tokens in the slot."""
+
+    @abstractmethod
+    def rollback(self, slot: int, length: int) -> None:
+        """Drop all but the first `length` tokens of a slot."""
+
+    @abstractmethod
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep only the nodes at `path` of the last tree (or of the last pass, a chain).
+
+        Nodes are counted from the trunk, whichever pass appended them; a path runs from the root
+        down, so it ascends. What is kept counts as a chain behind the same trunk.
+
+        Raises:
+            ValueError: if `path` is none within the tree; then nothing changes.
+        """
+
+    @abstractmethod
+    def check(self, passes: Sequence[Pass]) -> None:
+        """Raise like `forward` for passes that could not be run."""
+
+    @abstractmethod
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+        """Append each pass to its slot and answer it; at most one pass per slot.
+
+        Nothing is appended if it raises.
+
+        Raises:
+            CapacityError: if a slot would exceed its context.
+            ValueError: if a pass is malformed, or a slot has two.
+        """
+
+    def prefill(
+        self,
+        slot: int,
+        tokens: NDArray[np.int64] | Sequence[int],
+        *,
+        rows: int = 1,
+        chunk: int = 128,
+    ) -> Output:
+        """Append a long text in chunks; return the outputs of its last `rows` tokens.
+
+        Raises:
+            CapacityError: if the slot would exceed its context; then nothing is appended.
+            ValueError: as `forward`.
+        """
+        row = np.asarray(tokens, np.int64)
+        self.check([Pass(slot, row, rows)])
+        last = max((len(row) - 1) // chunk * chunk, 0)
+        last = min(last, len(row) - rows)
+        for start in range(0, last, chunk):
+            self.forward([Pass(slot, row[start : min(start + chunk, last)], 0)])
+        return self.forward([Pass(slot, row[last:], rows)])[0]
+
+
+def open_model(
+    artifact: Artifact | str | Path,
+    *,
+    slots: int = 1,
+    context: int | None = None,
+    threads: int | None = None,
+    provider: str = "auto",
+) -> LanguageModel:
+    """Open an artifact with the engine that runs its dialect.
+
+    Args:
+        context: positions per slot; None = the model's, or those that a TensorRT engine was
+            built for.
+        threads: per run; None = the cores that this process may use.
+        provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best that works without
+            building an engine first (see docs/engines.md).
+
+    Raises:
+        ArtifactError: if the directory is no artifact, or only a stage of a model.
+        ProviderError: if no inference runtime can run it.
+    """
+    opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact)
+    check_whole(opened.path, opened.manifest)
+    module, _, name = ENGINES.get(opened.manifest.dialect, _GRAPHS).partition(":")
+    kind: Callable[..., LanguageModel] = getattr(import_module(module), name)
+    return kind(opened, slots=slots, context=context, threads=threads, provider=provider)

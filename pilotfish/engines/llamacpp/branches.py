@@ -1,0 +1,260 @@
+"""A slot's chain and tree as sequences of llama.cpp, which has no masks of our own.
+
+There a token sees the cells of its own sequence. So each way from the trunk to a leaf is a
+sequence, a *line*: a node belongs to the lines of all leaves below it. Line 0 holds the chain and
+the first child of each node behind it; other lines hold what they share with it, and take the rest
+when a branch needs them: the same cells, nothing is computed or moved.
+
+`plan` says what a pass needs and changes nothing; then `enter`, the run, and `commit` or `undo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from pilotfish.engines.errors import CapacityError
+from pilotfish.engines.passes import Pass
+
+
+class Memory(Protocol):
+    """The cells of all sequences; positions are counted from 0."""
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Let sequence `target` have the cells of `source` at start … end - 1."""
+        ...
+
+    def cut(self, sequence: int, start: int) -> None:
+        """Drop a sequence's positions from `start` on."""
+        ...
+
+
+class Copy(NamedTuple):
+    """Let line `target` have what `source` has at these positions."""
+
+    source: int
+    target: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """What a pass makes of a slot.
+
+    Attributes:
+        trunk, parents, depths, lines: the tree behind the pass; lines: one through each node.
+        positions: of the new tokens, [S].
+        sequences: of each new token, [S][lines]: llama.cpp's ids.
+        copies: to be made before the run.
+        ends: positions that lines hold after it, where the pass changes that.
+    """
+
+    trunk: int
+    parents: list[int]
+    depths: list[int]
+    lines: list[int]
+    positions: Sequence[int]
+    sequences: list[list[int]]
+    copies: list[Copy]
+    ends: dict[int, int]
+
+
+class Branches:
+    """One slot. ids: its sequences, of which the first holds the chain."""
+
+    def __init__(self, memory: Memory, ids: range) -> None:
+        self._memory, self._ids = memory, ids
+        self._ends = [0] * len(ids)  # positions that each line holds
+        self._shared = [0] * len(ids)  # of those, the first that line 0's chain has, too
+        self._trunk = 0
+        # The nodes behind the trunk, in the order of their passes, and a line through each.
+        self._parents: list[int] = []
+        self._depths: list[int] = []
+        self._lines: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """Tokens of the slot, all nodes counted."""
+        return self._trunk + len(self._parents)
+
+    def plan(self, item: Pass) -> Growth:
+        """Say what a checked pass needs.
+
+        Raises:
+            CapacityError: if the tree has more leaves than the slot has sequences.
+            ValueError: if it continues a tree that the slot does not hold.
+        """
+        if item.parents is None:
+            return self._chain(len(item.tokens))
+        parents: list[int] = item.parents.tolist()
+        trunk = self.length - item.grown
+        lines = self._continued(trunk, parents[: item.grown])
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        copies = self._extend(trunk, parents, depths, lines)
+        tips = {line: node for node, line in enumerate(lines)}
+        new = {line: node for line, node in tips.items() if node >= item.grown}
+        sequences: list[list[int]] = [[] for _ in parents]
+        for line, node in new.items():
+            while node >= item.grown:
+                sequences[node].append(self._ids[line])
+                node = parents[node]
+        return Growth(
+            trunk,
+            parents,
+            depths,
+            lines,
+            [trunk + depth for depth in depths[item.grown :]],
+            sequences[item.grown :],
+            copies,
+            {line: trunk + depths[node] + 1 for line, node in new.items()},
+        )
+
+    def enter(self, growth: Growth) -> None:
+        """Make the copies."""
+        for line in {*growth.lines} - {0, *self._lines}:  # lines that begin hold the trunk at most
+            self._shared[line] = min(self._shared[line], growth.trunk)
+            self._cut(line, self._shared[line])
+        for source, target, start, end in growth.copies:
+            self._memory.copy(self._ids[source], self._ids[target], start, end)
+
+    def commit(self, growth: Growth) -> None:
+        """Note that the pass has been run."""
+        for copy in growth.copies:
+            self._shared[copy.target] = growth.trunk
+        for line, end in growth.ends.items():
+            self._ends[line] = end
+        self._trunk, self._parents = growth.trunk, growth.parents
+        self._depths, self._lines = growth.depths, growth.lines
+
+    def undo(self, growth: Growth) -> None:
+        """Drop what a pass that failed has left."""
+        for line in {*growth.ends, *(copy.target for copy in growth.copies)}:
+            self._memory.cut(self._ids[line], self._ends[line])
+
+    def rollback(self, length: int) -> None:
+        """Drop all but the first tokens.
+
+        Raises:
+            ValueError: if there are not so many, or branches would be left.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"the slot has {self.length} tokens, not {length}")
+        if not _straight(self._parents[: max(length - self._trunk, 0)]):
+            raise ValueError("a rollback leaves no part of a tree that branches: use keep_path")
+        self._cut(0, length)
+        for line in range(1, len(self._ids)):
+            self._shared[line] = min(self._shared[line], length)
+            self._cut(line, self._shared[line])
+        self._behind(length, 0)
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        """Keep only these nodes of the tree.
+
+        Raises:
+            ValueError: if they are no path from the trunk down; then nothing changes.
+        """
+        nodes = [int(node) for node in path]
+        if (
+            any(not 0 <= node < len(self._parents) for node in nodes)
+            or [self._parents[node] for node in nodes] != [-1, *nodes][: len(nodes)]
+        ):
+            raise ValueError(
+                f"{nodes} is no path from the trunk down the last {len(self._parents)} tokens"
+            )
+        end = self._trunk + len(nodes)
+        kept = self._lines[nodes[-1]] if nodes else 0
+        if kept:
+            self._cut(0, self._trunk)
+            self._memory.copy(self._ids[kept], self._ids[0], self._trunk, end)
+            self._ends[0] = end
+        self._cut(0, end)
+        for line in range(1, len(self._ids)):
+            self._shared[line] = min(self._shared[line], self._trunk)
+            self._cut(line, self._shared[line])
+        self._behind(self._trunk, len(nodes))
+
+    # --- plans -----------------------------------------------------------------------------
+
+    def _chain(self, size: int) -> Growth:
+        if not _straight(self._parents):
+            raise ValueError("a chain cannot follow a tree that branches: keep_path first")
+        start = self.length
+        return Growth(
+            start,
+            list(range(-1, size - 1)),
+            list(range(size)),
+            [0] * size,
+            range(start, start + size),
+            [[self._ids[0]]] * size,
+            [],
+            {0: start + size},
+        )
+
+    def _continued(self, trunk: int, parents: list[int]) -> list[int]:
+        """Return a line through each node of a tree that a pass continues.
+
+        It may begin in the chain before the last pass, or within the pass before it branches.
+        """
+        before, within = self._trunk - trunk, trunk - self._trunk
+        if before >= 0:
+            held = [*range(-1, before - 1), *(parent + before for parent in self._parents)]
+            lines = [0] * before + self._lines
+        else:
+            held = [parent - within for parent in self._parents[within:]]
+            lines = self._lines[within:]
+        if held != parents or not _straight(self._parents[: max(within, 0)]):
+            raise ValueError("the tree's first nodes were appended under other parents")
+        return list(lines)
+
+    def _extend(
+        self, trunk: int, parents: list[int], depths: list[int], lines: list[int]
+    ) -> list[Copy]:
+        """Add a line through each new node to `lines`; return the copies for lines that begin."""
+        grown = len(lines)
+        free = [line for line in range(1, len(self._ids)) if line not in set(lines)]
+        free.reverse()
+        begun = set(parents[:grown])  # nodes whose line goes on already
+        copies: list[Copy] = []
+        for node in range(grown, len(parents)):
+            parent = parents[node]
+            if parent not in begun:
+                begun.add(parent)
+                lines.append(lines[parent] if parent >= 0 else 0)
+                continue
+            if not free:
+                leaves = len(set(range(len(parents))) - set(parents))
+                raise CapacityError(
+                    f"a tree of {leaves} leaves needs as many sequences of llama.cpp, and a slot "
+                    f"has {len(self._ids)}: draft a narrower tree, or serve fewer sessions"
+                )
+            line = free.pop()
+            lines.append(line)
+            while parent >= grown:  # to what the memory holds
+                parent = parents[parent]
+            source = lines[parent] if parent >= 0 else 0
+            end = trunk + depths[parent] + 1 if parent >= 0 else trunk
+            middle = end if source == 0 else trunk
+            copies.append(Copy(0, line, min(self._shared[line], trunk), middle))
+            copies.append(Copy(source, line, middle, end))
+        return [copy for copy in copies if copy.start < copy.end]
+
+    # --- state -----------------------------------------------------------------------------
+
+    def _cut(self, line: int, end: int) -> None:
+        if self._ends[line] > end:
+            self._memory.cut(self._ids[line], end)
+            self._ends[line] = end
+
+    def _behind(self, trunk: int, count: int) -> None:
+        """Note that a chain of `count` tokens is behind the trunk, and nothing else."""
+        self._trunk, self._parents = trunk, list(range(-1, count - 1))
+        self._depths, self._lines = list(range(count)), [0] * count
+
+
+def _straight(parents: list[int]) -> bool:
+    """Whether these nodes are a chain."""
+    return parents == list(range(-1, len(parents) - 1))

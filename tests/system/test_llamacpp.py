@@ -1,0 +1,66 @@
+"""llama.cpp as drafter and as target of a real edge: every protocol says what `stream` does."""
+
+import pytest
+
+from pilotfish import Device, EdgeServer
+from tests.support.gguf_models import gguf_artifact, gguf_file, llama_cpp
+
+PROMPT = [1, 30, 2, 77]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A target and a drafter that is a little like it, for both engines."""
+    llama_cpp()
+    from pilotfish.export.model import export_model
+
+    folder = tmp_path_factory.mktemp("models")
+    made = {}
+    for name, seed in (("target", 1), ("draft", 2)):
+        made[name, "llamacpp"] = gguf_artifact(folder / name, seed=seed).path
+        file = gguf_file(folder / f"{name}.gguf", seed=seed)
+        made[name, "ours"] = export_model(str(file), folder / f"{name}-ours").path
+    return made
+
+
+@pytest.fixture(scope="module")
+def edges(models):
+    with (
+        EdgeServer(models["target", "llamacpp"], sessions=6, threads=1) as theirs,
+        EdgeServer(models["target", "ours"], sessions=6, threads=1) as ours,
+    ):
+        yield {"llamacpp": theirs, "ours": ours}
+
+
+WAYS = [
+    ("greedy", {"window": 4, "temperature": 0.0}),
+    ("tree", {"expansion": (3, 2, 1), "temperature": 0.0}),
+    ("coupled", {"window": 3, "temperature": 1.0}),
+    ("ahead", {"temperature": 1.0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"), [("llamacpp", "llamacpp"), ("llamacpp", "ours"), ("ours", "llamacpp")]
+)
+def test_every_protocol_says_what_stream_says(models, edges, target, draft):
+    with Device(models["draft", draft], edges[target].endpoint, threads=1) as device:
+        for protocol, options in WAYS:
+            for seed in (1, 2):
+                settings = {
+                    "temperature": options["temperature"], "seed": seed, "max_tokens": 24,
+                }  # fmt: skip
+                alone = device.generate(PROMPT, protocol="stream", **settings)
+                answer = device.generate(PROMPT, protocol=protocol, **{**options, **settings})
+                assert answer.tokens == alone.tokens, protocol
+
+
+def test_both_engines_targets_say_the_same(models, edges):
+    answers = []
+    for edge in edges.values():
+        with Device(models["target", "llamacpp"], edge.endpoint, threads=1) as device:
+            answer = device.generate(PROMPT, protocol="greedy", temperature=0.0, max_tokens=40)
+            answers.append(answer.tokens)
+            # the drafter is the target: all that it drafts comes true
+            assert sum(one.accepted for one in answer.rounds) > 24
+    assert answers[0] == answers[1]
