@@ -55,6 +55,14 @@ class Gpu:
         count._obj.value = self.devices
         return 0 if self.devices else NO_DEVICE
 
+    def cudaRuntimeGetVersion(self, version):
+        version._obj.value = 12060
+        return 0
+
+    def cudaDriverGetVersion(self, version):
+        version._obj.value = 13000
+        return 0
+
     def cudaGetDeviceProperties(self, properties, device):
         name = self.name.encode()
         ctypes.memmove(properties, name + b"\0", len(name) + 1)
