@@ -1,7 +1,7 @@
 """Tiny models of random weights, a checkpoint directory of each kind of attention.
 
-In: a folder. Out: Hugging Face directories in it, the same on every machine: this way they pass
-through the exporter as any checkpoint does. To add a kind, add a line to `KINDS`, and to
+In: a folder. Out: Hugging Face directories in it, the same at every run: this way they pass through
+the exporter as any checkpoint does. To add a kind, add a line to `KINDS`, and to
 `_shapes` what weights it has.
 """
 

@@ -38,7 +38,7 @@ class Parting(NamedTuple):
 def both_ends(target: str, drafter: str, provider: str) -> Iterator[Device]:
     """Start an edge in a process of its own, and a device here."""
     edge = EdgeServer(target, provider=provider, context=CONTEXT, sessions=2)
-    with edge, Device(drafter, edge.endpoint, provider=provider) as device:
+    with edge, Device(drafter, edge.endpoint, provider=provider, context=CONTEXT) as device:
         yield device
 
 

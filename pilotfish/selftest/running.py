@@ -21,13 +21,14 @@ from msgspec import Struct
 from pilotfish.engines.errors import ProviderError
 from pilotfish.field.host import facts
 from pilotfish.selftest.finding import Finding, Status
+from pilotfish.selftest.providers import BUILDING
 from pilotfish.selftest.shelf import Shelf, Show
 from pilotfish.selftest.trying import OPENING, Assignment, Job
 from pilotfish.wire.tie import TiedProcess
 
 COMMAND = (sys.executable, "-m", "pilotfish.selftest.trying")
 TICK_S = 1.0
-SILENT_S = 300.0  # of one check, or of building one engine
+SILENT_S = 120.0  # of one check; engines may take all the time to be built
 LOOK_S = 60.0  # to find out whether a provider is there
 
 FORMAT = 1
@@ -114,7 +115,7 @@ class Runner:
 
     def progress(self, provider: str, job: Job, check: str, done: int, total: int) -> None:
         """Show what is done now."""
-        building = check == OPENING and provider.startswith("tensorrt")
+        building = check == OPENING and provider in BUILDING
         doing = ", building its engine" if building else ""
         self._show(f"{provider}: {job.model}, {job.dialect}, {job.precision}{doing}", done, total)
 
@@ -152,7 +153,8 @@ class Watch:
                     said = child.tie.receive()
                 except TimeoutError:
                     silent_s = time.monotonic() - heard
-                    if not self._runner.over and silent_s < SILENT_S:
+                    building = self._check == OPENING and self._provider in BUILDING
+                    if not self._runner.over and (building or silent_s < SILENT_S):
                         continue
                     return self._stopped(silent_s)
                 if said is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pilotfish.selftest.trying import Job
 Show = Callable[[str, int, "int | None"], None]
 
 DEFAULT = "default"
+DEFAULT_BYTES = 2_000_000_000  # all forms of it that one provider is given
 STAGES = 3
 
 
@@ -53,6 +55,13 @@ class Shelf:
 
     def _of_default(self, provider: str) -> list[Job]:
         """List the default model's jobs; none, and `absent` says why, if it cannot be had."""
+        free = shutil.disk_usage(self._folder).free
+        if free < DEFAULT_BYTES:
+            self.absent = (
+                f"{self._folder.parent} has {free / 1e9:.1f} GB free of the "
+                f"{DEFAULT_BYTES / 1e9:g} that it takes: set TMPDIR to another folder"
+            )
+            return []
         checked = CHECKED[provider]
         if provider == "cpu" and runtime_version() < OPSET24_SINCE:
             checked = checked._replace(dialect=REFERENCE)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tests.support.runnable import hide_gpus
 
 GARBAGE = 0xA5
+DOWN = 2  # cudaMemcpyDeviceToHost
 INVALID_VALUE, NO_DEVICE = 1, 100
 MAJOR, MINOR = 75, 76
 
