@@ -21,7 +21,7 @@ _MACHINE = ("board", "cpu", "cpus", "gpu", "l4t", "power_mode", "kernel", "machi
 def show(found: SelfTest, console: Console, file: str | None) -> None:
     """Print the page; file: where the same is written as JSON."""
     for line in _machine(found):
-        console.print(line)
+        console.print(line, markup=False)
     for provider, presence in found.providers.items():
         console.print()
         if not presence.there:
@@ -35,6 +35,11 @@ def show(found: SelfTest, console: Console, file: str | None) -> None:
     if found.times:
         console.print()
         console.print(_times(found))
+        if found.machine["load"] > found.machine["cpus"] / 2:
+            console.print(
+                f"others used the machine (load {found.machine['load']:g} on "
+                f"{found.machine['cpus']} cores): these times may be too long",
+            )
     console.print()
     for line in found.left_out:
         console.print(f"left out: {line}", markup=False)
@@ -116,7 +121,7 @@ def _times(found: SelfTest) -> Table:
         table.add_column(f"S = {size}", justify="right")
     for each in found.times:
         name = f"{each['provider']}: {each['model']} {each['dialect']} {each['precision']}"
-        table.add_row(name, *(f"{each['ms'][str(size)]:.2f}" for size in SIZES))
+        table.add_row(name, *(f"{each['median_ms'][str(size)]:.2f}" for size in SIZES))
     return table
 
 

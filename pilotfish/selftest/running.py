@@ -6,6 +6,7 @@ process goes on with the artifact after it.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
@@ -46,7 +47,8 @@ class SelfTest(Struct, kw_only=True):
     """All that was found; what `--json` writes.
 
     Attributes:
-        times: median ms of a pass by S, of each artifact that was timed.
+        machine: its facts, and `load`: how many threads wanted to run when it began.
+        times: the median and the least ms of a pass, by S, of each artifact that was timed.
         left_out: what was not tried, and why.
     """
 
@@ -69,7 +71,8 @@ class Runner:
         self._show, self._quick, self._command = show, quick, command
         self._minutes = minutes
         self._begin = time.monotonic()
-        self.found = SelfTest(machine=facts())
+        load = round(os.getloadavg()[0], 2)
+        self.found = SelfTest(machine=facts() | {"load": load})
 
     def run(self, providers: Sequence[str]) -> SelfTest:
         """Try these providers.

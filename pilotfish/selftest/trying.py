@@ -35,7 +35,7 @@ from pilotfish.selftest.chained import Chained, stages
 from pilotfish.selftest.checks import CHECKS, CONTEXT, SLOTS, Plain, empty
 from pilotfish.selftest.finding import Finding, worst
 from pilotfish.selftest.providers import Variant, describe, tolerance, unable, why_absent
-from pilotfish.selftest.timing import pass_ms
+from pilotfish.selftest.timing import pass_times
 from pilotfish.wire.tie import Tie
 
 Tell = Callable[[dict[str, Any]], None]
@@ -111,9 +111,9 @@ class Attempt:
             if decoder is None:
                 return
             if job.timed:
-                times = self._guarded(TIMES, lambda: pass_ms(decoder))
+                times = self._guarded(TIMES, lambda: pass_times(decoder))
                 if times is not None:
-                    self._tell({"times": self._named() | {"ms": times}})
+                    self._tell({"times": self._named() | times._asdict()})
             if job.reference is not None:
                 plain = Plain(Artifact.open(job.reference))
                 for name in CHECKS:

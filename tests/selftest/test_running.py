@@ -10,7 +10,9 @@ import pytest
 
 from pilotfish.selftest import running
 from pilotfish.selftest.finding import Finding
+from pilotfish.selftest.models import KINDS
 from pilotfish.selftest.running import Runner
+from pilotfish.selftest.shelf import Shelf
 from pilotfish.selftest.trying import Job
 
 # Does of each job what its model is called, as the process of a provider would.
@@ -41,6 +43,19 @@ def tried(script: list[str], *models: str, minutes: float = 10.0) -> list[Findin
     jobs = [Job(model=each, dialect="opset24", precision="fp32", artifact="-") for each in models]
     runner.attempt("cuda", jobs)
     return runner.found.findings
+
+
+def test_without_a_network_the_default_model_is_left_out_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # where nothing listens
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    shelf = Shelf(tmp_path, lambda *_: None)
+    jobs = shelf.jobs("cpu", quick=False)
+    assert {each.model for each in jobs} == set(KINDS)
+    assert shelf.absent is not None
+    assert "could not be fetched" in shelf.absent
 
 
 def test_after_a_crash_the_next_model_is_tried(script: list[str]) -> None:
