@@ -26,11 +26,13 @@ each kind of attention, and the default model.
   stages     a model that was cut into three
   greedy, coupled, ahead   both ends over loopback write the tokens of stream
 
-and times passes of 1, 4, 8 and 16 tokens. What a provider is for a check is: passed; differs by so
-much, there; failed, with the error, also where its process crashed or hung; or left out. TensorRT
-builds its engines for it, which takes most of the time; they are kept in the cache. The figures go
-to {_FILE} unless --json or --out says otherwise: send us that file, above all from a GPU or a
-board. Needs the extras 'cpu' (or another ONNX Runtime) and 'export'."""
+and times passes of 1, 4, 8 and 16 tokens. A check has passed, differs (by how much, and where), has
+failed (with the error; also where its process crashed or hung), or was left out. TensorRT builds
+an engine of each model, which takes most of the time; they are kept in the cache.
+
+The figures go to {_FILE} unless --json or --out says otherwise. Send us that
+file, above all from a GPU or a board. Needs an ONNX Runtime (the extra 'cpu' or 'gpu') and the
+extra 'export'."""
 _EPILOG = """\
 examples:
   pilotfish selftest                          all that is there, in less than ten minutes

@@ -30,10 +30,10 @@ class Chained:
 
     def __init__(self, folder: Path, provider: str) -> None:
         self._stages = [
-            Stage(each, slots=SLOTS, context=CONTEXT, provider=provider)
+            Stage(each, slots=SLOTS, context=CONTEXT, threads=1, provider=provider)
             for each in open_stages(folder)
         ]
-        self._head = Head(self._stages[0].artifact, provider=provider)
+        self._head = Head(self._stages[0].artifact, threads=1, provider=provider)
 
     def forward(self, passes: Sequence[Pass]) -> list[Output]:
         """Append each pass to its slot in every stage, and answer it."""

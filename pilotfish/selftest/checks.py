@@ -38,8 +38,8 @@ class Runs(Protocol):
 class Plain:
     """The reference: an artifact on the CPU, used in the plainest way."""
 
-    def __init__(self, artifact: Artifact) -> None:
-        self._decoder = Decoder(artifact, context=CONTEXT, provider="cpu")
+    def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
+        self._decoder = Decoder(artifact, context=CONTEXT, threads=threads, provider="cpu")
 
     def after(self, tokens: Any, rows: int | None = None) -> Output:
         """Answer to the last `rows` tokens (None: all) of a chain from an empty slot."""

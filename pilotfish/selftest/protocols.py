@@ -37,8 +37,11 @@ class Parting(NamedTuple):
 @contextmanager
 def both_ends(target: str, drafter: str, provider: str) -> Iterator[Device]:
     """Start an edge in a process of its own, and a device here."""
-    edge = EdgeServer(target, provider=provider, context=CONTEXT, sessions=2)
-    with edge, Device(drafter, edge.endpoint, provider=provider, context=CONTEXT) as device:
+    edge = EdgeServer(target, provider=provider, context=CONTEXT, sessions=2, threads=1)
+    with (
+        edge,
+        Device(drafter, edge.endpoint, provider=provider, context=CONTEXT, threads=1) as device,
+    ):
         yield device
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.runtime import runtime_version
 from pilotfish.field.host import facts
 from pilotfish.selftest.finding import Finding, Status
 from pilotfish.selftest.providers import BUILDING
@@ -82,12 +82,9 @@ class Runner:
         """
         with tempfile.TemporaryDirectory(prefix="pilotfish-selftest-") as folder:
             shelf = Shelf(Path(folder), self._show)
-            for provider in ("cpu", *(name for name in providers if name != "cpu")):
+            runtime_version()  # raises where there is none
+            for provider in providers:
                 self._look(provider)
-            if not self.found.providers["cpu"].there:
-                raise ProviderError(self.found.providers["cpu"].reason)
-            if "cpu" not in providers:
-                del self.found.providers["cpu"]
             for provider in providers:
                 if self.found.providers[provider].there:
                     self.attempt(provider, shelf.jobs(provider, quick=self._quick))
@@ -192,7 +189,8 @@ class Watch:
         how = f"with exit code {code}"
         if code is not None and code < 0:
             how = f"by {signal.Signals(-code).name}"
-        self._conclude(self._job, self._check, "failed", f"the process ended {how}")
+        after = " after this check" if self._told else ""
+        self._conclude(self._job, self._check, "failed", f"the process ended {how}{after}")
         return self._job + 1
 
     def _stopped(self, silent_s: float) -> int:

@@ -92,6 +92,7 @@ class Shelf:
             cut=_text(cut),
             drafter=_text(drafter),
             timed=timed,
+            threads=None if model == DEFAULT else 1,
         )
 
     def artifact(self, model: str, variant: Variant) -> Path:

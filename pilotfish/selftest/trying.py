@@ -53,6 +53,7 @@ class Job(Struct, frozen=True, kw_only=True):
         cut: a folder of its stages.
         drafter: of the same weights, flatter: then protocols are tried, too.
         timed: whether passes are timed.
+        threads: of the CPU; None: as a user's. Tiny models wait for threads more than they gain.
     """
 
     model: str
@@ -63,6 +64,7 @@ class Job(Struct, frozen=True, kw_only=True):
     cut: str | None = None
     drafter: str | None = None
     timed: bool = False
+    threads: int | None = None
 
     @property
     def checks(self) -> list[str]:
@@ -115,7 +117,7 @@ class Attempt:
                 if times is not None:
                     self._tell({"times": self._named() | times._asdict()})
             if job.reference is not None:
-                plain = Plain(Artifact.open(job.reference))
+                plain = Plain(Artifact.open(job.reference), job.threads)
                 for name in CHECKS:
                     self._guarded(name, lambda: self._compare(name, decoder, plain))  # noqa: B023
                 if job.cut is not None:
@@ -125,7 +127,13 @@ class Attempt:
 
     def _open(self, artifact: Artifact) -> Decoder:
         begin = time.perf_counter()
-        decoder = Decoder(artifact, slots=SLOTS, context=CONTEXT, provider=self._provider)
+        decoder = Decoder(
+            artifact,
+            slots=SLOTS,
+            context=CONTEXT,
+            threads=self._job.threads,
+            provider=self._provider,
+        )
         self._find(OPENING, "passed", seconds=time.perf_counter() - begin)
         return decoder
 

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pilotfish.engines.backends import Backend
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.device_cache import DeviceCache
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW, Pass
@@ -26,7 +28,7 @@ from pilotfish.selftest.shelf import Shelf
 from pilotfish.selftest.trying import STAGES, Assignment, Job, attempt
 from tests.support import cudart_double, tensorrt_double
 from tests.support.cudart_double import Gpu
-from tests.support.opening import CudaOnHost
+from tests.support.opening import CudaOnHost, TensorRTProviderOnHost
 from tests.support.staged import providers
 
 Patch = pytest.MonkeyPatch
@@ -48,8 +50,7 @@ def patch(tmp_path: Path) -> Iterator[Patch]:
 def job(shelf: Shelf, provider: str, **changes: Any) -> Job:
     """The first of what this provider is to do, without the protocols: an edge has no doubles."""
     (first, *_) = shelf.jobs(provider, quick=True)
-    parts = {name: getattr(first, name) for name in Job.__struct_fields__}
-    return Job(**{**parts, "drafter": None, "timed": False, **changes})
+    return msgspec.structs.replace(first, drafter=None, timed=False, **changes)
 
 
 def findings(provider: str, *jobs: Job) -> dict[str, dict[str, Any]]:
@@ -178,6 +179,25 @@ def test_without_a_fault_all_pass(shelf: Shelf, patch: Patch) -> None:
     assert differing(found) == set()
     assert found.pop(STAGES)["status"] == "left out"
     assert {each["status"] for each in found.values()} == {"passed"}
+
+
+@pytest.mark.parametrize(
+    ("provider", "kind"), [("cuda", CudaOnHost), ("tensorrt-ep", TensorRTProviderOnHost)]
+)
+def test_the_providers_of_onnxruntime_pass_in_all_their_forms(
+    shelf: Shelf, patch: Patch, provider: str, kind: type[Backend]
+) -> None:
+    wanted = [
+        msgspec.structs.replace(each, drafter=None)
+        for each in shelf.jobs(provider, quick=True)
+        if each.model == TARGET
+    ]
+    assert {each.precision for each in wanted} == {"fp32", "fp16"}
+    with providers(**{provider: kind}):
+        for each in wanted:
+            found = findings(provider, each)
+            assert found.keys() >= {"opening", *CHECKS}
+            assert differing(found) == set()
 
 
 def test_a_stage_that_keeps_no_path_is_found_by_stages(shelf: Shelf, patch: Patch) -> None:
