@@ -34,7 +34,7 @@ from pilotfish.export.sources.gguf_config import PRECISION_SUFFIX
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.source import Progress
-from pilotfish.export.tokenizers.gguf import GgufVocabulary
+from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
 
 # Keys of models with a state that every token changes (Mamba, RWKV, LFM2, hybrids of them).
 STATES = ("ssm.", "wkv.", "shortconv.")
@@ -56,7 +56,7 @@ def copy_gguf(source: str, out: str | Path, *, progress: Progress | None = None)
     vocabulary = GgufVocabulary(file.metadata, path)
     tokens = file.metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list)  # as the vocabulary has found
-    template = file.metadata.get("tokenizer.chat_template")
+    template, named = gguf_templates(file.metadata)
     with replacing(Path(out)) as directory:
         _link(path, directory / GGUF_NAME)
         # of the artifact's file: the source may be replaced meanwhile
@@ -80,7 +80,8 @@ def copy_gguf(source: str, out: str | Path, *, progress: Progress | None = None)
             kv_dtype="float32",
             bos_id=vocabulary.bos_id,
             eos_ids=vocabulary.eos_ids,
-            chat_template=template if isinstance(template, str) else None,
+            chat_template=template,
+            chat_templates=named,
             tokenizer_fingerprint=Tokenizer(tokenizer).fingerprint,
             files={GGUF_NAME: digest, TOKENIZER_NAME: file_sha256(tokenizer)},
         )

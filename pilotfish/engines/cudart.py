@@ -127,6 +127,15 @@ class Cuda:
             parts.append(value.value)
         return Gpu(name=name, compute=f"{parts[0]}.{parts[1]}")
 
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the runtime, and of CUDA that the driver knows."""
+        told = {}
+        for name, what in (("cuda", "Runtime"), ("cuda of the driver", "Driver")):
+            value = c_int()
+            self.call(f"cuda{what}GetVersion", byref(value))
+            told[name] = f"{value.value // 1000}.{value.value % 1000 // 10}"
+        return told
+
     def allocate(self, size: int) -> Memory:
         """Allocate zeroed memory of the GPU."""
         return Memory(self, max(size, 1))
@@ -235,6 +244,8 @@ def _declared(library: Any) -> Any:
     size, pointer = c_size_t, c_void_p
     signatures: dict[str, tuple[Any, ...]] = {
         "cudaGetDeviceCount": (POINTER(c_int),),
+        "cudaRuntimeGetVersion": (POINTER(c_int),),
+        "cudaDriverGetVersion": (POINTER(c_int),),
         "cudaDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
         "cudaMalloc": (POINTER(c_void_p), size),
         "cudaFree": (pointer,),

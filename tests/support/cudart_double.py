@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tests.support.runnable import hide_gpus
 
 GARBAGE = 0xA5
+DOWN = 2  # cudaMemcpyDeviceToHost
 INVALID_VALUE, NO_DEVICE = 1, 100
 MAJOR, MINOR = 75, 76
 
@@ -54,6 +55,14 @@ class Gpu:
     def cudaGetDeviceCount(self, count):
         count._obj.value = self.devices
         return 0 if self.devices else NO_DEVICE
+
+    def cudaRuntimeGetVersion(self, version):
+        version._obj.value = 12060
+        return 0
+
+    def cudaDriverGetVersion(self, version):
+        version._obj.value = 13000
+        return 0
 
     def cudaGetDeviceProperties(self, properties, device):
         name = self.name.encode()

@@ -20,7 +20,8 @@ print(own, *sorted(heavy & {loaded.split(".")[0] for loaded in sys.modules}))
 """
 PACKAGES = (
     *("pilotfish.speculation", "pilotfish.wire", "pilotfish.engines", "pilotfish.device_runtime"),
-    *("pilotfish.edge_runtime", "pilotfish.field", "pilotfish.judge", "pilotfish.cli"),
+    *("pilotfish.edge_runtime", "pilotfish.field", "pilotfish.judge"),
+    *("pilotfish.selftest", "pilotfish.cli"),
 )
 
 

@@ -1,0 +1,113 @@
+"""``pilotfish selftest``: does every provider of this machine compute what the CPU computes?"""
+
+import argparse
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from pilotfish.cli.extras import export_tools
+from pilotfish.cli.options import Commands, positive, write_json
+from pilotfish.cli.progress import Bars
+
+_FILE = "pilotfish-selftest.json"
+_DESCRIPTION = f"""\
+Tries every provider that is there (ONNX Runtime on the CPU and on CUDA, TensorRT, ONNX Runtime's
+TensorRT) and compares it with the plainest use of the CPU: tiny models of random weights, one of
+each kind of attention, and the default model.
+
+  logits     one text into an empty slot: logits and hidden states
+  chain      a text in pieces, narrow and wide
+  tree       a tree of drafts, and the same tree grown
+  rollback   another text behind the first tokens of one
+  keep       the accepted path of a tree, and what follows it
+  slots      sequences of different lengths that share passes
+  growth     keys and values that outgrow their buffers
+  stages     a model that was cut into three
+  greedy, coupled, ahead   both ends over loopback write the tokens of stream
+
+and times passes of 1, 4, 8 and 16 tokens. A check has passed, differs (by how much, and where), has
+failed (with the error; also where its process crashed or hung), or was left out. TensorRT builds
+an engine of each model, which takes most of the time; they are kept in the cache.
+
+The figures go to {_FILE} unless --json or --out says otherwise. Send us that
+file, above all from a GPU or a board. Needs an ONNX Runtime (the extra 'cpu' or 'gpu') and the
+extra 'export'."""
+_EPILOG = """\
+examples:
+  pilotfish selftest                          all that is there, in less than ten minutes
+  pilotfish selftest --quick                  tiny models alone: a minute at most on a CPU
+  pilotfish selftest --provider tensorrt --minutes 30
+  pilotfish selftest --json | jq .passed
+
+exit codes: 0 nothing differs; 1 something differs or failed; 69 a provider that was named is not
+there; 74 a file that cannot be written; 130 interrupted.
+"""
+_DIFFERS, _ABSENT = 1, 69
+
+
+def add_to(commands: Commands) -> None:
+    """Register the command."""
+    from pilotfish.engines.backends import PROVIDERS
+
+    parser = commands.add_parser(
+        "selftest",
+        help="compare every provider of this machine with the CPU",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "--provider",
+        action="append",
+        choices=tuple(PROVIDERS),
+        help="try this one; may be given several times (default: all that are there)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models only, without the default model"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=positive,
+        default=10.0,
+        metavar="M",
+        help="what is not tried by then is left out (%(default)g)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures as JSON instead of the page"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"write the figures as JSON there (without --json: {_FILE})",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    with export_tools():
+        import pilotfish.export.model  # noqa: F401  # said now, not after a minute
+    from pilotfish.engines.backends import PROVIDERS
+    from pilotfish.selftest.page import show
+    from pilotfish.selftest.providers import ORDER
+    from pilotfish.selftest.running import Runner
+
+    assert set(ORDER) == set(PROVIDERS)
+    out = args.out or (None if args.json else Path(_FILE))
+    if out is not None:
+        out.open("a").close()  # what cannot be written is said now, too
+    wanted = [name for name in ORDER if not args.provider or name in args.provider]
+    with Bars() as bars:
+        found = Runner(bars.show, minutes=args.minutes, quick=args.quick).run(wanted)
+    figures = msgspec.to_builtins(found)
+    if out is not None:
+        write_json(str(out), figures)
+    if args.json:
+        write_json("-", figures)
+    else:
+        show(found, Console(highlight=False), str(out))
+    if not found.passed:
+        return _DIFFERS
+    absent = [name for name in wanted if not found.providers[name].there]
+    return _ABSENT if args.provider and absent else 0

@@ -1,0 +1,156 @@
+"""The checks of a decoder: passes of every sort, and what each of their rows must be.
+
+In: a decoder (or stages in a row), empty, of SLOTS slots and CONTEXT positions; and the reference.
+Out: answers beside those of the reference, which computes each anew: one chain from an empty slot.
+No check needs what another is about, so that what is wrong shows where it belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder, Output, Pass
+from pilotfish.selftest.finding import Compared, Rows
+
+SLOTS = 4
+CONTEXT = 640  # two times the cache of a GPU grows before it is full
+TEXT = np.random.default_rng(20).integers(0, 256, CONTEXT)
+OTHER = np.random.default_rng(21).integers(0, 256, CONTEXT)
+# Two roots; siblings and cousins; a path of five.
+PARENTS = np.array([-1, -1, 0, 0, 1, 2, 2, 5, 3, 7, 4, 9])
+
+Tokens = NDArray[np.int64]
+
+
+class Runs(Protocol):
+    """What appends passes: a `Decoder`, or `Chained` stages."""
+
+    def forward(self, passes: Sequence[Pass]) -> Sequence[Output]: ...  # noqa: D102
+    def rollback(self, slot: int, length: int) -> None: ...  # noqa: D102
+    def keep_path(self, slot: int, path: Sequence[int]) -> None: ...  # noqa: D102
+
+
+class Plain:
+    """The reference: an artifact on the CPU, used in the plainest way."""
+
+    def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
+        self._decoder = Decoder(artifact, context=CONTEXT, threads=threads, provider="cpu")
+
+    def after(self, tokens: Any, rows: int | None = None) -> Output:
+        """Answer to the last `rows` tokens (None: all) of a chain from an empty slot."""
+        decoder = self._decoder
+        decoder.rollback(0, 0)
+        return decoder.forward([Pass(0, np.asarray(tokens, np.int64), rows)])[0]
+
+    def nodes(self, trunk: Tokens, nodes: Tokens, start: int, end: int) -> Rows:
+        """Answer to nodes start … end − 1 of the tree PARENTS: of each, the path to it."""
+        paths = [nodes[path_to(index)] for index in range(start, end)]
+        return np.concatenate([self.after([*trunk, *path], 1).logits.copy() for path in paths])
+
+
+def path_to(node: int) -> list[int]:
+    """Return the nodes from a root to this one."""
+    path = [node]
+    while PARENTS[path[0]] >= 0:
+        path.insert(0, int(PARENTS[path[0]]))
+    return path
+
+
+def logits(runs: Runs, plain: Plain) -> Iterator[Compared]:
+    """One chain into an empty slot: logits and hidden states of every token."""
+    got, wanted = runs.forward([Pass(0, TEXT[:48])])[0], plain.after(TEXT[:48])
+    yield Compared("logits of 48 tokens", got.logits, wanted.logits)
+    yield Compared("hidden states of 48 tokens", got.hidden, wanted.hidden)
+
+
+def chain(runs: Runs, plain: Plain) -> Iterator[Compared]:
+    """A text in pieces, narrow and wide."""
+    end = 0
+    for size in (1, 1, 2, 5, 16, 17, 1, 70):
+        start, end = end, end + size
+        got = runs.forward([Pass(1, TEXT[start:end])])[0].logits
+        yield Compared(f"tokens {start} to {end - 1}", got, plain.after(TEXT[:end], size).logits)
+
+
+def tree(runs: Runs, plain: Plain) -> Iterator[Compared]:
+    """A tree behind a trunk, and the same tree grown."""
+    trunk, nodes = TEXT[:20], OTHER[: len(PARENTS)]
+    runs.forward([Pass(1, trunk, 0)])
+    for start, end in ((0, 7), (7, len(PARENTS))):
+        got = runs.forward([Pass(1, nodes[start:end], parents=PARENTS[:end])])[0].logits
+        yield Compared(f"nodes {start} to {end - 1}", got, plain.nodes(trunk, nodes, start, end))
+
+
+def rollback(runs: Runs, plain: Plain) -> Iterator[Compared]:
+    """Another text behind the first tokens of one, twice."""
+    runs.forward([Pass(2, TEXT[:30], 0)])
+    held = TEXT[:30]
+    for length, following in ((12, OTHER[:9]), (20, OTHER[30:33])):
+        runs.rollback(2, length)
+        held = np.concatenate([held[:length], following])
+        got = runs.forward([Pass(2, following)])[0].logits
+        wanted = plain.after(held, len(following)).logits
+        yield Compared(f"behind the first {length} tokens", got, wanted)
+
+
+def keep(runs: Runs, plain: Plain) -> Iterator[Compared]:
+    """A path of a tree is kept, and then a part of a chain."""
+    trunk, nodes = TEXT[:20], OTHER[: len(PARENTS)]
+    runs.forward([Pass(1, trunk, 0)])
+    runs.forward([Pass(1, nodes, 0, PARENTS)])
+    path = path_to(len(PARENTS) - 1)
+    runs.keep_path(1, path)
+    held = [*trunk, *nodes[path]]
+    got = runs.forward([Pass(1, TEXT[40:45])])[0].logits
+    yield Compared("behind a path", got, plain.after([*held, *TEXT[40:45]], 5).logits)
+    runs.keep_path(1, [0, 1])
+    held += [*TEXT[40:42], *OTHER[50:53]]
+    got = runs.forward([Pass(1, OTHER[50:53])])[0].logits
+    yield Compared("behind a part of a chain", got, plain.after(held, 3).logits)
+
+
+def slots(runs: Runs, plain: Plain) -> Iterator[Compared]:
+    """Sequences of different lengths share passes: chains, and a tree beside them."""
+    texts = [np.roll(TEXT, 31 * slot) for slot in range(SLOTS)]
+    lengths = [3, 90, 0, 17]
+    runs.forward([Pass(s, texts[s][: lengths[s]], 0) for s in range(SLOTS) if lengths[s]])
+    for sizes in ((1, 1, 1, 1), (2, 0, 5, 1), (4, 4, 0, 0), (1, 3, 8, 2)):
+        busy = [slot for slot in range(SLOTS) if sizes[slot]]
+        passes = [Pass(s, texts[s][lengths[s] : lengths[s] + sizes[s]]) for s in busy]
+        for item, answer in zip(passes, runs.forward(passes), strict=True):
+            lengths[item.slot] += len(item.tokens)
+            wanted = plain.after(texts[item.slot][: lengths[item.slot]], len(item.tokens))
+            yield Compared(f"slot {item.slot} of {sizes}", answer.logits, wanted.logits)
+    nodes, trunk = OTHER[:7], texts[0][: lengths[0]]
+    passes = [Pass(0, nodes, parents=PARENTS[:7]), Pass(3, OTHER[:2])]
+    grown, beside = runs.forward(passes)
+    yield Compared("slot 0, a tree", grown.logits, plain.nodes(trunk, nodes, 0, 7))
+    wanted = plain.after([*texts[3][: lengths[3]], *OTHER[:2]], 2)
+    yield Compared("slot 3 beside the tree", beside.logits, wanted.logits)
+
+
+def growth(runs: Runs, plain: Plain) -> Iterator[Compared]:
+    """Keys and values outgrow their buffers, and what they held moves into longer ones."""
+    runs.forward([Pass(0, OTHER[:40], 0)])
+    for end in range(100, 601, 100):
+        got = runs.forward([Pass(1, TEXT[end - 100 : end], 2)])[0].logits
+        if end % 200 == 0:
+            yield Compared(f"behind {end} tokens", got, plain.after(TEXT[:end], 2).logits)
+    got = runs.forward([Pass(0, OTHER[40:43])])[0].logits
+    yield Compared("the short slot beside", got, plain.after(OTHER[:43], 3).logits)
+
+
+CHECKS: dict[str, Callable[[Runs, Plain], Iterator[Compared]]] = {
+    check.__name__: check for check in (logits, chain, tree, rollback, keep, slots, growth)
+}
+
+
+def empty(runs: Runs) -> None:
+    """Forget what all slots hold."""
+    for slot in range(SLOTS):
+        runs.rollback(slot, 0)

@@ -1,0 +1,75 @@
+"""Both ends on this provider, over loopback: do lossless protocols write what `stream` writes?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from pilotfish.device_runtime.device import Device
+from pilotfish.edge_runtime.process import EdgeServer
+from pilotfish.wire.protocols import STREAM
+
+PROMPTS = ("The pilot fish", "swims ahead of the shark")
+MAX_TOKENS = 48
+CONTEXT = 256
+# Each with the temperature at which it promises the tokens of `stream`.
+LOSSLESS = {"greedy": (0.0,), "coupled": (0.0, 1.0), "ahead": (0.0, 1.0)}
+
+
+class Parting(NamedTuple):
+    """Where an answer first leaves that of `stream`."""
+
+    temperature: float
+    prompt: str
+    token: int
+    got: int | None
+    wanted: int | None
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        return (
+            f"temperature {self.temperature:g}, {self.prompt!r}: token {self.token} is "
+            f"{self.got} instead of {self.wanted}"
+        )
+
+
+@contextmanager
+def both_ends(target: str, drafter: str, provider: str) -> Iterator[Device]:
+    """Start an edge in a process of its own, and a device here."""
+    edge = EdgeServer(target, provider=provider, context=CONTEXT, sessions=2, threads=1)
+    with (
+        edge,
+        Device(drafter, edge.endpoint, provider=provider, context=CONTEXT, threads=1) as device,
+    ):
+        yield device
+
+
+def parting(device: Device, protocol: str) -> Parting | None:
+    """Compare a protocol's answers with those of `stream`; None if they are the same."""
+    for temperature in LOSSLESS[protocol]:
+        for prompt in PROMPTS:
+            got, wanted = (
+                device.generate(
+                    prompt,
+                    protocol=name,
+                    temperature=temperature,
+                    seed=7,
+                    max_tokens=MAX_TOKENS,
+                ).tokens
+                for name in (protocol, STREAM)
+            )
+            if got != wanted:
+                return _first(temperature, prompt, got, wanted)
+    return None
+
+
+def _first(temperature: float, prompt: str, got: list[int], wanted: list[int]) -> Parting:
+    """Find the first token that differs; None beyond the end of an answer."""
+    longest = max(len(got), len(wanted))
+    pairs = [
+        tuple(answer[at] if at < len(answer) else None for answer in (got, wanted))
+        for at in range(longest)
+    ]
+    at = next(index for index, (one, other) in enumerate(pairs) if one != other)
+    return Parting(temperature, prompt, at, *pairs[at])

@@ -1,0 +1,130 @@
+"""What is tried: artifacts as each provider runs them, each exported when it is first wanted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from pilotfish.engines.errors import EngineError
+from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
+from pilotfish.engines.stage import PROVIDERS as STAGED
+from pilotfish.selftest.models import DRAFTER, KINDS, TARGET, tiny_models
+from pilotfish.selftest.providers import CHECKED, REFERENCE, TIMED, VARIANTS, Variant
+from pilotfish.selftest.trying import Job
+
+Show = Callable[[str, int, "int | None"], None]
+
+DEFAULT = "default"
+DEFAULT_BYTES = 2_000_000_000  # all forms of it that one provider is given
+STAGES = 3
+
+
+class Shelf:
+    """Exports into a folder; `show(label, done, total)` is told what takes long.
+
+    Attributes:
+        absent: why there is no default model; None while nothing is known to be wrong with it.
+    """
+
+    def __init__(self, folder: Path, show: Show) -> None:
+        self._folder, self._show = folder, show
+        self._sources = tiny_models(folder / "sources") | {DEFAULT: DEFAULT}
+        self.absent: str | None = None
+
+    def jobs(self, provider: str, *, quick: bool) -> list[Job]:
+        """List what this provider is to do, tiny models first."""
+        jobs = []
+        for model in KINDS:
+            for variant in VARIANTS[provider]:
+                if variant.every or model == TARGET:
+                    first = variant == VARIANTS[provider][0]
+                    jobs.append(self._tiny(provider, model, variant, first=first))
+        return jobs if quick else jobs + self._of_default(provider)
+
+    def _tiny(self, provider: str, model: str, variant: Variant, *, first: bool) -> Job:
+        whole, both = first and model == TARGET, first and provider in STAGED
+        return self._job(
+            model,
+            variant,
+            reference=self.artifact(model, Variant(REFERENCE, variant.precision)),
+            cut=self.stages(model, variant) if both or whole else None,
+            drafter=self.artifact(DRAFTER, variant) if whole else None,
+            timed=whole,
+        )
+
+    def _of_default(self, provider: str) -> list[Job]:
+        """List the default model's jobs; none, and `absent` says why, if it cannot be had."""
+        free = shutil.disk_usage(self._folder).free
+        if free < DEFAULT_BYTES:
+            self.absent = (
+                f"{self._folder.parent} has {free / 1e9:.1f} GB free of the "
+                f"{DEFAULT_BYTES / 1e9:g} that it takes: set TMPDIR to another folder"
+            )
+            return []
+        checked = CHECKED[provider]
+        if provider == "cpu" and runtime_version() < OPSET24_SINCE:
+            checked = checked._replace(dialect=REFERENCE)
+        try:
+            reference = self.artifact(DEFAULT, Variant(REFERENCE, checked.precision))
+        except EngineError as error:
+            self.absent = str(error)
+            return []
+        timed = [self._job(DEFAULT, each, timed=True) for each in TIMED.get(provider, ())]
+        return [*timed, self._job(DEFAULT, checked, reference=reference, timed=True)]
+
+    def _job(
+        self,
+        model: str,
+        variant: Variant,
+        *,
+        reference: Path | None = None,
+        cut: Path | None = None,
+        drafter: Path | None = None,
+        timed: bool,
+    ) -> Job:
+        return Job(
+            model=model,
+            dialect=variant.dialect,
+            precision=variant.precision,
+            artifact=str(self.artifact(model, variant)),
+            reference=_text(reference),
+            cut=_text(cut),
+            drafter=_text(drafter),
+            timed=timed,
+            threads=None if model == DEFAULT else 1,
+        )
+
+    def artifact(self, model: str, variant: Variant) -> Path:
+        """Return the artifact's folder.
+
+        Raises:
+            EngineError: if it cannot be exported, or the default model not be fetched.
+        """
+        from pilotfish.export.model import export_model
+
+        path = self._folder / f"{model}-{variant.dialect}-{variant.precision}"
+        if not path.exists():
+            large = model == DEFAULT
+            label = f"the default model as {variant.precision} in {variant.dialect}"
+            export_model(
+                self._sources[model],
+                path,
+                precision=variant.precision,
+                dialect=variant.dialect,
+                progress=(lambda _, done, total: self._show(label, done, total)) if large else None,
+            )
+        return path
+
+    def stages(self, model: str, variant: Variant) -> Path:
+        """Return the folder of its stages."""
+        from pilotfish.export.split import split_artifact
+
+        path = self._folder / f"{model}-{variant.dialect}-{variant.precision}-stages"
+        if not path.exists():
+            split_artifact(self.artifact(model, variant), path, stages=STAGES)
+        return path
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

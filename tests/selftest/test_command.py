@@ -1,0 +1,107 @@
+"""``pilotfish selftest`` as a user runs it: real processes, real edges, this machine's CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pilotfish.engines.backends import PROVIDERS
+from pilotfish.selftest.checks import CHECKS
+from pilotfish.selftest.models import KINDS, TARGET
+from pilotfish.selftest.protocols import LOSSLESS
+from pilotfish.selftest.providers import FP32, VARIANTS
+from tests.support.commands import command
+
+
+def selftest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("selftest", "--quick", *arguments),
+        env={**os.environ, "PILOTFISH_CACHE": str(folder), "PYTHONWARNINGS": "ignore"}
+        | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def statuses(found: dict[str, Any], **wanted: str) -> dict[str, str]:
+    """Of the findings with these fields, by check."""
+    return {
+        each["check"]: each["status"]
+        for each in found["findings"]
+        if all(each[name] == value for name, value in wanted.items())
+    }
+
+
+def test_the_cpu_passes_and_what_is_not_there_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    done = selftest(tmp_path, "--json", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert json.loads(out.read_text()) == found
+    assert found["passed"]
+    assert found["providers"].keys() == PROVIDERS.keys()
+    for name, presence in found["providers"].items():
+        assert presence["there"] or presence["reason"], name
+    for model in KINDS:
+        for variant in VARIANTS["cpu"]:
+            of = {"provider": "cpu", "model": model, "dialect": variant.dialect}
+            told = statuses(found, **of)
+            assert set(told.values()) == {"passed"}, of
+            assert told.keys() >= {"opening", *CHECKS}, of
+            assert ("stages" in told) == (variant.dialect == "opset24"), of
+    assert statuses(found, provider="cpu", model=TARGET).keys() >= LOSSLESS.keys()
+    own = [each for each in found["findings"] if each["provider"] == "cpu"]
+    apart = [each["difference"] for each in own if "difference" in each]
+    assert 0 < max(apart) < FP32 / 10  # other kernels, other roundings: and tolerance to spare
+    (times, *_) = found["times"]
+    assert times["model"] == TARGET
+    assert all(0 < times["least_ms"][size] <= ms for size, ms in times["median_ms"].items())
+    assert any("default model" in each for each in found["left_out"])
+    assert found["machine"]["packages"]["onnxruntime"]
+    assert "cpu: llama" in done.stderr  # what takes long is told
+
+
+def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(tmp_path: Path) -> None:
+    """All of it through the processes of the command; the edge alone has a fault."""
+    done = selftest(
+        *(tmp_path, "--provider", "tensorrt", "--out", str(tmp_path / "figures.json")),
+        PILOTFISH_PROTOCOLS="tests.support.doubled_gpu",
+    )
+    assert done.returncode == 1, done.stderr
+    found = json.loads((tmp_path / "figures.json").read_text())
+    told = Counter((each["check"], each["status"]) for each in found["findings"])
+    for check in ("opening", *CHECKS):  # 10.16 knows both dialects
+        assert told.pop((check, "passed")) == len(KINDS) + 2
+    assert told.pop(("stages", "left out")) == 1
+    assert told == dict.fromkeys([(name, "differs") for name in LOSSLESS], 1)
+    machine = found["providers"]["tensorrt"]["machine"]
+    assert machine["tensorrt"] == "10.16.2"
+    assert machine["gpu"] == "Orin"
+    assert machine["cuda"] == "12.6"
+    assert "SOMETHING DIFFERS" in done.stdout
+    assert "instead of" in done.stdout
+    assert "building its engine" in done.stderr
+
+
+@pytest.mark.skipif(find_spec("tensorrt") is not None, reason="TensorRT is there")
+def test_a_named_provider_that_is_not_there_is_an_exit_code(tmp_path: Path) -> None:
+    done = selftest(tmp_path, "--provider", "tensorrt", "--json")
+    assert done.returncode == 69, done.stderr
+    found = json.loads(done.stdout)
+    assert found["findings"] == []
+    assert "TensorRT cannot be imported" in found["providers"]["tensorrt"]["reason"]
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_tried(tmp_path: Path) -> None:
+    done = selftest(tmp_path, "--out", str(tmp_path / "none" / "figures.json"))
+    assert done.returncode == 74
+    assert done.stderr.startswith("pilotfish: ")
+    assert len(done.stderr.splitlines()) == 1

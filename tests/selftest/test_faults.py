@@ -1,0 +1,245 @@
+"""A provider that computes something else is found, by the check that is about it.
+
+The providers are those of the doubles of NVIDIA's libraries. Each fault is one that a library, a
+GPU or the code between could have; what is expected of it is which checks it makes differ.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pilotfish.engines.backends import Backend
+from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.device_cache import DeviceCache
+from pilotfish.engines.passes import HIDDEN_FROM_VIEW, Pass
+from pilotfish.engines.stage import Stage
+from pilotfish.engines.tensorrt.profiles import NARROW
+from pilotfish.selftest.checks import CHECKS
+from pilotfish.selftest.models import KINDS, TARGET
+from pilotfish.selftest.shelf import Shelf
+from pilotfish.selftest.trying import STAGES, Assignment, Job, attempt
+from tests.support import cudart_double, tensorrt_double
+from tests.support.cudart_double import Gpu
+from tests.support.opening import CudaOnHost, TensorRTProviderOnHost
+from tests.support.staged import providers
+
+Patch = pytest.MonkeyPatch
+COMPARED = {*CHECKS, STAGES}
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf(tmp_path_factory.mktemp("shelf"), lambda *_: None)
+
+
+@pytest.fixture
+def patch(tmp_path: Path) -> Iterator[Patch]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PILOTFISH_CACHE", str(tmp_path))
+        yield patch
+
+
+def job(shelf: Shelf, provider: str, **changes: Any) -> Job:
+    """The first of what this provider is to do, without the protocols: an edge has no doubles."""
+    (first, *_) = shelf.jobs(provider, quick=True)
+    return msgspec.structs.replace(first, drafter=None, timed=False, **changes)
+
+
+def findings(provider: str, *jobs: Job) -> dict[str, dict[str, Any]]:
+    """What is found of them, by check."""
+    told: list[dict[str, Any]] = []
+    attempt(Assignment(provider=provider, jobs=jobs), told.append)
+    return {said["finding"]["check"]: said["finding"] for said in told if "finding" in said}
+
+
+def over_tensorrt(shelf: Shelf, patch: Patch, **double: Any) -> dict[str, dict[str, Any]]:
+    tensorrt_double.install(patch, "10.3.0", **double)
+    return findings("tensorrt", job(shelf, "tensorrt"))
+
+
+def over_cuda(shelf: Shelf) -> dict[str, dict[str, Any]]:
+    with providers(cuda=CudaOnHost):
+        return findings("cuda", job(shelf, "cuda"))
+
+
+def differing(found: dict[str, dict[str, Any]]) -> set[str]:
+    assert {each["status"] for each in found.values()} <= {"passed", "differs", "left out"}, found
+    return {check for check, each in found.items() if each["status"] == "differs"}
+
+
+def downloads(patch: Patch, spoil: Callable[[NDArray[np.float32]], None]) -> None:
+    """Have this done to the numbers that come from the GPU."""
+    real = Gpu.cudaMemcpyAsync
+
+    def copy(gpu: Gpu, target: int, source: int, size: int, kind: int, stream: int) -> int:
+        code: int = real(gpu, target, source, size, kind, stream)
+        if kind == cudart_double.DOWN:
+            numbers = np.ctypeslib.as_array((ctypes.c_float * (size // 4)).from_address(target))
+            gpu.queue.append(lambda: spoil(numbers))
+        return code
+
+    patch.setattr(Gpu, "cudaMemcpyAsync", copy)
+
+
+def logits_off(patch: Patch) -> None:
+    def spoil(numbers: NDArray[np.float32]) -> None:
+        numbers[::7] *= 1.5
+
+    downloads(patch, spoil)
+
+
+def full_passes_are_not_taken_in(patch: Patch) -> None:
+    real = DeviceCache.take_in
+
+    def take_in(cache: DeviceCache, slot: int, start: int, count: int) -> None:
+        if count != NARROW:
+            real(cache, slot, start, count)
+
+    patch.setattr(DeviceCache, "take_in", take_in)
+
+
+def siblings_are_seen(patch: Patch) -> None:
+    real = Pass.show
+
+    def show(item: Pass, mask: Any, length: int) -> None:
+        if item.parents is None:
+            real(item, mask, length)
+            return
+        for row in range(len(mask)):
+            mask[row] = np.where(np.arange(mask.shape[1]) <= length + row, 0, HIDDEN_FROM_VIEW)
+
+    patch.setattr(Pass, "show", show)
+
+
+def rollback_is_ignored(patch: Patch) -> None:
+    real = Decoder.rollback
+
+    def rollback(decoder: Decoder, slot: int, length: int) -> None:
+        if length == 0:  # between the checks
+            real(decoder, slot, length)
+
+    patch.setattr(Decoder, "rollback", rollback)
+
+
+def paths_stay_where_they_were(patch: Patch) -> None:
+    patch.setattr(DeviceCache, "_move", lambda *_: None)
+
+
+def the_last_slot_writes_into_the_one_before(patch: Patch) -> None:
+    real = DeviceCache.take_in
+
+    def take_in(cache: DeviceCache, slot: int, start: int, count: int) -> None:
+        real(cache, slot - (slot == 3), start, count)
+
+    patch.setattr(DeviceCache, "take_in", take_in)
+
+
+def longer_buffers_are_empty(patch: Patch) -> None:
+    patch.setattr(Gpu, "cudaMemcpy2DAsync", lambda *_: 0)
+
+
+FAULTS: list[tuple[Callable[[Patch], None], set[str]]] = [
+    (logits_off, set(CHECKS)),
+    (full_passes_are_not_taken_in, {"chain"}),
+    (siblings_are_seen, {"tree", "keep", "slots"}),
+    (rollback_is_ignored, {"rollback"}),
+    (paths_stay_where_they_were, {"keep"}),
+    (the_last_slot_writes_into_the_one_before, {"slots"}),
+    (longer_buffers_are_empty, {"growth"}),
+]
+
+
+@pytest.mark.parametrize(("fault", "checks"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
+def test_a_fault_is_found_by_its_check_and_no_other(
+    shelf: Shelf, patch: Patch, fault: Callable[[Patch], None], checks: set[str]
+) -> None:
+    fault(patch)
+    found = over_tensorrt(shelf, patch)
+    assert differing(found) == checks
+    for check in checks:
+        assert found[check]["difference"] > 10 * found[check]["tolerance"]
+        assert "row" in found[check]["where"]
+
+
+def test_every_check_differs_under_some_fault() -> None:
+    assert set().union(*(checks for _, checks in FAULTS)) == set(CHECKS)
+
+
+def test_without_a_fault_all_pass(shelf: Shelf, patch: Patch) -> None:
+    found = over_tensorrt(shelf, patch)
+    assert found.keys() == {"opening", *COMPARED}
+    assert differing(found) == set()
+    assert found.pop(STAGES)["status"] == "left out"
+    assert {each["status"] for each in found.values()} == {"passed"}
+
+
+@pytest.mark.parametrize(
+    ("provider", "kind"), [("cuda", CudaOnHost), ("tensorrt-ep", TensorRTProviderOnHost)]
+)
+def test_the_providers_of_onnxruntime_pass_in_all_their_forms(
+    shelf: Shelf, patch: Patch, provider: str, kind: type[Backend]
+) -> None:
+    wanted = [
+        msgspec.structs.replace(each, drafter=None)
+        for each in shelf.jobs(provider, quick=True)
+        if each.model == TARGET
+    ]
+    assert {each.precision for each in wanted} == {"fp32", "fp16"}
+    with providers(**{provider: kind}):
+        for each in wanted:
+            found = findings(provider, each)
+            assert found.keys() >= {"opening", *CHECKS}
+            assert differing(found) == set()
+
+
+def test_a_stage_that_keeps_no_path_is_found_by_stages(shelf: Shelf, patch: Patch) -> None:
+    assert differing(over_cuda(shelf)) == set()
+    patch.setattr(Stage, "keep_path", lambda *_: None)
+    assert differing(over_cuda(shelf)) == {STAGES}
+
+
+def test_answers_that_are_no_numbers_differ_without_a_figure(shelf: Shelf, patch: Patch) -> None:
+    rows = 48  # only `logits` asks for so many
+
+    def spoil(numbers: NDArray[np.float32]) -> None:
+        if numbers.size == rows * KINDS[TARGET]["vocab_size"]:
+            numbers[5] = np.nan
+
+    downloads(patch, spoil)
+    found = over_tensorrt(shelf, patch)
+    assert differing(found) == {"logits"}
+    assert "difference" not in found["logits"]
+    assert "not finite" in found["logits"]["reason"]
+
+
+def test_an_engine_that_cannot_be_built_fails_and_nothing_else_is_tried(
+    shelf: Shelf, patch: Patch
+) -> None:
+    found = over_tensorrt(shelf, patch, fail_build=True)
+    assert found.keys() == {"opening"}
+    assert found["opening"]["status"] == "failed"
+    assert "TensorRT built no engine" in found["opening"]["reason"]
+
+
+def test_an_older_tensorrt_is_not_asked_for_what_it_lacks(shelf: Shelf, patch: Patch) -> None:
+    tensorrt_double.install(patch, "10.3.0")
+    last = [each for each in shelf.jobs("tensorrt", quick=True) if each.dialect == "opset24"]
+    found = findings("tensorrt", *last)
+    assert found["opening"]["status"] == "left out"
+    assert "10.15" in found["opening"]["reason"]
+
+
+def test_no_gpu_is_not_there_and_says_why(shelf: Shelf, patch: Patch) -> None:
+    tensorrt_double.install(patch, "10.3.0", gpu=Gpu(devices=0))
+    told: list[dict[str, Any]] = []
+    attempt(Assignment(provider="tensorrt", jobs=(job(shelf, "tensorrt"),)), told.append)
+    (said,) = told
+    assert "no CUDA-capable device" in said["absent"]
