@@ -31,7 +31,7 @@ class DataFile:
         self.stream(tensor, parts)
 
     def stream(self, tensor: TensorProto, parts: Iterable[NDArray[np.uint8]]) -> None:
-        """Write a tensor whose bytes come in parts; each is on disk before the next is asked for."""
+        """Write a tensor whose bytes come in parts; each is written before the next is made."""
         self._write(np.zeros(-self._file.tell() % PAGE, np.uint8))
         start = self._file.tell()
         for part in parts:

@@ -41,11 +41,15 @@ class FusedExperts(GroupedExperts):
         name, hidden = f"{module}.experts", self.config.hidden
         first = self._projection(f"{name}.gate_up_proj", experts, (2 * experts.width, hidden))
         second = self._projection(f"{name}.down_proj", experts, (hidden, experts.width))
-        attributes: dict[str, Any] = {} if self.bits is None else {
-            "expert_weight_bits": self.bits,
-            "block_size": BLOCK,
-            "accuracy_level": INT8_ACTIVATIONS,
-        }
+        attributes: dict[str, Any] = (
+            {}
+            if self.bits is None
+            else {
+                "expert_weight_bits": self.bits,
+                "block_size": BLOCK,
+                "accuracy_level": INT8_ACTIVATIONS,
+            }
+        )
         if experts.limit is not None:
             attributes["swiglu_limit"] = experts.limit
         mixed = self.graph.op(

@@ -76,9 +76,7 @@ class GroupedExperts(Dialect):
         size = self.graph.op("Shape", values)
         return self.graph.multi("TopK", values, size, names=names, axis=0, largest=0)[1]
 
-    def _each(
-        self, rows: str, sizes: str, experts: Experts, module: str, *parts: str
-    ) -> str:
+    def _each(self, rows: str, sizes: str, experts: Experts, module: str, *parts: str) -> str:
         """Project each expert's rows of [P, …] by its own `parts`."""
         names = self.graph.fresh("Rows", experts.count)
         own = self.graph.multi("Split", rows, sizes, names=names, axis=0)

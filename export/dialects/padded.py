@@ -108,7 +108,9 @@ class PaddedAttention(GroupedExperts):
         config, op = self.config, self.graph.op
         scaled = self.scaled(q, config.score_scale or config.head_dim**-0.5)
         scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
-        scores = op("Add", self.capped(scores, config.score_cap), self._mask(config.layer(layer).window))
+        scores = op(
+            "Add", self.capped(scores, config.score_cap), self._mask(config.layer(layer).window)
+        )
         if not config.form.sinks:
             return op("MatMul", op("Softmax", scores, axis=-1), value)
         weights = op("Softmax", self.concat(scores, self._sinks(layer)), axis=-1)

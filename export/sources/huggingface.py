@@ -132,9 +132,9 @@ class DirectorySource:
             self._location,
             ", ".join(self._left_out),
         )
-        return self._joined({
-            name: PlainTensor(stored[there], there) for name, there in own.items()
-        })
+        return self._joined(
+            {name: PlainTensor(stored[there], there) for name, there in own.items()}
+        )
 
     def _joined(self, plain: Mapping[str, PlainTensor]) -> dict[str, StoredTensor]:
         """Join experts in blocks, if this class has tensors of all experts."""
@@ -166,8 +166,8 @@ class DirectorySource:
         if not isinstance(other, PlainTensor) or not head.holds_same(other):
             raise ExportError(
                 f"{self._path}: tie_word_embeddings says that the head is the embedding, but "
-                f"{head.file.path.name} holds another {HEAD}: set tie_word_embeddings to false if that "
-                "one is meant, or remove it"
+                f"{head.file.path.name} holds another {HEAD}: set tie_word_embeddings to false if "
+                "that one is meant, or remove it"
             )
 
     def _check_shapes(self, settings: Settings) -> None:

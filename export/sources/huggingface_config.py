@@ -71,9 +71,7 @@ def _find(fields: Fields, model_type: str) -> Architecture:
     supported = "see `pilotfish export list --supported`"
     stated = [fields.values[key] for key in EXPERT_COUNTS if fields.values.get(key) is not None]
     if any(stated) if stated else "moe" in model_type:
-        raise fields.error(
-            f"this mixture of experts is not supported ({model_type}); {supported}"
-        )
+        raise fields.error(f"this mixture of experts is not supported ({model_type}); {supported}")
     raise fields.error(f"architecture {model_type!r} is not supported; {supported}")
 
 
@@ -89,8 +87,9 @@ def _renamed(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
 def _refuse_quantised(fields: Fields, own: Architecture) -> None:
     if quantised := fields.values.get("quantization_config"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        if method == "mxfp4" and own.names.stacked:
-            return fields.touch("quantization_config")
+        if method == "mxfp4" and own.names.stacked:  # read by expert (`export.sources.stored`)
+            fields.touch("quantization_config")
+            return
         advice = ", or a GGUF file of the model" if own.gguf else ""
         raise fields.error(
             f"the checkpoint is quantised ({method}): give the original weights{advice}"
@@ -218,7 +217,9 @@ def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
     names = {field: keys.called(key) for field, key in FIELDS.items()}
     stated = keys.fields.values
     if config.experts is not None:
-        width = "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
+        width = (
+            "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
+        )
         names["experts.width"] = keys.called(width)
     for field in ("kv_heads", "head_dim"):
         if stated.get(names[field]) is None:

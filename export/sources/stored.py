@@ -91,8 +91,9 @@ class BlockTensor:
         values = np.empty((*codes.shape[:2], PER_BLOCK), np.float32)
         values[..., 0::2] = VALUES[codes & 15]
         values[..., 1::2] = VALUES[codes >> 4]
-        values *= np.ldexp(np.float32(1), exponents)[..., None]
-        return values.reshape(len(values), -1).T
+        values *= np.ldexp(np.float32(1), exponents)[..., None].astype(np.float32)
+        found: NDArray[np.float32] = values.reshape(codes.shape[0], -1).T
+        return found
 
 
 def join_blocks(plain: Mapping[str, PlainTensor]) -> dict[str, StoredTensor]:

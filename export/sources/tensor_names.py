@@ -1,7 +1,7 @@
-"""Find our weights among a checkpoint's: other names, fused, stacked, listed or transposed tensors.
+"""Find our weights among a checkpoint's: renamed, fused, stacked, listed or transposed tensors.
 
-In: names and shapes that a checkpoint has, and what its architecture calls them. Out: for each of our
-names (`export.weights`) where it comes from, and how it is taken from there, as views only.
+In: names and shapes that a checkpoint has, and what its architecture calls them. Out: for each of
+our names (`export.weights`) where it comes from, and how it is taken from there, as views only.
 """
 
 from __future__ import annotations
