@@ -344,7 +344,7 @@ def test_other_blocks_are_refused(tmp_path: Path, change: Any, words: str) -> No
         (QWEN, {"n_group": 2}, "n_group: not known here"),
         (QWEN, {"quantization_config": {"quant_method": "mxfp4"}}, "is quantised"),
         (GPT_OSS, {"quantization_config": {"quant_method": "gptq"}}, "is quantised"),
-        (QWEN, {"model_type": "deepseek_v3"}, "this mixture of experts is not supported"),
+        (QWEN, {"model_type": "deepseek_v3"}, "this mixture-of-experts model is not supported"),
     ],
 )  # fmt: skip
 def test_a_mixture_that_does_not_fit_is_refused(
