@@ -71,7 +71,9 @@ def _find(fields: Fields, model_type: str) -> Architecture:
     supported = "see `pilotfish export list --supported`"
     stated = [fields.values[key] for key in EXPERT_COUNTS if fields.values.get(key) is not None]
     if any(stated) if stated else "moe" in model_type:
-        raise fields.error(f"this mixture-of-experts model is not supported ({model_type}); {supported}")
+        raise fields.error(
+            f"this mixture-of-experts model is not supported ({model_type}); {supported}"
+        )
     raise fields.error(f"architecture {model_type!r} is not supported; {supported}")
 
 
