@@ -48,11 +48,41 @@ def plain_rope(theta: float, dim: int, *, interleaved: bool = False) -> Rope:
 class Layer(msgspec.Struct, frozen=True):
     """What differs between the layers of one model.
 
-    `window` is the number of positions that a token sees, itself included; None = all.
+    `window` is the number of positions that a token sees, itself included; None = all. `experts`
+    says whether the feed-forward part is a mixture.
     """
 
     rope: Rope | None = None
     window: int | None = None
+    experts: bool = False
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """The feed-forward parts of a layer of which each token uses a few.
+
+    Token x uses those of the highest scores x · router; their outputs are summed, weighted by the
+    softmax of the scores.
+
+    Attributes:
+        count: how many there are.
+        chosen: how many of them a token uses.
+        width: of one's inner activations.
+        normed: the softmax is over the chosen scores, not over all.
+        shared: inner width of a part that all tokens use besides; None = there is none.
+        shared_gate: that part is weighted by σ(x · shared_expert_gate).
+        steepness, lift, limit: α, l and c of g · σ(αg) · (u + l), with g ≤ c and |u| ≤ c (gpt-oss);
+            at 1, 0 and None it is activation(g) · u.
+    """
+
+    count: int
+    chosen: int
+    width: int
+    normed: bool
+    shared: int | None = None
+    shared_gate: bool = False
+    steepness: float = 1.0
+    lift: float = 0.0
+    limit: float | None = None
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,13 +94,14 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
             and feed-forward part, attention_out_norm and mlp_out_norm behind them.
         norm_bias: layer norms have biases, but for those of q and k.
         learned_norms: norms have weights.
-        biases: modules that have one.
+        biases: modules that have one; * stands for an expert's number.
         gated: the feed-forward part is activation(gate) · up, not activation(up).
         parallel: attention and feed-forward part read the same residual stream.
         qk_norm: q and k are normed by head, with one weight for all heads ("head") or one each
             ("heads"), or over all heads at once ("all").
         qk_norm_late: behind the rotation instead of before it.
         sub_norms: a norm before the output projection of attention and feed-forward part.
+        sinks: attention's softmax has one more score a head, learned, of no token (gpt-oss).
         sum_norms: norms follow the residual sum (opt-350m).
         final_norm: there is a norm after the last layer.
         embed_norm: there is one after the embedding.
@@ -87,6 +118,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: Literal["head", "heads", "all"] | None = None
     qk_norm_late: bool = False
     sub_norms: bool = False
+    sinks: bool = False
     sum_norms: bool = False
     final_norm: bool = True
     embed_norm: bool = False
@@ -104,6 +136,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         vocab_size: rows of the embedding, padding included.
         tied: the output projection is the embedding.
         pattern: the kinds of layers; layer i is of the kind i modulo their number.
+        experts: those of the layers that have any.
         embedding: width of the embedding where it is not `hidden` (opt-350m: project_in/out).
         position_offset: row of the learned position table that position 0 uses (opt: 2).
         score_scale: of q · k; None = 1 / √head_dim.
@@ -127,6 +160,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     form: Form = Form()
     pattern: tuple[Layer, ...] = (Layer(),)
     activation: Activation = "silu"
+    experts: Experts | None = None
     embedding: int | None = None
     position_offset: int = 0
     score_scale: float | None = None

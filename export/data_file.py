@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import BinaryIO
 
 import numpy as np
@@ -25,18 +26,23 @@ class DataFile:
         """Digest of all that was written so far."""
         return self._digest.hexdigest()
 
-    def put(self, tensor: TensorProto, payload: NDArray[np.uint8]) -> None:
+    def put(self, tensor: TensorProto, *parts: NDArray[np.uint8]) -> None:
         """Write the bytes of `tensor` and record in it where they are."""
-        offset = self._file.tell()
-        padding = -offset % PAGE
-        self._write(np.zeros(padding, np.uint8))
-        self._write(payload)
+        self.stream(tensor, parts)
+
+    def stream(self, tensor: TensorProto, parts: Iterable[NDArray[np.uint8]]) -> None:
+        """Write a tensor whose bytes come in parts; each is written before the next is made."""
+        self._write(np.zeros(-self._file.tell() % PAGE, np.uint8))
+        start = self._file.tell()
+        for part in parts:
+            self._write(part)
+        size = self._file.tell() - start
         tensor.data_location = TensorProto.EXTERNAL
         del tensor.external_data[:]
         for key, value in (
             ("location", self._name),
-            ("offset", str(offset + padding)),
-            ("length", str(payload.nbytes)),
+            ("offset", str(start)),
+            ("length", str(size)),
         ):
             tensor.external_data.append(StringStringEntryProto(key=key, value=value))
 

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from pilotfish.export.data_file import DataFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -100,6 +100,17 @@ class GraphWriter:
         payload = np.ascontiguousarray(pack_nibbles(array) if dtype == "int4" else array)
         tensor = TensorProto(name=name, data_type=ELEMENT[dtype], dims=array.shape)
         self._data.put(tensor, payload.reshape(-1).view(np.uint8))
+        self._initializers[name] = tensor
+        return name
+
+    def stacked(
+        self, name: str, shape: Sequence[int], dtype: str, parts: Iterable[NDArray[Any]]
+    ) -> str:
+        """Write a weight whose parts along the first axis come one by one, of this `dtype`."""
+        tensor = TensorProto(name=name, data_type=ELEMENT[dtype], dims=shape)
+        self._data.stream(
+            tensor, (np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts)
+        )
         self._initializers[name] = tensor
         return name
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
+from pilotfish.export.experts import write_experts, write_gated
 from pilotfish.export.weights import EMBEDDING, HEAD
 
 
@@ -44,10 +45,10 @@ def _layer(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
     attended = norm(_attention(net, config, i, h), "attention_out_norm")
     if form.parallel:
         own = "post_attention_layernorm" in form.norms
-        fed = _mlp(net, config, layer, norm(x, "post_attention_layernorm") if own else h)
+        fed = _mlp(net, config, i, norm(x, "post_attention_layernorm") if own else h)
         return plus(plus(x, attended), norm(fed, "mlp_out_norm"))
     x = norm(plus(x, attended), "input_layernorm", summed=True)
-    fed = _mlp(net, config, layer, norm(x, "post_attention_layernorm"))
+    fed = _mlp(net, config, i, norm(x, "post_attention_layernorm"))
     x = plus(x, norm(fed, "mlp_out_norm"))
     return norm(x, "post_attention_layernorm", summed=True)
 
@@ -65,12 +66,12 @@ def _attention(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     return net.linear(attended, f"{module}.o_proj")
 
 
-def _mlp(net: Dialect, config: ModelConfig, layer: str, h: str) -> str:
-    module = f"{layer}.mlp"
+def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
+    module = f"model.layers.{i}.mlp"
+    if config.experts is not None and config.layer(i).experts:
+        return write_experts(net, config.experts, module, h)
     if config.form.gated:
-        gate_up = net.linear(h, f"{module}.gate_proj", f"{module}.up_proj")
-        gate, up = net.split(gate_up, [config.intermediate] * 2)
-        inner = net.multiply(net.activation(gate, module), up)
+        inner = write_gated(net, module, config.intermediate, h)
     else:
         inner = net.activation(net.linear(h, f"{module}.up_proj"), module)
     if config.form.sub_norms:

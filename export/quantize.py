@@ -77,8 +77,10 @@ class _Grid(NamedTuple):
     others: Sequence[int] = ()
 
 
-def quantize(name: str, weight: NDArray[np.float32], bits: int) -> Quantized:
-    """Round `weight` [N, K].
+def quantize(
+    name: str, weight: NDArray[np.float32], bits: int, *, shifted: bool = True
+) -> Quantized:
+    """Round `weight` [N, K]; without offsets unless it may be `shifted`.
 
     Raises:
         ExportError: if K is no multiple of BLOCK.
@@ -90,7 +92,7 @@ def quantize(name: str, weight: NDArray[np.float32], bits: int) -> Quantized:
         )
     codes = np.empty((rows, width), np.uint8)
     scales, offsets = np.empty((2, rows, width // BLOCK), np.float32)
-    grid = _grid(weight.reshape(-1, BLOCK), bits)
+    grid = _grid(weight.reshape(-1, BLOCK), bits, shifted=shifted)
     step = max(CHUNK // width, 1)
     for start in range(0, rows, step):
         part = slice(start, start + step)
@@ -115,13 +117,15 @@ def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:
     return found
 
 
-def _grid(blocks: NDArray[np.float32], bits: int) -> _Grid:
+def _grid(blocks: NDArray[np.float32], bits: int, *, shifted: bool) -> _Grid:
     """Find the grid that most blocks of a sample lie on; else the grid to round to."""
     half = 2 ** (bits - 1)
     sample = blocks[:: max(len(blocks) // SAMPLE, 1)]
     sample = sample[sample.any(axis=1)]
     # 8 bits need no offset: they are nearly exact without one.
-    ways = [(_symmetric, half), (_shifted, 2 * half - 1)] if bits == 4 else [(_symmetric, half)]
+    ways = [(_symmetric, half)]
+    if bits == 4 and shifted:
+        ways.append((_shifted, 2 * half - 1))
     for way, most in ways:
         exact = {n: way(sample, half, n).equal(sample, half) for n in range(most, 0, -1)}
         if np.any(list(exact.values()), axis=0).sum() > len(sample) / 2:

@@ -10,7 +10,10 @@ Face's checkpoints, whatever a file calls them:
     model.layers.{i}.post_attention_layernorm   before the feed-forward part
     model.layers.{i}.mlp_out_norm               behind it, before the sum
     model.layers.{i}.self_attn.{q,k,v,o}_proj, .q_norm, .k_norm, .sub_norm
+    model.layers.{i}.self_attn.sinks [heads]
     model.layers.{i}.mlp.{gate,up,down}_proj, .sub_norm, .act_fn.{alpha_p,alpha_n,beta,eps}
+    model.layers.{i}.mlp.router, .experts.{j}.{gate,up,down}_proj, .shared_expert.{…}_proj,
+        .shared_expert_gate                     of a mixture of experts
     model.norm, lm_head
 """
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
 from pilotfish.export.config import ModelConfig
@@ -26,6 +30,7 @@ from pilotfish.export.errors import ExportError
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LAYER = re.compile(r"\.layers\.(\d+)\.")
+NUMBER = re.compile(r"\.\d+\.")
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 
@@ -44,7 +49,7 @@ class Settings(NamedTuple):
     """What a file calls the settings of its model, for errors.
 
     Attributes:
-        keys: field of `ModelConfig` → the file's key.
+        keys: field of `ModelConfig`, or "experts." and one of `Experts` → the file's key.
         switches: part of a weight's name → the setting that decides whether it exists.
     """
 
@@ -53,7 +58,7 @@ class Settings(NamedTuple):
 
     def say(self, config: ModelConfig, *fields: str) -> str:
         """Format keys and their values, as in "num_attention_heads 4 × head_dim 8"."""
-        return " × ".join(f"{self.keys[name]} {getattr(config, name)}" for name in fields)
+        return " × ".join(f"{self.keys[name]} {attrgetter(name)(config)}" for name in fields)
 
     def why(self, config: ModelConfig, name: str) -> str:
         """Name the setting that decides whether there is such a weight."""
@@ -135,7 +140,7 @@ def weights(config: ModelConfig) -> Weights:
     if form.embed_norm:
         yield from _norm(config, "model.embed_norm", hidden)
     for i in range(config.layers):
-        for name, sizes in _layer_weights(config):
+        for name, sizes in _layer_weights(config, i):
             yield f"model.layers.{i}.{name}", sizes
     if form.final_norm:
         yield from _norm(config, "model.norm", hidden)
@@ -145,34 +150,65 @@ def weights(config: ModelConfig) -> Weights:
         yield "lm_head.bias", (vocabulary,)
 
 
-def _layer_weights(config: ModelConfig) -> Weights:
+def _layer_weights(config: ModelConfig, index: int) -> Weights:
     """Yield the weights of a layer, named without it."""
-    form = config.form
-    hidden, inner = _size(config, "hidden"), _size(config, "intermediate")
+    form, hidden = config.form, _size(config, "hidden")
     queries, keys = _size(config, "heads", "head_dim"), _size(config, "kv_heads", "head_dim")
     for name in form.norms:
         yield from _norm(config, name, hidden)
-    gate = [("mlp.gate_proj", inner, hidden)] if form.gated else []
     for name, rows, columns in (
         ("self_attn.q_proj", queries, hidden),
         ("self_attn.k_proj", keys, hidden),
         ("self_attn.v_proj", keys, hidden),
         ("self_attn.o_proj", hidden, queries),
-        *gate,
-        ("mlp.up_proj", inner, hidden),
-        ("mlp.down_proj", hidden, inner),
     ):
-        yield f"{name}.weight", (rows, columns)
-        if name in form.biases:
-            yield f"{name}.bias", (rows,)
+        yield from _linear(config, name, rows, columns)
+    if form.sinks:
+        yield "self_attn.sinks", (_size(config, "heads"),)
+    if config.layer(index).experts:
+        yield from _experts(config)
+    else:
+        yield from _mlp(config, "mlp", _size(config, "intermediate"))
     if form.learned_norms:
         yield from _head_norms(config)
     if form.sub_norms:
         yield "self_attn.sub_norm.weight", (queries,)
-        yield "mlp.sub_norm.weight", (inner,)
+        yield "mlp.sub_norm.weight", (_size(config, "intermediate"),)
     if config.activation == "xielu":
         for name in XIELU:
             yield f"mlp.act_fn.{name}", (Size(1, ("activation",)),)
+
+
+def _experts(config: ModelConfig) -> Weights:
+    hidden, experts = _size(config, "hidden"), config.experts
+    if experts is None:
+        raise ValueError("layers of experts need the configuration of experts")
+    yield from _linear(config, "mlp.router", _size(config, "experts.count"), hidden)
+    for j in range(experts.count):
+        yield from _mlp(config, f"mlp.experts.{j}", _size(config, "experts.width"))
+    if experts.shared is not None:
+        yield from _mlp(config, "mlp.shared_expert", _size(config, "experts.shared"))
+        if experts.shared_gate:
+            yield "mlp.shared_expert_gate.weight", (Size(1, ("model_type",)), hidden)
+
+
+def _mlp(config: ModelConfig, module: str, inner: Size) -> Weights:
+    hidden = _size(config, "hidden")
+    if config.form.gated:
+        yield from _linear(config, f"{module}.gate_proj", inner, hidden)
+    yield from _linear(config, f"{module}.up_proj", inner, hidden)
+    yield from _linear(config, f"{module}.down_proj", hidden, inner)
+
+
+def _linear(config: ModelConfig, name: str, rows: Size, columns: Size) -> Weights:
+    yield f"{name}.weight", (rows, columns)
+    if of_any(name) in config.form.biases:
+        yield f"{name}.bias", (rows,)
+
+
+def of_any(name: str) -> str:
+    """Replace the number in a name within a layer, an expert's, by *."""
+    return NUMBER.sub(".*.", name)
 
 
 def _head_norms(config: ModelConfig) -> Weights:
@@ -202,4 +238,4 @@ def _layer(name: str) -> int | None:
 
 def _size(config: ModelConfig, *fields: str) -> Size:
     """Multiply these fields."""
-    return Size(math.prod(getattr(config, name) for name in fields), fields)
+    return Size(math.prod(attrgetter(name)(config) for name in fields), fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pilotfish.export.architectures.architecture import Architecture, Names
+from pilotfish.export.architectures.experts import MIXTURES
 from pilotfish.export.architectures.gemma import GEMMAS
 from pilotfish.export.architectures.llama import RELATIVES
 from pilotfish.export.architectures.older import OLDER
@@ -10,4 +11,4 @@ from pilotfish.export.architectures.parallel import VARIANTS
 
 __all__ = ["ARCHITECTURES", "Architecture", "Names"]
 
-ARCHITECTURES: dict[str, Architecture] = {**RELATIVES, **GEMMAS, **VARIANTS, **OLDER}
+ARCHITECTURES: dict[str, Architecture] = {**RELATIVES, **GEMMAS, **VARIANTS, **OLDER, **MIXTURES}

@@ -31,9 +31,13 @@ class Names:
         body: module that holds all but the head; it may be absent from the names.
         stack: module of the layers within it.
         outer: a module outside the layers → ours; in the body unless it is the head.
-        modules: a module of a layer → ours.
+        modules: a module of a layer → ours; * stands for a number, an expert's.
         fused: a module whose rows are those of several of ours, in this order.
         by_head: the rows of a fused q, k and v are of a key head each: its queries, its k, its v.
+        stacked: a tensor of a layer that holds those of all experts → ours of each, whose rows
+            stand in this order.
+        columns: stacked tensors are [experts, in, out].
+        alternating: rows of several weights in a stacked tensor take turns.
         listed: a module that is a list of weights, one for each head → ours.
         transposed: linear modules are stored [in, out].
         dropped: names that end so are computed, or no weights.
@@ -45,9 +49,27 @@ class Names:
     modules: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     by_head: bool = False
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    columns: bool = False
+    alternating: bool = False
     listed: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False
     dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """What a class of experts has, besides the numbers that its keys state.
+
+    Attributes:
+        normed: the softmax is over the chosen scores; None = `norm_topk_prob` says it.
+        shared_gate: the part that all tokens use is weighted.
+        lift: what is added to the up projection (`Experts.lift`).
+    """
+
+    normed: bool | None = None
+    shared_gate: bool = False
+    lift: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +79,7 @@ class Architecture:
     Attributes:
         keys: the class's keys with an effect → their defaults; REQUIRED where a file must state it.
         called: Llama's key → this class's.
+        also: another name that files use for a key → the class's.
         inert: keys of this class without effect on the text.
         neutral: keys with an effect, and the values at which they have none.
         form: of its layers.
@@ -69,6 +92,8 @@ class Architecture:
             where there is a window, those without one.
         rope_by_type: rotary parameters are given by type of layer, and a `rope_scaling` is of the
             full layers alone.
+        rope_default: rotary parameters where a file states none, if not the plain ones of θ.
+        mixture: of experts, if there are any.
         grown_queries: queries grow with their position (Ministral 3).
         interleaved: rotated pairs of channels are neighbours.
         embed_root: embeddings are multiplied by √hidden.
@@ -80,6 +105,7 @@ class Architecture:
 
     keys: Mapping[str, Any]
     called: Mapping[str, str] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)
     inert: frozenset[str] = frozenset()
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     form: Form = LLAMA_FORM
@@ -89,6 +115,8 @@ class Architecture:
     full_every: int | None = None
     unrotated: Literal["none", "all", "listed", "full"] = "none"
     rope_by_type: bool = False
+    rope_default: Mapping[str, Any] | None = None
+    mixture: Mixture | None = None
     grown_queries: bool = False
     interleaved: bool = False
     embed_root: bool = False

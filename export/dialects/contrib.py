@@ -16,17 +16,21 @@ from functools import cached_property
 
 from pilotfish.engines.artifact import Precision
 from pilotfish.export.config import ModelConfig, Rope
-from pilotfish.export.dialects.dialect import Dialect, ReadWeight
-from pilotfish.export.graph import GraphWriter, pack_nibbles
+from pilotfish.export.dialects.dialect import ReadWeight
+from pilotfish.export.dialects.fused_experts import (
+    INT8_ACTIVATIONS,
+    MICROSOFT,
+    FusedExperts,
+    packed,
+)
+from pilotfish.export.graph import GraphWriter
 from pilotfish.export.quantize import BLOCK, Quantized
 
-MICROSOFT = "com.microsoft"
 PAIRS_AT_ONCE = 8  # GroupQueryAttention rotates multiples of so many pairs
-INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: products in int8, sums in float32
 
 
-class Contrib(Dialect):
-    """GroupQueryAttention, SkipSimplifiedLayerNormalization, MatMulNBits."""
+class Contrib(FusedExperts):
+    """GroupQueryAttention, SkipSimplifiedLayerNormalization, MatMulNBits, MoE, QMoE."""
 
     name = "contrib"
     opset = 17
@@ -76,6 +80,8 @@ class Contrib(Dialect):
         rope = config.layer(layer).rope
         tables = self.rotary_tables(rope) if rope and not self._rotates_before(rope) else ("", "")
         past_key, past_value, key, value = self.cache(layer)
+        name = f"model.layers.{layer}.self_attn.sinks"
+        sinks = [self.weight(name)] if config.form.sinks else []
         attended = self.graph.fresh("GroupQueryAttention", 1)[0]
         softcap = {} if config.score_cap is None else {"softcap": config.score_cap}
         self.graph.multi(
@@ -88,6 +94,7 @@ class Contrib(Dialect):
             *tables,
             self._slot_positions if tables[0] else "",
             self._bias(config.layer(layer).window),
+            *sinks,
             names=[attended, key, value],
             domain=MICROSOFT,
             num_heads=config.heads,
@@ -167,9 +174,7 @@ class Contrib(Dialect):
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Multiply x [T, K] by the transposed weight [N, K]."""
         rows, width = weight.codes.shape
-        codes = weight.codes.reshape(rows, width // BLOCK, BLOCK)
-        if weight.bits == 4:
-            codes = pack_nibbles(codes).reshape(rows, width // BLOCK, BLOCK // 2)
+        codes = packed(weight).reshape(rows, width // BLOCK, -1)
         return self.graph.op(
             "MatMulNBits",
             x,

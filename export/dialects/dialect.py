@@ -25,7 +25,7 @@ from pilotfish.engines.passes import HIDDEN_FROM_VIEW
 from pilotfish.export.config import ModelConfig, Rope
 from pilotfish.export.graph import ELEMENT, Dim, GraphWriter
 from pilotfish.export.quantize import BLOCK, Quantized, quantize, quantize_rows
-from pilotfish.export.weights import LAYER, XIELU
+from pilotfish.export.weights import LAYER, XIELU, of_any
 
 ReadWeight = Callable[[str], NDArray[np.float32]]
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
@@ -75,6 +75,13 @@ class Dialect(ABC):
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Multiply x [T, K] by the transposed weight [N, K], without its offsets."""
 
+    @abstractmethod
+    def experts(self, x: str, scores: str, module: str) -> str:
+        """Sum what the chosen experts make of x [T, hidden], weighted; → [T, hidden].
+
+        `scores` [T, experts] are the router's; `config.experts` says the rest.
+        """
+
     # --- layers ----------------------------------------------------------------------------
 
     def weight(self, name: str, array: NDArray[np.float32] | None = None) -> str:
@@ -84,11 +91,12 @@ class Dialect(ABC):
         values = self.read(name) if array is None else array
         return self.graph.weight(name, values.astype(self.float, copy=False))
 
-    def linear(self, x: str, *names: str) -> str:
+    def linear(self, x: str, *names: str, rounded: bool = True) -> str:
         """Project x [T, K] → [T, ΣN]: one product for several projections of the same x.
 
         `names` are modules: `name.weight` [N, K] and, where `config.form` has it, `name.bias` [N].
-        Of several, those without a bias get zeros if another has one.
+        Of several, those without a bias get zeros if another has one. Unless they may be
+        `rounded`, the weights stay as they are whatever the precision.
         """
         rows = [self.read(f"{name}.weight") for name in names]
         sizes = [len(each) for each in rows]
@@ -102,7 +110,7 @@ class Dialect(ABC):
                 for name, size in zip(names, sizes, strict=True)
             ]
             added = self.weight(f"{label}.bias", np.concatenate(parts))
-        return self._product(x, f"{label}.weight", weight, added, self.bits)
+        return self._product(x, f"{label}.weight", weight, added, self.bits if rounded else None)
 
     def embed(self, name: str) -> str:
         """Look up the packed tokens' embeddings, [T, width]."""
@@ -132,6 +140,10 @@ class Dialect(ABC):
     def scaled(self, x: str, factor: float) -> str:
         """Multiply x by a number."""
         return x if factor == 1.0 else self.multiply(x, self.graph.constant(factor, self.float))
+
+    def sigmoid(self, x: str) -> str:
+        """Compute 1 / (1 + e⁻ˣ)."""
+        return self.graph.op("Sigmoid", x)
 
     def capped(self, x: str, cap: float | None) -> str:
         """Compute cap · tanh(x / cap); x where there is no cap."""
@@ -171,7 +183,7 @@ class Dialect(ABC):
         """Apply the configuration's pointwise function; xielu has numbers of the `module`."""
         op, kind = self.graph.op, self.config.activation
         if kind == "silu":
-            return self.multiply(x, op("Sigmoid", x))
+            return self.multiply(x, self.sigmoid(x))
         if kind in {"gelu", "gelu_tanh"}:
             return self.gelu(x, tanh=kind == "gelu_tanh")
         if kind == "xielu":
@@ -282,7 +294,8 @@ class Dialect(ABC):
     def _has_bias(self, name: str) -> bool:
         """Whether a module has one; `name` may be of a layer."""
         layer = LAYER.search(name)
-        return (name if layer is None else name[layer.end() :]) in self.config.form.biases
+        inner = name if layer is None else name[layer.end() :]
+        return of_any(inner) in self.config.form.biases
 
     def _norm_weight(self, name: str) -> str:
         if self.config.form.learned_norms:

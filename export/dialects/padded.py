@@ -20,11 +20,12 @@ from functools import cached_property
 
 from pilotfish.engines.artifact import Precision
 from pilotfish.export.config import ModelConfig, Rope
-from pilotfish.export.dialects.dialect import Dialect, ReadWeight
+from pilotfish.export.dialects.dialect import ReadWeight
+from pilotfish.export.dialects.grouped_experts import GroupedExperts
 from pilotfish.export.graph import GraphWriter
 
 
-class PaddedAttention(Dialect):
+class PaddedAttention(GroupedExperts):
     """A dialect whose passes may hold several slots."""
 
     def __init__(
@@ -65,7 +66,7 @@ class PaddedAttention(Dialect):
         self.append(past_value, v, value)
         # The heads that share a key head stand one below the other: keys are read once.
         stacked = self.reshape(q, [0, kv_heads, -1, dim])
-        attended = self._attend(stacked, key, value, config.layer(layer).window)
+        attended = self._attend(stacked, key, value, layer)
         answers = op("Gather", self.reshape(attended, [-1, dim]), self._answer_rows, axis=0)
         return self.reshape(answers, [-1, heads * dim])  # from [T, heads, head_dim]
 
@@ -102,13 +103,35 @@ class PaddedAttention(Dialect):
         factors = self.graph.op("Gather", str(self.query_growth()), self.unpack)
         return self.graph.op("Unsqueeze", factors, self.graph.constant([1, 3], "int64"))
 
-    def _attend(self, q: str, key: str, value: str, window: int | None) -> str:
+    def _attend(self, q: str, key: str, value: str, layer: int) -> str:
         """Compute softmax(q · keyᵀ · scale + mask) · value; q [B, kv_heads, group · S, …]."""
         config, op = self.config, self.graph.op
         scaled = self.scaled(q, config.score_scale or config.head_dim**-0.5)
         scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
-        scores = op("Add", self.capped(scores, config.score_cap), self._mask(window))
-        return op("MatMul", op("Softmax", scores, axis=-1), value)
+        scores = op(
+            "Add", self.capped(scores, config.score_cap), self._mask(config.layer(layer).window)
+        )
+        if not config.form.sinks:
+            return op("MatMul", op("Softmax", scores, axis=-1), value)
+        weights = op("Softmax", self.concat(scores, self._sinks(layer)), axis=-1)
+        bounds = (self.graph.constant([each], "int64") for each in (0, -1, -1))
+        return op("MatMul", op("Slice", weights, *bounds), value)
+
+    def _sinks(self, layer: int) -> str:
+        """Return the scores of no token, for the stacked queries: [B, kv_heads, group · S, 1]."""
+        config, name = self.config, f"model.layers.{layer}.self_attn.sinks"
+        shape = [1, config.kv_heads, self.group, 1]
+        sinks = self.weight(name, self.read(name).reshape(shape))
+        return self.reshape(
+            self.graph.op("Expand", sinks, self._sink_shape), [0, config.kv_heads, -1, 1]
+        )
+
+    @cached_property
+    def _sink_shape(self) -> str:
+        """[B, kv_heads, group, S]"""
+        slots, size = (self.graph.op("Shape", self.unpack, start=i, end=i + 1) for i in (0, 1))
+        heads = self.graph.constant([self.config.kv_heads, self.group], "int64")
+        return self.graph.op("Concat", slots, heads, size, axis=0)
 
     def _mask(self, window: int | None) -> str:
         """Return the mask for the stacked queries, [B, 1, group · S, C]; layers share it."""

@@ -69,4 +69,7 @@ FIELDS = {
     "tied": "tie_word_embeddings",
     "embedding": "word_embed_proj_dim",
     "activation": "hidden_act",
+    "experts.count": "num_experts",
+    "experts.width": "moe_intermediate_size",
+    "experts.shared": "shared_expert_intermediate_size",
 }

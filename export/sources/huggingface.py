@@ -25,6 +25,7 @@ from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.huggingface_tokenizer import read_templates, read_tokenizer
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
 from pilotfish.export.sources.source import Progress
+from pilotfish.export.sources.stored import PlainTensor, StoredTensor, join_blocks
 from pilotfish.export.sources.tensor_names import Origin, Taker, find_weights, stored_name
 from pilotfish.export.sources.wrapped import text_config, text_weights
 from pilotfish.export.weights import EMBEDDING, HEAD, Settings, check_weights
@@ -57,7 +58,7 @@ class DirectorySource:
         self._location = location or path.resolve().name
         self._revision = revision
         self._ignored = list(ignored)
-        self._last: tuple[str, NDArray[np.float32]] | None = None
+        self._last: tuple[tuple[str, int | None], NDArray[np.float32]] | None = None
         values = _read_object(path / "config.json", required=True)
         described = describe_directory(path, self._location, ignored)
         self.config, self._names = described.config, described.architecture.names
@@ -97,22 +98,22 @@ class DirectorySource:
         if name not in self._origins:
             raise ExportError(f"{self._path} has no weight {name}")
         origin = self._origins[name]
-        found = self._taker.take(name, origin, [self._stored(each) for each in origin.stored])
+        stored = [self._stored(each, origin.expert) for each in origin.stored]
+        found = self._taker.take(name, origin, stored)
         return np.add(found, 1, dtype=np.float32) if self._adds_one(name) else found
 
     def _adds_one(self, name: str) -> bool:
         """Whether a norm multiplies by 1 + weight (Gemma, Nemotron)."""
         return self._plus_one and name.endswith("norm.weight")
 
-    def _stored(self, name: str) -> NDArray[np.float32]:
-        """Read a tensor of the files; parts of a fused one are wanted one after the other."""
-        if self._last is None or self._last[0] != name:
-            file, stored = self._places[name]
-            self._last = name, file.tensor(stored)
+    def _stored(self, name: str, expert: int | None) -> NDArray[np.float32]:
+        """Read a tensor of the files, or an expert's part; of a fused one, parts follow parts."""
+        if self._last is None or self._last[0] != (name, expert):
+            self._last = (name, expert), self._places[name].read(expert)
         return self._last[1]
 
-    def _find_places(self, *, wrapped: bool) -> dict[str, tuple[SafetensorsFile, str]]:
-        """Map the text model's names to file and name there."""
+    def _find_places(self, *, wrapped: bool) -> dict[str, StoredTensor]:
+        """Map the text model's names to what is stored."""
         stored: dict[str, SafetensorsFile] = {}
         for file in self._files:
             for name in file.names():
@@ -122,18 +123,33 @@ class DirectorySource:
                     raise ExportError(f"{name} is in {stored[name].path} and in {file.path}")
                 stored[name] = file
         if not wrapped:
-            return {name: (file, name) for name, file in stored.items()}
+            return self._joined({name: PlainTensor(file, name) for name, file in stored.items()})
         own, self._left_out = text_weights(stored)
         log.warning(
             "%s is multimodal: its text model is exported, without %s",
             self._location,
             ", ".join(self._left_out),
         )
-        return {name: (stored[there], there) for name, there in own.items()}
+        return self._joined(
+            {name: PlainTensor(stored[there], there) for name, there in own.items()}
+        )
+
+    def _joined(self, plain: Mapping[str, PlainTensor]) -> dict[str, StoredTensor]:
+        """Join experts in blocks, if this class has tensors of all experts."""
+        if not self._names.stacked:
+            return dict(plain)
+        joined = join_blocks(plain)
+        if len(joined) < len(plain):
+            log.warning(
+                "%s: its experts are in MXFP4, and read as the numbers that this stands for",
+                self._location,
+            )
+        return joined
 
     def _find_weights(self) -> dict[str, Origin]:
         """Find our weights among the files'."""
-        origins = find_weights(self._names, self._places)
+        shapes = {name: tensor.shape for name, tensor in self._places.items()}
+        origins = find_weights(self._names, shapes)
         if self.config.tied and HEAD in origins:
             self._check_head(origins)
             del origins[HEAD]
@@ -141,18 +157,20 @@ class DirectorySource:
 
     def _check_head(self, origins: Mapping[str, Origin]) -> None:
         """Check that a stored tied head equals the embedding: readers differ in which they use."""
-        file, name = self._places[origins[HEAD].stored[0]]
-        embedding = origins.get(EMBEDDING)
-        if embedding is None or not file.holds_same(name, *self._places[embedding.stored[0]]):
+        head, embedding = self._places[origins[HEAD].stored[0]], origins.get(EMBEDDING)
+        other = None if embedding is None else self._places[embedding.stored[0]]
+        if not isinstance(head, PlainTensor):
+            raise ExportError(f"{self._path}: {HEAD} is in MXFP4, which only experts may be")
+        if not isinstance(other, PlainTensor) or not head.holds_same(other):
             raise ExportError(
                 f"{self._path}: tie_word_embeddings says that the head is the embedding, but "
-                f"{file.path.name} holds another {HEAD}: set tie_word_embeddings to false if that "
-                "one is meant, or remove it"
+                f"{head.file.path.name} holds another {HEAD}: set tie_word_embeddings to false if "
+                "that one is meant, or remove it"
             )
 
     def _check_shapes(self, settings: Settings) -> None:
         """Check the weights against the configuration."""
-        stored = {name: file.shape(there) for name, (file, there) in self._places.items()}
+        stored = {name: tensor.shape for name, tensor in self._places.items()}
         found = {
             name: self._taker.shape(name, origin, stored) for name, origin in self._origins.items()
         }
@@ -161,7 +179,9 @@ class DirectorySource:
     def _called(self, name: str) -> str:
         """Return the checkpoint's name of a weight."""
         if name in self._origins:
-            return self._places[self._origins[name].stored[0]][1]
+            stored = self._origins[name].stored[0]
+            tensor = self._places[stored]
+            return tensor.name if isinstance(tensor, PlainTensor) else stored
         return stored_name(self._names, name)
 
     def _checked_vocabulary(self) -> int:

@@ -17,6 +17,7 @@ from pilotfish.export.architectures.architecture import ACTIVATIONS
 from pilotfish.export.config import Activation, Form, ModelConfig
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
+from pilotfish.export.sources.expert_keys import read_experts
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.layer_pattern import read_pattern
 from pilotfish.export.weights import HEAD, Settings
@@ -55,6 +56,8 @@ class Description:
         fields = Fields(values, where)
         model_type = fields.get("model_type", str, "")
         own = self.architecture = _find(fields, model_type)
+        fields = Fields(_renamed(fields, own.also), where)
+        fields.touch("model_type")
         _refuse_quantised(fields, own)
         keys = ClassKeys(fields, own)
         self.config = _read(keys, model_type, name)
@@ -69,14 +72,26 @@ def _find(fields: Fields, model_type: str) -> Architecture:
     stated = [fields.values[key] for key in EXPERT_COUNTS if fields.values.get(key) is not None]
     if any(stated) if stated else "moe" in model_type:
         raise fields.error(
-            f"mixture-of-experts models are not supported ({model_type}); {supported}"
+            f"this mixture-of-experts model is not supported ({model_type}); {supported}"
         )
     raise fields.error(f"architecture {model_type!r} is not supported; {supported}")
+
+
+def _renamed(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values under the class's names for keys that have two."""
+    found = dict(fields.values)
+    for other, key in also.items():
+        if other in found and found.setdefault(key, found[other]) != found.pop(other):
+            raise fields.error(f"{other} and {key} are two names of one key, and differ")
+    return found
 
 
 def _refuse_quantised(fields: Fields, own: Architecture) -> None:
     if quantised := fields.values.get("quantization_config"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        if method == "mxfp4" and own.names.stacked:  # read by expert (`export.sources.stored`)
+            fields.touch("quantization_config")
+            return
         advice = ", or a GGUF file of the model" if own.gguf else ""
         raise fields.error(
             f"the checkpoint is quantised ({method}): give the original weights{advice}"
@@ -106,6 +121,7 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         norm_eps=keys.number("rms_norm_eps", otherwise=own.keys["rms_norm_eps"]),
         form=_form(keys),
         pattern=read_pattern(keys, layers, head_dim),
+        experts=read_experts(keys),
         activation=_activation(keys),
         embedding=None if embedding == hidden else embedding,
         position_offset=own.position_offset,
@@ -202,6 +218,11 @@ def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
     """Map fields of `config` to their names in the file."""
     names = {field: keys.called(key) for field, key in FIELDS.items()}
     stated = keys.fields.values
+    if config.experts is not None:
+        width = (
+            "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
+        )
+        names["experts.width"] = keys.called(width)
     for field in ("kv_heads", "head_dim"):
         if stated.get(names[field]) is None:
             names[field] += " (by default)"
@@ -217,6 +238,8 @@ def _switches(keys: ClassKeys) -> dict[str, str]:
         if key:
             said = f"{key} {keys.flag(key)}"
             found |= {f"{module}.bias": said for module in modules}
+    if keys.has("num_experts"):
+        found[".experts."] = f"{keys.called('num_experts')} {keys.count('num_experts')}"
     if keys.has("do_layer_norm_before"):
         found["model.norm."] = f"do_layer_norm_before {keys.flag('do_layer_norm_before')}"
     return found

@@ -6,6 +6,7 @@ import msgspec
 
 from pilotfish.export.config import Layer, Rope
 from pilotfish.export.sources.class_keys import ClassKeys
+from pilotfish.export.sources.expert_keys import layers_of_experts
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.rotary import RopeBase, read_table
 
@@ -28,9 +29,10 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
     ropes = {}
     if any(rotated):
         ropes = {kind: _rope(keys, kind, head_dim) for kind in dict.fromkeys(kinds)}
+    mixed = layers_of_experts(keys, layers)
     pattern = [
-        Layer(ropes[kind] if turns else None, window if kind == SLIDING else None)
-        for kind, turns in zip(kinds, rotated, strict=True)
+        Layer(ropes[kind] if turns else None, window if kind == SLIDING else None, experts)
+        for kind, turns, experts in zip(kinds, rotated, mixed, strict=True)
     ]
     return tuple(pattern[:1] if len(set(pattern)) == 1 else pattern)
 
@@ -130,7 +132,9 @@ def _rope(keys: ClassKeys, kind: str, head_dim: int) -> Rope:
         return _rope_by_type(keys, kind, head_dim, new, old)
     found = [_read(keys, table, head_dim) for table in (new, old) if table.values]
     if not found:
-        return _read(keys, new, head_dim)
+        default = keys.architecture.rope_default
+        table = new if default is None else Fields(default, new.where, new.prefix)
+        return _read(keys, table, head_dim)
     if found[0] != found[-1]:
         raise fields.error(
             "rope_parameters and rope_scaling both stand there and say different things: remove "

@@ -56,19 +56,30 @@ class SafetensorsFile:
         """The tensor's shape; errors are those of `tensor`."""
         return self._stored(name).shape
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """The tensor as float32.
+    def tensor(self, name: str, index: int | None = None) -> NDArray[np.float32]:
+        """The tensor as float32, or the part of it that `index` selects along its first axis.
 
         Raises:
             ExportError: if there is no such tensor, or it is not of floating point.
         """
         tensor = self._stored(name)
-        values = self._bytes(tensor).view(DTYPES[tensor.dtype])
+        values = self._part(tensor, index).view(DTYPES[tensor.dtype])
         if tensor.dtype == "BF16":  # the upper half of a float32
             wide = values.astype(np.uint32)
             wide <<= 16
             values = wide.view(np.float32)
-        return values.astype(np.float32, copy=False).reshape(tensor.shape)
+        shape = tensor.shape if index is None else tensor.shape[1:]
+        return values.astype(np.float32, copy=False).reshape(shape)
+
+    def coded_shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a tensor of bytes; None if it is of another type, or not there."""
+        tensor = self._tensors.get(name)
+        return tensor.shape if tensor is not None and tensor.dtype == "U8" else None
+
+    def codes(self, name: str, index: int) -> NDArray[np.uint8]:
+        """Part `index` of a tensor of bytes that is there, along its first axis."""
+        tensor = self._tensors[name]
+        return self._part(tensor, index).reshape(tensor.shape[1:])
 
     def holds_same(self, name: str, other: SafetensorsFile, other_name: str) -> bool:
         """Whether two tensors have the same type, shape and bytes."""
@@ -82,6 +93,12 @@ class SafetensorsFile:
             )
             for at in range(0, size, BYTES_AT_ONCE)
         )
+
+    def _part(self, tensor: _Tensor, index: int | None) -> NDArray[np.uint8]:
+        if index is None:
+            return self._bytes(tensor)
+        size = (tensor.data_offsets[1] - tensor.data_offsets[0]) // tensor.shape[0]
+        return self._bytes(tensor, index * size, size)
 
     def _bytes(self, tensor: _Tensor, at: int = 0, most: int | None = None) -> NDArray[np.uint8]:
         """A tensor's bytes, or up to `most` of them from `at`."""

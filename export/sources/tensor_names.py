@@ -1,14 +1,14 @@
-"""Find our weights among a checkpoint's: other names, fused, listed or transposed tensors.
+"""Find our weights among a checkpoint's: renamed, fused, stacked, listed or transposed tensors.
 
-In: the names that a checkpoint has, and what its architecture calls them. Out: for each of our
-names (`export.weights`) where it comes from, and how it is taken from there, as views only.
+In: names and shapes that a checkpoint has, and what its architecture calls them. Out: for each of
+our names (`export.weights`) where it comes from, and how it is taken from there, as views only.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.architectures import Names
-from pilotfish.export.config import ModelConfig
-from pilotfish.export.weights import shapes
+from pilotfish.export.config import Layer, ModelConfig
+from pilotfish.export.weights import LAYER, of_any, shapes
 
 LISTED = re.compile(r"(.*)\.(\d+)\.weight")
 
@@ -29,15 +29,17 @@ class Origin:
     Attributes:
         stored: names in the checkpoint; several are stacked.
         part: which of `parts` modules are wanted of a fused one; None = the whole.
-        parts: our modules that are fused there.
+        parts: our modules that are fused there, or our weights of each expert.
+        expert: its number, if the stored tensor holds those of all experts.
     """
 
     stored: tuple[str, ...]
     part: int | None = None
     parts: tuple[str, ...] = ()
+    expert: int | None = None
 
 
-def find_weights(names: Names, stored: Iterable[str]) -> dict[str, Origin]:
+def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[str, Origin]:
     """Return the origin of each weight; a name that is not known stands for itself."""
     kept = [name for name in stored if not name.endswith(names.dropped or (" ",))]
     bare = not any(name.startswith(f"{names.body}.") for name in kept)  # saved without its head
@@ -56,15 +58,32 @@ def find_weights(names: Names, stored: Iterable[str]) -> dict[str, Origin]:
             own = f"{prefix}{names.listed[entry[1]]}.weight"
             listed.setdefault(own, {})[int(entry[2])] = name
             continue
+        if rest in names.stacked:
+            parts = names.stacked[rest]
+            for expert in range(stored[name][0] if stored[name] else 0):
+                for i, part in enumerate(parts):
+                    found[prefix + _of(part, expert)] = Origin((name,), i, parts, expert)
+            continue
         if module in names.fused:
             parts = names.fused[module]
             for i, part in enumerate(parts):
                 found[f"{prefix}{part}.{kind}"] = Origin((name,), i, parts)
             continue
-        found[f"{prefix}{names.modules.get(module, module)}.{kind}"] = Origin((name,))
+        found[f"{prefix}{_renamed(names.modules, module)}.{kind}"] = Origin((name,))
     for own, members in listed.items():
         found[own] = Origin(tuple(members[i] for i in sorted(members)))
     return found
+
+
+def _renamed(modules: Mapping[str, str], module: str) -> str:
+    """Return what a module of a layer is called; * in the table stands for any number."""
+    number = re.search(r"\.(\d+)\.", module)
+    other = modules.get(of_any(module), module)
+    return other if number is None else _of(other, int(number[1]))
+
+
+def _of(name: str, expert: int) -> str:
+    return name.replace("*", str(expert))
 
 
 def _inside(names: Names, name: str, *, bare: bool) -> tuple[bool, str]:
@@ -90,10 +109,13 @@ def stored_name(names: Names, name: str) -> str:
         own = module.removeprefix("model.")
         other = {ours: theirs for theirs, ours in names.outer.items()}.get(own, own)
         return f"{other}.{kind}" if own == "lm_head" else f"{names.body}.{other}.{kind}"
+    prefix = f"{names.body}.{names.stack}.{layer[1]}."
+    stacked = {ours: theirs for theirs, several in names.stacked.items() for ours in several}
+    if of_any(f"{layer[2]}.{kind}") in stacked:
+        return prefix + stacked[of_any(f"{layer[2]}.{kind}")]
     known = {ours: theirs for theirs, ours in names.modules.items()}
     known |= {ours: theirs for theirs, several in names.fused.items() for ours in several}
-    own = known.get(layer[2], layer[2])
-    return f"{names.body}.{names.stack}.{layer[1]}.{own}.{kind}"
+    return f"{prefix}{_renamed(known, layer[2])}.{kind}"
 
 
 class Taker:
@@ -107,14 +129,18 @@ class Taker:
     def __init__(self, names: Names, config: ModelConfig) -> None:
         self._names, self._config = names, config
         self._rows = {
-            name.removeprefix("model.layers.0."): shape[0]
-            for name, shape in shapes(one_layer(config)).items()
+            LAYER.split(name)[-1]: shape[0]
+            for kind in set(config.pattern)
+            for name, shape in shapes(one_layer(config, kind)).items()
         }
 
     def take(
         self, name: str, origin: Origin, stored: list[NDArray[np.float32]]
     ) -> NDArray[np.float32]:
-        """Return the weight `name` of its stored arrays: a view, but for stacked ones."""
+        """Return the weight `name` of its stored arrays: a view, but for listed ones.
+
+        Of a tensor of all experts, the array is that of the origin's expert.
+        """
         array = stored[0] if len(stored) == 1 else np.stack(stored)
         if self._names.transposed and array.ndim == 2 and ".layers." in name:
             array = array.T
@@ -124,11 +150,28 @@ class Taker:
             return array
         if self._names.by_head:
             return self._of_heads(array, origin.part)
-        sizes = [self._rows[f"{module}.weight"] for module in origin.parts]
-        start = sum(sizes[: origin.part])
-        if origin.part == len(sizes) - 1:
+        if origin.expert is not None:
+            return self._of_expert(array, origin)
+        return self._of_rows(array, origin.part, [f"{module}.weight" for module in origin.parts])
+
+    def _of_expert(self, array: NDArray[np.float32], origin: Origin) -> NDArray[np.float32]:
+        """Take a part of an expert's tensor."""
+        part, parts = origin.part or 0, [_of(name, 0) for name in origin.parts]
+        if self._names.columns and array.ndim == 2:
+            array = array.T
+        if self._names.alternating:
+            return array[part :: len(parts)]
+        return self._of_rows(array, part, parts)
+
+    def _of_rows(
+        self, array: NDArray[np.float32], part: int, names: Sequence[str]
+    ) -> NDArray[np.float32]:
+        """Take the rows of one weight, where those of these stand one below the other."""
+        sizes = [self._rows[name] for name in names]
+        start = sum(sizes[:part])
+        if part == len(sizes) - 1:
             return array[start:]  # so that rows left over show in its shape
-        return array[start : start + sizes[origin.part]]
+        return array[start : start + sizes[part]]
 
     def _of_heads(self, array: NDArray[np.float32], part: int) -> NDArray[np.float32]:
         """Take q, k or v where each key head's rows stand together: its queries, k, v."""
@@ -147,11 +190,11 @@ class Taker:
         self, name: str, origin: Origin, stored: Mapping[str, tuple[int, ...]]
     ) -> tuple[int, ...]:
         """Return the shape that `take` would: of arrays without memory of their own."""
-        empty = [np.broadcast_to(np.float32(0), stored[each]) for each in origin.stored]
+        one = slice(None if origin.expert is None else 1, None)
+        empty = [np.broadcast_to(np.float32(0), stored[each][one]) for each in origin.stored]
         return self.take(name, origin, empty).shape
 
 
-def one_layer(config: ModelConfig) -> ModelConfig:
-    """Return the same model with its first layer alone."""
-
-    return msgspec.structs.replace(config, layers=1)
+def one_layer(config: ModelConfig, kind: Layer) -> ModelConfig:
+    """Return the same model with one layer, of this kind."""
+    return msgspec.structs.replace(config, layers=1, pattern=(kind,))

@@ -141,8 +141,8 @@ def test_variants_of_opt(change: dict[str, Any], expected: dict[str, Any]) -> No
     [
         ({"model_type": "bloom"}, "architecture 'bloom'"),
         ({}, "architecture ''"),
-        ({"model_type": "mixtral", "num_local_experts": 8}, r"mixture-of-experts.*mixtral"),
-        ({"model_type": "qwen2_moe"}, "mixture-of-experts"),
+        ({"model_type": "dbrx", "num_local_experts": 8}, r"mixture-of-experts.*dbrx"),
+        ({"model_type": "glm4_moe"}, "mixture-of-experts"),
         (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         (LLAMA | {"quantization_config": {"quant_method": "awq"}}, "awq"),
         (LLAMA | {"rope_scaling": {"type": "ntk", "factor": 4.0}}, "'ntk'"),

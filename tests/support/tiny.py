@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact, Precision, Source
-from pilotfish.export.architectures.architecture import ALL, QKV
+from pilotfish.export.architectures.architecture import ALL, ATTENTION, QKV
+from pilotfish.export.architectures.experts import EVERY
 from pilotfish.export.architectures.gemma import FOUR
-from pilotfish.export.config import Form, Layer, ModelConfig, plain_rope
+from pilotfish.export.config import Experts, Form, Layer, ModelConfig, plain_rope
 from pilotfish.export.model import export_model
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.rotary import RopeBase, read_table
@@ -104,6 +105,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "pattern": (Layer(plain_rope(1e4, 16)), Layer()),
         "query_growth": (0.3, 32),
         "residual_scale": 0.8,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        "experts": Experts(count=4, chosen=2, width=32, normed=True),
+        "pattern": (Layer(plain_rope(1e4, 16), experts=True),),
+    },
+    # Experts in every second layer, beside a part for all tokens.
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "experts": Experts(count=5, chosen=3, width=32, normed=False, shared=64, shared_gate=True),
+        "pattern": (Layer(plain_rope(1e4, 16)), Layer(plain_rope(1e4, 16), experts=True)),
+    },
+    # Sinks, windows, biases everywhere, a clamp.
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "form": Form(sinks=True, biases=(*ATTENTION, "mlp.router", *EVERY)),
+        "experts": Experts(
+            count=4, chosen=2, width=32, normed=True, steepness=1.702, lift=1.0, limit=0.7
+        ),
+        "pattern": (
+            Layer(plain_rope(1e4, 16), 24, experts=True),
+            Layer(plain_rope(1e4, 16), experts=True),
+        ),
     },
     # Norms over all heads, behind the layers' parts.
     "olmo2": {"model_type": "olmo2", "form": Form(norms=FOUR[1::2], qk_norm="all")},

@@ -1,0 +1,198 @@
+"""Mixtures of experts: one entry each.
+
+Of a class that has `num_experts` in its keys, each layer has them, or those that
+`decoder_sparse_step` and `mlp_only_layers` leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pilotfish.export.architectures.architecture import (
+    ATTENTION,
+    DECODER,
+    QKV,
+    Architecture,
+    Mixture,
+    Names,
+)
+from pilotfish.export.architectures.llama import SCALED
+from pilotfish.export.config import Form
+
+NORMED = Mixture(normed=True)
+TRAINING = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
+# No windows: use_sliding_window must be false, at which these have no effect.
+UNSWITCHED = TRAINING | {"sliding_window", "max_window_layers"}
+GATE = {"mlp.gate": "mlp.router"}
+PARTS = ("gate_proj", "up_proj", "down_proj")
+EVERY = tuple(f"mlp.experts.*.{part}" for part in PARTS)
+
+
+def _chosen(count: int, chosen: int) -> Mapping[str, Any]:
+    """Return the keys of every mixture, with a class's defaults."""
+    return {"num_experts": count, "num_experts_per_tok": chosen}
+
+
+LOCAL = {"num_experts": "num_local_experts"}
+ALSO_LOCAL = {"num_local_experts": "num_experts"}
+SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": False}
+
+GRANITE_MOE = Architecture(
+    keys={**DECODER, **SCALED, **_chosen(8, 2), "attention_bias": False},
+    called=LOCAL,
+    also=LOCAL,
+    inert=TRAINING,
+    biases={"attention_bias": ATTENTION},
+    mixture=NORMED,
+    names=Names(
+        modules={"block_sparse_moe.router.layer": "mlp.router"},
+        stacked={
+            "block_sparse_moe.input_linear.weight": (
+                "mlp.experts.*.gate_proj.weight",
+                "mlp.experts.*.up_proj.weight",
+            ),
+            "block_sparse_moe.output_linear.weight": ("mlp.experts.*.down_proj.weight",),
+        },
+    ),
+)
+
+MIXTURES: dict[str, Architecture] = {
+    "mixtral": Architecture(
+        keys={
+            **DECODER,
+            **_chosen(8, 2),
+            "num_key_value_heads": 8,
+            "head_dim": None,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "sliding_window": None,
+            "layer_types": None,
+        },
+        called=LOCAL,
+        also=LOCAL,
+        inert=TRAINING,
+        windows="all",
+        mixture=NORMED,
+        names=Names(
+            modules={
+                "block_sparse_moe.gate": "mlp.router",
+                **{
+                    f"block_sparse_moe.experts.*.w{i}": f"mlp.experts.*.{part}_proj"
+                    for i, part in ((1, "gate"), (2, "down"), (3, "up"))
+                },
+            }
+        ),
+    ),
+    "qwen2_moe": Architecture(
+        keys={
+            **DECODER,
+            **_chosen(60, 4),
+            **SPARSE,
+            "num_key_value_heads": 16,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "qkv_bias": True,
+        },
+        also=ALSO_LOCAL,
+        inert=UNSWITCHED,
+        biases={"qkv_bias": QKV},
+        mixture=Mixture(shared_gate=True),
+        names=Names(modules=GATE),
+    ),
+    "qwen3_moe": Architecture(
+        keys={
+            **DECODER,
+            **_chosen(128, 8),
+            **SPARSE,
+            "num_key_value_heads": 4,
+            "head_dim": None,
+            "attention_bias": False,
+            "moe_intermediate_size": 768,
+        },
+        also=ALSO_LOCAL,
+        inert=UNSWITCHED,
+        form=Form(qk_norm="head"),
+        biases={"attention_bias": ATTENTION},
+        mixture=Mixture(),
+        names=Names(modules=GATE),
+    ),
+    "olmoe": Architecture(
+        keys={
+            **DECODER,
+            **_chosen(64, 8),
+            "norm_topk_prob": False,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+        },
+        also=ALSO_LOCAL,
+        inert=TRAINING,
+        neutral={"clip_qkv": (None,)},
+        form=Form(qk_norm="all"),
+        biases={"attention_bias": ATTENTION},
+        mixture=Mixture(),
+        names=Names(modules=GATE),
+    ),
+    "granitemoe": GRANITE_MOE,
+    "granitemoeshared": replace(
+        GRANITE_MOE,
+        keys={**GRANITE_MOE.keys, "shared_expert_intermediate_size": 1024},
+        called={**LOCAL, "shared_expert_intermediate_size": "shared_intermediate_size"},
+        names=replace(
+            GRANITE_MOE.names,
+            modules={
+                **GRANITE_MOE.names.modules,
+                "shared_mlp.output_linear": "mlp.shared_expert.down_proj",
+            },
+            fused={
+                "shared_mlp.input_linear": (
+                    "mlp.shared_expert.gate_proj",
+                    "mlp.shared_expert.up_proj",
+                )
+            },
+        ),
+    ),
+    "gpt_oss": Architecture(
+        keys={
+            **DECODER,
+            **_chosen(128, 4),
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "layer_types": None,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+        },
+        called=LOCAL,
+        also=LOCAL,
+        inert=TRAINING | {"experts_per_token", "initial_context_length"},
+        form=Form(sinks=True),
+        biases={"attention_bias": ATTENTION, "": ("mlp.router", *EVERY)},
+        windows="listed",
+        full_every=2,
+        rope_default={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        mixture=Mixture(normed=True, lift=1.0),
+        names=Names(
+            stacked={
+                f"mlp.experts.{stored}{mark}": tuple(
+                    f"mlp.experts.*.{part}.{kind}" for part in parts
+                )
+                for stored, parts in (("gate_up_proj", PARTS[:2]), ("down_proj", PARTS[2:]))
+                for mark, kind in (("", "weight"), ("_bias", "bias"))
+            },
+            columns=True,
+            alternating=True,
+        ),
+    ),
+}

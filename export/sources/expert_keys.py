@@ -1,0 +1,52 @@
+"""Read the experts of a configuration: how many, how wide, and which layers have them."""
+
+from __future__ import annotations
+
+from pilotfish.export.config import Experts
+from pilotfish.export.sources.class_keys import ClassKeys
+
+
+def read_experts(keys: ClassKeys) -> Experts | None:
+    """Read what the layers of experts have; None for a class without.
+
+    Raises:
+        ExportError: if more are chosen than there are.
+    """
+    mixture = keys.architecture.mixture
+    if mixture is None:
+        return None
+    width = "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
+    count, chosen = keys.count("num_experts"), keys.count("num_experts_per_tok")
+    if chosen > count:
+        raise keys.fields.error(
+            f"{keys.called('num_experts_per_tok')} is {chosen}, and there are "
+            f"{count} experts ({keys.called('num_experts')})"
+        )
+    shared = "shared_expert_intermediate_size"
+    return Experts(
+        count=count,
+        chosen=chosen,
+        width=keys.count(width),
+        normed=keys.flag("norm_topk_prob") if mixture.normed is None else mixture.normed,
+        shared=keys.count(shared) if keys.has(shared) else None,
+        shared_gate=mixture.shared_gate,
+        steepness=keys.number("swiglu_alpha", otherwise=1.0),
+        lift=mixture.lift,
+        limit=keys.optional("swiglu_limit"),
+    )
+
+
+def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
+    """Return which layers have experts; the others have one feed-forward part.
+
+    Raises:
+        ExportError: if the list of the others holds something else than layers.
+    """
+    if keys.architecture.mixture is None:
+        return [False] * layers
+    if not keys.has("decoder_sparse_step"):
+        return [True] * layers
+    step, plain = keys.count("decoder_sparse_step"), keys.fields.items("mlp_only_layers") or []
+    if any(not isinstance(layer, int) or isinstance(layer, bool) for layer in plain):
+        raise keys.fields.error(f"mlp_only_layers is {plain!r}, and must be a list of layers")
+    return [i not in plain and (i + 1) % step == 0 for i in range(layers)]

@@ -1,0 +1,108 @@
+"""Tensors as a checkpoint stores them: plain ones, and experts in blocks of MXFP4 (gpt-oss).
+
+MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 values along the input width, each one of 16
+numbers in 4 bits (E2M1) times a power of two (E8M0).
+
+    NAME_blocks u8 [experts, out, in / 32, 16]: two codes a byte, the first in the low nibble
+    NAME_scales u8 [experts, out, in / 32]: exponent + 127
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.safetensors_file import SafetensorsFile
+
+BLOCKS, SCALES = "_blocks", "_scales"
+PER_BLOCK = 32
+POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+VALUES = np.array([*POSITIVE, *(-value for value in POSITIVE)], np.float32)
+BIAS = 127  # of the exponents
+
+
+class StoredTensor(Protocol):
+    """One tensor of a checkpoint."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    def read(self, index: int | None) -> NDArray[np.float32]:
+        """Read it, or the part that `index` selects along its first axis."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainTensor:
+    """A tensor of floating point; `name` is that in the file."""
+
+    file: SafetensorsFile
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape; an ExportError says that it is not of floating point."""
+        return self.file.shape(self.name)
+
+    def read(self, index: int | None) -> NDArray[np.float32]:
+        """Read it, or a part along its first axis."""
+        return self.file.tensor(self.name, index)
+
+    def holds_same(self, other: PlainTensor) -> bool:
+        """Whether the other has the same type, shape and bytes."""
+        return self.file.holds_same(self.name, other.file, other.name)
+
+
+@dataclass(frozen=True)
+class BlockTensor:
+    """Blocks and scales that stand for a tensor [experts, in, out], which is read by expert."""
+
+    blocks: PlainTensor
+    scales: PlainTensor
+
+    def __post_init__(self) -> None:
+        blocks, scales = (part.file.coded_shape(part.name) for part in (self.blocks, self.scales))
+        known = blocks is not None and len(blocks) == 4 and blocks[3] * 2 == PER_BLOCK
+        if blocks is None or not known or scales != blocks[:3]:
+            raise ExportError(
+                f"{self.blocks.file.path}: {self.blocks.name} and {self.scales.name} are no blocks "
+                f"of MXFP4: u8 [experts, out, in / {PER_BLOCK}, {PER_BLOCK // 2}] and their scales"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what they stand for."""
+        experts, rows, count, _ = self.blocks.file.coded_shape(self.blocks.name) or (0,) * 4
+        return experts, count * PER_BLOCK, rows
+
+    def read(self, index: int | None) -> NDArray[np.float32]:
+        """Read one expert's, [in, out]."""
+        if index is None:
+            raise ValueError(f"{self.blocks.name} is read one expert at a time")
+        codes = self.blocks.file.codes(self.blocks.name, index)
+        exponents = self.scales.file.codes(self.scales.name, index).astype(np.int32) - BIAS
+        values = np.empty((*codes.shape[:2], PER_BLOCK), np.float32)
+        values[..., 0::2] = VALUES[codes & 15]
+        values[..., 1::2] = VALUES[codes >> 4]
+        values *= np.ldexp(np.float32(1), exponents)[..., None].astype(np.float32)
+        found: NDArray[np.float32] = values.reshape(codes.shape[0], -1).T
+        return found
+
+
+def join_blocks(plain: Mapping[str, PlainTensor]) -> dict[str, StoredTensor]:
+    """Put what blocks and scales stand for in their place."""
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in plain.items():
+        own = name.removesuffix(BLOCKS)
+        if own != name and own + SCALES in plain:
+            found[own] = BlockTensor(tensor, plain[own + SCALES])
+        elif not (name.endswith(SCALES) and name.removesuffix(SCALES) + BLOCKS in plain):
+            found[name] = tensor
+    return found
