@@ -61,6 +61,11 @@ def split_artifact(
     artifact = Artifact.open(path)
     tell = progress or _silent
     cuts = plan_cuts(artifact, stages, layers)
+    if artifact.manifest.states is not None:
+        raise ExportError(
+            f"{path} is a model with states besides keys and values, which stages do not keep: run "
+            "it whole"
+        )
     if artifact.manifest.dialect == "contrib":
         raise ExportError(
             f"{path} has dialect contrib, whose norms are fused with the residual sums across the "

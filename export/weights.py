@@ -9,7 +9,9 @@ Face's checkpoints, whatever a file calls them:
     model.layers.{i}.attention_out_norm         behind it, before the sum
     model.layers.{i}.post_attention_layernorm   before the feed-forward part
     model.layers.{i}.mlp_out_norm               behind it, before the sum
-    model.layers.{i}.self_attn.{q,k,v,o}_proj, .q_norm, .k_norm, .sub_norm
+    model.layers.{i}.self_attn.{q,k,v,o}_proj, .gate_proj, .q_norm, .k_norm, .sub_norm
+    model.layers.{i}.conv.{in,out}_proj, .conv                            instead of attention
+    model.layers.{i}.linear_attn.in_proj_{qkv,z,b,a}, .out_proj, .conv1d, .norm, .A_log, .dt_bias
     model.layers.{i}.mlp.{gate,up,down}_proj, .sub_norm, .act_fn.{alpha_p,alpha_n,beta,eps}
     model.norm, lm_head
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from pilotfish.export.config import ModelConfig
@@ -53,7 +55,12 @@ class Settings(NamedTuple):
 
     def say(self, config: ModelConfig, *fields: str) -> str:
         """Format keys and their values, as in "num_attention_heads 4 × head_dim 8"."""
-        return " × ".join(f"{self.keys[name]} {getattr(config, name)}" for name in fields)
+        return " × ".join(
+            self.keys[name]
+            if name == "recurrence"
+            else f"{self.keys[name]} {getattr(config, name)}"
+            for name in fields
+        )
 
     def why(self, config: ModelConfig, name: str) -> str:
         """Name the setting that decides whether there is such a weight."""
@@ -135,7 +142,7 @@ def weights(config: ModelConfig) -> Weights:
     if form.embed_norm:
         yield from _norm(config, "model.embed_norm", hidden)
     for i in range(config.layers):
-        for name, sizes in _layer_weights(config):
+        for name, sizes in _layer_weights(config, i):
             yield f"model.layers.{i}.{name}", sizes
     if form.final_norm:
         yield from _norm(config, "model.norm", hidden)
@@ -145,34 +152,78 @@ def weights(config: ModelConfig) -> Weights:
         yield "lm_head.bias", (vocabulary,)
 
 
-def _layer_weights(config: ModelConfig) -> Weights:
+def _layer_weights(config: ModelConfig, layer: int) -> Weights:
     """Yield the weights of a layer, named without it."""
-    form = config.form
+    form, kind = config.form, config.layer(layer).kind
     hidden, inner = _size(config, "hidden"), _size(config, "intermediate")
-    queries, keys = _size(config, "heads", "head_dim"), _size(config, "kv_heads", "head_dim")
     for name in form.norms:
         yield from _norm(config, name, hidden)
+    mixers = {"attention": _attention_weights, "conv": _conv_weights, "delta": _delta_weights}
+    yield from mixers[kind](config)
     gate = [("mlp.gate_proj", inner, hidden)] if form.gated else []
-    for name, rows, columns in (
-        ("self_attn.q_proj", queries, hidden),
-        ("self_attn.k_proj", keys, hidden),
-        ("self_attn.v_proj", keys, hidden),
-        ("self_attn.o_proj", hidden, queries),
-        *gate,
-        ("mlp.up_proj", inner, hidden),
-        ("mlp.down_proj", hidden, inner),
-    ):
-        yield f"{name}.weight", (rows, columns)
-        if name in form.biases:
-            yield f"{name}.bias", (rows,)
-    if form.learned_norms:
-        yield from _head_norms(config)
+    projections = (*gate, ("mlp.up_proj", inner, hidden), ("mlp.down_proj", hidden, inner))
+    yield from _projections(config, projections)
     if form.sub_norms:
-        yield "self_attn.sub_norm.weight", (queries,)
         yield "mlp.sub_norm.weight", (inner,)
     if config.activation == "xielu":
         for name in XIELU:
             yield f"mlp.act_fn.{name}", (Size(1, ("activation",)),)
+
+
+def _attention_weights(config: ModelConfig) -> Weights:
+    form, hidden = config.form, _size(config, "hidden")
+    queries, keys = _size(config, "heads", "head_dim"), _size(config, "kv_heads", "head_dim")
+    gate = [("self_attn.gate_proj", queries, hidden)] if form.gated_attention else []
+    projections = (
+        ("self_attn.q_proj", queries, hidden),
+        *gate,
+        ("self_attn.k_proj", keys, hidden),
+        ("self_attn.v_proj", keys, hidden),
+        ("self_attn.o_proj", hidden, queries),
+    )
+    yield from _projections(config, projections)
+    if form.learned_norms:
+        yield from _head_norms(config)
+    if form.sub_norms:
+        yield "self_attn.sub_norm.weight", (queries,)
+
+
+def _conv_weights(config: ModelConfig) -> Weights:
+    """Yield those of a gated short convolution."""
+    hidden, taps = _size(config, "hidden"), _recurrent(config, "taps")
+    both = Size(3 * hidden.value, hidden.fields)
+    projections = (("conv.in_proj", both, hidden), ("conv.out_proj", hidden, hidden))
+    yield from _projections(config, projections)
+    yield "conv.conv.weight", (hidden, Size(1, ()), taps)
+    if "conv.conv" in config.form.biases:
+        yield "conv.conv.bias", (hidden,)
+
+
+def _delta_weights(config: ModelConfig) -> Weights:
+    """Yield those of linear attention by the gated delta rule."""
+    hidden, taps = _size(config, "hidden"), _recurrent(config, "taps")
+    channels, values = _recurrent(config, "channels"), _recurrent(config, "values")
+    heads = _recurrent(config, "heads")
+    projections = (
+        ("linear_attn.in_proj_qkv", channels, hidden),
+        ("linear_attn.in_proj_b", heads, hidden),
+        ("linear_attn.in_proj_a", heads, hidden),
+        ("linear_attn.in_proj_z", values, hidden),
+        ("linear_attn.out_proj", hidden, values),
+    )
+    yield from _projections(config, projections)
+    yield "linear_attn.conv1d.weight", (channels, Size(1, ()), taps)
+    yield "linear_attn.norm.weight", (_recurrent(config, "value_dim"),)
+    yield "linear_attn.A_log", (heads,)
+    yield "linear_attn.dt_bias", (heads,)
+
+
+def _projections(config: ModelConfig, projections: Iterable[tuple[str, Size, Size]]) -> Weights:
+    """Yield weight and, where the form has one, bias of linear modules: name, rows, columns."""
+    for name, rows, columns in projections:
+        yield f"{name}.weight", (rows, columns)
+        if name in config.form.biases:
+            yield f"{name}.bias", (rows,)
 
 
 def _head_norms(config: ModelConfig) -> Weights:
@@ -193,6 +244,11 @@ def _norm(config: ModelConfig, name: str, width: Size) -> Weights:
         yield f"{name}.weight", (width,)
         if config.form.norm_bias:
             yield f"{name}.bias", (width,)
+
+
+def _recurrent(config: ModelConfig, field: str) -> Size:
+    """Return one of the recurrence's sizes."""
+    return Size(getattr(config.recurrence, field), ("recurrence",))
 
 
 def _layer(name: str) -> int | None:

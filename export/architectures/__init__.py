@@ -7,7 +7,14 @@ from pilotfish.export.architectures.gemma import GEMMAS
 from pilotfish.export.architectures.llama import RELATIVES
 from pilotfish.export.architectures.older import OLDER
 from pilotfish.export.architectures.parallel import VARIANTS
+from pilotfish.export.architectures.recurrent import RECURRENT
 
 __all__ = ["ARCHITECTURES", "Architecture", "Names"]
 
-ARCHITECTURES: dict[str, Architecture] = {**RELATIVES, **GEMMAS, **VARIANTS, **OLDER}
+ARCHITECTURES: dict[str, Architecture] = {
+    **RELATIVES,
+    **GEMMAS,
+    **VARIANTS,
+    **OLDER,
+    **RECURRENT,
+}

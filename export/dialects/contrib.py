@@ -16,11 +16,10 @@ from functools import cached_property
 
 from pilotfish.engines.artifact import Precision
 from pilotfish.export.config import ModelConfig, Rope
-from pilotfish.export.dialects.dialect import Dialect, ReadWeight
+from pilotfish.export.dialects.dialect import MICROSOFT, Dialect, ReadWeight
 from pilotfish.export.graph import GraphWriter, pack_nibbles
 from pilotfish.export.quantize import BLOCK, Quantized
 
-MICROSOFT = "com.microsoft"
 PAIRS_AT_ONCE = 8  # GroupQueryAttention rotates multiples of so many pairs
 INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: products in int8, sums in float32
 
