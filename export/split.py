@@ -67,6 +67,11 @@ def split_artifact(
             f"{path} is a GGUF file, which llama.cpp runs whole: export the model itself, with "
             "--dialect opset24 (or opset17)"
         )
+    if artifact.manifest.states is not None:
+        raise ExportError(
+            f"{path} is a model with states besides keys and values, which stages do not keep: run "
+            "it whole"
+        )
     if artifact.manifest.dialect == "contrib":
         raise ExportError(
             f"{path} has dialect contrib, whose norms are fused with the residual sums across the "

@@ -9,8 +9,10 @@ Face's checkpoints, whatever a file calls them:
     model.layers.{i}.attention_out_norm         behind it, before the sum
     model.layers.{i}.post_attention_layernorm   before the feed-forward part
     model.layers.{i}.mlp_out_norm               behind it, before the sum
-    model.layers.{i}.self_attn.{q,k,v,o}_proj, .q_norm, .k_norm, .sub_norm
+    model.layers.{i}.self_attn.{q,k,v,o}_proj, .gate_proj, .q_norm, .k_norm, .sub_norm
     model.layers.{i}.self_attn.sinks [heads]
+    model.layers.{i}.conv.{in,out}_proj, .conv                            instead of attention
+    model.layers.{i}.linear_attn.in_proj_{qkv,z,b,a}, .out_proj, .conv1d, .norm, .A_log, .dt_bias
     model.layers.{i}.mlp.{gate,up,down}_proj, .sub_norm, .act_fn.{alpha_p,alpha_n,beta,eps}
     model.layers.{i}.mlp.router, .experts.{j}.{gate,up,down}_proj, .shared_expert.{…}_proj,
         .shared_expert_gate                     of a mixture of experts
@@ -58,7 +60,12 @@ class Settings(NamedTuple):
 
     def say(self, config: ModelConfig, *fields: str) -> str:
         """Format keys and their values, as in "num_attention_heads 4 × head_dim 8"."""
-        return " × ".join(f"{self.keys[name]} {attrgetter(name)(config)}" for name in fields)
+        return " × ".join(
+            self.keys[name]
+            if name == "recurrence"
+            else f"{self.keys[name]} {attrgetter(name)(config)}"
+            for name in fields
+        )
 
     def why(self, config: ModelConfig, name: str) -> str:
         """Name the setting that decides whether there is such a weight."""
@@ -152,27 +159,16 @@ def weights(config: ModelConfig) -> Weights:
 
 def _layer_weights(config: ModelConfig, index: int) -> Weights:
     """Yield the weights of a layer, named without it."""
-    form, hidden = config.form, _size(config, "hidden")
-    queries, keys = _size(config, "heads", "head_dim"), _size(config, "kv_heads", "head_dim")
+    form, layer = config.form, config.layer(index)
     for name in form.norms:
-        yield from _norm(config, name, hidden)
-    for name, rows, columns in (
-        ("self_attn.q_proj", queries, hidden),
-        ("self_attn.k_proj", keys, hidden),
-        ("self_attn.v_proj", keys, hidden),
-        ("self_attn.o_proj", hidden, queries),
-    ):
-        yield from _linear(config, name, rows, columns)
-    if form.sinks:
-        yield "self_attn.sinks", (_size(config, "heads"),)
-    if config.layer(index).experts:
+        yield from _norm(config, name, _size(config, "hidden"))
+    mixers = {"attention": _attention, "conv": _convolution, "delta": _delta_rule}
+    yield from mixers[layer.kind](config)
+    if layer.experts:
         yield from _experts(config)
     else:
         yield from _mlp(config, "mlp", _size(config, "intermediate"))
-    if form.learned_norms:
-        yield from _head_norms(config)
     if form.sub_norms:
-        yield "self_attn.sub_norm.weight", (queries,)
         yield "mlp.sub_norm.weight", (_size(config, "intermediate"),)
     if config.activation == "xielu":
         for name in XIELU:
@@ -211,6 +207,47 @@ def of_any(name: str) -> str:
     return NUMBER.sub(".*.", name)
 
 
+def _attention(config: ModelConfig) -> Weights:
+    form, hidden = config.form, _size(config, "hidden")
+    queries, keys = _size(config, "heads", "head_dim"), _size(config, "kv_heads", "head_dim")
+    yield from _linear(config, "self_attn.q_proj", queries, hidden)
+    if form.gated_attention:
+        yield from _linear(config, "self_attn.gate_proj", queries, hidden)
+    yield from _linear(config, "self_attn.k_proj", keys, hidden)
+    yield from _linear(config, "self_attn.v_proj", keys, hidden)
+    yield from _linear(config, "self_attn.o_proj", hidden, queries)
+    if form.sinks:
+        yield "self_attn.sinks", (_size(config, "heads"),)
+    if form.learned_norms:
+        yield from _head_norms(config)
+    if form.sub_norms:
+        yield "self_attn.sub_norm.weight", (queries,)
+
+
+def _convolution(config: ModelConfig) -> Weights:
+    """Yield the weights of a gated short convolution."""
+    hidden, taps = _size(config, "hidden"), _recurrent(config, "taps")
+    yield from _linear(config, "conv.in_proj", Size(3 * hidden.value, hidden.fields), hidden)
+    yield from _linear(config, "conv.out_proj", hidden, hidden)
+    yield "conv.conv.weight", (hidden, Size(1, ()), taps)
+    if "conv.conv" in config.form.biases:
+        yield "conv.conv.bias", (hidden,)
+
+
+def _delta_rule(config: ModelConfig) -> Weights:
+    """Yield the weights of linear attention by the gated delta rule."""
+    hidden, taps = _size(config, "hidden"), _recurrent(config, "taps")
+    channels, values = _recurrent(config, "channels"), _recurrent(config, "values")
+    heads = _recurrent(config, "heads")
+    for part, rows in (("qkv", channels), ("b", heads), ("a", heads), ("z", values)):
+        yield from _linear(config, f"linear_attn.in_proj_{part}", rows, hidden)
+    yield from _linear(config, "linear_attn.out_proj", hidden, values)
+    yield "linear_attn.conv1d.weight", (channels, Size(1, ()), taps)
+    yield "linear_attn.norm.weight", (_recurrent(config, "value_dim"),)
+    yield "linear_attn.A_log", (heads,)
+    yield "linear_attn.dt_bias", (heads,)
+
+
 def _head_norms(config: ModelConfig) -> Weights:
     width = _size(config, "head_dim")
     for name, heads in (("q_norm", "heads"), ("k_norm", "kv_heads")):
@@ -229,6 +266,11 @@ def _norm(config: ModelConfig, name: str, width: Size) -> Weights:
         yield f"{name}.weight", (width,)
         if config.form.norm_bias:
             yield f"{name}.bias", (width,)
+
+
+def _recurrent(config: ModelConfig, field: str) -> Size:
+    """Return one of the recurrence's sizes."""
+    return Size(getattr(config.recurrence, field), ("recurrence",))
 
 
 def _layer(name: str) -> int | None:

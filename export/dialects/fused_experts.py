@@ -82,7 +82,7 @@ class FusedExperts(GroupedExperts):
         """Write one projection of all experts, one by one: weight, scales if rounded, bias."""
         rows, width = shape
         graph, counts = self.graph, range(experts.count)
-        biased = self._has_bias(self._parts(name, 0)[0])
+        biased = self.has_bias(self._parts(name, 0)[0])
         bias = ""
         if biased:
             values = np.stack([self._rows(name, j, "bias") for j in counts])

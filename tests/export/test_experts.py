@@ -66,7 +66,7 @@ def run(
         mixed = write_experts(net, config.experts, MODULE, net.scaled("x", 2.0))
         graph.op("Identity", mixed, name="y")
         graph.output("y", "float32", ["T", config.hidden])
-        graph.save(folder / "experts.onnx", opset=kind.opset, contrib=kind.contrib)
+        graph.save(folder / "experts.onnx", opset=kind.opset)
     session = onnxruntime.InferenceSession(
         folder / "experts.onnx", providers=["CPUExecutionProvider"]
     )
