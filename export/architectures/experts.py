@@ -14,6 +14,7 @@ from pilotfish.export.architectures.architecture import (
     ATTENTION,
     DECODER,
     QKV,
+    REQUIRED,
     Architecture,
     Mixture,
     Names,
@@ -137,7 +138,7 @@ MIXTURES: dict[str, Architecture] = {
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": replace(
         GRANITE_MOE,
-        keys={**GRANITE_MOE.keys, "shared_expert_intermediate_size": 1024},
+        keys={**GRANITE_MOE.keys, "shared_expert_intermediate_size": REQUIRED},
         called={**LOCAL, "shared_expert_intermediate_size": "shared_intermediate_size"},
         names=replace(
             GRANITE_MOE.names,

@@ -113,7 +113,7 @@ class DirectorySource:
             self._last = (name, expert), self._places[name].read(expert)
         return self._last[1]
 
-    def _find_places(self, *, wrapped: bool) -> dict[str, StoredTensor]:
+    def _find_places(self, *, wrapped: bool) -> Mapping[str, StoredTensor]:
         """Map the text model's names to what is stored."""
         stored: dict[str, SafetensorsFile] = {}
         for file in self._files:
@@ -124,28 +124,16 @@ class DirectorySource:
                     raise ExportError(f"{name} is in {stored[name].path} and in {file.path}")
                 stored[name] = file
         if not wrapped:
-            return self._joined({name: PlainTensor(file, name) for name, file in stored.items()})
+            plain = {name: PlainTensor(file, name) for name, file in stored.items()}
+            return join_blocks(plain, self._names, self._location)
         own, self._left_out = text_weights(stored)
         log.warning(
             "%s is multimodal: its text model is exported, without %s",
             self._location,
             ", ".join(self._left_out),
         )
-        return self._joined(
-            {name: PlainTensor(stored[there], there) for name, there in own.items()}
-        )
-
-    def _joined(self, plain: Mapping[str, PlainTensor]) -> dict[str, StoredTensor]:
-        """Join experts in blocks, if this class has tensors of all experts."""
-        if not self._names.stacked:
-            return dict(plain)
-        joined = join_blocks(plain)
-        if len(joined) < len(plain):
-            log.warning(
-                "%s: its experts are in MXFP4, and read as the numbers that this stands for",
-                self._location,
-            )
-        return joined
+        plain = {name: PlainTensor(stored[there], there) for name, there in own.items()}
+        return join_blocks(plain, self._names, self._location)
 
     def _find_weights(self) -> dict[str, Origin]:
         """Find our weights among the files'."""

@@ -9,6 +9,7 @@ numbers in 4 bits (E2M1) times a power of two (E8M0).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,9 +17,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.export.architectures import Names
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
 
+log = logging.getLogger("pilotfish.export")
 BLOCKS, SCALES = "_blocks", "_scales"
 PER_BLOCK = 32
 POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -96,13 +99,22 @@ class BlockTensor:
         return found
 
 
-def join_blocks(plain: Mapping[str, PlainTensor]) -> dict[str, StoredTensor]:
-    """Put what blocks and scales stand for in their place."""
+def join_blocks(
+    plain: Mapping[str, PlainTensor], names: Names, where: str
+) -> Mapping[str, StoredTensor]:
+    """Put what blocks and scales stand for in their place, in a class with tensors of all experts.
+
+    `where` is for the log, which says so.
+    """
+    if not names.stacked:
+        return plain
     found: dict[str, StoredTensor] = {}
     for name, tensor in plain.items():
-        own = name.removesuffix(BLOCKS)
+        own, blocks = name.removesuffix(BLOCKS), name.removesuffix(SCALES) + BLOCKS
         if own != name and own + SCALES in plain:
             found[own] = BlockTensor(tensor, plain[own + SCALES])
-        elif not (name.endswith(SCALES) and name.removesuffix(SCALES) + BLOCKS in plain):
+        elif not name.endswith(SCALES) or blocks not in plain:
             found[name] = tensor
+    if len(found) < len(plain):
+        log.warning("%s: its experts are in MXFP4, and read as the numbers this stands for", where)
     return found
