@@ -78,6 +78,7 @@ class Architecture:
     """One kind of checkpoint.
 
     Attributes:
+        models: published ones that are of this class.
         keys: the class's keys with an effect → their defaults; REQUIRED where a file must state it.
         called: Llama's key → this class's.
         also: another name that files use for a key → the class's.
@@ -105,6 +106,7 @@ class Architecture:
         gguf: what GGUF calls it, if those files are read.
     """
 
+    models: str
     keys: Mapping[str, Any]
     called: Mapping[str, str] = field(default_factory=dict)
     also: Mapping[str, str] = field(default_factory=dict)

@@ -41,6 +41,7 @@ ALSO_LOCAL = {"num_local_experts": "num_experts"}
 SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": False}
 
 GRANITE_MOE = Architecture(
+    models="Granite 3 MoE",
     keys={**DECODER, **SCALED, **_chosen(8, 2), "attention_bias": False},
     called=LOCAL,
     also=LOCAL,
@@ -61,6 +62,7 @@ GRANITE_MOE = Architecture(
 
 MIXTURES: dict[str, Architecture] = {
     "mixtral": Architecture(
+        models="Mixtral",
         keys={
             **DECODER,
             **_chosen(8, 2),
@@ -87,6 +89,7 @@ MIXTURES: dict[str, Architecture] = {
         ),
     ),
     "qwen2_moe": Architecture(
+        models="Qwen1.5-MoE, Qwen2-MoE",
         keys={
             **DECODER,
             **_chosen(60, 4),
@@ -103,6 +106,7 @@ MIXTURES: dict[str, Architecture] = {
         names=Names(modules=GATE),
     ),
     "qwen3_moe": Architecture(
+        models="Qwen 3 MoE",
         keys={
             **DECODER,
             **_chosen(128, 8),
@@ -120,6 +124,7 @@ MIXTURES: dict[str, Architecture] = {
         names=Names(modules=GATE),
     ),
     "olmoe": Architecture(
+        models="OLMoE",
         keys={
             **DECODER,
             **_chosen(64, 8),
@@ -138,6 +143,7 @@ MIXTURES: dict[str, Architecture] = {
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": replace(
         GRANITE_MOE,
+        models="Granite MoE with a shared expert",
         keys={**GRANITE_MOE.keys, "shared_expert_intermediate_size": REQUIRED},
         called={**LOCAL, "shared_expert_intermediate_size": "shared_intermediate_size"},
         names=replace(
@@ -155,6 +161,7 @@ MIXTURES: dict[str, Architecture] = {
         ),
     ),
     "gpt_oss": Architecture(
+        models="gpt-oss",
         keys={
             **DECODER,
             **_chosen(128, 4),

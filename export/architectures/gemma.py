@@ -17,6 +17,7 @@ BOTH_SIDES = Names(
 FOUR = ("input_layernorm", "attention_out_norm", "post_attention_layernorm", "mlp_out_norm")
 
 GEMMA = Architecture(
+    models="Gemma 1",
     keys={
         **DECODER,
         "num_key_value_heads": 16,
@@ -32,6 +33,7 @@ GEMMA = Architecture(
 )
 GEMMA2 = replace(
     GEMMA,
+    models="Gemma 2",
     keys={
         **GEMMA.keys,
         "num_key_value_heads": 4,
@@ -51,6 +53,7 @@ GEMMA2 = replace(
 )
 GEMMA3 = replace(
     GEMMA2,
+    models="Gemma 3, all sizes",
     keys={
         **GEMMA2.keys,
         "vocab_size": 262208,
@@ -75,6 +78,7 @@ GEMMAS: dict[str, Architecture] = {
     "gemma3_text": GEMMA3,
     "vaultgemma": replace(
         GEMMA2,
+        models="VaultGemma",
         form=Form(),
         names=Names(modules={"pre_feedforward_layernorm": "post_attention_layernorm"}),
     ),

@@ -36,11 +36,13 @@ SCALED = {
 }
 
 LLAMA = Architecture(
+    models="Llama 2 to 3.3, SmolLM 1 and 2, TinyLlama, Falcon 3, Yi, DeepSeek-R1-Distill-Llama",
     keys={**DECODER, "head_dim": None, "attention_bias": False, "mlp_bias": False},
     biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
     gguf="llama",
 )
 MISTRAL = Architecture(
+    models="Mistral 7B, Nemo, Small",
     keys={
         **DECODER,
         "num_key_value_heads": 8,
@@ -51,6 +53,7 @@ MISTRAL = Architecture(
     windows="all",
 )
 QWEN2 = Architecture(
+    models="Qwen 2, 2.5 and 2.5-Coder, DeepSeek-R1-Distill-Qwen",
     keys={**DECODER, **SWITCHED, "num_key_value_heads": 32, "head_dim": None},
     biases={"": QKV},
     neutral={"attention_bias": (True,)},  # at q, k and v, whatever the file says
@@ -58,6 +61,7 @@ QWEN2 = Architecture(
     gguf="qwen2",
 )
 QWEN3 = Architecture(
+    models="Qwen 3 dense",
     keys={
         **DECODER,
         **SWITCHED,
@@ -71,19 +75,21 @@ QWEN3 = Architecture(
     gguf="qwen3",
 )
 OLMO2 = Architecture(
+    models="OLMo 2",
     keys={**DECODER, "attention_bias": False, "rms_norm_eps": 1e-5},
     form=Form(norms=SANDWICH, qk_norm="all"),
     biases={"attention_bias": ATTENTION},
     names=OUT_NORMS,
 )
-GRANITE = replace(LLAMA, keys={**LLAMA.keys, **SCALED}, gguf=None)
+GRANITE = replace(LLAMA, models="Granite 3", keys={**LLAMA.keys, **SCALED}, gguf=None)
 
 RELATIVES: dict[str, Architecture] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
-    "ministral": replace(MISTRAL, windows="listed"),
+    "ministral": replace(MISTRAL, models="Ministral 8B", windows="listed"),
     "ministral3": replace(
         MISTRAL,
+        models="Ministral 3",
         keys={
             **MISTRAL.keys,
             "head_dim": 128,
@@ -95,16 +101,21 @@ RELATIVES: dict[str, Architecture] = {
     ),
     "qwen2": QWEN2,
     "qwen2_5_vl_text": replace(
-        QWEN2, keys={**QWEN2.keys, "rope_theta": 1e6, "rms_norm_eps": 1e-5}, gguf=None
+        QWEN2,
+        models="the text of Qwen2.5-VL",
+        keys={**QWEN2.keys, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+        gguf=None,
     ),
     "qwen3": QWEN3,
     "qwen3_vl_text": replace(
         QWEN3,
+        models="the text of Qwen3-VL dense",
         keys={**DECODER, "head_dim": 128, "attention_bias": False, "rope_theta": 5e5},
         windows="none",
         gguf=None,
     ),
     "smollm3": Architecture(
+        models="SmolLM 3",
         keys={
             **DECODER,
             **SWITCHED,
@@ -122,6 +133,7 @@ RELATIVES: dict[str, Architecture] = {
         unrotated="listed",
     ),
     "olmo": Architecture(
+        models="OLMo 1",
         keys={**DECODER, "attention_bias": False, "rms_norm_eps": 1e-5},
         called={"rms_norm_eps": ""},  # 1e-5, whatever the file says
         form=Form(norm="layer", learned_norms=False),
@@ -131,6 +143,7 @@ RELATIVES: dict[str, Architecture] = {
     "olmo2": OLMO2,
     "olmo3": replace(
         OLMO2,
+        models="OLMo 3",
         keys={**OLMO2.keys, "sliding_window": 4096, "layer_types": None, "rope_theta": 5e5},
         windows="listed",
         full_every=4,
@@ -139,6 +152,7 @@ RELATIVES: dict[str, Architecture] = {
     "granite": GRANITE,
     "granitemoehybrid": replace(
         GRANITE,
+        models="Granite 4 dense (350M, 1B without h)",
         keys={
             **{key: value for key, value in GRANITE.keys.items() if key != "mlp_bias"},
             "position_embedding_type": None,
@@ -161,6 +175,7 @@ RELATIVES: dict[str, Architecture] = {
         ),
     ),
     "exaone4": Architecture(
+        models="EXAONE 4",
         keys={
             **DECODER,
             "num_key_value_heads": 32,
@@ -177,6 +192,7 @@ RELATIVES: dict[str, Architecture] = {
         names=OUT_NORMS,
     ),
     "ernie4_5": Architecture(
+        models="ERNIE 4.5 dense",
         keys={
             **DECODER,
             "num_key_value_heads": 2,
@@ -190,6 +206,7 @@ RELATIVES: dict[str, Architecture] = {
         interleaved=True,
     ),
     "hunyuan_v1_dense": Architecture(
+        models="Hunyuan dense",
         keys={**DECODER, "head_dim": None, "rms_norm_eps": 1e-5, "attention_bias": False},
         form=Form(qk_norm="head", qk_norm_late=True),
         biases={"attention_bias": ATTENTION},
@@ -202,6 +219,7 @@ RELATIVES: dict[str, Architecture] = {
         ),
     ),
     "apertus": Architecture(
+        models="Apertus",
         keys={
             **DECODER,
             "num_key_value_heads": None,
@@ -221,6 +239,7 @@ RELATIVES: dict[str, Architecture] = {
         ),
     ),
     "bitnet": Architecture(
+        models="BitNet b1.58, its unpacked weights",
         keys={
             **DECODER,
             "num_key_value_heads": 5,
@@ -240,6 +259,7 @@ RELATIVES: dict[str, Architecture] = {
         ),
     ),
     "seed_oss": Architecture(
+        models="Seed-OSS",
         keys={
             **DECODER,
             "num_key_value_heads": 8,
@@ -252,11 +272,13 @@ RELATIVES: dict[str, Architecture] = {
         inert=frozenset({"residual_dropout"}),
     ),
     "arcee": Architecture(
+        models="AFM 4.5B",
         keys={**LLAMA.keys, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
         form=Form(gated=False),
         biases=LLAMA.biases,
     ),
     "helium": Architecture(
+        models="Helium 1",
         keys={
             **LLAMA.keys,
             "num_key_value_heads": 20,

@@ -39,6 +39,7 @@ def _opt(stated: Stated) -> Mapping[str, Any]:
 
 OLDER: dict[str, Architecture] = {
     "gpt2": Architecture(
+        models="GPT-2",
         keys={**SIZES, "intermediate_size": None, "hidden_act": "gelu_new", "rms_norm_eps": 1e-5,
               "tie_word_embeddings": True},
         called={"hidden_size": "n_embd", "num_hidden_layers": "n_layer",
@@ -63,6 +64,7 @@ OLDER: dict[str, Architecture] = {
         ),
     ),
     "gpt_neox": Architecture(
+        models="Pythia, GPT-NeoX",
         keys={**DECODER, "hidden_act": "gelu", "rms_norm_eps": 1e-5, "use_parallel_residual": True,
               "attention_bias": True, "partial_rotary_factor": 0.25, "rotary_pct": None,
               "rotary_emb_base": None},
@@ -80,6 +82,7 @@ OLDER: dict[str, Architecture] = {
         ),
     ),
     "falcon": Architecture(
+        models="Falcon 7B, 40B, 180B",
         keys={**DECODER, "intermediate_size": None, "num_key_value_heads": None,
               "hidden_act": "gelu", "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
               "max_position_embeddings": 2048, "bias": False, "new_decoder_architecture": False,
@@ -100,6 +103,7 @@ OLDER: dict[str, Architecture] = {
         ),
     ),
     "opt": Architecture(
+        models="OPT, Galactica",
         keys={**SIZES, "hidden_act": "relu", "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
               "enable_bias": True, "do_layer_norm_before": True, "_remove_final_layer_norm": False,
               "word_embed_proj_dim": None},

@@ -23,6 +23,7 @@ ONE_NORM = ("input_layernorm",)
 LAYER_EPS = {"rms_norm_eps": "layer_norm_eps"}
 
 PHI3 = Architecture(
+    models="Phi 3, 3.5, 4 and 4 mini",
     keys={
         **DECODER,
         "rms_norm_eps": 1e-5,
@@ -35,6 +36,7 @@ PHI3 = Architecture(
     names=Names(fused={"self_attn.qkv_proj": QKV, **GATE_UP}),
 )
 COHERE = Architecture(
+    models="Command R",
     keys={
         **DECODER,
         "hidden_act": "silu",
@@ -52,6 +54,7 @@ COHERE = Architecture(
     interleaved=True,
 )
 GLM = Architecture(
+    models="GLM 4, GLM Edge",
     keys={
         **DECODER,
         "num_key_value_heads": 2,
@@ -67,6 +70,7 @@ GLM = Architecture(
 
 VARIANTS: dict[str, Architecture] = {
     "phi": Architecture(
+        models="Phi 1, 1.5 and 2",
         keys={**DECODER, "hidden_act": "gelu_new", "rms_norm_eps": 1e-5,
               "partial_rotary_factor": 0.5},
         called=LAYER_EPS,
@@ -83,6 +87,7 @@ VARIANTS: dict[str, Architecture] = {
     "cohere": COHERE,
     "cohere2": replace(
         COHERE,
+        models="Command R7B, Command A, Aya Vision's text",
         keys={
             **{key: value for key, value in COHERE.keys.items() if key != "use_qk_norm"},
             "rope_theta": 1e4,
@@ -102,6 +107,7 @@ VARIANTS: dict[str, Architecture] = {
     "glm": GLM,
     "glm4": replace(
         GLM,
+        models="GLM 4-0414",
         form=Form(norms=("input_layernorm", "attention_out_norm", "post_attention_layernorm",
                          "mlp_out_norm")),
         names=Names(
@@ -111,6 +117,7 @@ VARIANTS: dict[str, Architecture] = {
         ),
     ),
     "stablelm": Architecture(
+        models="StableLM 2",
         keys={**DECODER, "num_key_value_heads": 32, "rms_norm_eps": 1e-5, "use_qkv_bias": False,
               "qk_layernorm": False, "use_parallel_residual": False,
               "partial_rotary_factor": 0.25},
@@ -128,6 +135,7 @@ VARIANTS: dict[str, Architecture] = {
         ),
     ),
     "nemotron": Architecture(
+        models="Nemotron mini, Minitron",
         keys={**DECODER, "head_dim": None, "hidden_act": "relu2", "rms_norm_eps": 1e-5,
               "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 0.5},
         called={"rms_norm_eps": "norm_eps"},
@@ -136,6 +144,7 @@ VARIANTS: dict[str, Architecture] = {
         plus_one=True,
     ),
     "starcoder2": Architecture(
+        models="StarCoder 2",
         keys={**DECODER, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh",
               "rms_norm_eps": 1e-5, "sliding_window": None, "use_bias": True,
               "tie_word_embeddings": True},

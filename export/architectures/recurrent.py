@@ -9,6 +9,7 @@ CONV = ("conv.in_proj", "conv.conv", "conv.out_proj")
 
 RECURRENT: dict[str, Architecture] = {
     "lfm2": Architecture(
+        models="LFM2",
         keys={
             **DECODER,
             "num_key_value_heads": 8,
@@ -50,6 +51,7 @@ RECURRENT: dict[str, Architecture] = {
         ),
     ),
     "qwen3_5_text": Architecture(
+        models="Qwen 3.5 dense",
         keys={
             **DECODER,
             "num_key_value_heads": 4,

@@ -140,6 +140,9 @@ class ListSettings(Struct, frozen=True, kw_only=True):
         Annotated[Path, setting("default: where `pilotfish demo` keeps its own", positional=True)]
         | None
     ) = None
+    supported: Annotated[
+        bool, setting("list instead the classes of models that `export model` takes")
+    ] = False
     json: Annotated[bool, setting("print JSON")] = False
 
 
@@ -171,9 +174,11 @@ def add_to(commands: Commands) -> None:
     engine.set_defaults(run=_engine, usage=engine.error)
     export_split.add_to(actions)
     export_bridge.add_to(actions)
-    listing = actions.add_parser("list", help="list the artifacts below a folder")
+    listing = actions.add_parser(
+        "list", help="list the artifacts below a folder, or the models that can be exported"
+    )
     add_flags(listing, ListSettings)
-    listing.set_defaults(run=_list)
+    listing.set_defaults(run=_list, usage=listing.error)
 
 
 def artifacts_directory() -> Path:
@@ -296,6 +301,10 @@ def _list(args: argparse.Namespace) -> int:
     from pilotfish.export.catalog import list_artifacts
 
     told = from_args(args, ListSettings)
+    if told.supported:
+        if told.folder:
+            args.usage("--supported lists classes of models, not a folder")
+        return _list_supported(told)
     folder = told.folder or artifacts_directory()
     entries = list_artifacts(folder)
     if told.json:
@@ -307,4 +316,26 @@ def _list(args: argparse.Namespace) -> int:
         model = entry.model if entry.stage is None else f"{entry.model}, {entry.stage}"
         table.add_row(entry.path, model, entry.precision, entry.dialect, size)
     Console(markup=False).print(table)  # a name may hold brackets
+    return 0
+
+
+def _list_supported(told: ListSettings) -> int:
+    with export_tools():
+        from pilotfish.export.supported import supported
+    models = supported()
+    if told.json:
+        print(json.dumps(msgspec.to_builtins(models), indent=2))
+        return 0
+    table = Table("model_type", "models", "dialects", "drafts", "stages", "GGUF")
+    for model in models:
+        marks = ("yes" if mark else "no" for mark in (model.stages, model.gguf))
+        table.add_row(
+            model.model_type, model.models, ", ".join(model.dialects), model.drafts, *marks
+        )
+    console = Console(markup=False)
+    console.print(table)
+    console.print(
+        f"Tested against {models[0].tested}. Precisions go with the dialect (--json has them); any "
+        "other GGUF file: --dialect llamacpp."
+    )
     return 0

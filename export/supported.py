@@ -1,0 +1,92 @@
+"""What can be exported, for `pilotfish export list --supported` and the table in docs/models.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pilotfish.export.architectures import ARCHITECTURES, Architecture
+from pilotfish.export.dialects import DIALECTS
+from pilotfish.export.dialects.opset17 import Opset17
+
+# The version that tests/reference compares with.
+TRANSFORMERS = "5.23"
+TREES = "trees and chains"
+
+
+class SupportedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One class of models.
+
+    Attributes:
+        model_type: as config.json says it.
+        models: published ones of this class.
+        dialects: dialect → its precisions.
+        drafts: what it reads: token trees as well as chains, or chains alone.
+        stages: a pipeline's stages can be cut of it, under a standard dialect.
+        gguf: its GGUF files are read into graphs, too.
+        hidden_states: it gives them, as every graph does.
+        tested: against which version of transformers.
+    """
+
+    model_type: str
+    models: str
+    dialects: dict[str, list[str]]
+    drafts: str
+    stages: bool
+    gguf: bool
+    tested: str
+    hidden_states: bool = True
+
+
+def supported() -> list[SupportedModel]:
+    """List all classes, in the order of the table of architectures."""
+    return [
+        SupportedModel(
+            model_type=model_type,
+            models=own.models,
+            dialects=_dialects(own),
+            drafts="chains" if own.states else TREES,
+            stages=not own.states,
+            gguf=own.gguf is not None,
+            tested=f"transformers {TRANSFORMERS}",
+        )
+        for model_type, own in ARCHITECTURES.items()
+    ]
+
+
+def markdown(models: Sequence[SupportedModel]) -> str:
+    """Format the table of docs/models.md."""
+    lines = [
+        "| `model_type` | models | dialects | token trees | stages | GGUF |",
+        "|---|---|---|---|---|---|",
+    ]
+    for model in models:
+        marks = (model.drafts == TREES, model.stages, model.gguf)
+        cells = (
+            f"`{model.model_type}`",
+            model.models,
+            ", ".join(model.dialects),
+            *("✓" if mark else "–" for mark in marks),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    precisions = "; ".join(
+        f"{name}: {', '.join(dialect.precisions)}" for name, dialect in DIALECTS.items()
+    )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Precisions: {precisions}. All give hidden states. Tested against transformers {TRANSFORMERS}.",
+        ]
+    )
+
+
+def _dialects(own: Architecture) -> dict[str, list[str]]:
+    """Return the dialects that can express this class, with their precisions."""
+    delta = "delta" in own.states.values()
+    return {
+        name: list(dialect.precisions)
+        for name, dialect in DIALECTS.items()
+        if not (delta and dialect is Opset17)
+    }
