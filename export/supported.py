@@ -73,13 +73,8 @@ def markdown(models: Sequence[SupportedModel]) -> str:
     precisions = "; ".join(
         f"{name}: {', '.join(dialect.precisions)}" for name, dialect in DIALECTS.items()
     )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Precisions: {precisions}. All give hidden states. Tested against transformers {TRANSFORMERS}.",
-        ]
-    )
+    told = f"All give hidden states. Tested against transformers {TRANSFORMERS}."
+    return "\n".join([*lines, "", f"Precisions: {precisions}. {told}"])
 
 
 def _dialects(own: Architecture) -> dict[str, list[str]]:

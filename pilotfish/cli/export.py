@@ -174,9 +174,7 @@ def add_to(commands: Commands) -> None:
     engine.set_defaults(run=_engine, usage=engine.error)
     export_split.add_to(actions)
     export_bridge.add_to(actions)
-    listing = actions.add_parser(
-        "list", help="list the artifacts below a folder, or the models that can be exported"
-    )
+    listing = actions.add_parser("list", help="list artifacts, or the models that can be exported")
     add_flags(listing, ListSettings)
     listing.set_defaults(run=_list, usage=listing.error)
 

@@ -22,9 +22,8 @@ def test_the_docs_have_the_table_of_the_code() -> None:
 
 def test_the_command_lists_every_class() -> None:
     command = [sys.executable, "-m", "pilotfish", "export", "list", "--supported"]
-    listed = json.loads(
-        subprocess.run([*command, "--json"], capture_output=True, check=True).stdout
-    )
+    done = subprocess.run([*command, "--json"], capture_output=True, check=True)
+    listed = json.loads(done.stdout)
     assert [each["model_type"] for each in listed] == list(ARCHITECTURES)
     by_type = {each["model_type"]: each for each in listed}
     assert "opset17" not in by_type["qwen3_5_text"]["dialects"]
