@@ -7,7 +7,7 @@ Weights stream through, one at a time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ from pilotfish.engines.artifact import (
     HEADS,
     LLAMACPP,
     MANIFEST_NAME,
+    STORED,
     TOKENIZER_NAME,
     Artifact,
     Dimensions,
@@ -32,7 +33,9 @@ from pilotfish.engines.runtime import runtime_version
 from pilotfish.engines.states import WINDOW
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.atomic import replacing
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import ModelConfig
+from pilotfish.export.cost import measure_cost
 from pilotfish.export.dialects import Dialect, choose_dialect
 from pilotfish.export.errors import ExportError
 from pilotfish.export.gguf_copy import copy_gguf
@@ -55,12 +58,14 @@ def export_model(
     first_layers: int | None = None,
     context: int | None = None,
     ignore_keys: Collection[str] = (),
+    check: bool = False,
     progress: Progress | None = None,
 ) -> Artifact:
     """Write the artifact of `source` to the directory `out`, replacing an artifact there.
 
     Args:
         source: "default", a GGUF file, a Hugging Face directory or hub id, or an open source.
+        precision: of the weights; "stored" keeps the blocks that the source has.
         dialect: "opset24", "opset17", "contrib", or "auto": by precision and installed runtime.
             "llamacpp" keeps a GGUF file as it is; `precision` is to be left at its default then.
         first_layers: keep only so many of the layers, and the last norm and the head as they are.
@@ -68,6 +73,8 @@ def export_model(
             model's, but with longrope those up to which its short factors hold.
         ignore_keys: keys of the configuration that may stand there although nothing here knows
             them; the manifest names them. Without effect on an open source.
+        check: measure what the precision costs (`export.cost`), and write it into the manifest;
+            not of fp32. It runs the artifact, so it needs the memory for that.
         progress: called as progress(label, done, total).
 
     Raises:
@@ -92,6 +99,11 @@ def export_model(
     if first_layers is not None:
         weights = FirstLayers(weights, first_layers)
     config = _within(weights.config, context)
+    if precision == STORED and not weights.blocks():
+        raise ExportError(
+            f"{config.name} is stored as floats, so there are no blocks to keep: choose "
+            "--precision fp32, fp16, int8 or int4"
+        )
     with replacing(Path(out)) as directory:
         digests = _write_graph(weights, config, directory, precision, kind, progress)
         tokenizer = directory / TOKENIZER_NAME
@@ -100,6 +112,10 @@ def export_model(
         fingerprint = Tokenizer(tokenizer).fingerprint
         manifest = _manifest(weights, config, precision, kind, fingerprint, digests)
         (directory / MANIFEST_NAME).write_bytes(manifest.encode())
+        if check and precision != "fp32":
+            cost = measure_cost(weights, config, directory, progress)
+            manifest = msgspec.structs.replace(manifest, cost=cost)
+            (directory / MANIFEST_NAME).write_bytes(manifest.encode())
     return Artifact.open(out)
 
 
@@ -130,8 +146,8 @@ def _write_graph(
     """Write graph and weights; file name → SHA-256."""
     with (directory / DATA_NAME).open("wb") as data:
         graph = GraphWriter(data, DATA_NAME)
-        read = _counting(source, progress) if progress else source.tensor
-        write_network(kind(graph, config, read, precision), config)
+        reader = _Counted(source, progress) if progress else source
+        write_network(kind(graph, config, reader, precision), config)
         graph.save(directory / GRAPH_NAME, opset=kind.opset)
     return {
         GRAPH_NAME: file_sha256(directory / GRAPH_NAME),
@@ -139,17 +155,27 @@ def _write_graph(
     }
 
 
-def _counting(source: WeightSource, progress: Progress) -> Callable[[str], NDArray[np.float32]]:
-    """Wrap `source.tensor` to report how many weights have been read."""
-    seen: set[str] = set()
-    total = len(source.names())
+class _Counted:
+    """A source of weights that reports how many have been read."""
 
-    def read(name: str) -> NDArray[np.float32]:
-        seen.add(name)
-        progress("weights", len(seen), total)
-        return source.tensor(name)
+    def __init__(self, source: WeightSource, progress: Progress) -> None:
+        self._source, self._progress = source, progress
+        self._seen: set[str] = set()
+        self._total = len(source.names())
 
-    return read
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """Read one weight, dequantised."""
+        self._count(name)
+        return self._source.tensor(name)
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Read one weight in its own blocks."""
+        self._count(name)
+        return self._source.quantized(name)
+
+    def _count(self, name: str) -> None:
+        self._seen.add(name)
+        self._progress("weights", len(self._seen), self._total)
 
 
 def _manifest(

@@ -15,6 +15,14 @@ from pilotfish.export.weights import EMBEDDING, HEAD
 
 def write_network(net: Dialect, config: ModelConfig) -> None:
     """Write the network; its outputs are declared by `net.finish`."""
+    x = write_embedding(net, config)
+    for i in range(config.layers):
+        x = write_layer(net, config, i, x)
+    write_head(net, config, x)
+
+
+def write_embedding(net: Dialect, config: ModelConfig) -> str:
+    """Write what makes of tokens the first layer's input, [T, hidden]."""
     x = net.scaled(net.embed(EMBEDDING), config.embed_scale)  # [T, hidden]
     if config.embedding:
         x = net.linear(x, "model.project_in")
@@ -22,8 +30,11 @@ def write_network(net: Dialect, config: ModelConfig) -> None:
         x = net.add(x, net.embed_positions("model.embed_positions.weight"))
     if config.form.embed_norm:
         x = net.norm(x, "model.embed_norm")
-    for i in range(config.layers):
-        x = _layer(net, config, i, x)
+    return x
+
+
+def write_head(net: Dialect, config: ModelConfig, x: str) -> None:
+    """Write what makes of the last layer's answer the outputs."""
     if config.form.final_norm:
         x = net.norm(x, "model.norm")
     if config.embedding:
@@ -31,7 +42,8 @@ def write_network(net: Dialect, config: ModelConfig) -> None:
     net.finish(x, EMBEDDING if config.tied else HEAD)
 
 
-def _layer(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
+def write_layer(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
+    """Write layer i, [T, hidden] → [T, hidden]."""
     form, layer = config.form, f"model.layers.{i}"
 
     def norm(value: str, name: str, *, summed: bool = False) -> str:

@@ -11,43 +11,23 @@ acceptance (docs/engines.md).
 Other weights are rounded to the nearest code, symmetrically. Zero points were measured and are not
 used: as integers they gain no more than a better search for scales would, and as floats ONNX
 Runtime's kernel takes 50 times as long. An offset is a product of its own, with the block sums of x
-(`export.dialects.dialect`).
+(`export.dialects.kept`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.export.blocks import BLOCK, Quantized
 from pilotfish.export.errors import ExportError
 
-BLOCK = 32
 CHUNK = 1 << 18  # weights quantised at a time, few enough to stay in the CPU's cache
 SAMPLE = 64  # blocks examined to tell whether a weight was rounded before
 ROUNDING = 1e-6  # relative to a block's largest weight: float32's error of code · scale + offset
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """w ≈ (codes − zero_point) · scales + offsets.
-
-    codes: u8 [N, K] in 0 … 2^bits − 1; scales: f32 [N, K/BLOCK]; offsets: likewise, None if all
-    are 0.
-    """
-
-    bits: int
-    codes: NDArray[np.uint8]
-    scales: NDArray[np.float32]
-    offsets: NDArray[np.float32] | None = None
-
-    @property
-    def zero_point(self) -> int:
-        """The code of 0."""
-        return int(2 ** (self.bits - 1))
 
 
 class _Blocks(NamedTuple):

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
+
 from pilotfish.engines.artifact import Precision
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import ModelConfig, Rope
-from pilotfish.export.dialects.dialect import MICROSOFT, ReadWeight
-from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts, packed
-from pilotfish.export.graph import GraphWriter
-from pilotfish.export.quantize import BLOCK, Quantized
+from pilotfish.export.dialects.dialect import MICROSOFT, WeightReader
+from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts
+from pilotfish.export.dialects.kept import write_rows
+from pilotfish.export.graph import GraphWriter, pack_nibbles
 
 PAIRS_AT_ONCE = 8  # GroupQueryAttention rotates multiples of so many pairs
 
@@ -30,12 +33,12 @@ class Contrib(FusedExperts):
     name = "contrib"
     opset = 17
     contrib = True
-    precisions = ("fp32", "int8", "int4")
+    precisions = ("fp32", "int8", "int4", "stored")
 
     def __init__(
-        self, graph: GraphWriter, config: ModelConfig, read: ReadWeight, precision: Precision
+        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
     ) -> None:
-        super().__init__(graph, config, read, precision)
+        super().__init__(graph, config, source, precision)
         self._sum = ""
         self.lengths = graph.input("seqlens_k", "int32", [1])
         self.total = graph.input("total_sequence_length", "int32", [1])
@@ -169,16 +172,20 @@ class Contrib(FusedExperts):
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Multiply x [T, K] by the transposed weight [N, K]."""
         rows, width = weight.codes.shape
-        codes = packed(weight).reshape(rows, width // BLOCK, -1)
+        zeros = []
+        if weight.zeros is not None:  # rows of 4-bit ones end on a byte
+            padded = np.pad(weight.zeros, ((0, 0), (0, weight.zeros.shape[1] % 2)))
+            packed = pack_nibbles(padded).reshape(rows, -1) if weight.bits == 4 else weight.zeros
+            zeros = [self.graph.weight(f"{name}.zeros", packed)]
         return self.graph.op(
             "MatMulNBits",
             x,
-            self.graph.weight(f"{name}.codes", codes),
-            self.graph.weight(f"{name}.scales", weight.scales),
+            *write_rows(self.graph, name, weight),
+            *zeros,
             domain=MICROSOFT,
             K=width,
             N=rows,
             bits=weight.bits,
-            block_size=BLOCK,
+            block_size=weight.block,
             accuracy_level=INT8_ACTIVATIONS,
         )

@@ -13,24 +13,37 @@ Subclasses say which operators, and add the inputs that their attention needs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import HEADS, Precision
+from pilotfish.engines.artifact import HEADS, STORED, Precision
 from pilotfish.engines.artifact import Dialect as DialectName
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import ModelConfig, Rope
+from pilotfish.export.dialects.kept import look_up, product, projection, rows_of
 from pilotfish.export.graph import ELEMENT, Dim, GraphWriter
-from pilotfish.export.quantize import BLOCK, Quantized, quantize, quantize_rows
+from pilotfish.export.quantize import quantize, quantize_rows
 from pilotfish.export.weights import LAYER, XIELU, of_any
 
-ReadWeight = Callable[[str], NDArray[np.float32]]
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
 HEAD_NORMS = ("q_norm", "k_norm")
 MICROSOFT = "com.microsoft"
+
+
+class WeightReader(Protocol):
+    """What a dialect needs of a source of weights (`export.sources.source`)."""
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """Read one weight, dequantised."""
+        ...
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Read one weight as the blocks that it is stored in; None if it is stored in none."""
+        ...
 
 
 class Dialect(ABC):
@@ -42,11 +55,12 @@ class Dialect(ABC):
     precisions: ClassVar[Sequence[str]]
 
     def __init__(
-        self, graph: GraphWriter, config: ModelConfig, read: ReadWeight, precision: Precision
+        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
     ) -> None:
         self.graph = graph
         self.config = config
-        self.read = read
+        self.read = source.tensor
+        self._source, self.keeps = source, precision == STORED
         self.bits = BITS.get(precision)
         self.head_bits = BITS.get(HEADS.get(precision, precision))
         self.float = "float16" if precision == "fp16" else "float32"
@@ -99,10 +113,12 @@ class Dialect(ABC):
         Of several, those without a bias get zeros if another has one. Unless they may be
         `rounded`, the weights stay as they are whatever the precision.
         """
-        rows = [self.read(f"{name}.weight") for name in names]
-        sizes = [len(each) for each in rows]
-        weight = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        del rows
+        kept = [self.blocks(f"{name}.weight") for name in names]
+        found = [
+            self.read(f"{name}.weight") if blocks is None else blocks
+            for name, blocks in zip(names, kept, strict=True)
+        ]
+        sizes = [rows_of(weight) for weight in found]
         label = "+".join(names)
         added = None
         if any(self.has_bias(name) for name in names):
@@ -111,10 +127,23 @@ class Dialect(ABC):
                 for name, size in zip(names, sizes, strict=True)
             ]
             added = self.weight(f"{label}.bias", np.concatenate(parts))
+        if any(blocks is not None for blocks in kept):
+            total = projection(self, x, names, found)
+            return self.graph.op("Add", total, added) if added else total
+        floats = [weight for weight in found if not isinstance(weight, Quantized)]
+        weight = floats[0] if len(floats) == 1 else np.concatenate(floats)
+        del found, floats
         return self._product(x, f"{label}.weight", weight, added, self.bits if rounded else None)
+
+    def blocks(self, name: str) -> Quantized | None:
+        """Read a weight's blocks if they are to be kept; None if not, or if it has none."""
+        return self._source.quantized(name) if self.keeps else None
 
     def embed(self, name: str) -> str:
         """Look up the packed tokens' embeddings, [T, width]."""
+        kept = self.blocks(name)
+        if kept is not None and kept.order is None:
+            return look_up(self, name, kept)
         if self.bits is None:
             return self.graph.op("Gather", self.weight(name), self.tokens)
         codes, scales = quantize_rows(self.read(name))
@@ -223,7 +252,11 @@ class Dialect(ABC):
         """Declare the outputs for the requested rows; a tied `head` is the embedding."""
         rows = self.graph.op("Gather", hidden, self.logit_rows, axis=0)
         bias = self.weight("lm_head.bias") if "lm_head" in self.config.form.biases else None
-        if self.graph.has(head):
+        kept = self.blocks(head)
+        if kept is not None:
+            logits = product(self, rows, head, kept)
+            logits = self.graph.op("Add", logits, bias) if bias else logits
+        elif self.graph.has(head):
             logits = self.graph.op("Gemm", rows, head, *([bias] if bias else []), transB=1)
         else:
             logits = self._product(rows, head, self.read(head), bias, self.head_bits)
@@ -301,23 +334,10 @@ class Dialect(ABC):
         bits: int | None,
     ) -> str:
         if bits is not None:
-            quantized = quantize(name, weight, bits)
-            product = self.quantized_linear(x, name, quantized)
-            if quantized.offsets is not None:
-                product = self._shifted(product, x, name, quantized.offsets)
-            return self.graph.op("Add", product, bias) if bias else product
+            found = product(self, x, name, quantize(name, weight, bits))
+            return self.graph.op("Add", found, bias) if bias else found
         operands = [x, self.weight(name, weight), *([bias] if bias else [])]
         return self.graph.op("Gemm", *operands, transB=1)
-
-    def _shifted(self, product: str, x: str, name: str, offsets: NDArray[np.float32]) -> str:
-        """Add the contribution of offsets [N, K / BLOCK]: their product with x's block sums.
-
-        A 32nd of a product in float32, where zero points within the kernel take 50 times as long.
-        """
-        blocks = self.reshape(x, [-1, offsets.shape[1], BLOCK])
-        sums = self.graph.op("ReduceSum", blocks, self.graph.constant([2], "int64"), keepdims=0)
-        weight = self.graph.weight(f"{name}.offsets", offsets)
-        return self.graph.op("Gemm", sums, weight, product, transB=1)
 
     def has_bias(self, name: str) -> bool:
         """Whether a module has one; `name` may be of a layer."""

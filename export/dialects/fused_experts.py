@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.export.blocks import BLOCK, Quantized
 from pilotfish.export.config import Experts
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
 from pilotfish.export.graph import pack_nibbles
-from pilotfish.export.quantize import BLOCK, Quantized, quantize
+from pilotfish.export.quantize import quantize
 
 MICROSOFT = "com.microsoft"
 INT8_ACTIVATIONS = 4  # accuracy_level: products in int8, sums in float32
@@ -38,7 +39,7 @@ class FusedExperts(GroupedExperts):
     def experts(self, x: str, scores: str, module: str) -> str:
         """Sum what the chosen experts make of x [T, hidden], weighted; → [T, hidden]."""
         experts = self.config.experts
-        if experts is None or self.config.activation != "silu":
+        if experts is None or self.config.activation != "silu" or self.keeps:
             return super().experts(x, scores, module)
         name, hidden = f"{module}.experts", self.config.hidden
         first = self._projection(f"{name}.gate_up_proj", experts, (2 * experts.width, hidden))

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from pilotfish.engines.artifact import Precision
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import ModelConfig, Rope
-from pilotfish.export.dialects.dialect import ReadWeight
+from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.dialects.padded import PaddedAttention
 from pilotfish.export.errors import ExportError
 from pilotfish.export.graph import GraphWriter
-from pilotfish.export.quantize import Quantized
 
 
 class Opset17(PaddedAttention):
@@ -27,9 +27,9 @@ class Opset17(PaddedAttention):
     precisions = ("fp32", "fp16")
 
     def __init__(
-        self, graph: GraphWriter, config: ModelConfig, read: ReadWeight, precision: Precision
+        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
     ) -> None:
-        super().__init__(graph, config, read, precision)
+        super().__init__(graph, config, source, precision)
         self._angles_of: dict[Rope, tuple[str, str]] = {}
         # Where each new entry goes, [B, kv_heads, S, 3]: slot, key head, cell.
         op, one = graph.op, graph.constant([1], "int64")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import Rope
 from pilotfish.export.dialects.padded import PaddedAttention
-from pilotfish.export.quantize import BLOCK, Quantized
 
 
 class Opset24(PaddedAttention):
@@ -15,7 +15,7 @@ class Opset24(PaddedAttention):
 
     name = "opset24"
     opset = 24
-    precisions = ("fp32", "fp16", "int8", "int4")
+    precisions = ("fp32", "fp16", "int8", "int4", "stored")
 
     def rms_norm(self, x: str, weight: str) -> str:
         """Compute x / rms(x) · weight over the last axis, in float32."""
@@ -47,12 +47,12 @@ class Opset24(PaddedAttention):
 
         Uses Gemm: ONNX Runtime would first fuse MatMul with the residual sum after it.
         """
+        dtype, operands = f"int{weight.bits}", []
         signed = weight.codes.T ^ weight.zero_point  # two's complement, in u8
-        dequantized = self.graph.op(
-            "DequantizeLinear",
-            self.graph.weight(f"{name}.codes", signed, f"int{weight.bits}"),
-            self.graph.weight(f"{name}.scales", weight.scales.T),
-            axis=0,
-            block_size=BLOCK,
-        )
+        operands.append(self.graph.weight(f"{name}.columns", signed, dtype))
+        operands.append(self.graph.weight(f"{name}.column_scales", weight.scales.T))
+        if weight.zeros is not None:
+            zeros = weight.zeros.T ^ weight.zero_point
+            operands.append(self.graph.weight(f"{name}.column_zeros", zeros, dtype))
+        dequantized = self.graph.op("DequantizeLinear", *operands, axis=0, block_size=weight.block)
         return self.graph.op("Gemm", x, dequantized)

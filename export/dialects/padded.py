@@ -20,7 +20,7 @@ from functools import cached_property
 
 from pilotfish.engines.artifact import Precision
 from pilotfish.export.config import ModelConfig, Rope
-from pilotfish.export.dialects.dialect import ReadWeight
+from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
 from pilotfish.export.graph import GraphWriter
 
@@ -29,9 +29,9 @@ class PaddedAttention(GroupedExperts):
     """A dialect whose passes may hold several slots."""
 
     def __init__(
-        self, graph: GraphWriter, config: ModelConfig, read: ReadWeight, precision: Precision
+        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
     ) -> None:
-        super().__init__(graph, config, read, precision)
+        super().__init__(graph, config, source, precision)
         self.unpack = graph.input("unpack", "int64", ["B", "S"])
         self.pack = graph.input("pack", "int64", ["T"])
         self.write_indices = graph.input("write_indices", "int64", ["B"])

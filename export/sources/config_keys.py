@@ -49,7 +49,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False,),
     "rope_interleaved": (False,),
     "use_mrope": (False,),
-    "quantization_config": (None, {}),
     "num_local_experts": (0, None),
     "num_experts": (0, None),
     "n_routed_experts": (0, None),

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Source
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.source import WeightSource
@@ -59,6 +60,16 @@ class FirstLayers:
         if not self._keeps(name):
             raise ExportError(f"{self.config.name} has no weight {name}")
         return self._whole.tensor(name)
+
+    def blocks(self) -> Collection[str]:
+        """Name the kinds of blocks that the whole model's weights are stored in."""
+        return self._whole.blocks()
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Read the blocks of one of the weights that are left, as the whole model has them."""
+        if not self._keeps(name):
+            raise ExportError(f"{self.config.name} has no weight {name}")
+        return self._whole.quantized(name)
 
     def _keeps(self, name: str) -> bool:
         layer = LAYER.search(name)

@@ -10,13 +10,15 @@ import re
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Source
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.gguf_blocks import FORMATS
 from pilotfish.export.sources.gguf_config import (
     KEYS,
     LAYER_NAMES,
@@ -29,6 +31,8 @@ from pilotfish.export.sources.source import Progress
 from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
 from pilotfish.export.weights import Settings, check_weights
 
+T = TypeVar("T", np.float32, np.int64)
+FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 # GGUF's names → Hugging Face's; {} is the layer.
 GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -92,12 +96,36 @@ class GgufSource:
         if name not in self._gguf_names:
             raise ExportError(f"{self._file.path} has no weight {name}")
         values = self._file.tensor(self._gguf_names[name])
-        if self.config.model_type == "llama":
-            if ".q_proj." in name:
-                return _halves_apart(values, self.config.heads)
-            if ".k_proj." in name:
-                return _halves_apart(values, self.config.kv_heads)
-        return values
+        heads = self._interleaved_heads(name)
+        return values if heads is None else _halves_apart(values, heads)
+
+    def blocks(self) -> Collection[str]:
+        """Name the types of its blocks; refuse those that no kernel can hold."""
+        kinds = self._file.kinds() - FLOATS
+        if strange := sorted(kinds - FORMATS.keys()):
+            raise ExportError(
+                f"{self._file.path} has tensors of type {', '.join(strange)}, and only "
+                f"{', '.join(FORMATS)} can be kept: take --precision int8, which dequantises them "
+                "first"
+            )
+        return sorted(kinds)
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Read one weight in its own blocks, in Hugging Face's layout."""
+        if name not in self._gguf_names:
+            raise ExportError(f"{self._file.path} has no weight {name}")
+        found = self._file.quantized(self._gguf_names[name])
+        heads = self._interleaved_heads(name)
+        if found is None or heads is None:
+            return found
+        return found.take(_halves_apart(np.arange(len(found.codes)), heads))
+
+    def _interleaved_heads(self, name: str) -> int | None:
+        """Return how many heads a weight has whose halves are interleaved; None for others."""
+        if self.config.model_type != "llama":
+            return None
+        heads = {".q_proj.": self.config.heads, ".k_proj.": self.config.kv_heads}
+        return next((count for part, count in heads.items() if part in name), None)
 
     def _check_shapes(self) -> None:
         """Check weights against the metadata; GGUF stores their dimensions too."""
@@ -116,7 +144,7 @@ def open_gguf(source: str, progress: Progress, ignored: Collection[str] = ()) ->
     return GgufSource(Path(source), progress, ignored=ignored)
 
 
-def _halves_apart(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def _halves_apart(values: NDArray[T], heads: int) -> NDArray[T]:
     """Undo GGUF's interleaving of a head's first and second half.
 
     values: [heads * head_dim, …], where rows (2i, 2i + 1) of a head rotate together;
@@ -124,7 +152,7 @@ def _halves_apart(values: NDArray[np.float32], heads: int) -> NDArray[np.float32
     """
     # [heads, head_dim / 2, 2, …]
     pairs = values.reshape(heads, -1, 2, *values.shape[1:])
-    restored: NDArray[np.float32] = pairs.swapaxes(1, 2).reshape(values.shape)
+    restored: NDArray[T] = pairs.swapaxes(1, 2).reshape(values.shape)
     return restored
 
 

@@ -1,6 +1,7 @@
 """A GGUF file: its metadata, and its tensors as views of a memory map.
 
-In: a path. Out: `GgufFile.metadata` (plain Python values) and `GgufFile.tensor` (float32).
+In: a path. Out: `GgufFile.metadata` (plain Python values), `GgufFile.tensor` (float32), and
+`GgufFile.quantized` (`export.sources.gguf_blocks`).
 
 `gguf.GGUFReader` takes seconds over a vocabulary, for it makes an array of every string, and it
 answers a damaged file with whatever numpy happens to raise. The container is simple, so it is read
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.gguf_blocks import FORMATS, keep_blocks
 from pilotfish.export.sources.mapped_file import MappedFile
 
 MAGIC = b"GGUF"
@@ -96,6 +99,22 @@ class GgufFile:
                 f"{self.path}: {name} is of type {kind.name}, which the gguf package "
                 "cannot dequantise"
             ) from None
+
+    def kinds(self) -> set[str]:
+        """Name the types of its tensors."""
+        from gguf import GGMLQuantizationType
+
+        return {GGMLQuantizationType(info.kind).name for info in self.tensors.values()}
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Return a tensor [N, K] in its own blocks; None if it has none that can be kept."""
+        from gguf import GGMLQuantizationType
+
+        info = self.tensors[name]
+        form = FORMATS.get(GGMLQuantizationType(info.kind).name)
+        if form is None or len(info.shape) != 2:
+            return None
+        return keep_blocks(self._file.view(info.start, info.size).reshape(info.shape[0], -1), form)
 
 
 def _dequantize(

@@ -19,16 +19,19 @@ from numpy.typing import NDArray
 from pilotfish.engines.artifact import Source
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.huggingface_tokenizer import read_templates, read_tokenizer
+from pilotfish.export.sources.packed import PackedMatrix, join_packed
+from pilotfish.export.sources.packing import Packing
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.sources.stored import PlainTensor, StoredTensor, join_blocks
 from pilotfish.export.sources.tensor_names import Origin, Taker, find_weights, stored_name
 from pilotfish.export.sources.wrapped import text_config, text_weights
-from pilotfish.export.weights import EMBEDDING, HEAD, Settings, check_weights
+from pilotfish.export.weights import EMBEDDING, HEAD, Settings, check_weights, shapes
 
 log = logging.getLogger("pilotfish.export")
 INDEX = "model.safetensors.index.json"
@@ -65,6 +68,7 @@ class DirectorySource:
         self._plus_one = described.architecture.plus_one
         self._files = _open_weights(path)
         self._left_out: list[str] = []
+        self._packing = described.packing
         self._places = self._find_places(wrapped=text_config(values, str(path)) is not None)
         self._taker = Taker(self._names, self.config)
         self._origins = self._find_weights()
@@ -102,6 +106,23 @@ class DirectorySource:
         found = self._taker.take(name, origin, stored)
         return np.add(found, 1, dtype=np.float32) if self._adds_one(name) else found
 
+    def blocks(self) -> Collection[str]:
+        """Name the method by which matrices are quantised in blocks of integers."""
+        packed = (each for each in self._places.values() if isinstance(each, PackedMatrix))
+        kept = self._packing is not None and any(matrix.in_blocks for matrix in packed)
+        return [self._packing.method] if self._packing and kept else []
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Read one weight in its own blocks."""
+        if name not in self._origins:
+            raise ExportError(f"{self._path} has no weight {name}")
+        origin = self._origins[name]
+        matrix = self._places[origin.stored[0]]
+        found = matrix.quantized() if isinstance(matrix, PackedMatrix) else None
+        if found is None or origin.part is None:
+            return found
+        return found.take(self._taker.rows(name, origin, len(found.codes)))
+
     def _adds_one(self, name: str) -> bool:
         """Whether a norm multiplies by 1 + weight (Gemma, Nemotron; Qwen3.5, but for one)."""
         plain = name.endswith("linear_attn.norm.weight")
@@ -125,7 +146,7 @@ class DirectorySource:
                 stored[name] = file
         if not wrapped:
             plain = {name: PlainTensor(file, name) for name, file in stored.items()}
-            return join_blocks(plain, self._names, self._location)
+            return self._joined(plain)
         own, self._left_out = text_weights(stored)
         log.warning(
             "%s is multimodal: its text model is exported, without %s",
@@ -133,23 +154,55 @@ class DirectorySource:
             ", ".join(self._left_out),
         )
         plain = {name: PlainTensor(stored[there], there) for name, there in own.items()}
+        return self._joined(plain)
+
+    def _joined(self, plain: Mapping[str, PlainTensor]) -> Mapping[str, StoredTensor]:
+        """Join quantised matrices, or experts in MXFP4."""
+        if self._packing is not None:
+            return self._unpacked(self._packing, plain)
         return join_blocks(plain, self._names, self._location)
+
+    def _unpacked(
+        self, packing: Packing, plain: Mapping[str, PlainTensor]
+    ) -> dict[str, StoredTensor]:
+        """Join the tensors of each quantised matrix."""
+        if self._names.transposed:
+            raise ExportError(
+                f"{self._path}: {self.config.model_type} stores its matrices transposed, which is "
+                f"not read where they are quantised ({packing.method}): give the original weights"
+            )
+        found = join_packed(packing, plain)
+        if any(isinstance(each, PackedMatrix) and not each.in_blocks for each in found.values()):
+            log.warning(
+                "%s: its weights are of fp8, which no kernel here multiplies: they are dequantised",
+                self._location,
+            )
+        return found
 
     def _find_weights(self) -> dict[str, Origin]:
         """Find our weights among the files'."""
-        shapes = {name: tensor.shape for name, tensor in self._places.items()}
-        origins = find_weights(self._names, shapes)
+        stored = {name: tensor.shape for name, tensor in self._places.items()}
+        origins = find_weights(self._names, stored)
         if self.config.tied and HEAD in origins:
             self._check_head(origins)
             del origins[HEAD]
+        if self._packing is not None:
+            self._drop_zero_biases(origins)
         return origins
+
+    def _drop_zero_biases(self, origins: dict[str, Origin]) -> None:
+        """Drop biases of zeros that the model has not: some quantisers write them everywhere."""
+        wanted = shapes(self.config)
+        for name in [name for name in origins if name.endswith("_proj.bias")]:
+            if name not in wanted and not self._places[origins[name].stored[0]].read(None).any():
+                del origins[name]
 
     def _check_head(self, origins: Mapping[str, Origin]) -> None:
         """Check that a stored tied head equals the embedding: readers differ in which they use."""
         head, embedding = self._places[origins[HEAD].stored[0]], origins.get(EMBEDDING)
         other = None if embedding is None else self._places[embedding.stored[0]]
         if not isinstance(head, PlainTensor):
-            raise ExportError(f"{self._path}: {HEAD} is in MXFP4, which only experts may be")
+            raise ExportError(f"{self._path}: {HEAD} is quantised, although the head is tied")
         if not isinstance(other, PlainTensor) or not head.holds_same(other):
             raise ExportError(
                 f"{self._path}: tie_word_embeddings says that the head is the embedding, but "

@@ -20,6 +20,7 @@ from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.layer_pattern import read_pattern
+from pilotfish.export.sources.packing import Packing, read_packing
 from pilotfish.export.weights import HEAD, Settings
 
 MOST_TAPS = 16
@@ -44,6 +45,7 @@ class Description:
 
     Attributes:
         architecture: the entry of its `model_type`.
+        packing: how its matrices are quantised; None where they are not.
         config: the model's shape.
         settings: what the file calls its settings, for errors about weights.
 
@@ -59,7 +61,8 @@ class Description:
         own = self.architecture = _find(fields, model_type)
         fields = Fields(_renamed(fields, own.also), where)
         fields.touch("model_type")
-        _refuse_quantised(fields, own)
+        fields.touch("quantization_config")
+        self.packing = _packing(fields, own)
         keys = ClassKeys(fields, own)
         self.config = _read(keys, model_type, name)
         self.settings = Settings(_called(keys, self.config), _switches(keys))
@@ -87,16 +90,13 @@ def _renamed(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _refuse_quantised(fields: Fields, own: Architecture) -> None:
-    if quantised := fields.values.get("quantization_config"):
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        if method == "mxfp4" and own.names.stacked:  # read by expert (`export.sources.stored`)
-            fields.touch("quantization_config")
-            return
-        advice = ", or a GGUF file of the model" if own.gguf else ""
-        raise fields.error(
-            f"the checkpoint is quantised ({method}): give the original weights{advice}"
-        )
+def _packing(fields: Fields, own: Architecture) -> Packing | None:
+    """Read how matrices are quantised; None for MXFP4 too, which `export.sources.stored` reads."""
+    stated = fields.values.get("quantization_config")
+    mxfp4 = isinstance(stated, dict) and stated.get("quant_method") == "mxfp4"
+    if mxfp4 and own.names.stacked:
+        return None
+    return read_packing(stated, fields.where, gguf=own.gguf is not None)
 
 
 def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:

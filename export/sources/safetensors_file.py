@@ -9,6 +9,7 @@ read through the package, which copies each of them twice and keeps the file's p
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +20,13 @@ from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.mapped_file import MappedFile
 
 BYTES_AT_ONCE = 1 << 24
+INTEGERS: dict[str, type[np.generic]] = {
+    "I64": np.int64,
+    "I32": np.int32,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "F8_E4M3": np.uint8,  # as bits
+}
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
@@ -80,6 +88,28 @@ class SafetensorsFile:
         """Part `index` of a tensor of bytes that is there, along its first axis."""
         tensor = self._tensors[name]
         return self._part(tensor, index).reshape(tensor.shape[1:])
+
+    def dtype(self, name: str) -> str:
+        """The name of the tensor's type in the file."""
+        return self._tensors[name].dtype
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape, of whatever type it is."""
+        return self._tensors[name].shape
+
+    def integers(self, name: str) -> NDArray[Any]:
+        """The tensor in its own type of integers; 8-bit floats as their bits.
+
+        Raises:
+            ExportError: if it is of another type.
+        """
+        tensor = self._tensors[name]
+        if tensor.dtype not in INTEGERS:
+            raise ExportError(
+                f"{self.path}: {name} is of type {tensor.dtype}, and should be of one of "
+                f"{', '.join(INTEGERS)}"
+            )
+        return self._bytes(tensor).view(INTEGERS[tensor.dtype]).reshape(tensor.shape)
 
     def holds_same(self, name: str, other: SafetensorsFile, other_name: str) -> bool:
         """Whether two tensors have the same type, shape and bytes."""

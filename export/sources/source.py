@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Source
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import ModelConfig
 
 Progress = Callable[[str, int, int | None], None]
@@ -69,5 +70,23 @@ class WeightSource(Protocol):
 
         Raises:
             ExportError: if the source has no such weight or cannot decode it.
+        """
+        ...
+
+    def blocks(self) -> Collection[str]:
+        """Name the kinds of blocks that weights are stored in ("Q4_1", "gptq"); none: as floats.
+
+        Raises:
+            ExportError: if some of them cannot be kept.
+        """
+        ...
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Read one weight as `tensor` would return it, in the blocks that it is stored in.
+
+        None for a weight that is stored in none.
+
+        Raises:
+            ExportError: if the source has no such weight, or its blocks cannot be kept.
         """
         ...

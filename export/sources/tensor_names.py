@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from pilotfish.export.config import Layer, ModelConfig
 from pilotfish.export.errors import ExportError
 from pilotfish.export.weights import LAYER, of_any, shapes
 
+T = TypeVar("T", np.float32, np.int64)
 LISTED = re.compile(r"(.*)\.(\d+)\.weight")
 
 
@@ -146,9 +148,7 @@ class Taker:
             for name, shape in shapes(one_layer(config, kind)).items()
         }
 
-    def take(
-        self, name: str, origin: Origin, stored: list[NDArray[np.float32]]
-    ) -> NDArray[np.float32]:
+    def take(self, name: str, origin: Origin, stored: list[NDArray[T]]) -> NDArray[T]:
         """Return the weight `name` of its stored arrays: a view, but for listed ones.
 
         Of a tensor of all experts, the array is that of the origin's expert.
@@ -166,7 +166,7 @@ class Taker:
             return self._of_expert(array, origin)
         return self._of_rows(array, origin.part, [f"{module}.weight" for module in origin.parts])
 
-    def _of_expert(self, array: NDArray[np.float32], origin: Origin) -> NDArray[np.float32]:
+    def _of_expert(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
         """Take a part of an expert's tensor."""
         part, parts = origin.part or 0, [_of(name, 0) for name in origin.parts]
         if self._names.columns and array.ndim == 2:
@@ -175,9 +175,7 @@ class Taker:
             return array[part :: len(parts)]
         return self._of_rows(array, part, parts)
 
-    def _of_rows(
-        self, array: NDArray[np.float32], part: int, names: Sequence[str]
-    ) -> NDArray[np.float32]:
+    def _of_rows(self, array: NDArray[T], part: int, names: Sequence[str]) -> NDArray[T]:
         """Take the rows of one weight, where those of these stand one below the other."""
         sizes = [self._rows[name] for name in names]
         start = sum(sizes[:part])
@@ -185,7 +183,11 @@ class Taker:
             return array[start:]  # so that rows left over show in its shape
         return array[start : start + sizes[part]]
 
-    def _of_heads(self, array: NDArray[np.float32], part: int, parts: int) -> NDArray[np.float32]:
+    def rows(self, name: str, origin: Origin, count: int) -> NDArray[np.int64]:
+        """Return which of the `count` rows of a stored matrix are the weight's, i64 [N]."""
+        return self.take(name, origin, [np.arange(count)[:, None]])[:, 0]
+
+    def _of_heads(self, array: NDArray[T], part: int, parts: int) -> NDArray[T]:
         """Take q, k or v where each key head's rows stand together, or q or gate by head."""
         config = self._config
         if parts == 2:  # a head's queries and its gate

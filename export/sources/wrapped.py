@@ -28,6 +28,7 @@ INSIDE = (
     ("language_model.", ""),
 )
 HEADS = ("lm_head.",)
+OF_THE_WHOLE = ("bos_token_id", "eos_token_id", "quantization_config")
 
 
 def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
@@ -49,8 +50,8 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         )
     if tied:
         found[key] = tied[0]
-    ends = {name: values.get(name) for name in ("bos_token_id", "eos_token_id")}
-    return found | {name: value for name, value in ends.items() if value is not None}
+    outer = {name: values.get(name) for name in OF_THE_WHOLE}
+    return found | {name: value for name, value in outer.items() if value is not None}
 
 
 def text_weights(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:

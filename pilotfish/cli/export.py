@@ -2,9 +2,10 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -50,10 +51,10 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     precision: Annotated[
         Precision | Literal["auto"],
         setting(
-            "of the weights. A target: fp32, or fp16 on a GPU. A drafter on a CPU: int8, or int4 "
-            "where the source has blocks of 4 bits (Q4_0, Q4_1, Q4_K), which are kept; auto: by "
-            "trial, see below (default: fp32)",
-            choices=("fp32", "fp16", "int8", "int4", export_auto.AUTO),
+            "of the weights. A target: fp32, or fp16 on a GPU. A drafter on a CPU: stored, which "
+            "keeps the blocks that a GGUF file or a GPTQ or AWQ checkpoint has, else int8, or int4 "
+            "where memory is short; auto: by trial, see below (default: fp32)",
+            choices=(*get_args(Precision), export_auto.AUTO),
         ),
     ] = "fp32"
     dialect: Annotated[
@@ -97,6 +98,14 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
             repeat=True,
         ),
     ] = ()
+    check: Annotated[
+        bool,
+        setting(
+            "do not measure what the precision costs: KL and α between the artifact and the same "
+            "weights in float32, along a built-in text, for the manifest",
+            flag="no-check",
+        ),
+    ] = True
     trial: Annotated[export_auto.TrialSettings, export_auto.GROUP] = export_auto.TrialSettings()
 
 
@@ -216,12 +225,14 @@ def export_model(
     first_layers: int | None = None,
     context: int | None = None,
     ignore_keys: Sequence[str] = (),
+    *,
+    check: bool = False,
 ) -> None:
     """Export with a progress bar; says which extra to install if the export tools are missing."""
     with export_tools():
         from pilotfish.export.model import export_model as write
     with Bars() as bars:
-        write(
+        made = write(
             source,
             out,
             precision=precision,
@@ -229,7 +240,14 @@ def export_model(
             first_layers=first_layers,
             context=context,
             ignore_keys=ignore_keys,
+            check=check,
             progress=bars.show,
+        )
+    if cost := made.manifest.cost:
+        print(
+            f"pilotfish: {precision} against float32, along {cost.tokens} tokens: KL {cost.kl:.4f} "
+            f"nats a token, α {cost.acceptance:.3f}",
+            file=sys.stderr,
         )
 
 
@@ -240,6 +258,8 @@ def _model(args: argparse.Namespace) -> int:
     if told.dialect == LLAMACPP and told.precision != "fp32":
         args.usage("--dialect llamacpp keeps the file's own precision: leave --precision out")
 
+    tried = told.precision == export_auto.AUTO and told.trial.given  # which tells it, too
+
     def export(precision: Precision, out: Path) -> None:
         export_model(
             told.source,
@@ -249,6 +269,7 @@ def _model(args: argparse.Namespace) -> int:
             told.first_layers,
             told.context,
             told.ignore_keys,
+            check=told.check and not tried,
         )
 
     if told.precision != export_auto.AUTO:

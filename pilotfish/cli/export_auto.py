@@ -12,7 +12,7 @@ from rich.table import Table
 
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.progress import Bars
-from pilotfish.engines.artifact import Artifact, Precision
+from pilotfish.engines.artifact import STORED, Artifact, Precision
 from pilotfish.engines.errors import EngineError
 from pilotfish.wire.settings import setting
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 _UNTRIED: Precision = "int8"
 _REFERENCE: Precision = "fp32"
-_CANDIDATES: tuple[Precision, ...] = ("int4", "int8", "fp16", _REFERENCE)  # the smallest first
+# The smallest first; `stored` where the source has blocks, the others wherever they can be.
+_CANDIDATES: tuple[Precision, ...] = (STORED, "int4", "int8", "fp16", _REFERENCE)
 _ALIKE = 0.97
 _COLUMNS = ("precision", "MiB", "α", "greedy", "ms a pass", "window", "tokens/s", "× stream")
 _RTT_S = 0.02
@@ -30,9 +31,9 @@ _Export = Callable[[Precision, Path], None]
 
 
 GROUP = setting(
-    "tries int4, int8 and fp32 as drafters and keeps the one with the most tokens/s, predicted "
-    "from acceptance and times that are measured here, in a minute or two; all of them and the "
-    "target are in memory at once. Without --target and --target-ms it takes int8.",
+    "tries stored, int4, int8 and fp32 as drafters and keeps the one with the most tokens/s, "
+    "predicted from acceptance and times that are measured here, in a minute or two; all of them "
+    "and the target are in memory at once. Without --target and --target-ms it takes int8.",
     title="--precision auto",
 )
 
@@ -144,7 +145,8 @@ def _exported(folder: Path, dialect: str, export: _Export) -> dict[str, Artifact
         except EngineError as error:
             if precision == _REFERENCE:
                 raise
-            print(f"pilotfish: {precision} is left out: {error}", file=sys.stderr)
+            if precision != STORED:
+                print(f"pilotfish: {precision} is left out: {error}", file=sys.stderr)
             continue
         made[precision] = Artifact.open(folder / precision)
     return made

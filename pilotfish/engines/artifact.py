@@ -26,7 +26,8 @@ HEAD_NAME = "head.onnx"  # of a first stage: hidden states to logits
 TOKENIZER_NAME = "tokenizer.json"
 FORMAT = 1
 
-Precision = Literal["fp32", "fp16", "int8", "int4"]
+Precision = Literal["fp32", "fp16", "int8", "int4", "stored"]
+STORED: Literal["stored"] = "stored"  # every weight as the checkpoint has it, in its own blocks
 # The precision of the output projection, where it differs from the other weights': 4 bits cost a
 # drafter more acceptance here than anywhere else, and 8 cost hardly any time.
 HEADS: dict[Precision, Precision] = {"int4": "int8"}
@@ -88,6 +89,18 @@ class States(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     window: Positive
 
 
+class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What rounding weights and activations changes, along a text of so many `tokens`.
+
+    Between the distributions p of the same model in float32 and q of the artifact, at temperature
+    1: `kl` is the mean of KL(p ‖ q) in nats, `acceptance` that of Σ min(p, q).
+    """
+
+    kl: Annotated[float, msgspec.Meta(ge=0)]
+    acceptance: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    tokens: Positive
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `manifest.json`.
 
@@ -100,6 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     for a whole model; in a stage all other fields but `files` describe the whole model. `window` is
     the smallest number of positions that a token of some layer sees; None where all layers see all.
     `states` describes layers that keep something else than keys and values; None without any.
+    `cost` is what the precision costs, None where that was not measured.
     """
 
     format: int = FORMAT
@@ -123,6 +137,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stage: Cut | None = None
     window: Positive | None = None
     states: States | None = None
+    cost: PrecisionCost | None = None
 
     @property
     def layers(self) -> int:
@@ -170,7 +185,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("ignored_keys", "left_out"):
             if not fields["source"][name]:
                 del fields["source"][name]  # likewise
-        for name in ("window", "states"):
+        for name in ("window", "states", "cost"):
             if fields[name] is None:
                 del fields[name]  # likewise
         return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"

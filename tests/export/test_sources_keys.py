@@ -245,11 +245,11 @@ def test_metadata_without_effect_pass(tmp_path: Path) -> None:
         ({"model_type": "dbrx", "num_local_experts": 4}, "mixture-of-experts", "GGUF"),
         ({"model_type": "bloom", "quantization_config": {"quant_method": "awq"}},
          "architecture 'bloom'", "GGUF"),
-        (PUBLISHED["opt-125m"] | {"quantization_config": {"quant_method": "gptq"}},
+        (PUBLISHED["opt-125m"] | {"quantization_config": {"quant_method": "hqq"}},
          "give the original weights", "GGUF"),
-        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "or a GGUF file", "mixture"),
-        (LLAMA | {"quantization_config": {"quant_method": "gptq"}, "hidden_act": "mish"},
-         "gptq", "mixture"),
+        (LLAMA | {"quantization_config": {"quant_method": "hqq"}}, "or a GGUF file", "mixture"),
+        (LLAMA | {"quantization_config": {"quant_method": "hqq"}, "hidden_act": "mish"},
+         "hqq", "mixture"),
     ],
 )  # fmt: skip
 def test_advice_is_given_where_it_helps(values: dict[str, Any], named: str, unsaid: str) -> None:

@@ -124,6 +124,7 @@ def write_gguf(
     config: Mapping[str, Any] = LLAMA,
     *,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
     weights: Mapping[str, NDArray[np.float32]] | None = None,
     settings: Mapping[str, Any] | None = None,
     extra: Mapping[str, NDArray[np.float32]] | None = None,
@@ -133,7 +134,8 @@ def write_gguf(
     """Write a GGUF file, with names and permutations as by llama.cpp's converter.
 
     settings: further metadata (with {} for the architecture's prefix). extra: further tensors by
-    their GGUF names. say: metadata that contradict the weights. kind: the type of matrices.
+    their GGUF names. say: metadata that contradict the weights. kind: the type of matrices;
+    kinds: of those that hold a part of a name.
     """
     architecture = config["model_type"]
     writer = gguf.GGUFWriter(path, architecture)
@@ -161,7 +163,8 @@ def write_gguf(
             key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
             value = interleave(value, config[key])
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        _add_tensor(writer, gguf_name, value, kind)
+        own = [other for part, other in (kinds or {}).items() if part in name]
+        _add_tensor(writer, gguf_name, value, own[0] if own else kind)
     for name, value in (extra or {}).items():
         _add_tensor(writer, name, value, gguf.GGMLQuantizationType.F32)
     writer.write_header_to_file()
@@ -213,4 +216,26 @@ def _add_tensor(
 ) -> None:
     """Add a tensor; norms and biases stay float32, as in real files."""
     kind = kind if value.ndim == 2 else gguf.GGMLQuantizationType.F32
-    writer.add_tensor(name, gguf.quantize(value, kind), raw_dtype=kind)
+    try:
+        stored = gguf.quantize(value, kind)
+    except NotImplementedError:  # of K-quants: any blocks will do
+        stored = random_blocks(np.random.default_rng(len(name)), kind, *value.shape)
+    writer.add_tensor(name, stored, raw_dtype=kind)
+
+
+# Where blocks have their half-precision scales, in bytes.
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
+SCALES |= {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,)}
+
+
+def random_blocks(
+    random: np.random.Generator, kind: gguf.GGMLQuantizationType, rows: int, width: int
+) -> NDArray[np.uint8]:
+    """Make rows of blocks with random codes and scales, u8 [rows, bytes]; weights are below 1."""
+    weights, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (rows, width // weights, size), np.uint8)
+    most = 2.0**-15 if kind.name.endswith("_K") else 2.0**-9
+    for start in SCALES[kind.name]:
+        scales = random.uniform(-most, most, (rows, width // weights, 1)).astype(np.float16)
+        blocks[..., start : start + 2] = scales.view(np.uint8)
+    return blocks.reshape(rows, -1)

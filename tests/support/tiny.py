@@ -19,8 +19,10 @@ from pilotfish.engines.artifact import Artifact, Precision, Source
 from pilotfish.export.architectures.architecture import ALL, ATTENTION, QKV
 from pilotfish.export.architectures.experts import EVERY
 from pilotfish.export.architectures.gemma import FOUR
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import Experts, Form, Layer, ModelConfig, Recurrence, plain_rope
 from pilotfish.export.model import export_model
+from pilotfish.export.quantize import quantize
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.rotary import RopeBase, read_table
 from pilotfish.export.weights import shapes
@@ -191,6 +193,14 @@ class RandomSource:
 
     def names(self) -> Collection[str]:
         return self._shapes.keys()
+
+    def blocks(self) -> Collection[str]:
+        return ["8 bits"]
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Have matrices in blocks of 8 bits, as a precision `stored` needs them."""
+        found = self.tensor(name)
+        return quantize(name, found, 8) if found.ndim == 2 and "_norm" not in name else None
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         shape = self._shapes[name]

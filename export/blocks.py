@@ -1,0 +1,126 @@
+"""Weights as blocks of codes, as kernels take them.
+
+    w[n, order[k]] = (codes[n, k] − zero) · scales[n, k // block] + offsets[n, k // block]
+
+`zero` is 2^(bits−1), or each block's own. Integer zero points cost a kernel nothing; offsets, for
+blocks whose lowest weight is no multiple of the scale, are a product of their own
+(`export.dialects.kept`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 32
+SMALLEST, LARGEST = 16, 128  # blocks that kernels take, in powers of 2
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A weight [N, K] in blocks.
+
+    Attributes:
+        bits: 4 or 8.
+        codes: u8 [N, K] in 0 … 2^bits − 1.
+        scales: f32 [N, K / block].
+        offsets: likewise; None if all are 0.
+        zeros: u8, likewise: the codes of 0; None where all are `zero_point`.
+        block: columns of a block.
+        order: i64 [K], the weight's column that each column of codes is; None if they agree.
+    """
+
+    bits: int
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    offsets: NDArray[np.float32] | None = None
+    zeros: NDArray[np.uint8] | None = None
+    block: int = BLOCK
+    order: NDArray[np.int64] | None = None
+
+    @property
+    def zero_point(self) -> int:
+        """The code of 0, where blocks have none of their own."""
+        return int(2 ** (self.bits - 1))
+
+    def floats(self) -> NDArray[np.float32]:
+        """Compute the weight, f32 [N, K]."""
+        rows, width = self.codes.shape
+        blocks = self.codes.astype(np.float32).reshape(rows, -1, self.block)
+        blocks -= np.float32(self.zero_point) if self.zeros is None else self.zeros[..., None]
+        blocks *= self.scales[..., None]
+        if self.offsets is not None:
+            blocks += self.offsets[..., None]
+        found = blocks.reshape(rows, width)
+        if self.order is None:
+            return found
+        sorted_columns = np.empty_like(found)
+        sorted_columns[:, self.order] = found
+        return sorted_columns
+
+    def without_zeros(self) -> Quantized:
+        """Say the blocks' own zero points as offsets."""
+        if self.zeros is None:
+            return self
+        offsets = (np.float32(self.zero_point) - self.zeros) * self.scales
+        if self.offsets is not None:
+            offsets += self.offsets
+        return replace(self, offsets=offsets, zeros=None)
+
+    def take(self, rows: NDArray[np.int64]) -> Quantized:
+        """Return these rows."""
+        return replace(
+            self,
+            codes=self.codes[rows],
+            scales=self.scales[rows],
+            offsets=None if self.offsets is None else self.offsets[rows],
+            zeros=None if self.zeros is None else self.zeros[rows],
+        )
+
+    def fits(self, other: Quantized) -> bool:
+        """Whether rows of both can stand in one weight."""
+        if (self.bits, self.block) != (other.bits, other.block):
+            return False
+        if self.order is None or other.order is None:
+            return self.order is other.order
+        return np.array_equal(self.order, other.order)
+
+
+def join(parts: Sequence[Quantized]) -> Quantized:
+    """Put weights that fit each other one below the other."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    offsets, zeros = None, None
+    if any(part.offsets is not None for part in parts):
+        none = np.float32(0)
+        offsets = np.concatenate(
+            [
+                np.broadcast_to(none, part.scales.shape) if part.offsets is None else part.offsets
+                for part in parts
+            ]
+        )
+    if any(part.zeros is not None for part in parts):
+        middle = np.uint8(first.zero_point)
+        zeros = np.concatenate(
+            [
+                np.broadcast_to(middle, part.scales.shape) if part.zeros is None else part.zeros
+                for part in parts
+            ]
+        )
+    return replace(
+        first,
+        codes=np.concatenate([part.codes for part in parts]),
+        scales=np.concatenate([part.scales for part in parts]),
+        offsets=offsets,
+        zeros=zeros,
+    )
+
+
+def block_of(group: int) -> int | None:
+    """Return the largest block that groups of so many columns consist of; None without one."""
+    block = min(group & -group, LARGEST)
+    return block if block >= SMALLEST else None

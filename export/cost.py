@@ -1,0 +1,125 @@
+"""What an artifact's precision costs, along a built-in text: KL(p ‖ q) and α.
+
+p are the distributions of the source's own weights in float32 (`export.reference`), q those of the
+artifact, at temperature 1 after each token of the text but the last. KL is in nats a token; α =
+Σ min(p, q) is the share of drafts from q that p accepts.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.artifact import Artifact, PrecisionCost
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.reference import Reference, largest_part
+from pilotfish.export.sample_text import TEXT
+from pilotfish.export.sources import Progress, WeightSource
+from pilotfish.speculation.theory import beta
+
+log = logging.getLogger("pilotfish.export")
+ROWS = 32  # compared at a time
+LONGEST = 512  # tokens, of a vocabulary that cuts the text into bytes
+MEMORY = Path("/proc/meminfo")
+GIB = float(1 << 30)
+
+
+def measure_cost(
+    source: WeightSource, config: ModelConfig, path: Path, progress: Progress | None = None
+) -> PrecisionCost | None:
+    """Compare the artifact at `path` with its source; None, with a warning, where that fails.
+
+    Args:
+        source: where its weights are from.
+        config: its shape, and its context.
+        path: of the artifact; graphs of a layer each are written there and removed again.
+        progress: called as progress(label, done, total).
+    """
+    artifact = Artifact.open(path)
+    reason = _no_room(artifact, config)
+    if not reason:
+        try:
+            return _measured(source, config, artifact, progress)
+        except Exception as error:  # runtimes raise their own classes and plain RuntimeError
+            reason = str(error).strip() or type(error).__name__
+    log.warning("%s: what the precision costs was not measured: %s", config.name, reason)
+    return None
+
+
+def _no_room(artifact: Artifact, config: ModelConfig) -> str:
+    """Say what is short: a graph of one layer on disk and twice in memory, and the artifact."""
+    part = largest_part(config)
+    if shutil.disk_usage(artifact.path).free < part:
+        return f"it takes {part / GIB:.1f} GiB of disk at a time, which are not free"
+    size = sum((artifact.path / name).stat().st_size for name in artifact.manifest.files)
+    needed, free = 2 * part + 2 * size, _free_memory()
+    if free is not None and free < needed:
+        return f"it takes {needed / GIB:.1f} GiB of memory, and {free / GIB:.1f} are free"
+    return ""
+
+
+def _free_memory() -> int | None:
+    """Return the bytes that the system can still give; None if it does not tell."""
+    try:
+        lines = MEMORY.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def _measured(
+    source: WeightSource, config: ModelConfig, artifact: Artifact, progress: Progress | None
+) -> PrecisionCost:
+    tokenizer = Tokenizer(artifact.tokenizer_path)
+    ids = [*tokenizer.beginning, *tokenizer.encode(TEXT)][: min(config.context, LONGEST)]
+    tokens = np.array(ids, np.int64)
+    reference = Reference(source, config, artifact.path)
+    chunks = range(0, len(tokens), ROWS)
+    total, finished = reference.parts + len(chunks), 0
+
+    def done() -> None:
+        nonlocal finished
+        finished += 1
+        if progress:
+            progress("check", finished, total)
+
+    states = reference.states(tokens, done)
+    found: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    decoder = Decoder(artifact, context=len(tokens), provider="cpu")
+    with reference.head(states) as head:
+        for start in chunks:
+            end = min(start + ROWS, len(tokens))
+            [out] = decoder.forward([Pass(0, tokens[start:end])])
+            exact = head(start, end)[:, : out.logits.shape[1]]
+            found.append(_compared(exact, out.logits))
+            done()
+    divergence, acceptance = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return PrecisionCost(
+        kl=max(float(divergence.mean()), 0.0),
+        acceptance=min(float(acceptance.mean()), 1.0),
+        tokens=len(tokens),
+    )
+
+
+def _compared(
+    exact: NDArray[np.float32], rounded: NDArray[np.float32]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return KL(p ‖ q) in nats and Σ min(p, q) of logits [n, V] each; f64 [n]."""
+    log_p, log_q = _log_probabilities(exact), _log_probabilities(rounded)
+    p = np.exp(log_p)
+    divergence: NDArray[np.float64] = (p * (log_p - log_q)).sum(axis=1)
+    return divergence, beta(p, np.exp(log_q))
+
+
+def _log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return found

@@ -1,0 +1,114 @@
+"""Products with weights in blocks of codes, and rows looked up in them; for every dialect.
+
+In: `Quantized` weights, as a checkpoint has them or as `export.quantize` rounds them. What a kernel
+does not take is written beside it: a product of x's block sums with the offsets, the columns of x
+in the codes' order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.export.blocks import Quantized, join
+from pilotfish.export.graph import GraphWriter, pack_nibbles
+
+if TYPE_CHECKING:
+    from pilotfish.export.dialects.dialect import Dialect
+
+Weight = Quantized | NDArray[np.float32]
+
+
+def rows_of(weight: Weight) -> int:
+    """Count the rows of a weight."""
+    return len(weight.codes if isinstance(weight, Quantized) else weight)
+
+
+def projection(net: Dialect, x: str, names: Sequence[str], weights: Sequence[Weight]) -> str:
+    """Multiply x [T, K] by transposed weights [N, K] each, one product for those that fit."""
+    products: list[str] = []
+    start = 0
+    for end in range(1, len(weights) + 1):
+        if end < len(weights) and _fit(weights[end - 1], weights[end]):
+            continue
+        label = "+".join(names[start:end]) + ".weight"
+        products.append(_one(net, x, label, weights[start:end]))
+        start = end
+    return products[0] if len(products) == 1 else net.concat(*products)
+
+
+def _fit(one: Weight, other: Weight) -> bool:
+    if isinstance(one, Quantized) and isinstance(other, Quantized):
+        return one.fits(other)
+    return not isinstance(one, Quantized) and not isinstance(other, Quantized)
+
+
+def _one(net: Dialect, x: str, name: str, weights: Sequence[Weight]) -> str:
+    blocks = [weight for weight in weights if isinstance(weight, Quantized)]
+    if blocks:
+        return product(net, x, name, join(blocks))
+    floats = np.concatenate([each for each in weights if not isinstance(each, Quantized)])
+    return net.graph.op("Gemm", x, net.weight(name, floats), transB=1)
+
+
+def product(net: Dialect, x: str, name: str, weight: Quantized) -> str:
+    """Multiply x [T, K] by a transposed weight [N, K]."""
+    if weight.order is not None:
+        x = net.graph.op("Gather", x, net.graph.constant(weight.order, "int64"), axis=-1)
+    found = net.quantized_linear(x, name, weight)
+    return found if weight.offsets is None else _shifted(net, found, x, name, weight)
+
+
+def _shifted(net: Dialect, found: str, x: str, name: str, weight: Quantized) -> str:
+    """Add the contribution of offsets [N, K / block]: their product with x's block sums.
+
+    A 32nd of a product in float32, where zero points of floats within the kernel take 50 times as
+    long.
+    """
+    graph = net.graph
+    blocks = net.reshape(x, [-1, weight.scales.shape[1], weight.block])
+    sums = graph.op("ReduceSum", blocks, graph.constant([2], "int64"), keepdims=0)
+    return graph.op("Gemm", sums, _offsets(graph, name, weight), found, transB=1)
+
+
+def look_up(net: Dialect, name: str, weight: Quantized) -> str:
+    """Look up rows of a weight [V, K] at the packed tokens, [T, K]."""
+    graph, op, weight = net.graph, net.graph.op, weight.without_zeros()
+    last = graph.constant([-1], "int64")
+    codes, scales = write_rows(graph, name, weight)
+    found = op("Gather", codes, net.tokens)  # [T, blocks, bytes]
+    if weight.bits == 4:
+        wide, base = net.cast(found, "int32"), graph.constant(16, "int32")
+        pair = (op(kind, wide, base) for kind in ("Mod", "Div"))
+        nibbles = op("Concat", *(op("Unsqueeze", each, last) for each in pair), axis=-1)
+        found = net.reshape(nibbles, [-1, weight.scales.shape[1], weight.block])
+    middle = graph.constant(weight.zero_point, net.float)
+    found = op("Sub", net.cast(found, net.float), middle)
+    found = op("Mul", found, op("Unsqueeze", op("Gather", scales, net.tokens), last))
+    if weight.offsets is not None:
+        offsets = op("Gather", _offsets(graph, name, weight), net.tokens)
+        found = op("Add", found, op("Unsqueeze", offsets, last))
+    return net.reshape(found, [-1, weight.codes.shape[1]])
+
+
+def write_rows(graph: GraphWriter, name: str, weight: Quantized) -> tuple[str, str]:
+    """Write codes u8 [N, K / block, bytes of a block] and scales f32 [N, K / block], once."""
+    if not graph.has(f"{name}.codes"):
+        rows, width = weight.codes.shape
+        codes = weight.codes.reshape(rows, width // weight.block, weight.block)
+        if weight.bits == 4:
+            codes = pack_nibbles(codes).reshape(*codes.shape[:2], weight.block // 2)
+        graph.weight(f"{name}.codes", codes)
+        graph.weight(f"{name}.scales", weight.scales)
+    return f"{name}.codes", f"{name}.scales"
+
+
+def _offsets(graph: GraphWriter, name: str, weight: Quantized) -> str:
+    """Write offsets f32 [N, K / block], once."""
+    if not graph.has(f"{name}.offsets"):
+        assert weight.offsets is not None
+        graph.weight(f"{name}.offsets", weight.offsets)
+    return f"{name}.offsets"

@@ -1,0 +1,157 @@
+"""A model's own predictions in float32, computed a layer at a time.
+
+In: a source of weights and a text. Out: logits. One layer's weights are in a graph on disk and in
+memory at a time, so that a model is read whole on a machine that could not hold it so.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.passes import HIDDEN_FROM_VIEW
+from pilotfish.engines.runtime import OPSET24_SINCE, open_session, runtime_version
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.dialects import DIALECTS, Dialect
+from pilotfish.export.graph import GraphWriter
+from pilotfish.export.network import write_embedding, write_head, write_layer
+from pilotfish.export.sources import WeightSource
+from pilotfish.export.weights import LAYER, weights
+
+CPU = "CPUExecutionProvider"
+STATES, NEXT = "states", "next_states"
+
+Floats = NDArray[np.float32]
+
+
+class Reference:
+    """A model of float32 weights, read from its source as often as it is asked.
+
+    Args:
+        source: its weights.
+        config: its shape, with the context of the artifact that it is compared with.
+        folder: where graphs are written, and removed again.
+    """
+
+    def __init__(self, source: WeightSource, config: ModelConfig, folder: Path) -> None:
+        self._source, self._config, self._folder = source, config, folder
+        name = "opset24" if runtime_version() >= OPSET24_SINCE else "opset17"
+        self._dialect = DIALECTS[name]
+
+    @property
+    def parts(self) -> int:
+        """How many graphs `states` runs."""
+        return self._config.layers + 1
+
+    def states(self, tokens: NDArray[np.int64], done: Callable[[], None]) -> Floats:
+        """Return the last layer's answers to a text [T], f32 [T, hidden]; calls `done` by part."""
+        config = _short(self._config, len(tokens))
+
+        def embedding(net: Dialect) -> str:
+            return write_embedding(net, config)
+
+        def layer(i: int) -> Callable[[Dialect], str]:
+            return lambda net: write_layer(net, config, i, _states(net))
+
+        found: Floats | None = None
+        for write in (embedding, *map(layer, range(config.layers))):
+            with self._session(config, write) as session:
+                (found,) = session.run([NEXT], _feeds(session, config, tokens, found))
+            done()
+        assert found is not None
+        return found
+
+    @contextmanager
+    def head(self, states: Floats) -> Iterator[Callable[[int, int], Floats]]:
+        """Yield a function that returns the logits of rows start … end of `states` [T, hidden]."""
+        tokens = np.zeros(len(states), np.int64)
+        config = _short(self._config, len(states))
+
+        def write(net: Dialect) -> None:
+            write_head(net, config, _states(net))
+
+        with self._session(config, write) as session:
+
+            def logits(start: int, end: int) -> Floats:
+                feeds = _feeds(session, config, tokens, states) | {
+                    "logit_rows": np.arange(start, end)
+                }
+                (found,) = session.run(["logits"], feeds)
+                return np.asarray(found, np.float32)
+
+            yield logits
+
+    @contextmanager
+    def _session(
+        self, config: ModelConfig, write: Callable[[Dialect], str | None]
+    ) -> Iterator[Any]:
+        """Run the graph that `write` writes, whose answer is what it returns, if anything."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+            path = Path(name) / "part.onnx"
+            with path.with_suffix(".data").open("wb") as data:
+                graph = GraphWriter(data, "part.data")
+                net = self._dialect(graph, config, self._source, "fp32")
+                if (answer := write(net)) is not None:
+                    graph.op("Identity", answer, name=NEXT)
+                    graph.output(NEXT, "float32", ["T", config.hidden])
+                graph.save(path, opset=net.opset)
+            yield open_session(path, None, CPU)
+
+
+def largest_part(config: ModelConfig) -> int:
+    """Return the bytes of the largest graph that a `Reference` writes."""
+    sizes: dict[str, int] = {}
+    for name, shape in weights(config):
+        layer = LAYER.search(name)
+        part = layer[1] if layer else name
+        sizes[part] = sizes.get(part, 0) + 4 * math.prod(size.value for size in shape)
+    return max(sizes.values())
+
+
+def _states(net: Dialect) -> str:
+    return net.graph.input(STATES, "float32", ["T", net.config.hidden])
+
+
+def _short(config: ModelConfig, length: int) -> ModelConfig:
+    """Return the same model with tables for a text of this length, of the same rotary factors."""
+    beyond = config.short_context is not None and config.context > config.short_context
+    least = (config.short_context or 0) + 1 if beyond else 0
+    return msgspec.structs.replace(config, context=max(length, least))
+
+
+def _feeds(
+    session: Any, config: ModelConfig, tokens: NDArray[np.int64], states: Floats | None
+) -> dict[str, Any]:
+    """Return the inputs of one pass over a text in an empty cache, as far as a graph has them."""
+    length = len(tokens)
+    order = np.arange(length)
+    hidden = np.triu(np.full((length, length), HIDDEN_FROM_VIEW, np.float32), 1)
+    known = {
+        "input_ids": tokens,
+        "position_ids": order,
+        "logit_rows": order,
+        "unpack": order[None],
+        "pack": order,
+        "write_indices": np.zeros(1, np.int64),
+        "cell_positions": order[None],
+        "attention_mask": hidden[None, None],
+        STATES: states,
+    }
+    taps = 1 if config.recurrence is None else config.recurrence.taps
+    sizes = {"B": 1, "C": length, "M": taps - 1}
+    feeds = {}
+    for wanted in session.get_inputs():
+        if wanted.name in known:
+            feeds[wanted.name] = known[wanted.name]
+        else:  # keys, values or states, of no tokens
+            shape = [sizes.get(size, size) for size in wanted.shape]
+            feeds[wanted.name] = np.zeros(shape, np.float32)
+    return feeds

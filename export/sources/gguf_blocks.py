@@ -1,0 +1,178 @@
+"""GGUF's blocks as `Quantized`: the same codes, in the order and width that kernels take.
+
+In: the bytes of a tensor's rows. Out: codes of 4 bits (Q4_0, Q4_1, Q4_K; Q2_K and Q3_K in blocks of
+16) or 8 (Q8_0; Q5_0, Q5_1, Q5_K, Q6_K, which have no kernels of their own). Scales of super-blocks
+are multiplied out, minima become offsets. No weight changes but by float32's rounding. Layout of
+the blocks: ggml-common.h in ggml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.export.blocks import Quantized
+
+BYTES_AT_ONCE = 1 << 22
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+class _Read(NamedTuple):
+    """What n blocks hold: codes u8 [n, weights]; scales and minima f32 [n, blocks].
+
+    w = (code − zero) · scale, or where there are minima code · scale + minimum.
+    """
+
+    codes: Bytes
+    scales: Floats
+    minima: Floats | None = None
+
+    def by_row(self, rows: int) -> _Read:
+        """Return the same of rows, u8 [rows, …] and f32 [rows, …]."""
+        minima = None if self.minima is None else self.minima.reshape(rows, -1)
+        return _Read(self.codes.reshape(rows, -1), self.scales.reshape(rows, -1), minima)
+
+
+class Format(NamedTuple):
+    """How a type of GGUF's is kept.
+
+    `middle` is the code that becomes 2^(bits−1), so that kernels which round activations multiply
+    small numbers: of weights without minima the code of 0.
+    """
+
+    bits: int
+    block: int
+    middle: int
+    read: Callable[[Bytes], _Read]
+
+
+def keep_blocks(rows: Bytes, form: Format) -> Quantized:
+    """Convert rows of blocks, u8 [N, bytes], some at a time."""
+    parts: list[_Read] = []
+    step = max(1, BYTES_AT_ONCE // rows.shape[1])
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step]
+        read = form.read(some)
+        parts.append(read.by_row(len(some)))
+    codes = np.concatenate([part.codes for part in parts])
+    codes += np.uint8(2 ** (form.bits - 1) - form.middle)
+    scales = np.concatenate([part.scales for part in parts])
+    minima = [part.minima for part in parts if part.minima is not None]
+    offsets = None
+    if minima:
+        offsets = np.concatenate(minima) + np.float32(form.middle) * scales
+    return Quantized(form.bits, codes, scales, offsets, block=form.block)
+
+
+def _split(rows: Bytes, *sizes: int) -> list[Bytes]:
+    """Split blocks into fields of these many bytes; u8 [n, size] each."""
+    blocks = rows.reshape(-1, sum(sizes))
+    return np.split(blocks, np.cumsum(sizes)[:-1], axis=1)
+
+
+def _half(field: Bytes) -> Floats:
+    """Read half-precision numbers, f32 [n, 1]."""
+    return np.ascontiguousarray(field).view(np.float16).astype(np.float32)
+
+
+def _bits(field: Bytes, run: int, width: int) -> Bytes:
+    """Unpack codes of `width` bits whose lowest ones stand in the first `run`, and so on.
+
+    u8 [n, bytes] → u8 [n, bytes · 8 / width].
+    """
+    shifts = np.arange(0, 8, width, dtype=np.uint8).reshape(1, 1, -1, 1)
+    runs = field.reshape(len(field), -1, 1, run) >> shifts
+    found: Bytes = (runs & np.uint8(2**width - 1)).reshape(len(field), -1)
+    return found
+
+
+def _q4_0(rows: Bytes) -> _Read:
+    d, codes = _split(rows, 2, 16)
+    return _Read(_bits(codes, 16, 4), _half(d))
+
+
+def _q4_1(rows: Bytes) -> _Read:
+    d, m, codes = _split(rows, 2, 2, 16)
+    return _Read(_bits(codes, 16, 4), _half(d), _half(m))
+
+
+def _fifth(high: Bytes) -> Bytes:
+    """The fifth bits of 32 codes, u8 [n, 32] of 0 and 16."""
+    found: Bytes = np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
+    return found
+
+
+def _q5_0(rows: Bytes) -> _Read:
+    d, high, codes = _split(rows, 2, 4, 16)
+    return _Read(_bits(codes, 16, 4) | _fifth(high), _half(d))
+
+
+def _q5_1(rows: Bytes) -> _Read:
+    d, m, high, codes = _split(rows, 2, 2, 4, 16)
+    return _Read(_bits(codes, 16, 4) | _fifth(high), _half(d), _half(m))
+
+
+def _q8_0(rows: Bytes) -> _Read:
+    d, codes = _split(rows, 2, 32)
+    return _Read(codes ^ np.uint8(128), _half(d))
+
+
+def _q2_k(rows: Bytes) -> _Read:
+    scales, codes, d, low = _split(rows, 16, 64, 2, 2)
+    minima = _half(low) * -(scales >> 4).astype(np.float32)
+    return _Read(_bits(codes, 32, 2), _half(d) * (scales & 15).astype(np.float32), minima)
+
+
+def _q3_k(rows: Bytes) -> _Read:
+    high, codes, packed, d = _split(rows, 32, 64, 12, 2)
+    scales = _bits(packed[:, :8], 8, 4) | _bits(packed[:, 8:], 4, 2) << np.uint8(4)
+    whole = _bits(codes, 32, 2) | _bits(high, 32, 1) << np.uint8(2)
+    return _Read(whole, _half(d) * (scales.astype(np.float32) - 32))
+
+
+def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
+    """Unpack the 6-bit scales and minima of Q4_K and Q5_K, u8 [n, 12] → f32 [n, 8] each."""
+    first, second, third = np.split(packed, 3, axis=1)
+    scales = [first & 63, (third & 15) | ((first >> 2) & 48)]
+    minima = [second & 63, (third >> 4) | ((second >> 2) & 48)]
+    both = (np.concatenate(pair, axis=1).astype(np.float32) for pair in (scales, minima))
+    return next(both), next(both)
+
+
+def _q4_k(rows: Bytes) -> _Read:
+    d, low, packed, codes = _split(rows, 2, 2, 12, 128)
+    scales, minima = _scales_and_minima(packed)
+    return _Read(_bits(codes, 32, 4), _half(d) * scales, -_half(low) * minima)
+
+
+def _q5_k(rows: Bytes) -> _Read:
+    d, low, packed, high, codes = _split(rows, 2, 2, 12, 32, 128)
+    scales, minima = _scales_and_minima(packed)
+    whole = _bits(codes, 32, 4) | _bits(high, 32, 1) << np.uint8(4)
+    return _Read(whole, _half(d) * scales, -_half(low) * minima)
+
+
+def _q6_k(rows: Bytes) -> _Read:
+    low, high, packed, d = _split(rows, 128, 64, 16, 2)
+    whole = _bits(low, 64, 4) | _bits(high, 32, 2) << np.uint8(4)
+    scales = np.ascontiguousarray(packed).view(np.int8).astype(np.float32)
+    return _Read(whole, _half(d) * scales)
+
+
+FORMATS: Mapping[str, Format] = {
+    "Q4_0": Format(4, 32, 8, _q4_0),
+    "Q4_1": Format(4, 32, 8, _q4_1),
+    "Q5_0": Format(8, 32, 16, _q5_0),
+    "Q5_1": Format(8, 32, 16, _q5_1),
+    "Q8_0": Format(8, 32, 128, _q8_0),
+    "Q2_K": Format(4, 16, 2, _q2_k),
+    "Q3_K": Format(4, 16, 4, _q3_k),
+    "Q4_K": Format(4, 32, 8, _q4_k),
+    "Q5_K": Format(8, 32, 16, _q5_k),
+    "Q6_K": Format(8, 16, 32, _q6_k),
+}

@@ -1,0 +1,265 @@
+"""Quantised matrices of a Hugging Face checkpoint: the tensors of one matrix, read as one weight.
+
+In: tensors of a module, in files.
+
+    gptq    qweight i32 [K·b/32, N], qzeros i32 [G, N·b/32], scales [G, N], g_idx [K]
+    awq     qweight i32 [K, N/8], qzeros i32 [G, N/8], scales [G, N]; eight codes of an i32 stand
+            in the order 0 2 4 6 1 3 5 7
+    compressed-tensors
+            weight_packed i32 [N, K·b/32], weight_zero_point i32 [N·b/32, G], weight_scale [N, G],
+            weight_shape [2]; or weight i8 [N, K], or as fp8
+    fp8     weight [N, K] e4m3; weight_scale or weight_scale_inv: one, [N, 1], or one a block
+
+Out: weights [N, K] as float32, or as `Quantized`. Codes of an i32 begin in its lowest bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.export.blocks import Quantized, block_of
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.packing import Packing
+from pilotfish.export.sources.stored import PlainTensor, StoredTensor
+
+# Which tensor has the codes → the others of its matrix.
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "qweight": ("qzeros", "scales", "g_idx"),
+    "weight_packed": ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    "weight": ("weight_scale", "weight_scale_inv", "weight_zero_point"),
+}
+# Of activations, which are not rounded here, or for readers of other kinds.
+UNUSED = ("input_scale", "input_scale_ub", "input_zero_point", "activation_scale")
+FLOAT8 = "F8_E4M3"
+BYTES = (FLOAT8, "I8")
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where codes 0 … 7 stand in an i32
+
+
+def join_packed(packing: Packing, plain: Mapping[str, PlainTensor]) -> dict[str, StoredTensor]:
+    """Put the weight of each quantised module in the place of its tensors."""
+    found: dict[str, StoredTensor] = dict(plain)
+    for name, tensor in plain.items():
+        module, _, kind = name.rpartition(".")
+        if kind not in PARTS or (kind == "weight" and tensor.file.dtype(tensor.name) not in BYTES):
+            continue
+        names = {part: f"{module}.{part}" for part in (kind, *PARTS[kind], *UNUSED)}
+        parts = {part: plain[each] for part, each in names.items() if each in plain}
+        for part in parts:
+            del found[names[part]]
+        found[f"{module}.weight"] = PackedMatrix(packing, parts)
+    return found
+
+
+class PackedMatrix:
+    """The tensors of one matrix, the one with its codes first."""
+
+    def __init__(self, packing: Packing, parts: Mapping[str, PlainTensor]) -> None:
+        self._packing, self._parts = packing, parts
+        self._kind, codes = next(iter(parts.items()))
+        self._path, self._name = codes.file.path, codes.name
+        self._float8 = codes.file.dtype(codes.name) == FLOAT8
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether its codes are integers, not 8-bit floats."""
+        return not self._float8
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[N, K]"""
+        stored = self._shape(self._kind)
+        if self._kind == "qweight" and len(stored) == 2:
+            if self._packing.method == "awq":
+                return stored[1] * 8, stored[0]
+            return stored[1], stored[0] * 32 // self._bits(stored[0])
+        if self._kind == "weight_packed":
+            rows, columns = self._ints("weight_shape").tolist()
+            return int(rows), int(columns)
+        return stored
+
+    def read(self, index: int | None) -> NDArray[np.float32]:
+        """Read it as float32, whole.
+
+        Raises:
+            ExportError: if its tensors do not fit each other, or a part is wanted.
+        """
+        if index is not None:
+            raise ExportError(f"{self._path}: {self._name} is not of experts")
+        found = self.quantized()
+        return self._floats_of_8_bits() if found is None else found.floats()
+
+    def quantized(self) -> Quantized | None:
+        """Read it in its own blocks; None for fp8. Errors are those of `read`."""
+        if self._float8:
+            return None
+        if self._kind == "weight":
+            return self._int8()
+        if self._kind == "weight_packed":
+            return self._compressed()
+        return self._awq() if self._packing.method == "awq" else self._gptq()
+
+    def _gptq(self) -> Quantized:
+        words = self._ints("qweight")
+        bits = self._bits(len(words))
+        zeros = unpack(self._ints("qzeros"), bits).T
+        if self._packing.one_less:
+            if (zeros == 2**bits - 1).any():
+                raise ExportError(
+                    f"{self._path}: {self._name} has zero points that readers of GPTQ's first "
+                    f"format take for 0 or for {2**bits}: convert it to gptq_v2"
+                )
+            zeros = zeros + np.uint8(1)
+        scales = self._floats("scales").T
+        return self._blocks(bits, unpack(words.T, bits), scales, zeros, "g_idx")
+
+    def _awq(self) -> Quantized:
+        codes, zeros = (
+            unpack(words, 4).reshape(len(words), -1, 8)[..., AWQ_ORDER].reshape(len(words), -1).T
+            for words in (self._ints("qweight"), self._ints("qzeros"))
+        )
+        return self._blocks(4, codes, self._floats("scales").T, zeros)
+
+    def _compressed(self) -> Quantized:
+        rows, width = self.shape
+        words = self._ints("weight_packed")
+        bits = words.shape[1] * 32 // max(width, 1)
+        zeros = None
+        if "weight_zero_point" in self._parts:
+            zeros = unpack(self._ints("weight_zero_point").T, bits).T[:rows]
+        codes = unpack(words, bits)[:, :width]
+        return self._blocks(bits, codes, self._floats("weight_scale"), zeros, "weight_g_idx")
+
+    def _int8(self) -> Quantized:
+        middle = np.uint8(128)
+        zeros = None
+        if "weight_zero_point" in self._parts:
+            zeros = self._ints("weight_zero_point").view(np.uint8).reshape(-1, 1) ^ middle
+        rows = self._shape("weight")[0]
+        scales = self._floats("weight_scale").reshape(-1, 1)
+        scales = np.broadcast_to(scales, (rows, 1)) if len(scales) == 1 else scales
+        return self._blocks(8, self._ints("weight").view(np.uint8) ^ middle, scales, zeros)
+
+    def _blocks(
+        self,
+        bits: int,
+        codes: NDArray[np.uint8],
+        scales: NDArray[np.float32],
+        zeros: NDArray[np.uint8] | None,
+        groups: str = "",
+    ) -> Quantized:
+        """Cut groups of columns, [N, G] scales and zeros, into blocks that kernels take."""
+        rows, width = codes.shape
+        count = scales.shape[-1]
+        if bits not in (4, 8) or scales.shape != (rows, count) or not count or width % count:
+            raise self._damaged()
+        if zeros is not None and zeros.shape != scales.shape:
+            raise self._damaged()
+        block = block_of(width // count)
+        if block is None:
+            raise ExportError(
+                f"{self._path}: {self._name} has groups of {width // count} columns, and no kernel "
+                "takes those"
+            )
+        order = self._order(groups, width, count) if groups in self._parts else None
+        times = width // count // block
+        if zeros is not None:
+            zeros = None if (zeros == 2 ** (bits - 1)).all() else np.repeat(zeros, times, axis=1)
+        return Quantized(
+            bits,
+            np.ascontiguousarray(codes if order is None else codes[:, order]),
+            np.repeat(scales, times, axis=1),
+            zeros=zeros,
+            block=block,
+            order=order,
+        )
+
+    def _order(self, part: str, width: int, count: int) -> NDArray[np.int64] | None:
+        """Return the columns group by group; None if they stand so, or are said to be in none."""
+        groups = self._ints(part).astype(np.int64)
+        if (groups == -1).all():
+            return None
+        inside = groups.shape == (width,) and groups.min() >= 0 and groups.max() < count
+        if not inside or (np.bincount(groups, minlength=count) != width // count).any():
+            raise self._damaged()
+        order = np.argsort(groups, kind="stable")
+        return None if (order == np.arange(width)).all() else order
+
+    def _floats_of_8_bits(self) -> NDArray[np.float32]:
+        """Dequantise fp8."""
+        values: NDArray[np.float32] = FLOAT8_VALUES[self._ints("weight")]
+        part = next((name for name in PARTS["weight"][:2] if name in self._parts), None)
+        if part is None:
+            raise self._damaged()
+        scales = self._floats(part)
+        if scales.size in (1, len(values)):
+            values *= scales.reshape(-1, 1)
+            return values
+        high, wide = self._packing.float8_block
+        expected = tuple(
+            -(-size // by) for size, by in zip(values.shape, (high, wide), strict=True)
+        )
+        if scales.shape != expected:
+            raise self._damaged()
+        for i, row in enumerate(scales):
+            values[i * high : (i + 1) * high] *= np.repeat(row, wide)[: values.shape[1]]
+        return values
+
+    def _bits(self, packed_rows: int) -> int:
+        """The bits of a code in GPTQ, which may differ between modules."""
+        if "g_idx" not in self._parts:
+            return self._packing.bits
+        [width] = self._shape("g_idx") or (0,)
+        bits = packed_rows * 32 // max(width, 1)
+        if bits not in (4, 8):
+            raise self._damaged()
+        return bits
+
+    def _shape(self, part: str) -> tuple[int, ...]:
+        tensor = self._place(part)
+        return tensor.file.stored_shape(tensor.name)
+
+    def _ints(self, part: str) -> NDArray[Any]:
+        tensor = self._place(part)
+        return tensor.file.integers(tensor.name)
+
+    def _floats(self, part: str) -> NDArray[np.float32]:
+        return self._place(part).read(None)
+
+    def _place(self, part: str) -> PlainTensor:
+        if part not in self._parts:
+            raise self._damaged()
+        return self._parts[part]
+
+    def _damaged(self) -> ExportError:
+        return ExportError(
+            f"{self._path}: {self._name} and the tensors beside it do not fit each other: they are "
+            f"not what {self._packing.method} writes"
+        )
+
+
+def unpack(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
+    """Unpack codes of 4 or 8 bits, the lowest bits first; i32 [n, m] → u8 [n, m · 32 / bits]."""
+    packed = np.ascontiguousarray(words, "<i4").view(np.uint8)
+    if bits == 8:
+        return packed
+    codes = np.empty((len(packed), 2 * packed.shape[1]), np.uint8)
+    codes[:, 0::2], codes[:, 1::2] = packed & np.uint8(15), packed >> np.uint8(4)
+    return codes
+
+
+def _float8_values() -> NDArray[np.float32]:
+    """List the value of every e4m3 byte, f32 [256]; 0x7f and 0xff are NaN."""
+    byte = np.arange(256)
+    exponent, fraction = (byte >> 3) & 15, (byte & 7) / 8
+    small = exponent == 0
+    size = np.where(small, fraction, 1 + fraction) * 2.0 ** np.where(small, -6, exponent - 7)
+    size[(byte & 127) == 127] = np.nan
+    found: NDArray[np.float32] = np.where(byte < 128, size, -size).astype(np.float32)
+    return found
+
+
+FLOAT8_VALUES = _float8_values()

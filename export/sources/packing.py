@@ -1,0 +1,103 @@
+"""How a checkpoint's matrices are quantised, by `quantization_config` in its config.json.
+
+GPTQ, AWQ and compressed-tensors have blocks of integers, which `--precision stored` keeps; fp8 is
+dequantised, for no kernel here multiplies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pilotfish.export.errors import ExportError
+
+WIDTHS = (4, 8)
+# Formats of compressed-tensors that are read; others are of 4-bit floats or sparse.
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+FLOAT8_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How matrices are quantised.
+
+    Attributes:
+        method: by which names and layouts are told apart.
+        bits: of a code, where the tensors do not tell.
+        one_less: zero points are stored less one (GPTQ's first format).
+        float8_block: rows and columns that share a scale, in fp8 with a scale a block.
+    """
+
+    method: Literal["gptq", "awq", "compressed-tensors", "fp8"]
+    bits: int = 4
+    one_less: bool = False
+    float8_block: tuple[int, int] = (FLOAT8_BLOCK, FLOAT8_BLOCK)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the codes are integers, which kernels multiply."""
+        return self.method != "fp8"
+
+
+def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | None:
+    """Read a `quantization_config`; None where nothing is quantised.
+
+    `gguf` says whether GGUF files of such models are read, for advice.
+
+    Raises:
+        ExportError: naming what is not supported.
+    """
+    if not stated:
+        return None
+    if not isinstance(stated, dict):
+        raise ExportError(f"{where}: quantization_config is {stated!r}, and must be an object")
+    method = stated.get("quant_method")
+    readers = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}
+    if method in readers:
+        return readers[method](stated, where)
+    if method in {"fp8", "fbgemm_fp8"}:
+        return Packing("fp8", float8_block=_float8_block(stated, where))
+    known = ", ".join((*readers, "fp8"))
+    raise ExportError(
+        f"{where}: the checkpoint is quantised by {method!r}, and only {known} are read: give the "
+        f"original weights{', or a GGUF file of the model' if gguf else ''}"
+    )
+
+
+def _gptq(stated: Mapping[str, Any], where: str) -> Packing:
+    version = stated.get("checkpoint_format") or "gptq"
+    _expect(where, "checkpoint_format", version, ("gptq", "gptq_v2"))
+    _expect(where, "bits", stated.get("bits"), WIDTHS)
+    _expect(where, "pack_dtype", stated.get("pack_dtype", "int32"), ("int32",))
+    return Packing("gptq", stated["bits"], one_less=version == "gptq")
+
+
+def _awq(stated: Mapping[str, Any], where: str) -> Packing:
+    _expect(where, "version", str(stated.get("version", "gemm")).lower(), ("gemm",))
+    bits = stated.get("bits", stated.get("w_bit", 4))
+    _expect(where, "bits", bits, (4,))
+    return Packing("awq", bits)
+
+
+def _compressed(stated: Mapping[str, Any], where: str) -> Packing:
+    _expect(where, "format", stated.get("format"), FORMATS)
+    return Packing("compressed-tensors")
+
+
+def _float8_block(stated: Mapping[str, Any], where: str) -> tuple[int, int]:
+    _expect(where, "fmt", stated.get("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"))
+    block = stated.get("weight_block_size") or [FLOAT8_BLOCK, FLOAT8_BLOCK]
+    if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block)):
+        raise ExportError(f"{where}: weight_block_size is {block!r}, and must be two counts")
+    if min(block) < 1:
+        raise ExportError(f"{where}: weight_block_size is {block!r}, and must be two counts")
+    return block[0], block[1]
+
+
+def _expect(where: str, key: str, value: Any, accepted: tuple[Any, ...]) -> None:
+    if value not in accepted:
+        raise ExportError(
+            f"{where}: {key} in quantization_config is {value!r}, and only "
+            f"{' or '.join(map(str, accepted))} is read"
+        )

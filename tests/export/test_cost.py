@@ -1,0 +1,151 @@
+"""What a precision costs: measured against the source's own float32, written into the manifest."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export import cost
+from pilotfish.export.model import export_model
+from pilotfish.export.reference import Reference, largest_part
+from pilotfish.export.sample_text import TEXT
+from tests.support.small_checkpoints import LLAMA, tiny_weights, write_gguf
+from tests.support.tiny import FAMILIES, RandomSource, tiny_config
+
+CONFIG = LLAMA | {"hidden_size": 64, "max_position_embeddings": 600}
+
+
+def source(path: Path) -> Path:
+    calm = {
+        name: value / 8 if value.ndim == 2 else 1 + value / 10
+        for name, value in tiny_weights(CONFIG).items()
+    }
+    return write_gguf(path / "tiny.gguf", CONFIG, weights=calm)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layer_by_layer_is_the_whole_model(tmp_path: Path, family: str) -> None:
+    random = RandomSource(tiny_config(family), 3)
+    whole = Decoder(export_model(random, tmp_path / "fp32"), provider="cpu")
+    tokens = (5 * np.arange(50)) % 128
+    parts = []
+    reference = Reference(random, random.config, tmp_path)
+    states = reference.states(tokens, lambda: parts.append(1))
+    assert len(parts) == reference.parts
+    with reference.head(states) as logits:
+        found = logits(20, 50)
+    wanted = whole.prefill(0, tokens, rows=30).logits
+    np.testing.assert_allclose(found, wanted, atol=2e-4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fp32"]
+
+
+def test_the_cost_is_that_of_both_exports_side_by_side(tmp_path: Path) -> None:
+    path = source(tmp_path)
+    made = export_model(str(path), tmp_path / "int4", precision="int4", check=True)
+    found = Artifact.open(made.path).manifest.cost
+    assert found is not None
+    tokenizer = Tokenizer(made.tokenizer_path)
+    tokens = tokenizer.encode(TEXT)[: cost.LONGEST]
+    assert found.tokens == len(tokens)
+    exact = Decoder(export_model(str(path), tmp_path / "fp32"), provider="cpu")
+    p, q = (
+        np.exp(each - np.logaddexp.reduce(each, axis=1, keepdims=True))
+        for each in (
+            decoder.prefill(0, tokens, rows=len(tokens)).logits.astype(np.float64)
+            for decoder in (exact, Decoder(made, provider="cpu"))
+        )
+    )
+    assert found.kl == pytest.approx((p * np.log(p / q)).sum(axis=1).mean(), rel=0.02)
+    assert found.acceptance == pytest.approx(np.minimum(p, q).sum(axis=1).mean(), abs=1e-4)
+    assert 0.5 < found.acceptance < 1.0
+    assert {file.name for file in made.path.iterdir()} == {*made.manifest.files, "manifest.json"}
+    made.verify()
+
+
+def test_a_finer_precision_costs_less(tmp_path: Path) -> None:
+    path = str(source(tmp_path))
+    int4, int8 = (
+        export_model(path, tmp_path / name, precision=name, check=True).manifest.cost
+        for name in ("int4", "int8")
+    )
+    assert int4 is not None
+    assert int8 is not None
+    assert int8.kl < int4.kl
+    assert int8.acceptance > int4.acceptance
+
+
+def test_float32_and_what_is_not_checked_say_nothing(tmp_path: Path) -> None:
+    path = str(source(tmp_path))
+    for precision, check in (("fp32", True), ("int8", False)):
+        made = export_model(path, tmp_path / precision, precision=precision, check=check)
+        assert made.manifest.cost is None
+        assert b'"cost"' not in (made.path / "manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize("short", ["disk", "memory", "runtime"])
+def test_what_cannot_be_measured_is_told_and_exported_all_the_same(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    short: str,
+) -> None:
+    path = str(source(tmp_path))
+    if short == "disk":
+        usage = cost.shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(cost.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    elif short == "memory":
+        (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 9 kB\n")
+        monkeypatch.setattr(cost, "MEMORY", tmp_path / "meminfo")
+    else:
+        monkeypatch.setattr("pilotfish.export.reference.CPU", "NoExecutionProvider")
+    made = export_model(path, tmp_path / "a", precision="int8", check=True)
+    assert made.manifest.cost is None
+    reasons = {"disk": "of disk", "memory": "of memory", "runtime": "built without"}
+    assert reasons[short] in caplog.text
+    made.verify()
+    assert {file.name for file in made.path.iterdir()} == {*made.manifest.files, "manifest.json"}
+
+
+def test_the_largest_part_is_a_layer_or_a_table() -> None:
+    shallow = tiny_config(vocab_size=4096)
+    assert largest_part(shallow) == 4 * 4096 * 64
+    inner, hidden, kv = 512, 64, 32
+    layer = 4 * (2 * hidden + 2 * hidden * hidden + 2 * kv * hidden + 3 * inner * hidden)
+    assert largest_part(tiny_config(intermediate=inner)) == layer
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-check",)])
+def test_the_command_tells_it(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "pilotfish", "export", "model", str(source(tmp_path))]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "a"), "--precision", "int8", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'a'}\n"
+    found = Artifact.open(tmp_path / "a").manifest.cost
+    told = re.search(r"int8 against float32.* KL (\S+) nats a token, α (\S+)", done.stderr)
+    if flags:
+        assert (found, told) == (None, None)
+    else:
+        assert found is not None
+        assert told is not None
+        assert float(told[1]) == pytest.approx(found.kl, abs=1e-4)
+
+
+def test_a_manifest_with_a_cost_is_checked(tmp_path: Path) -> None:
+    made = export_model(str(source(tmp_path)), tmp_path / "a", precision="int8", check=True)
+    text = (made.path / "manifest.json").read_text()
+    wrong = msgspec.json.decode(text) | {"cost": {"kl": -1.0, "acceptance": 0.5, "tokens": 3}}
+    (made.path / "manifest.json").write_bytes(msgspec.json.encode(wrong))
+    with pytest.raises(Exception, match=r"cost\.kl"):
+        Artifact.open(made.path)

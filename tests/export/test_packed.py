@@ -1,0 +1,214 @@
+"""GPTQ, AWQ, compressed-tensors and fp8: read as they were written, and kept."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pilotfish.engines.decoder import Decoder
+from pilotfish.export.errors import ExportError
+from pilotfish.export.model import export_model
+from pilotfish.export.quantize import quantize
+from pilotfish.export.sources import open_source
+from tests.export.test_kept_blocks import exact, logits
+from tests.support import packers
+from tests.support.packers import Rounded, Tensors, random_matrix, write_packed
+from tests.support.runnable import needs
+from tests.support.small_checkpoints import LLAMA, tiny_weights
+
+SIZES = LLAMA | {"hidden_size": 64, "intermediate_size": 128}
+# Each way to write a matrix: quantization_config, packer, bits, symmetric, columns shuffled.
+Way = tuple[Mapping[str, Any], Callable[[Rounded], Tensors], int, bool, bool]
+
+
+def gptq(bits: int, version: str) -> tuple[Mapping[str, Any], Callable[[Rounded], Tensors]]:
+    said = {"quant_method": "gptq", "bits": bits, "checkpoint_format": version}
+    return said, lambda it: packers.gptq(it, bits, one_less=version == "gptq")
+
+
+def compressed(
+    bits: int, symmetric: bool
+) -> tuple[Mapping[str, Any], Callable[[Rounded], Tensors]]:
+    said = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    return said, lambda it: packers.compressed(it, bits, symmetric=symmetric)
+
+
+AWQ = ({"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}, packers.awq)
+WAYS: dict[str, Way] = {
+    "gptq": (*gptq(4, "gptq"), 4, True, False),
+    "gptq, asymmetric": (*gptq(4, "gptq"), 4, False, False),
+    "gptq, act-order": (*gptq(4, "gptq"), 4, False, True),
+    "gptq v2, 8 bits": (*gptq(8, "gptq_v2"), 8, False, False),
+    "awq": (*AWQ, 4, False, False),
+    "compressed-tensors": (*compressed(4, True), 4, True, False),
+    "compressed-tensors, asymmetric": (*compressed(8, False), 8, False, True),
+}
+
+
+def checkpoint(
+    path: Path, way: str, group: int = 32, seed: int = 0, config: dict[str, Any] = SIZES
+) -> tuple[Path, dict[str, Rounded]]:
+    """Write a model whose projections are packed; q, k and v share the order of their columns."""
+    said, packer, bits, symmetric, shuffled = WAYS[way]
+    tensors: dict[str, Any] = {}
+    matrices: dict[str, Rounded] = {}
+    for name, value in tiny_weights(config).items():
+        module = name.removesuffix(".weight")
+        if not module.endswith("_proj"):
+            scaled = value / 8 if value.ndim == 2 else 1 + value / 10
+            tensors[name] = scaled.astype(np.float16)
+            continue
+        rows, width = value.shape
+        # the same seed for matrices of the same input
+        random = np.random.default_rng([seed, width])
+        groups = random_matrix(
+            random, 8, width, bits=bits, group=min(group, width), symmetric=True, shuffled=shuffled
+        ).groups
+        own = random_matrix(
+            np.random.default_rng([seed, len(matrices)]),
+            rows,
+            width,
+            bits=bits,
+            group=min(group, width),
+            symmetric=symmetric,
+        )._replace(groups=groups)
+        matrices[name] = own
+        tensors |= {f"{module}.{part}": each for part, each in packer(own).items()}
+    return write_packed(path, config, said, tensors), matrices
+
+
+@given(way=st.sampled_from(sorted(WAYS)), group=st.sampled_from([32, 64, 128]), seed=st.integers(0))
+@settings(max_examples=20)
+def test_packed_weights_are_read_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, way: str, group: int, seed: int
+) -> None:
+    path, matrices = checkpoint(tmp_path_factory.mktemp("m"), way, group, seed % 2**32)
+    source = open_source(str(path))
+    for name, matrix in matrices.items():
+        np.testing.assert_array_equal(source.tensor(name), matrix.floats())
+        kept = source.quantized(name)
+        assert kept is not None
+        np.testing.assert_array_equal(kept.floats(), matrix.floats())
+    assert source.quantized("model.embed_tokens.weight") is None
+
+
+@pytest.mark.parametrize("dialect", ["opset24", "contrib"])
+@pytest.mark.parametrize("way", WAYS)
+def test_packed_weights_are_kept_and_computed_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, dialect: str
+) -> None:
+    needs(dialect)
+    path, _ = checkpoint(tmp_path / "m", way)
+    plain = export_model(str(path), tmp_path / "fp32")
+    kept = export_model(str(path), tmp_path / "kept", precision="stored", dialect=dialect)
+    wanted = logits(Decoder(plain, provider="cpu"))
+    rounded = logits(Decoder(kept, provider="cpu"))
+    assert float((rounded - wanted).std()) < 0.05 * float(wanted.std())
+    found = logits(exact(kept, monkeypatch))
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * float(np.abs(wanted).max()))
+
+
+def test_int4_finds_the_groups_of_a_symmetric_checkpoint_again(tmp_path: Path) -> None:
+    path, matrices = checkpoint(tmp_path / "m", "gptq", group=128)
+    source = open_source(str(path))
+    for name, matrix in matrices.items():
+        found = quantize(name, source.tensor(name), 4).floats()
+        np.testing.assert_allclose(found, matrix.floats(), atol=1e-6 * np.abs(found).max())
+
+
+def test_fused_matrices_are_kept_in_their_parts(tmp_path: Path) -> None:
+    said, packer, *_ = WAYS["gptq, asymmetric"]
+    config = {**SIZES, "model_type": "phi3", "pad_token_id": 0}
+    random = np.random.default_rng(0)
+    rows = {"self_attn.qkv_proj": 64 + 2 * 32, "mlp.gate_up_proj": 256}
+    rows |= {"self_attn.o_proj": 64, "mlp.down_proj": 64}
+    tensors = {n: v for n, v in tiny_weights(config).items() if "_proj" not in n}
+    floats = {}
+    for layer in range(2):
+        for module, count in rows.items():
+            width = 128 if "down" in module else 64
+            own = random_matrix(random, count, width, bits=4, group=32, symmetric=False)
+            prefix = f"model.layers.{layer}.{module}"
+            floats[prefix] = own.floats()
+            tensors |= {f"{prefix}.{part}": each for part, each in packer(own).items()}
+    source = open_source(str(write_packed(tmp_path / "m", config, said, tensors)))
+    parts = [source.quantized(f"model.layers.1.self_attn.{part}_proj.weight") for part in "qkv"]
+    found = np.concatenate([part.floats() for part in parts if part is not None])
+    np.testing.assert_array_equal(found, floats["model.layers.1.self_attn.qkv_proj"])
+
+
+@pytest.mark.parametrize("block", [None, 48])
+def test_fp8_is_dequantised_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, block: int | None
+) -> None:
+    tensors: dict[str, Any] = {}
+    wanted = {}
+    for name, value in tiny_weights(SIZES).items():
+        module = name.removesuffix(".weight")
+        if module.endswith("_proj"):
+            packed, wanted[name] = packers.float8(value, block)
+            tensors |= {f"{module}.{part}": each for part, each in packed.items()}
+            tensors[f"{module}.input_scale"] = np.ones(1, np.float32)
+        else:
+            tensors[name] = value
+    said = {"quant_method": "fp8", "weight_block_size": block and [block, block]}
+    path = write_packed(tmp_path / "m", SIZES, said, tensors)
+    source = open_source(str(path))
+    assert "fp8" in caplog.text
+    assert "dequantised" in caplog.text
+    for name, floats in wanted.items():
+        np.testing.assert_array_equal(source.tensor(name), floats)
+    with pytest.raises(ExportError, match="is stored as floats"):
+        export_model(source, tmp_path / "a", precision="stored")
+    assert export_model(source, tmp_path / "a", precision="int8").manifest.precision == "int8"
+
+
+def test_biases_of_zeros_that_quantisers_write_are_dropped_and_others_refused(
+    tmp_path: Path,
+) -> None:
+    said, packer, *_ = WAYS["gptq"]
+    path, matrices = checkpoint(tmp_path / "m", "gptq")
+    tensors: dict[str, Any] = {n: v for n, v in tiny_weights(SIZES).items() if "_proj" not in n}
+    for name, own in matrices.items():
+        module = name.removesuffix(".weight")
+        tensors |= {f"{module}.{part}": each for part, each in packer(own).items()}
+        tensors[f"{module}.bias"] = np.zeros(len(own.codes), np.float16)
+    write_packed(path, SIZES, said, tensors)
+    assert not any(name.endswith("bias") for name in open_source(str(path)).names())
+    tensors["model.layers.0.mlp.up_proj.bias"][3] = 1
+    write_packed(path, SIZES, said, tensors)
+    with pytest.raises(ExportError, match=r"up_proj\.bias"):
+        open_source(str(path))
+
+
+@pytest.mark.parametrize(
+    ("part", "broken", "named"),
+    [
+        ("scales", lambda it: it[:, :-8], "do not fit each other"),
+        ("qzeros", lambda it: it[:-1], "do not fit each other"),
+        ("qzeros", lambda it: it * 0 - 1, "for 0 or for 16"),
+        ("g_idx", lambda it: it * 0, "do not fit each other"),
+        ("g_idx", lambda it: it + 7, "do not fit each other"),
+        ("qweight", lambda it: it.astype(np.float32), "of type F32"),
+        ("qweight", lambda it: it[:, :-8], "has shape"),
+    ],
+)
+def test_damaged_matrices_are_refused(
+    tmp_path: Path, part: str, broken: Callable[[Any], Any], named: str
+) -> None:
+    said, packer, *_ = WAYS["gptq, asymmetric"]
+    path, matrices = checkpoint(tmp_path / "m", "gptq, asymmetric")
+    tensors: dict[str, Any] = {n: v for n, v in tiny_weights(SIZES).items() if "_proj" not in n}
+    for name, own in matrices.items():
+        module = name.removesuffix(".weight")
+        tensors |= {f"{module}.{each}": array for each, array in packer(own).items()}
+    spoilt = f"model.layers.1.mlp.up_proj.{part}"
+    tensors[spoilt] = broken(tensors[spoilt])
+    write_packed(path, SIZES, said, tensors)
+    with pytest.raises(ExportError, match=named):
+        export_model(str(path), tmp_path / "a", precision="stored")
+    assert not (tmp_path / "a").exists()
