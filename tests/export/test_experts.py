@@ -56,7 +56,7 @@ def run(
     kind = DIALECTS[dialect]
     with (folder / "experts.data").open("wb") as data:
         graph = GraphWriter(data, "experts.data")
-        net = kind(graph, config, RandomSource(config, 0).tensor, precision)
+        net = kind(graph, config, RandomSource(config, 0), precision)
         graph.input("x", "float32", ["T", config.hidden])
         # Not the input itself: a runtime may write over what another operator made.
         mixed = write_experts(net, config.experts, MODULE, net.scaled("x", 2.0))

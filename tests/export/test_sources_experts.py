@@ -215,7 +215,7 @@ def test_other_blocks_are_refused(tmp_path: Path, change: Any, words: str) -> No
         (QWEN, {"use_sliding_window": True}, "only False is supported"),
         (QWEN, {"n_group": 2}, "n_group: not known here"),
         (QWEN, {"quantization_config": {"quant_method": "mxfp4"}}, "is quantised"),
-        (GPT_OSS, {"quantization_config": {"quant_method": "gptq"}}, "is quantised"),
+        (GPT_OSS, {"quantization_config": {"quant_method": "hqq"}}, "is quantised"),
         (QWEN, {"model_type": "deepseek_v3"}, "this mixture-of-experts model is not supported"),
     ],
 )  # fmt: skip
