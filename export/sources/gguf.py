@@ -106,7 +106,7 @@ class GgufSource:
             raise ExportError(
                 f"{self._file.path} has tensors of type {', '.join(strange)}, and only "
                 f"{', '.join(FORMATS)} can be kept: take --precision int8, which dequantises them "
-                "first"
+                "first, or --dialect llamacpp, which runs the file itself"
             )
         return sorted(kinds)
 
