@@ -59,6 +59,7 @@ class Conversation:
         on_round: Callable[[Round], None] | None,
     ) -> None:
         self._target = target
+        self._trees = drafter.trees
         self._link = link
         self._learned = learned
         self._patience = patience
@@ -172,15 +173,21 @@ class Conversation:
         if link is None:
             return alternatives(wish.auto, wish.options, offered=[LOCAL])
         if link.welcome is None:  # not greeted yet: it may have a decision head or not
-            plans = alternatives(wish.auto, wish.options, offered=[*EXCHANGES, STREAM, LOCAL])
+            plans = alternatives(
+                wish.auto, wish.options, offered=self._drafted([*EXCHANGES, STREAM, LOCAL])
+            )
             sure = [one for one in plans if not one.needs]
             return plans if POLICIES[wish.auto.policy].wants_supplied else sure or plans
         limits = link.welcome.limits
-        plans = alternatives(
-            wish.auto, wish.options, offered=[*link.welcome.protocols, LOCAL], most=limits.window
-        )
+        offered = self._drafted([*link.welcome.protocols, LOCAL])
+        plans = alternatives(wish.auto, wish.options, offered=offered, most=limits.window)
         fitting = [one for one in plans if self._learned.freight(one) <= limits.message_bytes // 2]
         return fitting or plans[:1]
+
+    def _drafted(self, protocols: Sequence[str]) -> list[str]:
+        """Return those protocols for which the drafter can draft."""
+        trees = {name for name, one in EXCHANGES.items() if one.branches}
+        return [name for name in protocols if self._trees or name not in trees]
 
     def _choose(self, wish: Choosable, here: bool) -> tuple[Plan, Choice, LinkState | None]:
         """Choose a plan by the link's state, measuring it first if needed."""

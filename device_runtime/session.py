@@ -37,6 +37,7 @@ from pilotfish.wire.errors import (
     MalformedError,
     PromptTooLongError,
     TokenOutOfRangeError,
+    UnsupportedError,
 )
 from pilotfish.wire.messages import Buffer, DecisionConditions, Tokens
 from pilotfish.wire.protocols import LOCAL, Ahead, Draft, Exchange, Law, Ruling, choose
@@ -100,6 +101,11 @@ class Session:
             raise PromptTooLongError(
                 f"The prompt has {len(prompt.own)} tokens of the drafter's, which takes at most "
                 f"{self._drafter.context}."
+            )
+        if not self._drafter.trees and any(count > 1 for count in plan.expansion):
+            raise UnsupportedError(
+                f"The drafter {self._drafter.manifest.model} keeps states that follow one chain of "
+                f"tokens, so it drafts no trees for protocol {plan.protocol}: use greedy or tslt."
             )
         biased = max(plan.law.shaping.logit_bias, default=0)
         if biased >= self._vocab:

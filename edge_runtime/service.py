@@ -84,9 +84,10 @@ class Service:
         self._vocab = manifest.vocab_size
         self._digest = target.digest
         self._message_bytes = limits.message_mib * MEBIBYTE
+        states = manifest.states
         self._limits = m.Limits(
             context=target.context,
-            window=limits.window,
+            window=limits.window if states is None else min(limits.window, states.window),
             message_bytes=self._message_bytes,
             sessions=limits.sessions_per_client,
         )

@@ -71,9 +71,19 @@ class Heads:
 
 
 class Supplies:
-    """An edge's decision heads, and its own options for those that requests leave open."""
+    """An edge's decision heads, and its own options for those that requests leave open.
 
-    def __init__(self, heads: Heads | None = None, options: Sequence[ProtocolOptions] = ()) -> None:
+    trees: whether its target reads token trees.
+    """
+
+    def __init__(
+        self,
+        heads: Heads | None = None,
+        options: Sequence[ProtocolOptions] = (),
+        *,
+        trees: bool = True,
+    ) -> None:
+        self._trees = trees
         self._heads = heads or Heads()
         self._by_need: dict[str, Supply] = {Judged.needs: self._heads}
         self._own = {type(each): each for each in options}
@@ -96,7 +106,7 @@ class Supplies:
             card = read_relaxation(relaxation)
             card.suits(target, relaxation)
             own.append(RelaxationOptions.of(card.relaxation))
-        return cls(Heads.of(target, heads), own)
+        return cls(Heads.of(target, heads), own, trees=target.states is None)
 
     @property
     def heads(self) -> list[str]:
@@ -118,7 +128,11 @@ class Supplies:
     def protocols(self, drafter: str, hidden_size: int) -> list[str]:
         """List the drafting protocols for a drafter of this origin."""
         there = {need for need, one in self._by_need.items() if one.serves(drafter, hidden_size)}
-        return [name for name, one in EXCHANGES.items() if not one.needs or one.needs in there]
+        return [
+            name
+            for name, one in EXCHANGES.items()
+            if (not one.needs or one.needs in there) and (self._trees or not one.branches)
+        ]
 
     def exchange(self, exchange: Exchange[Any], begin: Begin) -> Exchange[Any]:
         """Return the protocol with the options and resources of one generation.
@@ -126,6 +140,11 @@ class Supplies:
         Raises `MalformedError` for bad options, `UnsupportedError` if the edge lacks a resource
         that the protocol needs.
         """
+        if exchange.branches and not self._trees:
+            raise UnsupportedError(
+                "This edge's target keeps states that follow one chain of tokens, so protocol "
+                f"{exchange.name} does not go with it: use greedy or tslt."
+            )
         options = exchange.asked(begin.options).over(self._own.get(exchange.Options))
         exchange = exchange.asking(options)
         if not exchange.needs:

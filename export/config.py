@@ -48,13 +48,17 @@ def plain_rope(theta: float, dim: int, *, interleaved: bool = False) -> Rope:
 class Layer(msgspec.Struct, frozen=True):
     """What differs between the layers of one model.
 
-    `window` is the number of positions that a token sees, itself included; None = all. `experts`
-    says whether the feed-forward part is a mixture.
+    Attributes:
+        window: the number of positions that a token sees, itself included; None = all.
+        experts: whether the feed-forward part is a mixture.
+        kind: what mixes the tokens: attention, a gated short convolution (LFM2), or linear
+            attention by the gated delta rule behind a convolution (Qwen3.5).
     """
 
     rope: Rope | None = None
     window: int | None = None
     experts: bool = False
+    kind: Literal["attention", "conv", "delta"] = "attention"
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +89,37 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     limit: float | None = None
 
 
+class Recurrence(msgspec.Struct, frozen=True):
+    """The layers that keep a state instead of keys and values; alike within one model.
+
+    Attributes:
+        taps: tokens that the convolution sees, the own one included.
+        heads, key_heads: of the delta rule's values, and of its queries and keys; 0 = it has none.
+        key_dim, value_dim: widths of their heads.
+    """
+
+    taps: int
+    heads: int = 0
+    key_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys, and of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values."""
+        return self.heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Width of what the delta rule's convolution reads: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+
 class Form(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a layer, and how they hang together; the defaults are Llama's.
 
@@ -100,6 +135,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
         qk_norm: q and k are normed by head, with one weight for all heads ("head") or one each
             ("heads"), or over all heads at once ("all").
         qk_norm_late: behind the rotation instead of before it.
+        gated_attention: attention's answer is multiplied by sigmoid(gate) of the same input.
         sub_norms: a norm before the output projection of attention and feed-forward part.
         sinks: attention's softmax has one more score a head, learned, of no token (gpt-oss).
         sum_norms: norms follow the residual sum (opt-350m).
@@ -117,6 +153,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     parallel: bool = False
     qk_norm: Literal["head", "heads", "all"] | None = None
     qk_norm_late: bool = False
+    gated_attention: bool = False
     sub_norms: bool = False
     sinks: bool = False
     sum_norms: bool = False
@@ -142,6 +179,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         score_scale: of q · k; None = 1 / √head_dim.
         score_cap, logit_cap: c of c · tanh(x / c).
         embed_scale, residual_scale, logit_scale: factors (gemma, granite, cohere).
+        recurrence: of the layers without keys and values; None where all have them.
         query_growth: (β, n): q is multiplied by 1 + β · ln(1 + ⌊position / n⌋) (Ministral 3).
     """
 
@@ -169,11 +207,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    recurrence: Recurrence | None = None
     query_growth: tuple[float, int] | None = None
 
     def layer(self, index: int) -> Layer:
         """Return the kind of a layer."""
         return self.pattern[index % len(self.pattern)]
+
+    @property
+    def recurrent(self) -> list[int]:
+        """The layers that keep a state instead of keys and values."""
+        return [i for i in range(self.layers) if self.layer(i).kind != "attention"]
 
     @property
     def window(self) -> int | None:

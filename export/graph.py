@@ -128,11 +128,11 @@ class GraphWriter:
             raise ValueError(f"{value} is not what the last operator made")
         return list(node.input)
 
-    def save(self, path: Path, *, opset: int, contrib: bool) -> None:
+    def save(self, path: Path, *, opset: int) -> None:
         """Write the graph file; the caller closes the data file."""
         imports = [helper.make_opsetid("", opset)]
-        if contrib:
-            imports.append(helper.make_opsetid("com.microsoft", 1))
+        domains = sorted({node.domain for node in self._nodes} - {""})
+        imports += [helper.make_opsetid(domain, 1) for domain in domains]
         graph = helper.make_graph(
             self._nodes,
             "decoder",

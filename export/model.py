@@ -24,10 +24,12 @@ from pilotfish.engines.artifact import (
     Dimensions,
     Manifest,
     Precision,
+    States,
     file_sha256,
 )
 from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.runtime import runtime_version
+from pilotfish.engines.states import WINDOW
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.atomic import replacing
 from pilotfish.export.config import ModelConfig
@@ -130,7 +132,7 @@ def _write_graph(
         graph = GraphWriter(data, DATA_NAME)
         read = _counting(source, progress) if progress else source.tensor
         write_network(kind(graph, config, read, precision), config)
-        graph.save(directory / GRAPH_NAME, opset=kind.opset, contrib=kind.contrib)
+        graph.save(directory / GRAPH_NAME, opset=kind.opset)
     return {
         GRAPH_NAME: file_sha256(directory / GRAPH_NAME),
         DATA_NAME: graph.data_sha256,
@@ -185,6 +187,23 @@ def _manifest(
         tokenizer_fingerprint=fingerprint,
         files=digests,
         window=config.window,
+        states=_states(config),
+    )
+
+
+def _states(config: ModelConfig) -> States | None:
+    """Describe what the layers without keys and values keep."""
+    own, layers = config.recurrence, config.recurrent
+    if own is None or not layers:
+        return None
+    return States(
+        layers=layers,
+        taps=own.taps,
+        width=own.channels + 2 * own.heads if own.heads else config.hidden,
+        heads=own.heads,
+        key_dim=own.key_dim,
+        value_dim=own.value_dim,
+        window=WINDOW,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
 from pilotfish.export.experts import write_experts, write_gated
+from pilotfish.export.recurrent import write_delta_rule, write_short_conv
 from pilotfish.export.weights import EMBEDDING, HEAD
 
 
@@ -42,7 +43,8 @@ def _layer(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
         return net.add(value, net.scaled(part, config.residual_scale))
 
     h = norm(x, "input_layernorm")
-    attended = norm(_attention(net, config, i, h), "attention_out_norm")
+    mix = {"attention": _attention, "conv": write_short_conv, "delta": write_delta_rule}
+    attended = norm(mix[config.layer(i).kind](net, config, i, h), "attention_out_norm")
     if form.parallel:
         own = "post_attention_layernorm" in form.norms
         fed = _mlp(net, config, i, norm(x, "post_attention_layernorm") if own else h)
@@ -55,12 +57,19 @@ def _layer(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
 
 def _attention(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     module = f"model.layers.{i}.self_attn"
-    qkv = net.linear(h, *(f"{module}.{part}_proj" for part in "qkv"))
+    parts = ["q", "k", "v", *(["gate"] if config.form.gated_attention else [])]
+    qkv = net.linear(h, *(f"{module}.{part}_proj" for part in parts))
+    gate = None
+    if config.form.gated_attention:
+        sizes = [(config.heads + 2 * config.kv_heads) * config.head_dim]
+        qkv, gate = net.split(qkv, [*sizes, config.heads * config.head_dim])
     if config.form.qk_norm == "all":
         widths = [heads * config.head_dim for heads in (config.heads, *[config.kv_heads] * 2)]
         q, k, v = net.split(qkv, widths)
         qkv = net.concat(net.norm(q, f"{module}.q_norm"), net.norm(k, f"{module}.k_norm"), v)
     attended = net.attention(i, qkv)
+    if gate is not None:
+        attended = net.multiply(attended, net.sigmoid(gate))
     if config.form.sub_norms:
         attended = net.norm(attended, f"{module}.sub_norm")
     return net.linear(attended, f"{module}.o_proj")

@@ -46,7 +46,9 @@ class StageGraphs:
         before, behind = self._borders[first], self._borders[end]
         own = {  # name of each cache in the whole graph → in this stage
             f"{when}.{name}": f"{when}.{renumbered}"
-            for name, renumbered in zip(kv_names(end)[2 * first :], kv_names(layers), strict=True)
+            for name, renumbered in zip(
+                kv_names(range(first, end)), kv_names(range(layers)), strict=True
+            )
             for when in ("past", "present")
         }
         caches = [name for name in own if name.startswith("present.")]

@@ -9,8 +9,10 @@ Face's checkpoints, whatever a file calls them:
     model.layers.{i}.attention_out_norm         behind it, before the sum
     model.layers.{i}.post_attention_layernorm   before the feed-forward part
     model.layers.{i}.mlp_out_norm               behind it, before the sum
-    model.layers.{i}.self_attn.{q,k,v,o}_proj, .q_norm, .k_norm, .sub_norm
+    model.layers.{i}.self_attn.{q,k,v,o}_proj, .gate_proj, .q_norm, .k_norm, .sub_norm
     model.layers.{i}.self_attn.sinks [heads]
+    model.layers.{i}.conv.{in,out}_proj, .conv                            instead of attention
+    model.layers.{i}.linear_attn.in_proj_{qkv,z,b,a}, .out_proj, .conv1d, .norm, .A_log, .dt_bias
     model.layers.{i}.mlp.{gate,up,down}_proj, .sub_norm, .act_fn.{alpha_p,alpha_n,beta,eps}
     model.layers.{i}.mlp.router, .experts.{j}.{gate,up,down}_proj, .shared_expert.{…}_proj,
         .shared_expert_gate                     of a mixture of experts
@@ -152,27 +154,16 @@ def weights(config: ModelConfig) -> Weights:
 
 def _layer_weights(config: ModelConfig, index: int) -> Weights:
     """Yield the weights of a layer, named without it."""
-    form, hidden = config.form, _size(config, "hidden")
-    queries, keys = _size(config, "heads", "head_dim"), _size(config, "kv_heads", "head_dim")
+    form, layer = config.form, config.layer(index)
     for name in form.norms:
-        yield from _norm(config, name, hidden)
-    for name, rows, columns in (
-        ("self_attn.q_proj", queries, hidden),
-        ("self_attn.k_proj", keys, hidden),
-        ("self_attn.v_proj", keys, hidden),
-        ("self_attn.o_proj", hidden, queries),
-    ):
-        yield from _linear(config, name, rows, columns)
-    if form.sinks:
-        yield "self_attn.sinks", (_size(config, "heads"),)
-    if config.layer(index).experts:
+        yield from _norm(config, name, _size(config, "hidden"))
+    mixers = {"attention": _attention_weights, "conv": _conv_weights, "delta": _delta_weights}
+    yield from mixers[layer.kind](config)
+    if layer.experts:
         yield from _experts(config)
     else:
         yield from _mlp(config, "mlp", _size(config, "intermediate"))
-    if form.learned_norms:
-        yield from _head_norms(config)
     if form.sub_norms:
-        yield "self_attn.sub_norm.weight", (queries,)
         yield "mlp.sub_norm.weight", (_size(config, "intermediate"),)
     if config.activation == "xielu":
         for name in XIELU:
@@ -209,6 +200,58 @@ def _linear(config: ModelConfig, name: str, rows: Size, columns: Size) -> Weight
 def of_any(name: str) -> str:
     """Replace the number in a name within a layer, an expert's, by *."""
     return NUMBER.sub(".*.", name)
+
+
+def _attention_weights(config: ModelConfig) -> Weights:
+    form, hidden = config.form, _size(config, "hidden")
+    queries, keys = _size(config, "heads", "head_dim"), _size(config, "kv_heads", "head_dim")
+    gate = [("self_attn.gate_proj", queries, hidden)] if form.gated_attention else []
+    projections = (
+        ("self_attn.q_proj", queries, hidden),
+        *gate,
+        ("self_attn.k_proj", keys, hidden),
+        ("self_attn.v_proj", keys, hidden),
+        ("self_attn.o_proj", hidden, queries),
+    )
+    for name, rows, columns in projections:
+        yield from _linear(config, name, rows, columns)
+    if form.sinks:
+        yield "self_attn.sinks", (_size(config, "heads"),)
+    if form.learned_norms:
+        yield from _head_norms(config)
+    if form.sub_norms:
+        yield "self_attn.sub_norm.weight", (queries,)
+
+
+def _conv_weights(config: ModelConfig) -> Weights:
+    """Yield those of a gated short convolution."""
+    hidden, taps = _size(config, "hidden"), _size(config, "recurrence.taps")
+    both = Size(3 * hidden.value, hidden.fields)
+    yield from _linear(config, "conv.in_proj", both, hidden)
+    yield from _linear(config, "conv.out_proj", hidden, hidden)
+    yield "conv.conv.weight", (hidden, Size(1, ()), taps)
+    if "conv.conv" in config.form.biases:
+        yield "conv.conv.bias", (hidden,)
+
+
+def _delta_weights(config: ModelConfig) -> Weights:
+    """Yield those of linear attention by the gated delta rule."""
+    hidden, taps = _size(config, "hidden"), _size(config, "recurrence.taps")
+    channels, values = _size(config, "recurrence.channels"), _size(config, "recurrence.values")
+    heads = _size(config, "recurrence.heads")
+    projections = (
+        ("linear_attn.in_proj_qkv", channels, hidden),
+        ("linear_attn.in_proj_b", heads, hidden),
+        ("linear_attn.in_proj_a", heads, hidden),
+        ("linear_attn.in_proj_z", values, hidden),
+        ("linear_attn.out_proj", hidden, values),
+    )
+    for name, rows, columns in projections:
+        yield from _linear(config, name, rows, columns)
+    yield "linear_attn.conv1d.weight", (channels, Size(1, ()), taps)
+    yield "linear_attn.norm.weight", (_size(config, "recurrence.value_dim"),)
+    yield "linear_attn.A_log", (heads,)
+    yield "linear_attn.dt_bias", (heads,)
 
 
 def _head_norms(config: ModelConfig) -> Weights:

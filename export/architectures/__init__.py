@@ -8,7 +8,15 @@ from pilotfish.export.architectures.gemma import GEMMAS
 from pilotfish.export.architectures.llama import RELATIVES
 from pilotfish.export.architectures.older import OLDER
 from pilotfish.export.architectures.parallel import VARIANTS
+from pilotfish.export.architectures.recurrent import RECURRENT
 
 __all__ = ["ARCHITECTURES", "Architecture", "Names"]
 
-ARCHITECTURES: dict[str, Architecture] = {**RELATIVES, **GEMMAS, **VARIANTS, **OLDER, **MIXTURES}
+ARCHITECTURES: dict[str, Architecture] = {
+    **RELATIVES,
+    **GEMMAS,
+    **VARIANTS,
+    **OLDER,
+    **MIXTURES,
+    **RECURRENT,
+}

@@ -33,7 +33,8 @@ class Names:
         outer: a module outside the layers → ours; in the body unless it is the head.
         modules: a module of a layer → ours; * stands for a number, an expert's.
         fused: a module whose rows are those of several of ours, in this order.
-        by_head: the rows of a fused q, k and v are of a key head each: its queries, its k, its v.
+        by_head: the rows of a fused q, k and v are of a key head each: its queries, its k, its v;
+            those of a fused q and gate of a head each.
         stacked: a tensor of a layer that holds those of all experts → ours of each, whose rows
             stand in this order.
         columns: stacked tensors are [experts, in, out].
@@ -90,6 +91,7 @@ class Architecture:
         full_every: without layer_types, each so many-th layer sees everything.
         unrotated: which layers are not rotated: none, all, those that no_rope_layers lists, or,
             where there is a window, those without one.
+        states: type of layers that keep a state → what they are (`config.Layer.kind`).
         rope_by_type: rotary parameters are given by type of layer, and a `rope_scaling` is of the
             full layers alone.
         rope_default: rotary parameters where a file states none, if not the plain ones of θ.
@@ -114,6 +116,7 @@ class Architecture:
     windows: Literal["none", "all", "listed", "switched"] = "none"
     full_every: int | None = None
     unrotated: Literal["none", "all", "listed", "full"] = "none"
+    states: Mapping[str, Literal["conv", "delta"]] = field(default_factory=dict)
     rope_by_type: bool = False
     rope_default: Mapping[str, Any] | None = None
     mixture: Mixture | None = None

@@ -16,10 +16,9 @@ from functools import cached_property
 
 from pilotfish.engines.artifact import Precision
 from pilotfish.export.config import ModelConfig, Rope
-from pilotfish.export.dialects.dialect import ReadWeight
+from pilotfish.export.dialects.dialect import MICROSOFT, ReadWeight
 from pilotfish.export.dialects.fused_experts import (
     INT8_ACTIVATIONS,
-    MICROSOFT,
     FusedExperts,
     packed,
 )

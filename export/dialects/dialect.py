@@ -30,6 +30,7 @@ from pilotfish.export.weights import LAYER, XIELU, of_any
 ReadWeight = Callable[[str], NDArray[np.float32]]
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
 HEAD_NORMS = ("q_norm", "k_norm")
+MICROSOFT = "com.microsoft"
 
 
 class Dialect(ABC):
@@ -104,9 +105,9 @@ class Dialect(ABC):
         del rows
         label = "+".join(names)
         added = None
-        if any(self._has_bias(name) for name in names):
+        if any(self.has_bias(name) for name in names):
             parts = [
-                self.read(f"{name}.bias") if self._has_bias(name) else np.zeros(size, np.float32)
+                self.read(f"{name}.bias") if self.has_bias(name) else np.zeros(size, np.float32)
                 for name, size in zip(names, sizes, strict=True)
             ]
             added = self.weight(f"{label}.bias", np.concatenate(parts))
@@ -183,13 +184,40 @@ class Dialect(ABC):
         """Apply the configuration's pointwise function; xielu has numbers of the `module`."""
         op, kind = self.graph.op, self.config.activation
         if kind == "silu":
-            return self.multiply(x, self.sigmoid(x))
+            return self.silu(x)
         if kind in {"gelu", "gelu_tanh"}:
             return self.gelu(x, tanh=kind == "gelu_tanh")
         if kind == "xielu":
             return self._xielu(x, f"{module}.act_fn")
         positive = op("Relu", x)
         return positive if kind == "relu" else self.multiply(positive, positive)
+
+    def silu(self, x: str) -> str:
+        """Compute x · sigmoid(x)."""
+        return self.multiply(x, self.sigmoid(x))
+
+    def gated_delta(self, rows: Sequence[str], past: str, present: str) -> str:
+        """Take tokens into the state `past`, which makes `present`; return their answers.
+
+        `rows` are q, k, v, the logarithm of what is kept and the rate of writing, f32 [n, …] each;
+        answers are f32 [1, n, values]. Dialects may differ in how, not in what.
+        """
+        own = self.config.recurrence
+        assert own is not None
+        axis = self.graph.constant([0], "int64")
+        q, k, v, kept, rate = (self.graph.op("Unsqueeze", row, axis) for row in rows)
+        answer = self.graph.fresh("LinearAttention", 1)[0]
+        self.graph.multi(
+            "LinearAttention",
+            *(q, k, v, past, kept, rate),
+            names=[answer, present],
+            domain=MICROSOFT,
+            q_num_heads=own.key_heads,
+            kv_num_heads=own.heads,
+            update_rule="gated_delta",
+            scale=own.key_dim**-0.5,
+        )
+        return answer
 
     def finish(self, hidden: str, head: str) -> None:
         """Declare the outputs for the requested rows; a tied `head` is the embedding."""
@@ -291,7 +319,7 @@ class Dialect(ABC):
         weight = self.graph.weight(f"{name}.offsets", offsets)
         return self.graph.op("Gemm", sums, weight, product, transB=1)
 
-    def _has_bias(self, name: str) -> bool:
+    def has_bias(self, name: str) -> bool:
         """Whether a module has one; `name` may be of a layer."""
         layer = LAYER.search(name)
         inner = name if layer is None else name[layer.end() :]

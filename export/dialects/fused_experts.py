@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.config import Experts
+from pilotfish.export.dialects.dialect import MICROSOFT
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
 from pilotfish.export.graph import pack_nibbles
 from pilotfish.export.quantize import BLOCK, Quantized, quantize
 
-MICROSOFT = "com.microsoft"
 INT8_ACTIVATIONS = 4  # accuracy_level: products in int8, sums in float32
 
 
@@ -82,7 +82,7 @@ class FusedExperts(GroupedExperts):
         """Write one projection of all experts, one by one: weight, scales if rounded, bias."""
         rows, width = shape
         graph, counts = self.graph, range(experts.count)
-        biased = self._has_bias(self._parts(name, 0)[0])
+        biased = self.has_bias(self._parts(name, 0)[0])
         bias = ""
         if biased:
             values = np.stack([self._rows(name, j, "bias") for j in counts])

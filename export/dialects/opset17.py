@@ -6,6 +6,8 @@ ScatterND with one index tensor for all layers, and nothing has more than four d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pilotfish.engines.artifact import Precision
@@ -112,6 +114,17 @@ class Opset17(PaddedAttention):
     def append(self, past: str, new: str, present: str) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
         self.graph.op("ScatterND", past, self._cells, new, name=present)
+
+    def gated_delta(self, rows: Sequence[str], past: str, present: str) -> str:
+        """Refuse: only loops could say it.
+
+        Raises:
+            ExportError: always.
+        """
+        raise ExportError(
+            "opset17 has no linear attention: choose --dialect opset24 or contrib, for ONNX "
+            "Runtime from 1.30 on"
+        )
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Refuse: this opset has no quantised weights.

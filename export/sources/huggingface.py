@@ -103,8 +103,9 @@ class DirectorySource:
         return np.add(found, 1, dtype=np.float32) if self._adds_one(name) else found
 
     def _adds_one(self, name: str) -> bool:
-        """Whether a norm multiplies by 1 + weight (Gemma, Nemotron)."""
-        return self._plus_one and name.endswith("norm.weight")
+        """Whether a norm multiplies by 1 + weight (Gemma, Nemotron; Qwen3.5, but for one)."""
+        plain = name.endswith("linear_attn.norm.weight")
+        return self._plus_one and name.endswith("norm.weight") and not plain
 
     def _stored(self, name: str, expert: int | None) -> NDArray[np.float32]:
         """Read a tensor of the files, or an expert's part; of a fused one, parts follow parts."""

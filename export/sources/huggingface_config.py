@@ -14,7 +14,7 @@ import msgspec
 
 from pilotfish.export.architectures import ARCHITECTURES, Architecture
 from pilotfish.export.architectures.architecture import ACTIVATIONS
-from pilotfish.export.config import Activation, Form, ModelConfig
+from pilotfish.export.config import Activation, Form, ModelConfig, Recurrence
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
@@ -22,6 +22,15 @@ from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.layer_pattern import read_pattern
 from pilotfish.export.weights import HEAD, Settings
 
+MOST_TAPS = 16
+# What the sizes of layers that keep a state follow from, for errors.
+RECURRENCE = {
+    "taps": "linear_conv_kernel_dim",
+    "heads": "linear_num_value_heads",
+    "value_dim": "linear_value_head_dim",
+    "values": "linear_num_value_heads · linear_value_head_dim =",
+    "channels": "linear_num_key_heads, linear_key_head_dim and linear_attn's values:",
+}
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -114,10 +123,10 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         heads=heads,
         kv_heads=_kv_heads(keys, heads),
         head_dim=head_dim,
-        intermediate=keys.count("intermediate_size", null=4 * hidden),
+        intermediate=_intermediate(keys, hidden),
         context=keys.count("max_position_embeddings"),
         vocab_size=keys.count("vocab_size"),
-        tied=keys.flag("tie_word_embeddings"),
+        tied=_tied(keys),
         norm_eps=keys.number("rms_norm_eps", otherwise=own.keys["rms_norm_eps"]),
         form=_form(keys),
         pattern=read_pattern(keys, layers, head_dim),
@@ -132,6 +141,7 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         residual_scale=keys.number("residual_multiplier", otherwise=1.0),
         logit_scale=keys.number("logit_scale", otherwise=1.0)
         / keys.number("logits_scaling", otherwise=1.0),
+        recurrence=_recurrence(keys),
         query_growth=_query_growth(keys),
     )
 
@@ -183,7 +193,61 @@ def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
     return width
 
 
+def _intermediate(keys: ClassKeys, hidden: int) -> int:
+    """Return the width of the feed-forward part; LFM2 computes it of what is stated."""
+    stated = keys.count("intermediate_size", null=4 * hidden)
+    if not keys.has("block_ff_dim"):
+        return stated
+    if keys.raw("block_ff_dim") is not None:
+        stated = keys.count("block_ff_dim")
+    factor = keys.optional("block_ffn_dim_multiplier")
+    unit = keys.count("block_multiple_of")
+    if not keys.flag("block_auto_adjust_ff_dim"):
+        return stated
+    width = int(2 * stated / 3)
+    return width if factor is None else -(-int(factor * width) // unit) * unit
+
+
+def _tied(keys: ClassKeys) -> bool:
+    """Whether the head is the embedding; LFM2's older key counts before the newer one."""
+    tied = keys.flag("tie_word_embeddings")
+    if keys.has("tie_embedding") and keys.raw("tie_embedding") is not None:
+        return keys.flag("tie_embedding")
+    return tied
+
+
+def _recurrence(keys: ClassKeys) -> Recurrence | None:
+    """Read the sizes of layers that keep a state."""
+    if keys.has("conv_L_cache"):
+        return Recurrence(_taps(keys, "conv_L_cache"))
+    if not keys.has("linear_conv_kernel_dim"):
+        return None
+    found = Recurrence(
+        taps=_taps(keys, "linear_conv_kernel_dim"),
+        heads=keys.count("linear_num_value_heads"),
+        key_heads=keys.count("linear_num_key_heads"),
+        key_dim=keys.count("linear_key_head_dim"),
+        value_dim=keys.count("linear_value_head_dim"),
+    )
+    if found.heads % found.key_heads:
+        raise keys.fields.error(
+            f"linear_num_value_heads {found.heads} is no multiple of linear_num_key_heads "
+            f"{found.key_heads}"
+        )
+    return found
+
+
+def _taps(keys: ClassKeys, key: str) -> int:
+    """Read how many tokens a convolution sees."""
+    taps = keys.count(key)
+    if not 2 <= taps <= MOST_TAPS:
+        raise keys.fields.error(f"{key} is {taps}: 2 to {MOST_TAPS} are supported")
+    return taps
+
+
 def _activation(keys: ClassKeys) -> Activation:
+    if not keys.has("hidden_act"):
+        return ACTIVATIONS[keys.default("hidden_act")]
     name = keys.fields.get(keys.called("hidden_act"), str, keys.default("hidden_act"))
     if name not in ACTIVATIONS:
         raise keys.fields.error(
@@ -217,6 +281,9 @@ def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
 def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
     """Map fields of `config` to their names in the file."""
     names = {field: keys.called(key) for field, key in FIELDS.items()}
+    names |= {f"recurrence.{field}": key for field, key in RECURRENCE.items()}
+    if keys.has("conv_L_cache"):
+        names["recurrence.taps"] = "conv_L_cache"
     stated = keys.fields.values
     if config.experts is not None:
         width = (

@@ -23,6 +23,8 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
         ExportError: for a kind that is not supported, or lists of another length.
     """
     layers = min(layers, MOST_LAYERS)
+    if keys.architecture.states:
+        return _with_states(keys, layers, head_dim)
     window = _window(keys)
     kinds = _layer_types(keys, layers, window)
     rotated = _rotated(keys, layers, kinds, window)
@@ -35,6 +37,30 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
         for kind, turns, experts in zip(kinds, rotated, mixed, strict=True)
     ]
     return tuple(pattern[:1] if len(set(pattern)) == 1 else pattern)
+
+
+def _with_states(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
+    """Return the kinds of layers of a class some of which keep a state."""
+    fields, states = keys.fields, keys.architecture.states
+    types, default = fields.items("layer_types"), _full_by_default(keys, layers)
+    if types is None:
+        types = [FULL if full else next(iter(states)) for full in default]
+    elif len(types) != layers:
+        raise fields.error(f"layer_types names {len(types)} layers, num_hidden_layers {layers}")
+    for each in types:
+        if each not in {FULL, *states}:
+            raise fields.error(f"layers of type {each!r} are not supported (layer_types)")
+    rope = _rope(keys, FULL, head_dim)
+    return tuple(Layer(kind=states[each]) if each in states else Layer(rope) for each in types)
+
+
+def _full_by_default(keys: ClassKeys, layers: int) -> list[bool]:
+    """Return which layers have attention where layer_types does not say it."""
+    if keys.has("full_attention_interval"):
+        every = keys.count("full_attention_interval")
+        return [not (i + 1) % every for i in range(layers)]
+    listed = keys.fields.items("full_attn_idxs")
+    return [listed is None or i in listed for i in range(layers)]
 
 
 # --- windows -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pilotfish.export.architectures import Names
 from pilotfish.export.config import Layer, ModelConfig
+from pilotfish.export.errors import ExportError
 from pilotfish.export.weights import LAYER, of_any, shapes
 
 LISTED = re.compile(r"(.*)\.(\d+)\.weight")
@@ -40,16 +41,27 @@ class Origin:
 
 
 def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[str, Origin]:
-    """Return the origin of each weight; a name that is not known stands for itself."""
+    """Return the origin of each weight; a name that is not known stands for itself.
+
+    Raises:
+        ExportError: if two of them stand for the same weight.
+    """
     kept = [name for name in stored if not name.endswith(names.dropped or (" ",))]
     bare = not any(name.startswith(f"{names.body}.") for name in kept)  # saved without its head
     found: dict[str, Origin] = {}
     listed: dict[str, dict[int, str]] = {}
+
+    def place(own: str, origin: Origin) -> None:
+        if own in found:
+            both = f"{found[own].stored[0]} and {origin.stored[0]}"
+            raise ExportError(f"{both} stand for the same weight: remove the one that is not meant")
+        found[own] = origin
+
     for name in kept:
         body, inner = _inside(names, name, bare=bare)
         match = re.fullmatch(rf"{re.escape(names.stack)}\.(\d+)\.(.+)", inner) if body else None
         if match is None:
-            found[_outer(names, inner, body=body)] = Origin((name,))
+            place(_outer(names, inner, body=body), Origin((name,)))
             continue
         prefix, rest = f"model.layers.{match[1]}.", match[2]
         module, _, kind = rest.rpartition(".")
@@ -62,16 +74,16 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
             parts = names.stacked[rest]
             for expert in range(stored[name][0] if stored[name] else 0):
                 for i, part in enumerate(parts):
-                    found[prefix + _of(part, expert)] = Origin((name,), i, parts, expert)
+                    place(prefix + _of(part, expert), Origin((name,), i, parts, expert))
             continue
         if module in names.fused:
             parts = names.fused[module]
             for i, part in enumerate(parts):
-                found[f"{prefix}{part}.{kind}"] = Origin((name,), i, parts)
+                place(f"{prefix}{part}.{kind}", Origin((name,), i, parts))
             continue
-        found[f"{prefix}{_renamed(names.modules, module)}.{kind}"] = Origin((name,))
+        place(f"{prefix}{_renamed(names.modules, module)}.{kind}", Origin((name,)))
     for own, members in listed.items():
-        found[own] = Origin(tuple(members[i] for i in sorted(members)))
+        place(own, Origin(tuple(members[i] for i in sorted(members))))
     return found
 
 
@@ -149,7 +161,7 @@ class Taker:
         if origin.part is None:
             return array
         if self._names.by_head:
-            return self._of_heads(array, origin.part)
+            return self._of_heads(array, origin.part, len(origin.parts))
         if origin.expert is not None:
             return self._of_expert(array, origin)
         return self._of_rows(array, origin.part, [f"{module}.weight" for module in origin.parts])
@@ -173,9 +185,14 @@ class Taker:
             return array[start:]  # so that rows left over show in its shape
         return array[start : start + sizes[part]]
 
-    def _of_heads(self, array: NDArray[np.float32], part: int) -> NDArray[np.float32]:
-        """Take q, k or v where each key head's rows stand together: its queries, k, v."""
+    def _of_heads(self, array: NDArray[np.float32], part: int, parts: int) -> NDArray[np.float32]:
+        """Take q, k or v where each key head's rows stand together, or q or gate by head."""
         config = self._config
+        if parts == 2:  # a head's queries and its gate
+            if len(array) != 2 * config.heads * config.head_dim:
+                return array
+            halves = array.reshape(config.heads, 2, config.head_dim, *array.shape[1:])[:, part]
+            return halves.reshape(config.heads * config.head_dim, *array.shape[1:])
         group = config.heads // config.kv_heads
         if len(array) != config.kv_heads * (group + 2) * config.head_dim:
             return array  # of a wrong shape, which the check will say

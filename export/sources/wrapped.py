@@ -17,6 +17,7 @@ TEXT_TYPES = {
     "llava_next": "llama",
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_5": "qwen3_5_text",
     "qwen3_vl": "qwen3_vl_text",
     "smolvlm": "llama",
 }

@@ -70,6 +70,24 @@ class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     context: Positive
 
 
+class States(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the layers without keys and values keep of each slot instead (`engines.states`).
+
+    `layers` are these layers, from 0. For each token they keep `width` numbers, which a convolution
+    of `taps` tokens reads; with `heads`, also a state of [heads, key_dim, value_dim] numbers.
+    `window` is the number of tokens that a rollback takes back without reading others again; and
+    such a model reads no token trees.
+    """
+
+    layers: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
+    taps: Annotated[int, msgspec.Meta(ge=2, le=16)]
+    width: Positive
+    heads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    key_dim: Annotated[int, msgspec.Meta(ge=0)] = 0
+    value_dim: Annotated[int, msgspec.Meta(ge=0)] = 0
+    window: Positive
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `manifest.json`.
 
@@ -81,6 +99,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     graph, under the dialect llamacpp, `opset` is None and `kv_dtype` has no effect. `stage` is None
     for a whole model; in a stage all other fields but `files` describe the whole model. `window` is
     the smallest number of positions that a token of some layer sees; None where all layers see all.
+    `states` describes layers that keep something else than keys and values; None where there are
+    none.
     """
 
     format: int = FORMAT
@@ -103,11 +123,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: dict[str, Sha256]
     stage: Cut | None = None
     window: Positive | None = None
+    states: States | None = None
 
     @property
     def layers(self) -> int:
         """Number of layers in the graph and in its cache."""
         return self.dimensions.layers if self.stage is None else self.stage.layers
+
+    @property
+    def cached(self) -> list[int]:
+        """The layers of the graph that have keys and values, from 0."""
+        without = set() if self.states is None else set(self.states.layers)
+        return [layer for layer in range(self.layers) if layer not in without]
 
     @property
     def digest(self) -> str:
@@ -144,8 +171,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("ignored_keys", "left_out"):
             if not fields["source"][name]:
                 del fields["source"][name]  # likewise
-        if self.window is None:
-            del fields["window"]  # likewise
+        for name in ("window", "states"):
+            if fields[name] is None:
+                del fields[name]  # likewise
         return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
 
 
@@ -305,6 +333,8 @@ def _check(directory: Path, manifest: Manifest) -> None:
         problem = "bos_id is outside the vocabulary"
     elif any(Path(name).name != name for name in manifest.files):
         problem = "files must be plain names, without a path"
+    elif manifest.states is not None and not _fit(manifest.states, manifest):
+        problem = "states does not fit the dimensions"
     elif missing := _needed(manifest) - manifest.files.keys():
         problem = f"files does not name {', '.join(sorted(missing))}"
     elif manifest.stage is not None and not _fits(manifest.stage, manifest.dimensions.layers):
@@ -328,6 +358,14 @@ def _needed(manifest: Manifest) -> set[str]:
     if stage is None:
         return {GRAPH_NAME, TOKENIZER_NAME}
     return {GRAPH_NAME, TOKENIZER_NAME, HEAD_NAME} if stage.first else {GRAPH_NAME}
+
+
+def _fit(states: States, manifest: Manifest) -> bool:
+    """Whether a model of these dimensions can have such states."""
+    sizes = (states.heads, states.key_dim, states.value_dim)
+    ascending = states.layers == sorted(set(states.layers))
+    inside = states.layers[-1] < manifest.dimensions.layers
+    return ascending and inside and all(sizes) == any(sizes) and manifest.stage is None
 
 
 def _fits(stage: Cut, layers: int) -> bool:

@@ -47,6 +47,12 @@ class CapacityError(EngineError):
     exit_code = 65  # EX_DATAERR
 
 
+class TreeError(EngineError):
+    """A token tree for a model whose states follow one chain."""
+
+    exit_code = 65  # EX_DATAERR
+
+
 class ProviderError(EngineError):
     """The inference runtime is missing, installed twice, or has no working provider."""
 

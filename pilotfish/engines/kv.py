@@ -1,6 +1,7 @@
 """The K/V cache of all slots: static buffers whose capacity grows.
 
-[2 · layers, slots, kv_heads, C, head_dim], key of layer i at plane 2i, value at 2i + 1; a pass over
+[2 · layers, slots, kv_heads, C, head_dim], of the layers that have any: key of the i-th at plane
+2i, value at 2i + 1; a pass over
 neighbouring slots gets a piece of each plane. Only cells below a slot's length are ever read, so a
 rollback only lowers the length.
 """
@@ -66,7 +67,8 @@ class HostCache(KVCache):
         sizes = manifest.dimensions
         self._limit = limit
         self._cells: NDArray[np.floating] = np.zeros(
-            (2 * manifest.layers, slots, sizes.kv_heads, self.capacity, sizes.head_dim), self.dtype
+            (2 * len(manifest.cached), slots, sizes.kv_heads, self.capacity, sizes.head_dim),
+            self.dtype,
         )
 
     def reserve(self, cells: int) -> bool:

@@ -51,6 +51,12 @@ class Pass:
         """Nodes of the tree that the slot holds already, T − S; 0 for a chain."""
         return 0 if self.parents is None else len(self.parents) - len(self.tokens)
 
+    @property
+    def branches(self) -> bool:
+        """Whether the tokens form a tree that is no chain."""
+        parents = self.parents
+        return parents is not None and parents.tolist() != list(range(-1, len(parents) - 1))
+
     def depths(self) -> NDArray[np.int64]:
         """Return the distance of each token from the trunk, 0 for a root; [S]."""
         if self.parents is None:

@@ -16,11 +16,13 @@ import numpy as np
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_backend
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.errors import ProviderError, TreeError
 from pilotfish.engines.passes import Pass, check_all, fill_cells, fill_padded, fill_single
 
 # Idle slots between two busy ones cost attention; a separate run reads all weights once more.
 IDLE_BETWEEN = 4
+# Tokens of a run that reads some again, as many as a prefill's chunk has.
+AGAIN = 128
 # Relative error of answers that rounding explains, in half precision and with 4-bit weights.
 PROBE_TOLERANCE = 0.1
 
@@ -64,6 +66,9 @@ class Slots(ABC):
         )
         self._backend, self.provider = open_backend(load, provider, self._probe)
         self.context = min(self.context, self._backend.context)
+        # Tokens of each slot that may have to be read again, i64 [slots, context].
+        kept = self.context if self._backend.states is not None else 0
+        self._texts = np.zeros((slots, kept), np.int64)
 
     def length(self, slot: int) -> int:
         """Return the number of tokens in the slot."""
@@ -84,12 +89,17 @@ class Slots(ABC):
         What is kept counts as a chain behind the same trunk.
 
         Raises:
-            ValueError: if `path` does not ascend within the tree; then nothing changes.
+            ValueError: if `path` does not ascend within the tree, or not begin it without a gap
+                where the model keeps states; then nothing changes.
         """
         trunk, count = self._trees[slot]
         offsets = [int(offset) for offset in path]
         if any(not 0 <= offset < count for offset in offsets) or offsets != sorted(set(offsets)):
             raise ValueError(f"path must ascend within the last {count} tokens, not {offsets}")
+        if self._backend.states is not None and offsets != list(range(len(offsets))):
+            raise ValueError(
+                f"a model with states keeps the first tokens of a chain, not {offsets}"
+            )
         self._cache.gather(slot, trunk, offsets)
         self._trees[slot] = (trunk, len(offsets))
 
@@ -110,9 +120,15 @@ class Slots(ABC):
 
         Raises:
             CapacityError: if a slot would exceed its context.
+            TreeError: for a tree where the model keeps states, each of which is one chain's.
             ValueError: if a pass is malformed, or a slot has two.
         """
         check_all(passes, self._cache.lengths, self.context, self._vocabulary)
+        if self._backend.states is not None and any(item.branches for item in passes):
+            raise TreeError(
+                f"{self.artifact.manifest.model} keeps states that follow one chain of tokens: it "
+                "reads no token trees"
+            )
 
     def _append(self, passes: Sequence[Pass]) -> list[slice]:
         """Run checked passes; return which rows of `_answers` belong to each."""
@@ -123,6 +139,7 @@ class Slots(ABC):
         done = 0
         rows_of: dict[int, slice] = {}
         for first, count, members in self._runs(passes):
+            self._read_again(members[0], done)
             self._run(first, count, members, done)
             for item in members:
                 rows_of[item.slot] = slice(done, done + item.wanted)
@@ -131,6 +148,8 @@ class Slots(ABC):
             length = self._cache.lengths[item.slot]
             self._trees[item.slot] = (length - item.grown, len(item.tokens) + item.grown)
             self._cache.lengths[item.slot] = length + len(item.tokens)
+            if self._backend.states is not None:
+                self._texts[item.slot, length : length + len(item.tokens)] = item.tokens
         return [rows_of[item.slot] for item in passes]
 
     def _runs(self, passes: Sequence[Pass]) -> Iterator[tuple[int, int, list[Pass]]]:
@@ -149,9 +168,26 @@ class Slots(ABC):
         narrow = self._backend.narrow
         return (
             self._backend.batches
+            and self._backend.states is None
             and following.slot - one.slot - 1 <= IDLE_BETWEEN
             and (narrow is None or max(len(one.tokens), len(following.tokens)) <= narrow)
         )
+
+    def _read_again(self, item: Pass, row: int) -> None:
+        """Where more was taken back than the states can be, read those tokens once more."""
+        slot, lengths, states = item.slot, self._cache.lengths, self._backend.states
+        if states is None:
+            return
+        length = lengths[slot]
+        start = states.resume(slot, length)
+        if start == length:
+            return
+        lengths[slot] = start
+        try:
+            lost = Pass(slot, self._texts[slot, start:length], 0)
+            self._run_in_pieces(lost, AGAIN, row)
+        finally:
+            lengths[slot] = length
 
     def _run_in_pieces(self, item: Pass, width: int, row: int) -> None:
         """Split a pass that is wider than the backend takes into runs of at most `width` tokens."""
@@ -185,7 +221,15 @@ class Slots(ABC):
             fill_single(binding, passes[0], lengths[0], cache.capacity, cache.dtype)
         if self.artifact.manifest.window is not None:
             fill_cells(binding, passes, first, lengths, cache.capacity)
-        binding.run(self._answers, row, rows)
+        states = backend.states
+        if states is None:
+            binding.run(self._answers, row, rows)
+        else:
+            states.resume(first, lengths[0])
+            step = states.step(first, size)
+            binding.step(step)
+            binding.run(self._answers, row, rows)
+            states.take_in(first, step)
         for item in passes:
             cache.take_in(item.slot, cache.lengths[item.slot], len(item.tokens))
 

@@ -242,6 +242,11 @@ FAMILIES: dict[str, Family] = {
     "seed-oss": Family("seed_oss", R | {"head_dim": 32}),
     "arcee": Family("arcee", R | {"head_dim": 16} | YARN),
     "helium": Family("helium", R | {"head_dim": 16}, "interleaved"),
+    "lfm2": Family("lfm2", B | {
+        "intermediate_size": 96, "num_key_value_heads": 2, "norm_eps": EPS,
+        "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, "states"),
+    "qwen3.5": Family("qwen3_5_text", R | DELTA | {
+        "layer_types": ["linear_attention", "full_attention"]}, "states"),
     "gemma3-vision": wrapped("gemma3", "gemma3_text", GEMMA | WIDE | PATTERN
                              | by_layer(rope("linear", 1e6, factor=8.0)), SIGLIP),
     "mistral3-ministral3": wrapped("mistral3", "ministral3", R | WIDE | TIED | MINISTRAL,
@@ -263,11 +268,6 @@ LATER: dict[str, Family] = {
     "granite4-hybrid": Family("granitemoehybrid", R | MAMBA | MULTIPLIERS | {
         "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96,
         "layer_types": ["mamba", "attention"], "position_embedding_type": "nope"}),
-    "lfm2": Family("lfm2", B | {
-        "intermediate_size": 96, "num_key_value_heads": 2, "norm_eps": EPS,
-        "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
-    "qwen3.5": Family("qwen3_5_text", R | DELTA | {
-        "layer_types": ["linear_attention", "full_attention"]}),
     "qwen3-next": Family("qwen3_next", R | DELTA | EXPERTS | {
         "shared_expert_intermediate_size": 32,
         "layer_types": ["linear_attention", "full_attention"]}),

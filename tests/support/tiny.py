@@ -19,7 +19,7 @@ from pilotfish.engines.artifact import Artifact, Precision, Source
 from pilotfish.export.architectures.architecture import ALL, ATTENTION, QKV
 from pilotfish.export.architectures.experts import EVERY
 from pilotfish.export.architectures.gemma import FOUR
-from pilotfish.export.config import Experts, Form, Layer, ModelConfig, plain_rope
+from pilotfish.export.config import Experts, Form, Layer, ModelConfig, Recurrence, plain_rope
 from pilotfish.export.model import export_model
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.rotary import RopeBase, read_table
@@ -132,12 +132,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # Norms over all heads, behind the layers' parts.
     "olmo2": {"model_type": "olmo2", "form": Form(norms=FOUR[1::2], qk_norm="all")},
 }
+# Likewise, where some layers keep states: these read no trees, and are not cut into stages.
+STATEFUL: dict[str, dict[str, Any]] = {
+    "lfm2": {
+        "model_type": "lfm2",
+        "layers": 3,
+        "form": Form(qk_norm="head"),
+        "pattern": (Layer(kind="conv"), Layer(plain_rope(1e4, 16)), Layer(kind="conv")),
+        "recurrence": Recurrence(taps=3),
+    },
+    "qwen3_5": {
+        "model_type": "qwen3_5_text",
+        "layers": 3,
+        "form": Form(qk_norm="head", gated_attention=True),
+        "pattern": (Layer(kind="delta"), Layer(plain_rope(1e4, 4)), Layer(kind="delta")),
+        "recurrence": Recurrence(taps=4, heads=4, key_heads=2, key_dim=16, value_dim=8),
+    },
+}
 
 
 def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
     """Make the small configuration of a family, with `changes`."""
     plain = {"pattern": (Layer(plain_rope(1e4, changes.get("head_dim", BASE.head_dim))),)}
-    return msgspec.structs.replace(BASE, **{**plain, **FAMILIES[architecture], **changes})
+    return msgspec.structs.replace(
+        BASE, **{**plain, **(FAMILIES | STATEFUL)[architecture], **changes}
+    )
 
 
 class RandomSource:

@@ -9,15 +9,17 @@ what is copied, is up to the backend. Not thread-safe: one owner.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.kv import KVCache
+from pilotfish.engines.states import StateCache, Step
 
 KEY_VALUE = ("key", "value")
 
@@ -53,6 +55,10 @@ class Binding(ABC):
         A backend may hold integers narrower than `dtype`.
         """
 
+    def step(self, step: Step) -> None:
+        """Make the next run read and write these states; only where there is `Backend.states`."""
+        raise NotImplementedError
+
     @abstractmethod
     def run(self, answers: Answers, row: int, rows: int) -> None:
         """Compute; write `rows` rows of each answer to `answers` from `row` on."""
@@ -68,6 +74,8 @@ class Backend(ABC):
         widths: numbers in a row of each answer, by its name.
         narrow: passes of more tokens have a run of their own; None = none do.
         widest: tokens that a run takes of one pass; None = any number.
+        states: what layers without keys and values keep, of models that have such; a run then holds
+            one slot.
         trusted: whether the probe may take it for granted that the cache is read as written.
     """
 
@@ -77,6 +85,7 @@ class Backend(ABC):
     widths: Mapping[str, int]
     narrow: int | None = None
     widest: int | None = None
+    states: StateCache | None = None
     trusted: bool = False
 
     @abstractmethod
@@ -91,6 +100,15 @@ class Backend(ABC):
         return np.empty(shape, np.float32)
 
 
-def kv_names(layers: int) -> list[str]:
-    """Name all planes without `past.` or `present.`: key of layer i at 2i, value at 2i + 1."""
-    return [f"{layer}.{what}" for layer in range(layers) for what in KEY_VALUE]
+def kv_names(layers: Iterable[int]) -> list[str]:
+    """Name these layers' planes without `past.` or `present.`: their keys and values by turns."""
+    return [f"{layer}.{what}" for layer in layers for what in KEY_VALUE]
+
+
+def refuse_states(manifest: Manifest) -> None:
+    """Raise `ProviderError` for a model some of whose layers keep no keys and values."""
+    if manifest.states is not None:
+        raise ProviderError(
+            f"{manifest.architecture} keeps states besides keys and values, which only the CPU "
+            "backend does: choose --provider cpu"
+        )

@@ -6,6 +6,7 @@ so a pass binds nothing that it has bound before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, kv_names
 from pilotfish.engines.kv import HostCache
 from pilotfish.engines.runtime import open_session
+from pilotfish.engines.states import StateCache, Step
 
 
 class CpuBackend(Backend):
@@ -27,11 +29,14 @@ class CpuBackend(Backend):
         self.context = load.context
         self.batches, self.widths = form(self._session)
         self.cache: HostCache = HostCache(manifest, load.slots, load.context)
-        self._names = kv_names(manifest.layers)
+        if manifest.states is not None:
+            self.states = StateCache(manifest.states, load.slots)
+        self._names = kv_names(manifest.cached)
 
     def bind(self, first: int, count: int) -> Binding:
         """Bind the slots' pieces of the cache as past and as present."""
-        binding = CpuBinding(self._session)
+        kept = [] if self.states is None else self.states.kept.layers
+        binding = CpuBinding(self._session, kept)
         for plane, name in enumerate(self._names):
             piece = self.cache.piece(plane, first, count)
             binding.in_place(f"past.{name}", f"present.{name}", piece)
@@ -42,15 +47,16 @@ def form(session: Any) -> tuple[bool, dict[str, int]]:
     """Return whether the graph takes several slots a run, and the widths of its answers."""
     batches = any(item.name == "unpack" for item in session.get_inputs())
     shapes = {item.name: item.shape for item in session.get_outputs()}
-    answers = (name for name in shapes if not name.startswith("present."))
+    answers = (name for name in shapes if not name.startswith(("present.", "settled.")))
     return batches, {name: shapes[name][1] for name in answers}
 
 
 class CpuBinding(Binding):
     """One IOBinding over neighbouring slots, with the small inputs that go with it."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, kept: Sequence[int]) -> None:
         self._session = session
+        self._kept = kept  # layers with states
         self._binding = session.io_binding()
         self._inputs: dict[str, NDArray[Any]] = {}
         self._place: tuple[int, int, int] | None = None  # which rows of which answers are bound
@@ -68,6 +74,23 @@ class CpuBinding(Binding):
         pointer = array.ctypes.data
         self._binding.bind_input(past, "cpu", 0, array.dtype.type, array.shape, pointer)
         self._binding.bind_output(present, "cpu", 0, array.dtype.type, array.shape, pointer)
+
+    def step(self, step: Step) -> None:
+        """Make the next run read and write these states."""
+        self._step = step  # alive while it is bound
+        read, written = self._binding.bind_input, self._binding.bind_output
+        places = [
+            (read, "past", "inputs", step.earlier),
+            (written, "present", "inputs", step.inputs),
+            (read, "past", "state", step.past),
+            (written, "settled", "state", step.settled),
+            (written, "present", "state", step.present),
+        ]
+        for bind, when, what, arrays in places:
+            for layer, array in zip(self._kept, () if arrays is None else arrays, strict=False):
+                shape = array.shape if what == "inputs" else (1, *array.shape)
+                name = f"{when}.{layer}.{what}"
+                bind(name, "cpu", 0, np.float32, shape, array.ctypes.data)
 
     def run(self, answers: Answers, row: int, rows: int) -> None:
         """Run the graph once."""

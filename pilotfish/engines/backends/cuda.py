@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, kv_names
+from pilotfish.engines.backends.backend import (
+    Answers,
+    Backend,
+    Binding,
+    Load,
+    kv_names,
+    refuse_states,
+)
 from pilotfish.engines.backends.cpu import form
 from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.device_cache import DeviceCache, doubling
@@ -40,6 +47,7 @@ class CudaBackend(Backend):
 
     def __init__(self, load: Load) -> None:
         manifest = load.artifact.manifest
+        refuse_states(manifest)
         if manifest.dialect == "contrib":
             raise ProviderError(
                 "GPUs do not run the dialect contrib: export the model with "
@@ -54,7 +62,7 @@ class CudaBackend(Backend):
         self.cache: DeviceCache = DeviceCache(
             self._cuda, manifest, load.slots, self.capacities(load), apart=self.apart
         )
-        self._names = kv_names(manifest.layers)
+        self._names = kv_names(manifest.cached)
 
     def options(self, load: Load) -> dict[str, str]:
         """Return the provider's own options."""

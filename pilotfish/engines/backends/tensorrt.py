@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, kv_names
+from pilotfish.engines.backends.backend import (
+    Answers,
+    Backend,
+    Binding,
+    Load,
+    kv_names,
+    refuse_states,
+)
 from pilotfish.engines.cudart import Cuda, Memory
 from pilotfish.engines.device_cache import DeviceCache
 from pilotfish.engines.errors import ProviderError
@@ -43,6 +50,7 @@ class TensorRTBackend(Backend):
     """Runs an engine of the standard dialects."""
 
     def __init__(self, load: Load) -> None:
+        refuse_states(load.artifact.manifest)
         if not load.build:
             expect_engine(load.artifact)
         tensorrt_version()  # reports the most common fault first
@@ -55,7 +63,7 @@ class TensorRTBackend(Backend):
         self.batches = True
         self.context = built.order.context
         self.narrow, self.widest = profiles.narrow, profiles.widest
-        self.names = kv_names(manifest.layers)
+        self.names = kv_names(manifest.cached)
         engine = built.engine
         self._dtypes = _tensors(engine)
         answers = ("hidden_states", "logits")

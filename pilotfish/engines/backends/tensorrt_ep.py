@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pilotfish.engines.backends.backend import Load
+from pilotfish.engines.backends.backend import Load, refuse_states
 from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.tensorrt.profiles import Profiles
@@ -24,6 +24,7 @@ class TensorRTProviderBackend(CudaBackend):
 
     def __init__(self, load: Load) -> None:
         manifest = load.artifact.manifest
+        refuse_states(manifest)
         self._profiles = Profiles.of(manifest, load.slots, load.context)
         self.narrow, self.widest = self._profiles.narrow, self._profiles.widest
         super().__init__(load)

@@ -112,6 +112,8 @@ def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
     Raises:
         BuildError: naming the dialect to export instead.
     """
+    if manifest.states is not None:
+        raise BuildError(f"{manifest.model} keeps states, which run on the CPU alone so far")
     if manifest.dialect == LLAMACPP:
         problem = "a GGUF file is no graph that TensorRT reads"
     elif manifest.dialect == "contrib":

@@ -126,6 +126,6 @@ def input_shapes(
         **windowed,
         **{
             f"past.{name}": (batch, sizes.kv_heads, capacity, sizes.head_dim)
-            for name in kv_names(manifest.layers)
+            for name in kv_names(manifest.cached)
         },
     }

@@ -1,0 +1,128 @@
+"""Layers that keep a state instead of keys and values: what stands in attention's place.
+
+A state cannot be rolled back by a number, so a graph takes an earlier one, and the inputs of the
+tokens that it lacks (see pilotfish.engines.states). All of it is f32, for one slot a pass:
+
+    past.{i}.inputs [M, width]: of the tokens before this pass, M = taps − 1 + c
+    present.{i}.inputs [T, width]: of this pass
+    past.{i}.state, settled.{i}.state, present.{i}.state [1, heads, key_dim, value_dim]: c tokens
+        before this pass, just before it, behind it; under the delta rule alone
+
+A short convolution's state is its inputs, so there c = 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pilotfish.export.config import ModelConfig, Recurrence
+from pilotfish.export.dialects import Dialect
+from pilotfish.export.graph import Dim
+
+L2_EPS = 1e-6  # of the lengths of queries and keys, added to their squares
+ALL = np.iinfo(np.int64).max
+
+
+def write_short_conv(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
+    """Mix by a convolution of gated inputs, whose answer is gated again (LFM2)."""
+    module, own = f"model.layers.{i}.conv", _recurrence(config)
+    before, after, x = net.split(net.linear(h, f"{module}.in_proj"), [config.hidden] * 3)
+    inputs = _with_earlier(net, i, net.multiply(before, x), config.hidden)
+    mixed = _convolved(net, inputs, f"{module}.conv", own.taps)
+    return net.linear(net.multiply(after, _narrow(net, mixed)), f"{module}.out_proj")
+
+
+def write_delta_rule(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
+    """Mix by linear attention; its queries, keys and values pass a convolution (Qwen3.5)."""
+    module, own = f"model.layers.{i}.linear_attn", _recurrence(config)
+    width = own.channels + 2 * own.heads
+    projected = net.linear(h, *(f"{module}.in_proj_{part}" for part in ("qkv", "b", "a", "z")))
+    fresh, gate = net.split(projected, [width, own.values])
+    inputs = _with_earlier(net, i, fresh, width)
+    mixed, rates = net.split(inputs, [own.channels, 2 * own.heads])
+    qkv = net.silu(_convolved(net, mixed, f"{module}.conv1d", own.taps))  # [c + T, channels]
+    rates = _rows(net, rates, own.taps - 1, ALL)
+    answer = _recalled(net, own, i, _operands(net, own, module, qkv, rates))
+    heads = net.norm(net.reshape(_narrow(net, answer), [-1, own.value_dim]), f"{module}.norm")
+    gated = net.multiply(net.reshape(heads, [-1, own.values]), net.silu(gate))
+    return net.linear(gated, f"{module}.out_proj")
+
+
+def _with_earlier(net: Dialect, layer: int, inputs: str, width: int) -> str:
+    """Keep this pass's inputs [T, width], and put the earlier ones before them, [M + T, width]."""
+    past, present = f"past.{layer}.inputs", f"present.{layer}.inputs"
+    net.graph.input(past, "float32", ["M", width])
+    net.graph.op("Identity", _wide(net, inputs), name=present)
+    net.graph.output(present, "float32", ["T", width])
+    return net.graph.op("Concat", past, present, axis=0)
+
+
+def _convolved(net: Dialect, inputs: str, name: str, taps: int) -> str:
+    """Convolve each channel of inputs [n, width] over the tokens; [n − taps + 1, width]."""
+    op = net.graph.op
+    weight = net.read(f"{name}.weight")[:, 0].T  # [taps, width]
+    total = ""
+    for i, tap in enumerate(weight):
+        shifted = _rows(net, inputs, i, i + 1 - taps or ALL)
+        product = op("Mul", shifted, net.graph.weight(f"{name}.weight.{i}", tap))
+        total = op("Add", total, product) if total else product
+    if net.has_bias(name):
+        total = op("Add", total, net.graph.weight(f"{name}.bias", net.read(f"{name}.bias")))
+    return total
+
+
+def _operands(net: Dialect, own: Recurrence, module: str, qkv: str, rates: str) -> list[str]:
+    """Return q, k, v, the logarithm of what is kept, and the rate of writing; [c + T, …] each."""
+    op, graph = net.graph.op, net.graph
+    q, k, v = net.split(qkv, [own.keys, own.keys, own.values])
+    writing, forgetting = net.split(rates, [own.heads] * 2)
+    speed = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
+    bias = graph.weight(f"{module}.dt_bias", net.read(f"{module}.dt_bias"))
+    steps = op("Softplus", op("Add", forgetting, bias))
+    kept = op("Mul", steps, graph.weight(f"{module}.speed", speed))
+    return [_unit_heads(net, own, q), _unit_heads(net, own, k), v, kept, op("Sigmoid", writing)]
+
+
+def _unit_heads(net: Dialect, own: Recurrence, x: str) -> str:
+    """Scale each head of [n, keys] to length 1."""
+    op, constant = net.graph.op, net.graph.constant
+    heads = net.reshape(x, [-1, own.key_heads, own.key_dim])
+    squares = op("ReduceSum", op("Mul", heads, heads), constant([2], "int64"), keepdims=1)
+    length = op("Sqrt", op("Add", squares, constant(L2_EPS, "float32")))
+    return net.reshape(op("Div", heads, length), [-1, own.keys])
+
+
+def _recalled(net: Dialect, own: Recurrence, layer: int, rows: list[str]) -> str:
+    """Take the c tokens that the state lacks, then this pass's; return the answers, [1, T, …]."""
+    graph, op = net.graph, net.graph.op
+    shape: list[Dim] = [1, own.heads, own.key_dim, own.value_dim]
+    past, settled, present = (f"{when}.{layer}.state" for when in ("past", "settled", "present"))
+    graph.input(past, "float32", shape)
+    earlier = op("Shape", f"past.{layer}.inputs", start=0, end=1)
+    lacking = op("Sub", earlier, graph.constant([own.taps - 1], "int64"))
+    sizes = op("Concat", lacking, op("Shape", net.tokens), axis=0)
+    parts = [graph.multi("Split", row, sizes, names=graph.fresh("Split", 2)) for row in rows]
+    net.gated_delta([part[0] for part in parts], past, settled)
+    answer = net.gated_delta([part[1] for part in parts], settled, present)
+    for name in (settled, present):
+        graph.output(name, "float32", shape)
+    return answer
+
+
+def _rows(net: Dialect, x: str, start: int, end: int) -> str:
+    """Return some rows of x [n, width]."""
+    bounds = (net.graph.constant([bound], "int64") for bound in (start, end, 0))
+    return net.graph.op("Slice", x, *bounds)
+
+
+def _wide(net: Dialect, x: str) -> str:
+    return x if net.float == "float32" else net.cast(x, "float32")
+
+
+def _narrow(net: Dialect, x: str) -> str:
+    return x if net.float == "float32" else net.cast(x, net.float)
+
+
+def _recurrence(config: ModelConfig) -> Recurrence:
+    assert config.recurrence is not None
+    return config.recurrence
