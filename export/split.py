@@ -62,6 +62,11 @@ def split_artifact(
     artifact = Artifact.open(path)
     tell = progress or _silent
     cuts = plan_cuts(artifact, stages, layers)
+    if artifact.manifest.states is not None:
+        raise ExportError(
+            f"{path} is a model with states besides keys and values, which stages do not keep: run "
+            "it whole"
+        )
     if artifact.manifest.dialect == LLAMACPP:
         raise ExportError(
             f"{path} is a GGUF file, which llama.cpp runs whole: export the model itself, with "

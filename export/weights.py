@@ -60,12 +60,7 @@ class Settings(NamedTuple):
 
     def say(self, config: ModelConfig, *fields: str) -> str:
         """Format keys and their values, as in "num_attention_heads 4 × head_dim 8"."""
-        return " × ".join(
-            self.keys[name]
-            if name == "recurrence"
-            else f"{self.keys[name]} {attrgetter(name)(config)}"
-            for name in fields
-        )
+        return " × ".join(f"{self.keys[name]} {attrgetter(name)(config)}" for name in fields)
 
     def why(self, config: ModelConfig, name: str) -> str:
         """Name the setting that decides whether there is such a weight."""
@@ -162,7 +157,7 @@ def _layer_weights(config: ModelConfig, index: int) -> Weights:
     form, layer = config.form, config.layer(index)
     for name in form.norms:
         yield from _norm(config, name, _size(config, "hidden"))
-    mixers = {"attention": _attention, "conv": _convolution, "delta": _delta_rule}
+    mixers = {"attention": _attention_weights, "conv": _conv_weights, "delta": _delta_weights}
     yield from mixers[layer.kind](config)
     if layer.experts:
         yield from _experts(config)
@@ -207,15 +202,19 @@ def of_any(name: str) -> str:
     return NUMBER.sub(".*.", name)
 
 
-def _attention(config: ModelConfig) -> Weights:
+def _attention_weights(config: ModelConfig) -> Weights:
     form, hidden = config.form, _size(config, "hidden")
     queries, keys = _size(config, "heads", "head_dim"), _size(config, "kv_heads", "head_dim")
-    yield from _linear(config, "self_attn.q_proj", queries, hidden)
-    if form.gated_attention:
-        yield from _linear(config, "self_attn.gate_proj", queries, hidden)
-    yield from _linear(config, "self_attn.k_proj", keys, hidden)
-    yield from _linear(config, "self_attn.v_proj", keys, hidden)
-    yield from _linear(config, "self_attn.o_proj", hidden, queries)
+    gate = [("self_attn.gate_proj", queries, hidden)] if form.gated_attention else []
+    projections = (
+        ("self_attn.q_proj", queries, hidden),
+        *gate,
+        ("self_attn.k_proj", keys, hidden),
+        ("self_attn.v_proj", keys, hidden),
+        ("self_attn.o_proj", hidden, queries),
+    )
+    for name, rows, columns in projections:
+        yield from _linear(config, name, rows, columns)
     if form.sinks:
         yield "self_attn.sinks", (_size(config, "heads"),)
     if form.learned_norms:
@@ -224,26 +223,33 @@ def _attention(config: ModelConfig) -> Weights:
         yield "self_attn.sub_norm.weight", (queries,)
 
 
-def _convolution(config: ModelConfig) -> Weights:
-    """Yield the weights of a gated short convolution."""
-    hidden, taps = _size(config, "hidden"), _recurrent(config, "taps")
-    yield from _linear(config, "conv.in_proj", Size(3 * hidden.value, hidden.fields), hidden)
+def _conv_weights(config: ModelConfig) -> Weights:
+    """Yield those of a gated short convolution."""
+    hidden, taps = _size(config, "hidden"), _size(config, "recurrence.taps")
+    both = Size(3 * hidden.value, hidden.fields)
+    yield from _linear(config, "conv.in_proj", both, hidden)
     yield from _linear(config, "conv.out_proj", hidden, hidden)
     yield "conv.conv.weight", (hidden, Size(1, ()), taps)
     if "conv.conv" in config.form.biases:
         yield "conv.conv.bias", (hidden,)
 
 
-def _delta_rule(config: ModelConfig) -> Weights:
-    """Yield the weights of linear attention by the gated delta rule."""
-    hidden, taps = _size(config, "hidden"), _recurrent(config, "taps")
-    channels, values = _recurrent(config, "channels"), _recurrent(config, "values")
-    heads = _recurrent(config, "heads")
-    for part, rows in (("qkv", channels), ("b", heads), ("a", heads), ("z", values)):
-        yield from _linear(config, f"linear_attn.in_proj_{part}", rows, hidden)
-    yield from _linear(config, "linear_attn.out_proj", hidden, values)
+def _delta_weights(config: ModelConfig) -> Weights:
+    """Yield those of linear attention by the gated delta rule."""
+    hidden, taps = _size(config, "hidden"), _size(config, "recurrence.taps")
+    channels, values = _size(config, "recurrence.channels"), _size(config, "recurrence.values")
+    heads = _size(config, "recurrence.heads")
+    projections = (
+        ("linear_attn.in_proj_qkv", channels, hidden),
+        ("linear_attn.in_proj_b", heads, hidden),
+        ("linear_attn.in_proj_a", heads, hidden),
+        ("linear_attn.in_proj_z", values, hidden),
+        ("linear_attn.out_proj", hidden, values),
+    )
+    for name, rows, columns in projections:
+        yield from _linear(config, name, rows, columns)
     yield "linear_attn.conv1d.weight", (channels, Size(1, ()), taps)
-    yield "linear_attn.norm.weight", (_recurrent(config, "value_dim"),)
+    yield "linear_attn.norm.weight", (_size(config, "recurrence.value_dim"),)
     yield "linear_attn.A_log", (heads,)
     yield "linear_attn.dt_bias", (heads,)
 
@@ -266,11 +272,6 @@ def _norm(config: ModelConfig, name: str, width: Size) -> Weights:
         yield f"{name}.weight", (width,)
         if config.form.norm_bias:
             yield f"{name}.bias", (width,)
-
-
-def _recurrent(config: ModelConfig, field: str) -> Size:
-    """Return one of the recurrence's sizes."""
-    return Size(getattr(config.recurrence, field), ("recurrence",))
 
 
 def _layer(name: str) -> int | None:

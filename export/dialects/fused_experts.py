@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from pilotfish.export.blocks import BLOCK, Quantized
 from pilotfish.export.config import Experts
+from pilotfish.export.dialects.dialect import MICROSOFT
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
 from pilotfish.export.graph import pack_nibbles
 from pilotfish.export.quantize import quantize
 
-MICROSOFT = "com.microsoft"
 INT8_ACTIVATIONS = 4  # accuracy_level: products in int8, sums in float32
 
 

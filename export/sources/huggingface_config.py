@@ -24,6 +24,14 @@ from pilotfish.export.sources.packing import Packing, read_packing
 from pilotfish.export.weights import HEAD, Settings
 
 MOST_TAPS = 16
+# What the sizes of layers that keep a state follow from, for errors.
+RECURRENCE = {
+    "taps": "linear_conv_kernel_dim",
+    "heads": "linear_num_value_heads",
+    "value_dim": "linear_value_head_dim",
+    "values": "linear_num_value_heads · linear_value_head_dim =",
+    "channels": "linear_num_key_heads, linear_key_head_dim and linear_attn's values:",
+}
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -273,7 +281,9 @@ def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
 def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
     """Map fields of `config` to their names in the file."""
     names = {field: keys.called(key) for field, key in FIELDS.items()}
-    names["recurrence"] = "conv_L_cache" if keys.has("conv_L_cache") else "one of linear_…"
+    names |= {f"recurrence.{field}": key for field, key in RECURRENCE.items()}
+    if keys.has("conv_L_cache"):
+        names["recurrence.taps"] = "conv_L_cache"
     stated = keys.fields.values
     if config.experts is not None:
         width = (

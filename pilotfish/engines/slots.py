@@ -120,16 +120,11 @@ class Slots(ABC):
 
         Raises:
             CapacityError: if a slot would exceed its context.
-            TreeError: for a tree, where the model keeps states.
+            TreeError: for a tree where the model keeps states, each of which is one chain's.
             ValueError: if a pass is malformed, or a slot has two.
         """
         check_all(passes, self._cache.lengths, self.context, self._vocabulary)
-        for item in passes:
-            self._check_tree(item)
-
-    def _check_tree(self, item: Pass) -> None:
-        """Refuse a tree where there are states: each is one chain's."""
-        if self._backend.states is not None and item.branches:
+        if self._backend.states is not None and any(item.branches for item in passes):
             raise TreeError(
                 f"{self.artifact.manifest.model} keeps states that follow one chain of tokens: it "
                 "reads no token trees"
