@@ -95,6 +95,10 @@ class Architecture:
         states: type of layers that keep a state → what they are (`config.Layer.kind`).
         rope_by_type: rotary parameters are given by type of layer, and a `rope_scaling` is of the
             full layers alone.
+        must_state: keys whose default is of another architecture, so that a file must state them.
+        activations: names of pointwise functions that mean another one in this class.
+        rotations: kinds of rotary scaling that it takes; None = all.
+        rope_states: keys that a stated table of rotary parameters must have.
         rope_default: rotary parameters where a file states none, if not the plain ones of θ.
         mixture: of experts, if there are any.
         grown_queries: queries grow with their position (Ministral 3).
@@ -120,6 +124,10 @@ class Architecture:
     unrotated: Literal["none", "all", "listed", "full"] = "none"
     states: Mapping[str, Literal["conv", "delta"]] = field(default_factory=dict)
     rope_by_type: bool = False
+    must_state: tuple[str, ...] = ()
+    activations: Mapping[str, Activation] = field(default_factory=dict)
+    rotations: tuple[str, ...] | None = None
+    rope_states: tuple[str, ...] = ()
     rope_default: Mapping[str, Any] | None = None
     mixture: Mixture | None = None
     grown_queries: bool = False

@@ -27,6 +27,7 @@ GEMMA = Architecture(
         "attention_bias": False,
     },
     biases={"attention_bias": ATTENTION},
+    activations={"gelu": "gelu_tanh"},  # in files of its first days
     neutral={"use_bidirectional_attention": (None, False), "hidden_activation": (None,)},
     embed_root=True,
     plus_one=True,
@@ -46,6 +47,7 @@ GEMMA2 = replace(
     called={"hidden_act": "hidden_activation"},
     inert=frozenset({"hidden_act", "cache_implementation", "sliding_window_size"}),
     neutral={"use_bidirectional_attention": (None, False)},
+    activations={},
     form=Form(norms=FOUR),
     windows="listed",
     full_every=2,
@@ -55,7 +57,7 @@ GEMMA3 = replace(
     GEMMA2,
     models="Gemma 3, all sizes",
     keys={
-        **GEMMA2.keys,
+        **{key: value for key, value in GEMMA2.keys.items() if "softcapping" not in key},
         "vocab_size": 262208,
         "hidden_size": 2304,
         "intermediate_size": 9216,
@@ -64,9 +66,13 @@ GEMMA3 = replace(
         "max_position_embeddings": 131072,
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
-        "final_logit_softcapping": None,
-        "attn_logit_softcapping": None,
         "sliding_window_pattern": 6,
+    },
+    neutral={
+        **GEMMA2.neutral,
+        # What is made of them differs between its text model and its multimodal one.
+        "final_logit_softcapping": (None,),
+        "attn_logit_softcapping": (None,),
     },
     form=Form(norms=FOUR, qk_norm="head"),
     full_every=6,

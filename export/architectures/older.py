@@ -27,8 +27,9 @@ def _falcon(stated: Stated) -> Mapping[str, Any]:
     """Vary by Falcon's three generations: 40b has new_decoder_architecture, 7b parallel_attn."""
     new, beside = stated("new_decoder_architecture"), stated("parallel_attn")
     norms = stated("num_ln_in_parallel_attn") or (2 if new else 1)
-    parallel = bool(new or beside)
-    return {"parallel": parallel, "norms": BOTH[: norms if parallel else 2]}
+    if (new and not beside) or norms not in {1, 2}:
+        raise ValueError("new_decoder_architecture goes with parallel_attn and one norm or two")
+    return {"parallel": beside, "norms": BOTH[: norms if beside else 2]}
 
 
 def _opt(stated: Stated) -> Mapping[str, Any]:

@@ -33,6 +33,7 @@ PHI3 = Architecture(
     },
     inert=frozenset({"auto_map", "full_attn_mod", "interpolate_factor", "embd_pdrop"}),
     windows="all",
+    rotations=("default", "longrope", "su"),
     names=Names(fused={"self_attn.qkv_proj": QKV, **GATE_UP}),
 )
 COHERE = Architecture(

@@ -123,7 +123,7 @@ class Opset17(PaddedAttention):
         """
         raise ExportError(
             "opset17 has no linear attention: choose --dialect opset24 or contrib, for ONNX "
-            "Runtime from 1.30 on"
+            "Runtime 1.31"
         )
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:

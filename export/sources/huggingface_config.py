@@ -71,6 +71,9 @@ class Description:
         fields.touch("model_type")
         fields.touch("quantization_config")
         self.packing = _packing(fields, own)
+        for key in own.must_state:
+            if fields.values.get(key) is None:
+                raise fields.error(f"{key} is missing, and by default it is another architecture's")
         keys = ClassKeys(fields, own)
         self.config = _read(keys, model_type, name)
         self.settings = Settings(_called(keys, self.config), _switches(keys))
@@ -148,7 +151,11 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
 
 def _form(keys: ClassKeys) -> Form:
     own = keys.architecture
-    form = msgspec.structs.replace(own.form, **(own.vary(keys.stated) if own.vary else {}))
+    try:
+        varied = own.vary(keys.stated) if own.vary else {}
+    except ValueError as error:
+        raise keys.fields.error(str(error)) from None
+    form = msgspec.structs.replace(own.form, **varied)
     biases = [
         module
         for key, modules in own.biases.items()
@@ -249,11 +256,10 @@ def _activation(keys: ClassKeys) -> Activation:
     if not keys.has("hidden_act"):
         return ACTIVATIONS[keys.default("hidden_act")]
     name = keys.fields.get(keys.called("hidden_act"), str, keys.default("hidden_act"))
-    if name not in ACTIVATIONS:
-        raise keys.fields.error(
-            f"the activation {name!r} is not supported; {', '.join(ACTIVATIONS)} are"
-        )
-    return ACTIVATIONS[name]
+    known = {**ACTIVATIONS, **keys.architecture.activations}
+    if name not in known:
+        raise keys.fields.error(f"the activation {name!r} is not supported; {', '.join(known)} are")
+    return known[name]
 
 
 def _score_scale(keys: ClassKeys) -> float | None:
@@ -269,8 +275,9 @@ def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
     if not keys.architecture.grown_queries:
         return None
     stated = [keys.fields.table(key) for key in ("rope_parameters", "rope_scaling")]
-    table = next((table for table in stated if table.values), stated[0])
-    beta = table.get("llama_4_scaling_beta", float, 0.0, null=0.0)
+    default = Fields(keys.architecture.rope_default or {}, keys.fields.where)
+    table = next((table for table in stated if table.values), default)
+    beta = table.get("llama_4_scaling_beta", float)
     context = keys.count("max_position_embeddings")
     return (beta, table.count("original_max_position_embeddings", context)) if beta else None
 

@@ -159,6 +159,8 @@ def _rope(keys: ClassKeys, kind: str, head_dim: int) -> Rope:
     found = [_read(keys, table, head_dim) for table in (new, old) if table.values]
     if not found:
         default = keys.architecture.rope_default
+        if default is not None and fields.values.get("rope_parameters") is not None:
+            raise fields.error("rope_parameters is empty")
         table = new if default is None else Fields(default, new.where, new.prefix)
         return _read(keys, table, head_dim)
     if found[0] != found[-1]:
@@ -189,9 +191,10 @@ def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_
         raise keys.fields.error("rotary parameters that differ between layers are not supported")
     theta = keys.number(theta_key, otherwise=10000.0)
     width = _turning(keys, table, head_dim)
-    original = keys.fields.values.get("original_max_position_embeddings")
-    if keys.has("original_max_position_embeddings") and original is not None:
+    original = None
+    if keys.has("original_max_position_embeddings"):
         original = keys.count("original_max_position_embeddings")
+    _check_table(keys, table)
     context = keys.count("max_position_embeddings")
     rope = read_table(table, RopeBase(theta, width, context, original))
     if keys.architecture.interleaved:
@@ -212,3 +215,14 @@ def _turning(keys: ClassKeys, table: Fields, head_dim: int) -> int:
     if not 0 < width <= head_dim or width % 2:
         raise keys.fields.error(f"{key} {part} would turn {width} of {head_dim} channels")
     return width
+
+
+def _check_table(keys: ClassKeys, table: Fields) -> None:
+    """Refuse a rotary table that the class would not take."""
+    own = keys.architecture
+    kind = table.values.get("rope_type", table.values.get("type", "default"))
+    if table.values and own.rotations is not None and kind not in own.rotations:
+        raise table.error(f"this class takes no rotary scaling {kind!r}")
+    for key in own.rope_states if table.values else ():
+        if table.values.get(key) is None:
+            raise table.error(f"{table.prefix}{key} is missing")

@@ -78,7 +78,9 @@ def _llama3(table: Fields, base: RopeBase) -> Rope:
 def _yarn(table: Fields, base: RopeBase) -> Rope:
     """YaRN (arXiv 2309.00071): interpolates slow pairs, and scales cos and sin."""
     original = base.trained(table)
-    factor = table.get("factor", float, base.context / original, null=base.context / original)
+    if "factor" not in table.values:
+        raise table.error(f"{table.prefix}factor is missing")
+    factor = table.get("factor", float, null=base.context / original)
     stated = table.get("attention_factor", float, 0.0, null=0.0)
     mscale = [table.get(key, float, 0.0, null=0.0) for key in ("mscale", "mscale_all_dim")]
     fast = table.get("beta_fast", float, 32.0, null=32.0) or 32.0

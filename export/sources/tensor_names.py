@@ -153,6 +153,8 @@ class Taker:
 
         Of a tensor of all experts, the array is that of the origin's expert.
         """
+        if len({array.shape for array in stored}) > 1:
+            raise ExportError(f"{', '.join(origin.stored)} have different shapes")
         array = stored[0] if len(stored) == 1 else np.stack(stored)
         if self._names.transposed and array.ndim == 2 and ".layers." in name:
             array = array.T
