@@ -1,8 +1,8 @@
 """Tiny models of random weights, a checkpoint directory of each kind of attention.
 
 In: a folder. Out: Hugging Face directories in it, the same at every run: this way they pass through
-the exporter as any checkpoint does. To add a kind, add a line to `KINDS`, and to
-`_shapes` what weights it has.
+the exporter as any checkpoint does. To add a kind, add a line to `KINDS`; its class must neither
+fuse weights nor stack them.
 """
 
 from __future__ import annotations
@@ -62,6 +62,22 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama3": {**_LLAMA, "tie_word_embeddings": False, "rope_scaling": _ROPE},
     "qwen2": {**_LLAMA, "model_type": "qwen2"},  # biases
     "qwen3": {**_LLAMA, "model_type": "qwen3", "head_dim": 32},  # norms of queries and keys
+    "gemma2": {  # windows, soft caps, norms on both sides
+        **_LLAMA,
+        "model_type": "gemma2",
+        "head_dim": 16,
+        "sliding_window": 32,
+        "query_pre_attn_scalar": 16,
+    },
+    "smollm3": {**_LLAMA, "model_type": "smollm3", "no_rope_layers": [1, 0, 1]},  # a layer unturned
+    "cohere": {  # attention and feed-forward part side by side, neighbours turn together
+        **{key: value for key, value in _LLAMA.items() if key != "rms_norm_eps"},
+        "model_type": "cohere",
+        "layer_norm_eps": 1e-5,
+        "use_qk_norm": True,
+        "logit_scale": 1.0,
+    },
+    "olmo2": {**_LLAMA, "model_type": "olmo2"},  # norms over all heads
     "opt": _OPT,  # learned positions, as many keys as queries, projected embeddings
 }
 
@@ -97,7 +113,7 @@ def _tokenizer() -> str:
 
 def _weights(config: Mapping[str, Any], sharpness: float) -> dict[str, NDArray[np.float32]]:
     """Make normal random weights that depend on their names alone."""
-    shapes = _opt_shapes(config) if config["model_type"] == "opt" else _shapes(config)
+    shapes = _shapes(config)
     weights = {}
     for name, shape in shapes.items():
         random = np.random.default_rng(zlib.crc32(name.encode()))
@@ -112,58 +128,11 @@ def _weights(config: Mapping[str, Any], sharpness: float) -> dict[str, NDArray[n
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight of llama and its relatives, by name."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    width = config.get("head_dim", hidden // config["num_attention_heads"])
-    queries, keys = (config[f"num_{heads}_heads"] * width for heads in ("attention", "key_value"))
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
-    for i in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{i}"
-        shapes |= {
-            f"{layer}.input_layernorm.weight": (hidden,),
-            f"{layer}.post_attention_layernorm.weight": (hidden,),
-            f"{layer}.self_attn.q_proj.weight": (queries, hidden),
-            f"{layer}.self_attn.k_proj.weight": (keys, hidden),
-            f"{layer}.self_attn.v_proj.weight": (keys, hidden),
-            f"{layer}.self_attn.o_proj.weight": (hidden, queries),
-            f"{layer}.mlp.gate_proj.weight": (inner, hidden),
-            f"{layer}.mlp.up_proj.weight": (inner, hidden),
-            f"{layer}.mlp.down_proj.weight": (hidden, inner),
-        }
-        if config["model_type"] == "qwen2":
-            for name, rows in (("q", queries), ("k", keys), ("v", keys)):
-                shapes[f"{layer}.self_attn.{name}_proj.bias"] = (rows,)
-        if config["model_type"] == "qwen3":
-            shapes |= {f"{layer}.self_attn.{name}_norm.weight": (width,) for name in "qk"}
-    return shapes
+    """Return the shape of every weight, by the name that a checkpoint has for it."""
+    from pilotfish.export.sources.huggingface_config import Description
+    from pilotfish.export.sources.tensor_names import stored_name
+    from pilotfish.export.weights import shapes
 
-
-def _opt_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight of OPT, by name."""
-    hidden, inner, width = (
-        config[name] for name in ("hidden_size", "ffn_dim", "word_embed_proj_dim")
-    )
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.decoder.embed_tokens.weight": (config["vocab_size"], width),
-        "model.decoder.embed_positions.weight": (CONTEXT + 2, hidden),
-        "model.decoder.project_in.weight": (hidden, width),
-        "model.decoder.project_out.weight": (width, hidden),
-    }
-    norms = ["model.decoder.final_layer_norm"]
-    for i in range(config["num_hidden_layers"]):
-        layer = f"model.decoder.layers.{i}"
-        norms += [f"{layer}.self_attn_layer_norm", f"{layer}.final_layer_norm"]
-        for name, rows, columns in (
-            *((f"self_attn.{part}_proj", hidden, hidden) for part in ("q", "k", "v", "out")),
-            ("fc1", inner, hidden),
-            ("fc2", hidden, inner),
-        ):
-            shapes |= {f"{layer}.{name}.weight": (rows, columns), f"{layer}.{name}.bias": (rows,)}
-    for name in norms:
-        shapes |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
-    return shapes
+    described = Description(config, "tiny", "config.json")
+    names = described.architecture.names
+    return {stored_name(names, name): shape for name, shape in shapes(described.config).items()}

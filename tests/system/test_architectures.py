@@ -1,0 +1,127 @@
+"""Models of the table of architectures behind a real edge: the text is the target's alone.
+
+Each is target and drafter, as its class reads a config.json with the flags of a real checkpoint;
+weights are random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pilotfish import Device, EdgeServer
+from pilotfish.export.model import export_model
+from pilotfish.export.sources.huggingface_config import read_config
+from pilotfish.speculation.distributions import Sampling
+from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
+from tests.support.enumeration import p_value
+from tests.support.tiny import RandomSource
+from tests.system.test_lossless import LENGTH, PROMPT, THRESHOLD, VOCAB, law
+
+CONTEXT = 128
+ANSWERS = 300
+LONG = [1, 3, 2, 4, 0] * 8  # beyond the windows of 16
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + 0.1 * i for i in range(6)],
+    "long_factor": [2.0 + i for i in range(6)],
+}
+ALTERNATING = ["sliding_attention", "full_attention"] * 2
+MODELS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16,
+                    "layer_types": ALTERNATING},
+    "phi3": {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 64,
+             "rope_scaling": LONGROPE, "tie_word_embeddings": True},
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0], "tie_word_embeddings": True},
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+                "sliding_window": 16, "layer_types": ALTERNATING},
+    "granite": {"embedding_multiplier": 12.0, "logits_scaling": 2.0, "residual_multiplier": 0.22,
+                "attention_multiplier": 0.0625, "tie_word_embeddings": True},
+}  # fmt: skip
+
+
+def write(path: Path, model_type: str, seed: int, tokens: list[str] | None = None) -> None:
+    """Export a random model of the class; `tokens` are its vocabulary but for the end."""
+    vocab = VOCAB if tokens is None else len(tokens) + 1
+    values = {"model_type": model_type, **SIZES, **MODELS[model_type], "vocab_size": vocab}
+    config = read_config(values, f"tiny-{seed}", "config.json")
+    source = RandomSource(config, seed, tokens=tokens, eos=f"<end of {seed}>", sharpness=2.0)
+    export_model(source, path, context=CONTEXT)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Device, Path]]:
+    folder = tmp_path_factory.mktemp("pair")
+    write(folder / "target", request.param, 1)
+    write(folder / "draft", request.param, 2)
+    with (
+        EdgeServer(folder / "target", rate=1e6, context=CONTEXT, threads=1) as edge,
+        Device(folder / "draft", edge.endpoint, threads=1) as device,
+    ):
+        yield device, folder
+
+
+@pytest.mark.slow
+def test_answers_follow_the_targets_law(pair: tuple[Device, Path]) -> None:
+    device, folder = pair
+    outcomes = law(folder / "target", Sampling(temperature=1.0))
+    counts = dict.fromkeys(outcomes, 0)
+    for seed in range(ANSWERS):
+        answer = device.generate(
+            PROMPT, protocol="tslt", temperature=1.0, window=2, max_tokens=LENGTH, seed=seed
+        )
+        counts[tuple(answer.tokens)] += 1
+    expected = np.array(list(outcomes.values())) * ANSWERS
+    assert p_value(np.array(list(counts.values())), expected) > THRESHOLD
+
+
+@pytest.mark.parametrize("protocol", ["greedy", "ahead", "tree", "dssd"])
+def test_at_temperature_zero_all_are_the_stream(pair: tuple[Device, Path], protocol: str) -> None:
+    device, _ = pair
+    for prompt in (PROMPT, LONG):
+        wanted = device.generate(prompt, protocol="stream", max_tokens=40)
+        got = device.generate(prompt, protocol=protocol, max_tokens=40)
+        assert got.tokens == wanted.tokens
+
+
+@pytest.mark.parametrize("protocol", ["coupled", "ahead"])
+def test_with_a_seed_they_are_the_seeded_stream(pair: tuple[Device, Path], protocol: str) -> None:
+    device, _ = pair
+    for seed in range(3):
+        common: dict[str, Any] = {"max_tokens": 40, "seed": seed, "temperature": 1.0}
+        wanted = device.generate(LONG, protocol="stream", **common)
+        got = device.generate(LONG, protocol=protocol, **common)
+        assert got.tokens == wanted.tokens
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_oss"])
+def test_across_a_bridge_they_are_the_stream(model_type: str, tmp_path: Path) -> None:
+    write(tmp_path / "target", model_type, 1, tokens=THEIRS)
+    write(tmp_path / "draft", model_type, 2, tokens=OWN)
+    with (
+        EdgeServer(tmp_path / "target", rate=1e6, context=CONTEXT, threads=1) as edge,
+        Device(tmp_path / "draft", edge.endpoint, threads=1) as device,
+    ):
+        for protocol in ("greedy", "coupled", "ahead"):
+            common: dict[str, Any] = {"max_tokens": 40, "seed": 3, "temperature": 1.0}
+            if protocol == "greedy":
+                common["temperature"] = 0.0
+            wanted = device.generate("ab cd abcd a", protocol="stream", **common)
+            got = device.generate("ab cd abcd a", protocol=protocol, **common)
+            assert got.tokens == wanted.tokens
