@@ -23,9 +23,9 @@ from pilotfish.engines.artifact import (
     TOKENIZER_NAME,
     Artifact,
     Dimensions,
+    KeptStates,
     Manifest,
     Precision,
-    States,
     file_sha256,
 )
 from pilotfish.engines.errors import ProviderError
@@ -217,12 +217,12 @@ def _manifest(
     )
 
 
-def _states(config: ModelConfig) -> States | None:
+def _states(config: ModelConfig) -> KeptStates | None:
     """Describe what the layers without keys and values keep."""
     own, layers = config.recurrence, config.recurrent
     if own is None or not layers:
         return None
-    return States(
+    return KeptStates(
         layers=layers,
         taps=own.taps,
         width=own.channels + 2 * own.heads if own.heads else config.hidden,

@@ -47,7 +47,7 @@ Weights = Iterator[tuple[str, tuple[Size, ...]]]
 """Name and shape of one weight after the other: a damaged number of layers costs nothing."""
 
 
-class Settings(NamedTuple):
+class FileSettings(NamedTuple):
     """What a file calls the settings of its model, for errors.
 
     Attributes:
@@ -81,7 +81,7 @@ class Settings(NamedTuple):
 def check_weights(
     config: ModelConfig,
     found: Mapping[str, tuple[int, ...]],
-    settings: Settings,
+    settings: FileSettings,
     where: str,
     called: Callable[[str], str] = str,
 ) -> None:

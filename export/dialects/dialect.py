@@ -295,7 +295,7 @@ class Dialect(ABC):
         return names[0], names[1]
 
     def query_growth(self) -> str | None:
-        """Look up the factor of each token's queries, [T]; None where there is none."""
+        """Look up the factor of each token's queries, [T]; None if queries do not grow."""
         if self.config.query_growth is None:
             return None
         if not self.graph.has("query_growth"):

@@ -29,7 +29,7 @@ from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
-from pilotfish.export.weights import Settings, check_weights
+from pilotfish.export.weights import FileSettings, check_weights
 
 T = TypeVar("T", np.float32, np.int64)
 FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
@@ -135,7 +135,7 @@ class GgufSource:
         keys["model_type"] = "general.architecture"
         if keys["head_dim"] not in self._file.metadata:
             keys["head_dim"] += f" = {keys['hidden']} / {keys['heads']} ="
-        settings = Settings(keys, {})
+        settings = FileSettings(keys, {})
         check_weights(self.config, found, settings, str(self._file.path), _gguf_name)
 
 

@@ -31,7 +31,7 @@ from pilotfish.export.sources.source import Progress
 from pilotfish.export.sources.stored import PlainTensor, StoredTensor, join_blocks
 from pilotfish.export.sources.tensor_names import Origin, Taker, find_weights, stored_name
 from pilotfish.export.sources.wrapped import text_config, text_weights
-from pilotfish.export.weights import EMBEDDING, HEAD, Settings, check_weights, shapes
+from pilotfish.export.weights import EMBEDDING, HEAD, FileSettings, check_weights, shapes
 
 log = logging.getLogger("pilotfish.export")
 INDEX = "model.safetensors.index.json"
@@ -210,7 +210,7 @@ class DirectorySource:
                 "that one is meant, or remove it"
             )
 
-    def _check_shapes(self, settings: Settings) -> None:
+    def _check_shapes(self, settings: FileSettings) -> None:
         """Check the weights against the configuration."""
         stored = {name: tensor.shape for name, tensor in self._places.items()}
         found = {

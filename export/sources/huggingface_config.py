@@ -21,7 +21,7 @@ from pilotfish.export.sources.expert_keys import read_experts
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.layer_pattern import read_pattern
 from pilotfish.export.sources.packing import Packing, read_packing
-from pilotfish.export.weights import HEAD, Settings
+from pilotfish.export.weights import HEAD, FileSettings
 
 MOST_TAPS = 16
 # What the sizes of layers that keep a state follow from, for errors.
@@ -76,7 +76,7 @@ class Description:
                 raise fields.error(f"{key} is missing, and by default it is another architecture's")
         keys = ClassKeys(fields, own)
         self.config = _read(keys, model_type, name)
-        self.settings = Settings(_called(keys, self.config), _switches(keys))
+        self.settings = FileSettings(_called(keys, self.config), _switches(keys))
         fields.refuse_unknown(INERT | own.inert, {**NEUTRAL, **own.neutral}, ignored)
 
 

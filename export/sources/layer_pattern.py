@@ -93,7 +93,7 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
             raise fields.error("layer_types names windows, and no sliding_window is in effect")
         return kinds
     if kinds != default:
-        raise fields.error(f"layer_types has no effect on {keys.architecture.windows} windows")
+        raise fields.error("layer_types says otherwise than this class, which does not read it")
     return default
 
 

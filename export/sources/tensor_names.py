@@ -48,7 +48,7 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
     Raises:
         ExportError: if two of them stand for the same weight.
     """
-    kept = [name for name in stored if not name.endswith(names.dropped or (" ",))]
+    kept = [name for name in stored if not name.endswith(names.dropped)]
     bare = not any(name.startswith(f"{names.body}.") for name in kept)  # saved without its head
     found: dict[str, Origin] = {}
     listed: dict[str, dict[int, str]] = {}

@@ -71,7 +71,7 @@ class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     context: Positive
 
 
-class States(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeptStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the layers without keys and values keep of each slot instead (`engines.states`).
 
     `layers` are these layers, from 0. For each token they keep `width` numbers, which a convolution
@@ -136,7 +136,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: dict[str, Sha256]
     stage: Cut | None = None
     window: Positive | None = None
-    states: States | None = None
+    states: KeptStates | None = None
     cost: PrecisionCost | None = None
 
     @property
@@ -374,7 +374,7 @@ def _needed(manifest: Manifest) -> set[str]:
     return {GRAPH_NAME, TOKENIZER_NAME, HEAD_NAME} if stage.first else {GRAPH_NAME}
 
 
-def _fit(states: States, manifest: Manifest) -> bool:
+def _fit(states: KeptStates, manifest: Manifest) -> bool:
     """Whether a model of these dimensions can have such states."""
     sizes = (states.heads, states.key_dim, states.value_dim)
     ascending = states.layers == sorted(set(states.layers))

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import States
+from pilotfish.engines.artifact import KeptStates
 
 WINDOW = 16  # tokens that can be taken back without reading others again
 TRAIL = 64  # tokens; more than a window, since snapshots are not at every position
@@ -45,8 +45,8 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one run reads and writes; layers stand in the order of `States.layers`.
+class StateStep:
+    """What one run reads and writes; layers stand in the order of `KeptStates.layers`.
 
     Attributes:
         earlier: f32 [layers, M, width], inputs before the run's: those that the state lacks, and
@@ -72,7 +72,7 @@ class StateCache:
         slots: how many sequences there are.
     """
 
-    def __init__(self, kept: States, slots: int) -> None:
+    def __init__(self, kept: KeptStates, slots: int) -> None:
         self.kept = kept
         self._paths = [_Path(kept) for _ in range(slots)]
 
@@ -84,11 +84,11 @@ class StateCache:
         """
         return self._paths[slot].resume(length)
 
-    def step(self, slot: int, count: int) -> Step:
+    def step(self, slot: int, count: int) -> StateStep:
         """Prepare a run of `count` tokens, just behind what `resume` has returned."""
         return self._paths[slot].step(count)
 
-    def take_in(self, slot: int, step: Step) -> None:
+    def take_in(self, slot: int, step: StateStep) -> None:
         """Take in what the run has written."""
         self._paths[slot].take_in(step)
 
@@ -99,7 +99,7 @@ class _Path:
     The trail holds the inputs at positions low … high − 1; those at negative ones are zeros.
     """
 
-    def __init__(self, kept: States) -> None:
+    def __init__(self, kept: KeptStates) -> None:
         layers, self._back = len(kept.layers), kept.taps - 1
         shape = (layers, kept.heads, kept.key_dim, kept.value_dim)
         self._shape = shape if kept.heads else None
@@ -120,14 +120,14 @@ class _Path:
             self._write(self._low, last.inputs)
         return self._high
 
-    def step(self, count: int) -> Step:
+    def step(self, count: int) -> StateStep:
         earlier = self._inputs(self._start - self._back, self._high)
         inputs = np.empty((len(earlier), count, earlier.shape[2]), np.float32)
         if self._shape is None:
-            return Step(earlier, inputs)
-        return Step(earlier, inputs, self._last.state, self._fresh(), self._fresh())
+            return StateStep(earlier, inputs)
+        return StateStep(earlier, inputs, self._last.state, self._fresh(), self._fresh())
 
-    def take_in(self, step: Step) -> None:
+    def take_in(self, step: StateStep) -> None:
         if self._start < self._high:  # tokens were taken back, and the state is whole again
             inputs = self._inputs(self._high - self._back, self._high)
             self._snapshots.append(Snapshot(self._high, inputs, step.settled))

@@ -24,7 +24,7 @@ from pilotfish.field.host import facts
 from pilotfish.selftest.finding import Finding, Status
 from pilotfish.selftest.providers import BUILDING
 from pilotfish.selftest.shelf import Shelf, Show
-from pilotfish.selftest.trying import OPENING, Assignment, Job
+from pilotfish.selftest.trying import OPENING, Assignment, ProviderJob
 from pilotfish.wire.tie import TiedProcess
 
 COMMAND = (sys.executable, "-m", "pilotfish.selftest.trying")
@@ -97,11 +97,11 @@ class Runner:
         self.found.seconds = round(time.monotonic() - self._begin, 1)
         return self.found
 
-    def attempt(self, provider: str, jobs: Sequence[Job]) -> None:
+    def attempt(self, provider: str, jobs: Sequence[ProviderJob]) -> None:
         """Do these jobs; after a crash, those behind the one that crashed."""
         total = sum(len(job.checks) for job in jobs)
         while jobs:
-            watch = Watch(self, provider, jobs, total)
+            watch = JobWatch(self, provider, jobs, total)
             jobs = jobs[watch.through(self._command) :]
 
     @property
@@ -113,7 +113,7 @@ class Runner:
         """Say that the time was over."""
         return f"{self._minutes:g} minutes were over: --minutes gives more"
 
-    def progress(self, provider: str, job: Job, check: str, done: int, total: int) -> None:
+    def progress(self, provider: str, job: ProviderJob, check: str, done: int, total: int) -> None:
         """Show what is done now."""
         building = check == OPENING and provider in BUILDING
         doing = ", building its engine" if building else ""
@@ -134,10 +134,12 @@ class Runner:
         }
 
 
-class Watch:
+class JobWatch:
     """One process of a provider."""
 
-    def __init__(self, runner: Runner, provider: str, jobs: Sequence[Job], total: int) -> None:
+    def __init__(
+        self, runner: Runner, provider: str, jobs: Sequence[ProviderJob], total: int
+    ) -> None:
         self._runner, self._provider, self._jobs = runner, provider, jobs
         self._job, self._check, self._told = 0, OPENING, False
         self._total = total
@@ -219,5 +221,5 @@ class Watch:
         self._runner.found.findings = [*self._runner.found.findings, finding]
 
 
-def _order(provider: str, jobs: Sequence[Job]) -> str:
+def _order(provider: str, jobs: Sequence[ProviderJob]) -> str:
     return msgspec.json.encode(Assignment(provider=provider, jobs=tuple(jobs))).decode()

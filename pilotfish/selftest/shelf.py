@@ -11,7 +11,7 @@ from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 from pilotfish.engines.stage import PROVIDERS as STAGED
 from pilotfish.selftest.models import DRAFTER, KINDS, TARGET, tiny_models
 from pilotfish.selftest.providers import CHECKED, REFERENCE, TIMED, VARIANTS, Variant
-from pilotfish.selftest.trying import Job
+from pilotfish.selftest.trying import ProviderJob
 
 Show = Callable[[str, int, "int | None"], None]
 
@@ -32,7 +32,7 @@ class Shelf:
         self._sources = tiny_models(folder / "sources") | {DEFAULT: DEFAULT}
         self.absent: str | None = None
 
-    def jobs(self, provider: str, *, quick: bool) -> list[Job]:
+    def jobs(self, provider: str, *, quick: bool) -> list[ProviderJob]:
         """List what this provider is to do, tiny models first."""
         jobs = []
         for model in KINDS:
@@ -42,7 +42,7 @@ class Shelf:
                     jobs.append(self._tiny(provider, model, variant, first=first))
         return jobs if quick else jobs + self._of_default(provider)
 
-    def _tiny(self, provider: str, model: str, variant: Variant, *, first: bool) -> Job:
+    def _tiny(self, provider: str, model: str, variant: Variant, *, first: bool) -> ProviderJob:
         whole, both = first and model == TARGET, first and provider in STAGED
         return self._job(
             model,
@@ -53,7 +53,7 @@ class Shelf:
             timed=whole,
         )
 
-    def _of_default(self, provider: str) -> list[Job]:
+    def _of_default(self, provider: str) -> list[ProviderJob]:
         """List the default model's jobs; none, and `absent` says why, if it cannot be had."""
         free = shutil.disk_usage(self._folder).free
         if free < DEFAULT_BYTES:
@@ -82,8 +82,8 @@ class Shelf:
         cut: Path | None = None,
         drafter: Path | None = None,
         timed: bool,
-    ) -> Job:
-        return Job(
+    ) -> ProviderJob:
+        return ProviderJob(
             model=model,
             dialect=variant.dialect,
             precision=variant.precision,

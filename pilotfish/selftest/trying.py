@@ -44,7 +44,7 @@ OPENING, STAGES, TIMES = "opening", "stages", "times"
 CHECKED = (OPENING, *CHECKS, STAGES)
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class ProviderJob(Struct, frozen=True, kw_only=True):
     """One artifact to try.
 
     Attributes:
@@ -80,7 +80,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     """What the process is to do; without jobs it only looks whether the provider is there."""
 
     provider: str
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[ProviderJob, ...] = ()
 
 
 def attempt(assignment: Assignment, tell: Tell) -> None:
@@ -96,7 +96,7 @@ def attempt(assignment: Assignment, tell: Tell) -> None:
 class Attempt:
     """One job on one provider."""
 
-    def __init__(self, provider: str, index: int, job: Job, tell: Tell) -> None:
+    def __init__(self, provider: str, index: int, job: ProviderJob, tell: Tell) -> None:
         self._provider, self._index, self._job, self._tell = provider, index, job, tell
         self._tolerance = tolerance(provider, job.precision)
 

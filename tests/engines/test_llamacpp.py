@@ -6,7 +6,7 @@ import pytest
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import ArtifactError, CapacityError, ProviderError
 from pilotfish.engines.language_model import open_model
-from pilotfish.engines.llamacpp import library
+from pilotfish.engines.llamacpp import native
 from pilotfish.engines.llamacpp.decoder import LEAVES, LlamaDecoder
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.model import export_model
@@ -95,13 +95,13 @@ def test_both_engines_compute_the_same(tmp_path, family):
 def test_cells_grow_with_what_is_held_and_keep_it(tmp_path):
     artifact = gguf_artifact(tmp_path, max_position_embeddings=1024)
     decoder = open_model(artifact, slots=3, threads=1)
-    assert decoder._cells.capacity == library.CELLS
+    assert decoder._cells.capacity == native.CELLS
     parents, _ = expand((2, 2))
     decoder.prefill(0, TEXT[:200], rows=0)
     decoder.prefill(1, TEXT[:90], rows=0)
     decoder.forward([Pass(1, TEXT[:6], 0, parents)])  # a tree that is moved with the rest
     decoder.prefill(2, TEXT, rows=0)
-    assert decoder._cells.capacity >= 2 * library.CELLS
+    assert decoder._cells.capacity >= 2 * native.CELLS
     fresh = open_model(artifact, slots=1, context=640, threads=1)
     decoder.keep_path(1, [1, 4])
     for slot, text in ((0, TEXT[:200]), (1, [*TEXT[:90], *TEXT[[1, 4]]]), (2, TEXT)):
@@ -125,7 +125,7 @@ def test_a_pass_that_fails_appends_nothing(decoder, monkeypatch):
     parents, levels = expand((2, 2, 2))
     decoder.prefill(0, TEXT[:20], rows=0)
     first = grow(decoder, 0, TEXT[:2], parents[:2], [])
-    run, left = library.Cells.run, [1]
+    run, left = native.Cells.run, [1]
 
     def failing(cells, *given):
         if not left:
@@ -135,7 +135,7 @@ def test_a_pass_that_fails_appends_nothing(decoder, monkeypatch):
 
     passes = [Pass(0, TEXT[2:14], 12, parents), Pass(1, TEXT[:150])]
     with monkeypatch.context() as patch:
-        patch.setattr(library.Cells, "run", failing)  # its second run fails
+        patch.setattr(native.Cells, "run", failing)  # its second run fails
         with pytest.raises(ProviderError, match="memory"):
             decoder.forward(passes)
     assert [decoder.length(slot) for slot in (0, 1)] == [22, 0]
@@ -166,7 +166,7 @@ def test_senseless_passes_are_refused(decoder, wrong):
 
 def test_too_many_leaves_are_refused_and_the_slot_goes_on(decoder):
     decoder.prefill(0, TEXT[:5], rows=0)
-    most = min(LEAVES, library.MOST_SEQUENCES // SLOTS)
+    most = min(LEAVES, native.MOST_SEQUENCES // SLOTS)
     with pytest.raises(CapacityError, match=f"{most + 1} leaves"):
         decoder.forward([Pass(0, TEXT[: most + 1], parents=np.full(most + 1, -1))])
     wide = decoder.forward([Pass(0, TEXT[:most], parents=np.full(most, -1))])[0].logits
@@ -203,7 +203,7 @@ def test_models_that_cannot_be_rolled_back_are_refused_by_the_library_too(tmp_pa
     with pytest.raises(ArtifactError, match="SHA-256"):
         open_model(artifact)
     with pytest.raises(ProviderError, match="state that every token changes"):
-        library.Model(file, gpu=False)
+        native.NativeModel(file, gpu=False)
 
 
 def mamba():
@@ -241,7 +241,7 @@ def test_a_file_that_llama_cpp_cannot_load_is_told_with_its_words(tmp_path, capf
     settings = {"block_count": 1, "context_length": 64, "embedding_length": 32}
     file = write_foreign(tmp_path / "odd.gguf", "marsupial", settings)
     with pytest.raises(ProviderError, match=r"odd\.gguf.*unknown model architecture.*marsupial"):
-        library.Model(file, gpu=False)
+        native.NativeModel(file, gpu=False)
     assert capfd.readouterr() == ("", "")  # llama.cpp's own lines go to the log
 
 
@@ -253,7 +253,7 @@ def test_what_llama_cpp_says_goes_to_the_log(decoder, caplog, capfd):
 
 
 def test_a_gpu_that_is_not_there_is_refused(decoder):
-    if library.load_library().llama_supports_gpu_offload():
+    if native.load_library().llama_supports_gpu_offload():
         pytest.skip("there is one")
     with pytest.raises(ProviderError, match="GGML_CUDA"):
         open_model(decoder.artifact, provider="cuda")

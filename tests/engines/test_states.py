@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.engines.artifact import Artifact, States
+from pilotfish.engines.artifact import Artifact, KeptStates
 from pilotfish.engines.backends import Load
 from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.backends.tensorrt import TensorRTBackend
@@ -210,7 +210,7 @@ def test_other_precisions_continue_as_they_read(family, precision, tmp_path):
 
 def test_the_manifest_says_what_is_kept(tmp_path):
     manifest = tiny_artifact(tmp_path / "a", architecture="lfm2").manifest
-    assert manifest.states == States(layers=[0, 2], taps=3, width=64, window=WINDOW)
+    assert manifest.states == KeptStates(layers=[0, 2], taps=3, width=64, window=WINDOW)
     assert manifest.cached == [1]
     # the first layer alone has a state, and nothing has keys and values
     source = RandomSource(tiny_config("lfm2"), 0)
@@ -250,7 +250,7 @@ def test_opset17_has_no_linear_attention(tmp_path):
         tiny_artifact(tmp_path / "a", architecture="qwen3_5", dialect="opset17")
 
 
-SUMMING = States(layers=[0, 2], taps=4, width=1, heads=1, key_dim=1, value_dim=1, window=WINDOW)
+SUMMING = KeptStates(layers=[0, 2], taps=4, width=1, heads=1, key_dim=1, value_dim=1, window=WINDOW)
 MOVES = st.lists(st.tuples(st.integers(1, 150), st.floats(0, 1), st.booleans()), max_size=40)
 
 

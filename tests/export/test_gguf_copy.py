@@ -12,7 +12,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.errors import ArtifactError, ProviderError
 from pilotfish.engines.language_model import open_model
-from pilotfish.engines.llamacpp import library
+from pilotfish.engines.llamacpp import native
 from pilotfish.export import gguf_copy
 from pilotfish.export.catalog import list_artifacts
 from pilotfish.export.errors import ExportError
@@ -35,9 +35,9 @@ HYBRID = {
 @pytest.fixture
 def without_llama_cpp(monkeypatch):
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    library._library.cache_clear()
+    native._library.cache_clear()
     yield
-    library._library.cache_clear()
+    native._library.cache_clear()
 
 
 def keep(file: Path, out: Path) -> Artifact:

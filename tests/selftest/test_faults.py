@@ -25,7 +25,7 @@ from pilotfish.engines.tensorrt.profiles import NARROW
 from pilotfish.selftest.checks import CHECKS
 from pilotfish.selftest.models import KINDS, TARGET
 from pilotfish.selftest.shelf import Shelf
-from pilotfish.selftest.trying import STAGES, Assignment, Job, attempt
+from pilotfish.selftest.trying import STAGES, Assignment, ProviderJob, attempt
 from tests.support import cudart_double, tensorrt_double
 from tests.support.cudart_double import Gpu
 from tests.support.opening import CudaOnHost, TensorRTProviderOnHost
@@ -47,13 +47,13 @@ def patch(tmp_path: Path) -> Iterator[Patch]:
         yield patch
 
 
-def job(shelf: Shelf, provider: str, **changes: Any) -> Job:
+def job(shelf: Shelf, provider: str, **changes: Any) -> ProviderJob:
     """The first of what this provider is to do, without the protocols: an edge has no doubles."""
     (first, *_) = shelf.jobs(provider, quick=True)
     return msgspec.structs.replace(first, drafter=None, timed=False, **changes)
 
 
-def findings(provider: str, *jobs: Job) -> dict[str, dict[str, Any]]:
+def findings(provider: str, *jobs: ProviderJob) -> dict[str, dict[str, Any]]:
     """What is found of them, by check."""
     told: list[dict[str, Any]] = []
     attempt(Assignment(provider=provider, jobs=jobs), told.append)

@@ -13,7 +13,7 @@ from pilotfish.selftest.finding import Finding
 from pilotfish.selftest.models import KINDS
 from pilotfish.selftest.running import Runner
 from pilotfish.selftest.shelf import Shelf
-from pilotfish.selftest.trying import Job
+from pilotfish.selftest.trying import ProviderJob
 
 # Does of each job what its model is called, as the process of a provider would.
 SCRIPT = """
@@ -40,7 +40,10 @@ def script(tmp_path: Path) -> list[str]:
 
 def tried(script: list[str], *models: str, minutes: float = 10.0) -> list[Finding]:
     runner = Runner(lambda *_: None, minutes=minutes, quick=True, command=script)
-    jobs = [Job(model=each, dialect="opset24", precision="fp32", artifact="-") for each in models]
+    jobs = [
+        ProviderJob(model=each, dialect="opset24", precision="fp32", artifact="-")
+        for each in models
+    ]
     runner.attempt("cuda", jobs)
     return runner.found.findings
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.artifact import Artifact, Manifest
 from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.kv import KVCache
-from pilotfish.engines.states import StateCache, Step
+from pilotfish.engines.states import StateCache, StateStep
 
 KEY_VALUE = ("key", "value")
 
@@ -55,7 +55,7 @@ class Binding(ABC):
         A backend may hold integers narrower than `dtype`.
         """
 
-    def step(self, step: Step) -> None:
+    def step(self, step: StateStep) -> None:
         """Make the next run read and write these states; only where there is `Backend.states`."""
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, kv_names
 from pilotfish.engines.kv import HostCache
 from pilotfish.engines.runtime import open_session
-from pilotfish.engines.states import StateCache, Step
+from pilotfish.engines.states import StateCache, StateStep
 
 
 class CpuBackend(Backend):
@@ -75,7 +75,7 @@ class CpuBinding(Binding):
         self._binding.bind_input(past, "cpu", 0, array.dtype.type, array.shape, pointer)
         self._binding.bind_output(present, "cpu", 0, array.dtype.type, array.shape, pointer)
 
-    def step(self, step: Step) -> None:
+    def step(self, step: StateStep) -> None:
         """Make the next run read and write these states."""
         self._step = step  # alive while it is bound
         read, written = self._binding.bind_input, self._binding.bind_output

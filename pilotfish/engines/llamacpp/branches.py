@@ -18,7 +18,7 @@ from pilotfish.engines.errors import CapacityError
 from pilotfish.engines.passes import Pass
 
 
-class Memory(Protocol):
+class CellMemory(Protocol):
     """The cells of all sequences; positions are counted from 0."""
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
@@ -64,7 +64,7 @@ class Growth:
 class Branches:
     """One slot. ids: its sequences, of which the first holds the chain."""
 
-    def __init__(self, memory: Memory, ids: range) -> None:
+    def __init__(self, memory: CellMemory, ids: range) -> None:
         self._memory, self._ids = memory, ids
         self._ends = [0] * len(ids)  # positions that each line holds
         self._shared = [0] * len(ids)  # of those, the first that line 0's chain has, too

@@ -17,12 +17,12 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.language_model import LanguageModel, Output
 from pilotfish.engines.llamacpp.branches import Branches, Growth
-from pilotfish.engines.llamacpp.library import (
+from pilotfish.engines.llamacpp.native import (
     ANSWERED,
     MOST_SEQUENCES,
     RUN,
     Cells,
-    Model,
+    NativeModel,
     chunks,
     load_library,
     log,
@@ -203,7 +203,7 @@ class LlamaDecoder(LanguageModel):
 
     # --- opening ---------------------------------------------------------------------------
 
-    def _load(self, provider: str) -> Model:
+    def _load(self, provider: str) -> NativeModel:
         """Load the weights where the provider asks for them."""
         if provider not in PROVIDERS:
             raise ProviderError(
@@ -217,7 +217,7 @@ class LlamaDecoder(LanguageModel):
             )
         gpu = able and provider != "cpu"
         try:
-            model = Model(self.artifact.gguf_path, gpu=gpu)
+            model = NativeModel(self.artifact.gguf_path, gpu=gpu)
         except ProviderError:
             self.artifact.verify()  # a damaged file is the likeliest reason
             raise

@@ -80,7 +80,7 @@ def _failure(problem: str) -> ProviderError:
     return ProviderError(f"{problem}: {said}" if said else problem)
 
 
-class Model:
+class NativeModel:
     """The weights of a GGUF file.
 
     Attributes:
@@ -125,7 +125,7 @@ class Cells:
         threads: of one run.
     """
 
-    def __init__(self, model: Model, sequences: int, limit: int, threads: int) -> None:
+    def __init__(self, model: NativeModel, sequences: int, limit: int, threads: int) -> None:
         self._model, self._api = model, model.api
         self._sequences, self._limit, self._threads = sequences, limit, threads
         self._context: Any = None
