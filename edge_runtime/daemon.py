@@ -6,7 +6,7 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import zmq
@@ -27,8 +27,10 @@ from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets import Opening, Target, open_target
 from pilotfish.edge_runtime.targets.target import pass_s
 from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.inspection import Inspection
 from pilotfish.engines.pace import least_times
+from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.messages import Buffer, PassTime, Reply
 from pilotfish.wire.supervisor import Supervisor, inherited_socket
@@ -65,6 +67,7 @@ def serve(
         if metrics is not None:
             stack.callback(metrics.close)
         artifact = Artifact.open(config.target, stage=True)
+        vocabulary, reading = _read_vocabulary(stack, artifact)
         inspection = Inspection(artifact)
         stack.callback(inspection.close)
         supplies = Supplies.of(
@@ -103,14 +106,14 @@ def serve(
             supplies=supplies,
             allowed=None if keys is None else keys.allowed,
             tally=tally,
+            vocabulary=vocabulary,
         )
         gc.collect()
         gc.freeze()  # loaded objects stay: exempt them from collections between rounds
         signals.take_over()
-        model = artifact.manifest.model
         loop = EdgeLoop(
             *(listener, scheduler, target, service, settings, signals, supervisor),
-            model,
+            artifact.manifest.model,
             inspection,
             lifeline,
         )
@@ -118,11 +121,12 @@ def serve(
             metrics.show(
                 MetricsSources(artifact.manifest, tally, listener, service, target, inspection)
             )
-        _read_vocabulary(stack, service)
+        # what it adds to this process would be taken for what peers make it hold
+        reading.join()
         announce(listener.endpoint)
         supervisor.ready(loop.status)
         inspection.start()
-        _log.info("serving %s on %s", model, listener.endpoint)
+        _log.info("serving %s on %s", artifact.manifest.model, listener.endpoint)
         for name in supplies.heads:
             _log.info("decision head: %s", name)
         code = loop.run()
@@ -131,11 +135,18 @@ def serve(
         return code
 
 
-def _read_vocabulary(stack: ExitStack, service: Service) -> None:
-    """Read the vocabulary for grammars while the edge serves already."""
-    reading = threading.Thread(target=service.read_vocabulary, name="grammars", daemon=True)
+def _read_vocabulary(stack: ExitStack, artifact: Artifact) -> tuple[Vocabulary, threading.Thread]:
+    """Read the vocabulary for grammars, which takes a second or more, while the target loads."""
+    vocabulary = Vocabulary.of(artifact)
+
+    def read() -> None:
+        with suppress(GrammarError):  # a model that cannot end a constrained answer
+            vocabulary.grammars.warm()
+
+    reading = threading.Thread(target=read, name="grammars", daemon=True)
     reading.start()
     stack.callback(reading.join)  # a library's thread must not outlive the interpreter
+    return vocabulary, reading
 
 
 def _beside(

@@ -58,7 +58,7 @@ class Service:
 
     passes, drafts: times of the target's and the edge's own drafter's passes; beside: the latter.
     supplies: options and resources for protocols. allowed: names by allowed key; None: the edge has
-    no keys.
+    no keys. vocabulary: None: it is read off the artifact.
     """
 
     def __init__(
@@ -76,9 +76,10 @@ class Service:
         supplies: Supplies | None = None,
         allowed: Mapping[bytes, str] | None = None,
         tally: Tally | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         manifest = self._manifest = artifact.manifest
-        vocabulary = Vocabulary.of(artifact)
+        vocabulary = vocabulary or Vocabulary.of(artifact)
         self._lexicon = Lexicon(vocabulary)
         self._shapers = Shapers(vocabulary, shapes=target.shapes)
         self._vocab = manifest.vocab_size
@@ -114,10 +115,6 @@ class Service:
         )
 
     # Called by the daemon
-
-    def read_vocabulary(self) -> None:
-        """Read the vocabulary for grammars; in a thread of its own, for it takes about a second."""
-        self._shapers.warm()
 
     def revise(self, limits: EdgeLimits, allowed: Mapping[bytes, str] | None) -> None:
         """Apply other limits and another allow-list; ends the sessions of removed keys."""

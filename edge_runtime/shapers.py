@@ -5,7 +5,6 @@ In:  a `Begin` and its law. Out: a `Shaper`, or a typed refusal; a client whose 
 """
 
 import time
-from contextlib import suppress
 
 from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.vocabulary import Vocabulary
@@ -30,11 +29,6 @@ class Shapers:
         self._grammars = vocabulary.grammars
         self._shapes = shapes
         self._barred: dict[bytes, float] = {}  # until when an owner's grammars are not taken
-
-    def warm(self) -> None:
-        """Read the vocabulary for grammars, which takes about a second. For any thread."""
-        with suppress(GrammarError):  # a model that cannot end a constrained answer
-            self._grammars.warm()
 
     def expect_unshaped(self) -> None:
         """Raise `UnsupportedError` if the target's logits are not the model's own."""
