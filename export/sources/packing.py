@@ -48,7 +48,7 @@ def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | Non
     Raises:
         ExportError: naming what is not supported.
     """
-    if not stated:
+    if stated is None or stated == {}:
         return None
     if not isinstance(stated, dict):
         raise ExportError(f"{where}: quantization_config is {stated!r}, and must be an object")

@@ -136,6 +136,7 @@ def test_published_configurations_pass(name: str, written: dict[str, Any]) -> No
         ({"rope_scaling": {"factor": 4.0}}, r"rope_scaling\.factor: not known"),
         ({"original_max_position_embeddings": 64}, "original_max_position_embeddings: not"),
         ({"rope_scaling": 4}, "rope_scaling is 4, and must be an object"),
+        ({"quantization_config": False}, "quantization_config is False, and must be an object"),
     ],
 )  # fmt: skip
 def test_keys_with_an_effect_are_refused(change: dict[str, Any], named: str) -> None:
