@@ -72,7 +72,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
         chosen: how many of them a token uses.
         width: of one's inner activations.
         normed: the softmax is over the chosen scores, not over all.
-        shared: inner width of a part that all tokens use besides; None = there is none.
+        shared: inner width of the expert that every token uses; None without one.
         shared_gate: that part is weighted by σ(x · shared_expert_gate).
         steepness, lift, limit: α, l and c of g · σ(αg) · (u + l), with g ≤ c and |u| ≤ c (gpt-oss);
             at 1, 0 and None it is activation(g) · u.

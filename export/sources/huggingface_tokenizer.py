@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from pilotfish.export.errors import ExportError
+from pilotfish.export.tokenizers.added import read_object
 from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
 from pilotfish.export.tokenizers.sentencepiece import sentencepiece_tokenizer_json
 from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
@@ -38,7 +36,7 @@ def read_tokenizer(path: Path) -> tuple[str, list[Path]]:
     """Return the content of a tokenizer.json, and the files that it was made of.
 
     Raises:
-        ExportError: if there is none, or it is damaged or of a kind that is not supported.
+        ExportError: if no tokenizer is found, it is damaged, or its kind is not supported.
     """
     for names, read in FORMS:
         if all((path / name).is_file() for name in names):
@@ -60,7 +58,7 @@ def read_templates(path: Path) -> tuple[str | None, dict[str, str]]:
     """
     found: dict[str, str] = {}
     for name in ("chat_template.json", "tokenizer_config.json"):
-        found |= templates_in(_read_object(path / name).get("chat_template"))
+        found |= templates_in(read_object(path / name).get("chat_template"))
     files = {DEFAULT: path / TEMPLATE}
     files |= {file.stem: file for file in sorted((path / NAMED_TEMPLATES).glob("*.jinja"))}
     for name, file in files.items():
@@ -86,13 +84,3 @@ def templates_in(stated: object) -> dict[str, str]:
         for name, template in named.items()
         if isinstance(name, str) and isinstance(template, str)
     }
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; {} if the file is absent."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError) as error:
-        raise ExportError(f"{path} cannot be read: {error}") from None

@@ -71,11 +71,11 @@ def read_added(directory: Path) -> Added:
     Raises:
         ExportError: if one of them is damaged.
     """
-    settings = _read(directory / "tokenizer_config.json")
-    roles = _read(directory / "special_tokens_map.json")
+    settings = read_object(directory / "tokenizer_config.json")
+    roles = read_object(directory / "special_tokens_map.json")
     tokens: dict[int, AddedToken] = {}
     try:
-        for content, id in _read(directory / "added_tokens.json").items():
+        for content, id in read_object(directory / "added_tokens.json").items():
             tokens[int(id)] = AddedToken(content, special=False, normalized=False)
         for id, stated in settings.get("added_tokens_decoder", {}).items():
             flags = {flag: bool(stated.get(flag, False)) for flag in _FLAGS}
@@ -108,7 +108,12 @@ def _content(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; {} if the file is absent.
+
+    Raises:
+        ExportError: if it cannot be read, or holds something else.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:

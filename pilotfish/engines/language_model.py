@@ -78,7 +78,7 @@ class LanguageModel(ABC):
         down, so it ascends. What is kept counts as a chain behind the same trunk.
 
         Raises:
-            ValueError: if `path` is none within the tree; then nothing changes.
+            ValueError: if `path` is not in the tree; then nothing changes.
         """
 
     @abstractmethod

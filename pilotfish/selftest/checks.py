@@ -30,9 +30,17 @@ Tokens = NDArray[np.int64]
 class Runs(Protocol):
     """What appends passes: a `Decoder`, or `Chained` stages."""
 
-    def forward(self, passes: Sequence[Pass]) -> Sequence[Output]: ...  # noqa: D102
-    def rollback(self, slot: int, length: int) -> None: ...  # noqa: D102
-    def keep_path(self, slot: int, path: Sequence[int]) -> None: ...  # noqa: D102
+    def forward(self, passes: Sequence[Pass]) -> Sequence[Output]:
+        """Append each pass to its slot and answer it."""
+        ...
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Drop all but the first `length` tokens of a slot."""
+        ...
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep only the nodes at `path` of the last tree."""
+        ...
 
 
 class Plain:

@@ -82,7 +82,7 @@ class Runner:
         """
         with tempfile.TemporaryDirectory(prefix="pilotfish-selftest-") as folder:
             shelf = Shelf(Path(folder), self._show)
-            runtime_version()  # raises where there is none
+            runtime_version()  # raises if ONNX Runtime is missing
             for provider in providers:
                 self._look(provider)
             for provider in providers:

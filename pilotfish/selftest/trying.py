@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ class Attempt:
             if job.reference is not None:
                 plain = Plain(Artifact.open(job.reference), job.threads)
                 for name in CHECKS:
-                    self._guarded(name, lambda: self._compare(name, decoder, plain))  # noqa: B023
+                    self._guarded(name, partial(self._compare, name, decoder, plain))
                 if job.cut is not None:
                     self._check_stages(job.cut, plain)
             if job.drafter is not None:
@@ -168,7 +169,7 @@ class Attempt:
         ends = protocols.both_ends(target, drafter, self._provider)
         device = self._guarded(names[0], lambda: open_now.enter_context(ends))
         for name in names if device else ():
-            self._guarded(name, lambda: self._follow(name, device))  # noqa: B023
+            self._guarded(name, partial(self._follow, name, device))
 
     def _follow(self, name: str, device: Any) -> None:
         begin = time.perf_counter()

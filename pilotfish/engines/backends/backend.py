@@ -56,8 +56,11 @@ class Binding(ABC):
         """
 
     def step(self, step: StateStep) -> None:
-        """Make the next run read and write these states; only where there is `Backend.states`."""
-        raise NotImplementedError
+        """Make the next run read and write these states.
+
+        Called only if `Backend.states` is set; a backend that sets it overrides this.
+        """
+        raise NotImplementedError  # by backends that refuse models with states when they load
 
     @abstractmethod
     def run(self, answers: Answers, row: int, rows: int) -> None:
