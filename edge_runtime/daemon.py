@@ -4,8 +4,8 @@ import gc
 import logging
 import select
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
@@ -67,7 +67,9 @@ def serve(
         if metrics is not None:
             stack.callback(metrics.close)
         artifact = Artifact.open(config.target, stage=True)
-        vocabulary, reading = _read_vocabulary(stack, artifact)
+        reading = stack.enter_context(ThreadPoolExecutor(1, "vocabulary")).submit(
+            _read_vocabulary, artifact
+        )
         inspection = Inspection(artifact)
         stack.callback(inspection.close)
         supplies = Supplies.of(
@@ -79,9 +81,10 @@ def serve(
         stack.callback(listener.close)
         try:
             with _handshakes(listener):
-                waiting = partial(_report_waiting, supervisor, lifeline)
+                waiting = partial(_report_waiting, supervisor, signals, lifeline)
                 target = open_target(Opening(config, artifact, keys, tally, waiting))
                 stack.callback(target.close)
+                signals.heed()
                 supplies = supplies if target.states else supplies.stateless()
                 passes = _pass_times(target)
                 price = Price({each.tokens: each.ns * 1e-9 for each in passes})
@@ -106,7 +109,8 @@ def serve(
             supplies=supplies,
             allowed=None if keys is None else keys.allowed,
             tally=tally,
-            vocabulary=vocabulary,
+            # before peers come: what it adds to this process would be taken for theirs
+            vocabulary=reading.result(),
         )
         gc.collect()
         gc.freeze()  # loaded objects stay: exempt them from collections between rounds
@@ -121,8 +125,6 @@ def serve(
             metrics.show(
                 MetricsSources(artifact.manifest, tally, listener, service, target, inspection)
             )
-        # what it adds to this process would be taken for what peers make it hold
-        reading.join()
         announce(listener.endpoint)
         supervisor.ready(loop.status)
         inspection.start()
@@ -135,18 +137,12 @@ def serve(
         return code
 
 
-def _read_vocabulary(stack: ExitStack, artifact: Artifact) -> tuple[Vocabulary, threading.Thread]:
-    """Read the vocabulary for grammars, which takes a second or more, while the target loads."""
+def _read_vocabulary(artifact: Artifact) -> Vocabulary:
+    """Read a vocabulary, also for grammars, which takes a second or more."""
     vocabulary = Vocabulary.of(artifact)
-
-    def read() -> None:
-        with suppress(GrammarError):  # a model that cannot end a constrained answer
-            vocabulary.grammars.warm()
-
-    reading = threading.Thread(target=read, name="grammars", daemon=True)
-    reading.start()
-    stack.callback(reading.join)  # a library's thread must not outlive the interpreter
-    return vocabulary, reading
+    with suppress(GrammarError):  # a model that cannot end a constrained answer
+        vocabulary.grammars.warm()
+    return vocabulary
 
 
 def _beside(
@@ -170,8 +166,11 @@ class _OrphanedError(Exception):
     """The parent process ended while the edge waited for nodes."""
 
 
-def _report_waiting(supervisor: Supervisor, lifeline: int | None, trouble: str) -> None:
+def _report_waiting(
+    supervisor: Supervisor, signals: Signals, lifeline: int | None, trouble: str
+) -> None:
     """Ask the supervisor for more time while nodes are missing, and show which."""
+    signals.heed()
     if lifeline is not None and select.select([lifeline], [], [], 0)[0]:
         raise _OrphanedError
     supervisor.extend(_LOADING_S)

@@ -10,10 +10,11 @@ _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """Notes SIGHUP from entry on, and SIGINT and SIGTERM from `take_over` on.
+    """Notes SIGHUP and SIGINT from entry on, and SIGTERM from `take_over` on.
 
-    Before that these two have their usual effect. ``reload`` is True after a SIGHUP, until it is
-    set to False.
+    Before that SIGTERM ends the process, as does a second SIGINT; for the first, call `heed` now
+    and then: an exception in the middle of an import or a library's call may be lost there, or
+    leave a lock behind. ``reload`` is True after a SIGHUP, until it is set to False.
     """
 
     def __init__(self) -> None:
@@ -26,9 +27,15 @@ class Signals:
         self.descriptor = self._read.fileno()
         self._before: dict[int, object] = {}
 
+    def heed(self) -> None:
+        """Raise `KeyboardInterrupt` if SIGINT has come."""
+        if signal.SIGINT in self._stops:
+            raise KeyboardInterrupt
+
     def take_over(self) -> None:
-        """Note SIGINT and SIGTERM from now on."""
+        """Note SIGINT and SIGTERM from now on, however many; first, `heed`."""
         self._catch(*_STOPS)
+        self.heed()
 
     def take_stops(self) -> list[int]:
         """Return the stop signals since the last call, in order."""
@@ -51,13 +58,19 @@ class Signals:
         else:
             self.reload = True
 
+    def _note_early(self, number: int, frame: FrameType | None) -> None:
+        self._note(number, frame)
+        signal.signal(number, signal.SIG_DFL)
+
     def _catch(self, *numbers: signal.Signals) -> None:
         for number in numbers:
-            self._before[number] = signal.signal(number, self._note)
+            before = signal.signal(number, self._note)
+            self._before.setdefault(number, before)
 
     def __enter__(self) -> "Signals":
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         self._catch(signal.SIGHUP)
+        self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._note_early)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -52,6 +52,7 @@ def serve_node(
         stack.callback(inspection.close)
         work = _load(artifact, config, keys, supervisor.feed)
         stack.callback(work.close)
+        signals.heed()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         bounds = Bounds(_CONNECTIONS, _CONNECTIONS, config.message_mib * MEBIBYTE)

@@ -154,14 +154,25 @@ def test_an_edge_that_is_still_loading_is_not_absent(default_target: Path, key_f
         process.communicate()
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.06, 0.12, 0.3])  # among imports and a library's calls
 @pytest.mark.parametrize("locked", [False, True])
 def test_interrupted_edge_that_is_still_loading(
-    default_target: Path, key_folders, locked: bool
+    default_target: Path, key_folders, locked: bool, after_s: float
 ) -> None:
     options = ["--keys", key_folders["edge"]] if locked else []
     process, _ = loading_edge(default_target, *options)
+    time.sleep(after_s)
     process.send_signal(signal.SIGINT)
     assert complaint(process, 130, patience_s()) == "pilotfish: interrupted"
+
+
+def test_an_edge_interrupted_twice_does_not_load_to_the_end(default_target: Path) -> None:
+    process, _ = loading_edge(default_target)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    process.communicate(timeout=patience_s())
+    assert process.returncode in (-signal.SIGINT, 130)
 
 
 # Nothing left behind
