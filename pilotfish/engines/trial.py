@@ -16,11 +16,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from pilotfish.engines.compiling import compiled, on_deep_stack
 from pilotfish.engines.errors import GrammarError
 from pilotfish.speculation.shaping import Grammar
 
@@ -30,8 +30,6 @@ _MEMORY = 1 << 30
 _START_S = 10.0
 _ORPHANED_S = 5
 _FORCED = 4096  # bytes that a grammar may force at once: each row of it takes 1 µs a byte
-# Rules of 64 KiB refer to each other some 10,000 deep, and take 4 KiB of stack at each step.
-_STACK = 256 * 1024 * 1024
 
 
 class Trial:
@@ -115,29 +113,6 @@ def _line(process: "subprocess.Popen[bytes]", limit_s: float) -> bytes | None:
     return process.stdout.readline() if readable else None
 
 
-def on_deep_stack(work: Callable[[], Any]) -> Any:
-    """Do something that may recurse deeply; returns its result, or raises its error."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.extend((True, work()))
-        except BaseException as error:
-            found.extend((False, error))
-
-    usual = threading.stack_size(_STACK)
-    try:
-        thread = threading.Thread(target=run, name="grammar", daemon=True)
-        thread.start()
-    finally:
-        threading.stack_size(usual)
-    thread.join()
-    fine, result = found
-    if not fine:
-        raise result
-    return result
-
-
 class _Bytes:
     """A vocabulary of single bytes and an end token."""
 
@@ -154,8 +129,6 @@ class _Bytes:
 def _serve() -> None:
     """Answer grammars, a line each, until stdin ends."""
     from llguidance import LLTokenizer
-
-    from pilotfish.engines.grammar import compiled
 
     with suppress(OSError, ValueError):  # a confined unit may not; the time bounds it, too
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))

@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from pilotfish.engines.compiling import compiled
 from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.grammar import Constraint, Grammars, compiled
+from pilotfish.engines.grammar import Constraint, Grammars
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.shaping import Grammar
 from tests.support.bridged import vocabulary
