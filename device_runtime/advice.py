@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.plan import Plan
-from pilotfish.engines.constraint import Constraint
+from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Floats
@@ -27,7 +27,7 @@ class Advice:
     constraint: None, and why, where it cannot even begin.
     """
 
-    def __init__(self, constraint: Constraint | None, why: str = "") -> None:
+    def __init__(self, constraint: GrammarConstraint | None, why: str = "") -> None:
         self._constraint = constraint
         self._why = why
         self.alone = False  # no edge decides
@@ -35,7 +35,7 @@ class Advice:
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
     ) -> Sequence[int]:
-        """Set to −∞, in place, what must not follow; see `Constraint.forbid`."""
+        """Set to −∞, in place, what must not follow; see `GrammarConstraint.forbid`."""
         if self._constraint is not None:
             try:
                 return self._constraint.forbid(logits, answer, paths)
@@ -46,7 +46,7 @@ class Advice:
         return ()
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that alone may follow; see `Constraint.forced`."""
+        """Return the tokens that alone may follow; see `GrammarConstraint.forced`."""
         if self._constraint is not None:
             try:
                 return self._constraint.forced(answer, path)

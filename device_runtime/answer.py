@@ -11,7 +11,7 @@ from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Piece, Round
 from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.families.outline import Outline
-from pilotfish.engines.families.reader import Part, TurnReader
+from pilotfish.engines.families.reader import TurnPart, TurnReader
 from pilotfish.engines.tokenizer import TextStream
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.shaping import Grammar
@@ -63,7 +63,7 @@ class AnswerBuffer:
     ) -> None:
         self.tokens: list[int] = []
         self.text = ""
-        self.parts: list[Part] = []
+        self.parts: list[TurnPart] = []
         self.finish_reason: str | None = None
         shown = target.tokenizer.controls_in(outline.marks)
         self._stream = TextStream(target.tokenizer, shown=shown)
@@ -99,10 +99,10 @@ class AnswerBuffer:
         parts = [*self._read(text), *self._told(self._reader.end())]
         return [Piece(text, [], "target", parts=parts)] if text or parts else []
 
-    def _read(self, text: str) -> list[Part]:
+    def _read(self, text: str) -> list[TurnPart]:
         return self._told(self._reader.push(text))
 
-    def _told(self, parts: list[Part]) -> list[Part]:
+    def _told(self, parts: list[TurnPart]) -> list[TurnPart]:
         self.parts += parts
         return parts
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from pilotfish.engines.families.reader import Part, Turn
+from pilotfish.engines.families.reader import Turn, TurnPart
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import LOCAL, counters, streams
@@ -182,7 +182,7 @@ class Generation:
     choice: Choice | None = None
     probing: Probing = field(default_factory=Probing)
     recoveries: list[Recovery] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[TurnPart] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_ids: Sequence[int] = ()
 
@@ -270,4 +270,4 @@ class Piece:
     origin: str
     logprobs: Sequence[TokenLogprob | None] = ()  # if asked for, as far as they are known yet
     # what is known by now to be words, thought, or a call; it may lag behind the text
-    parts: Sequence[Part] = ()
+    parts: Sequence[TurnPart] = ()

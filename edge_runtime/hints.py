@@ -43,7 +43,7 @@ class Offer(NamedTuple):
     odds: Sequence[float]
 
 
-class Source(Protocol):
+class HintSource(Protocol):
     """Where hints come from: it follows the session's committed tokens."""
 
     def offer(self, most: int) -> Offer:
@@ -127,7 +127,7 @@ class TextHints:
 class Account:
     """A source, and what its promises were worth in this session."""
 
-    source: Source
+    source: HintSource
     name: str
     purse: float = _FIRST
     _kept: float = _KEPT

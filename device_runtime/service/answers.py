@@ -22,7 +22,7 @@ from pilotfish.device_runtime.service.logprobs import (
     text_logprobs,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
-from pilotfish.engines.families.reader import Part, Turn
+from pilotfish.engines.families.reader import Turn, TurnPart
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 
@@ -210,7 +210,7 @@ def message_body(turn: Turn) -> Body:
     return found
 
 
-def delta_of(parts: Sequence[Part]) -> Body:
+def delta_of(parts: Sequence[TurnPart]) -> Body:
     """Format the parts of a turn as what a message grows by."""
     found: Body = {}
     calls: dict[int, Body] = {}

@@ -58,7 +58,7 @@ async def bounded_body(request: Request, limit_bytes: int) -> bytes:
             return bytes(body)
 
 
-class Format(Protocol):
+class AnswerFormat(Protocol):
     """How a route tells an answer: whole, or in events."""
 
     def whole(self, generations: Sequence[Generation]) -> Body:
@@ -95,7 +95,7 @@ class Completion(Response):
         lanes: Lanes,
         client: str,
         wanted: CompletionRequest,
-        answer: Format,
+        answer: AnswerFormat,
         read: Callable[[CompletionRequest], Awaitable[Prompt]],
         refused: Callable[[RefusalError], None],
     ) -> None:

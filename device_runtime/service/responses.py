@@ -29,7 +29,7 @@ from pilotfish.device_runtime.service.prompts import (
     refuse_unless_neutral,
     thinking_of,
 )
-from pilotfish.device_runtime.service.responses_input import Item, Message, conversation_of
+from pilotfish.device_runtime.service.responses_input import InputItem, Message, conversation_of
 from pilotfish.device_runtime.service.tools import FunctionFields, tools_asked
 from pilotfish.engines.families.tools import MOST_TOOLS
 
@@ -84,7 +84,7 @@ class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Request(RequestFields, forbid_unknown_fields=True, kw_only=True):
-    input: str | Annotated[list[Item], msgspec.Meta(min_length=1, max_length=MESSAGES)]
+    input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1, max_length=MESSAGES)]
     include: list[Literal["reasoning.encrypted_content"]] | None = None  # a thought is not hidden
     instructions: str | None = None
     max_output_tokens: Count | None = None

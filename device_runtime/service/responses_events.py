@@ -17,7 +17,7 @@ from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.answers import summary
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.responses import ResponseRequest
-from pilotfish.engines.families.reader import Part, Turn
+from pilotfish.engines.families.reader import Turn, TurnPart
 
 Body = dict[str, Any]
 
@@ -25,7 +25,7 @@ Body = dict[str, Any]
 class _Item:
     """An item of the output while it grows: words, a thought or a call."""
 
-    def __init__(self, first: Part, index: int) -> None:
+    def __init__(self, first: TurnPart, index: int) -> None:
         self.kind = "call" if first.kind == "arguments" else first.kind
         self._name, self._call_id = (first.text, first.id) if self.kind == "call" else ("", "")
         prefix = {"content": "msg_", "reasoning": "rs_", "call": "fc_"}[self.kind]
@@ -98,7 +98,7 @@ class _Output:
         self._ended: list[Body] = []
         self._last: _Item | None = None
 
-    def push(self, parts: Sequence[Part]) -> Iterator[Body]:
+    def push(self, parts: Sequence[TurnPart]) -> Iterator[Body]:
         """Return the events of these parts."""
         for part in parts:
             kind = "call" if part.kind == "arguments" else part.kind

@@ -27,7 +27,7 @@ _NEEDED = {
 }
 
 
-class Item(msgspec.Struct, forbid_unknown_fields=True):
+class InputItem(msgspec.Struct, forbid_unknown_fields=True):
     """An item with unread contents; fields that say nothing to a model are not looked at."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
@@ -60,7 +60,7 @@ class _ThoughtPart(msgspec.Struct):
     text: str
 
 
-def conversation_of(said: "str | Sequence[Item]", before: Sequence[Message]) -> list[Message]:
+def conversation_of(said: "str | Sequence[InputItem]", before: Sequence[Message]) -> list[Message]:
     """Return the messages of a conversation and of the input that continues it."""
     if isinstance(said, str):
         return [*before, {"role": "user", "content": said}]
@@ -97,7 +97,7 @@ class _Conversation:
             self._turn = None
         return self._messages
 
-    def add(self, item: Item, where: str) -> None:
+    def add(self, item: InputItem, where: str) -> None:
         """Add an item."""
         turn = self._turn
         match item.type, item.role:
@@ -125,7 +125,7 @@ class _Conversation:
             case _:
                 self._add_output(item, where)
 
-    def _add_output(self, item: Item, where: str) -> None:
+    def _add_output(self, item: InputItem, where: str) -> None:
         if item.call_id not in self._called:
             raise RefusalError(
                 400,

@@ -38,7 +38,7 @@ class _Read(NamedTuple):
         return _Read(self.codes.reshape(rows, -1), self.scales.reshape(rows, -1), minima)
 
 
-class Format(NamedTuple):
+class BlockFormat(NamedTuple):
     """How a type of GGUF's is kept.
 
     `middle` is the code that becomes 2^(bits−1), so that kernels which round activations multiply
@@ -51,7 +51,7 @@ class Format(NamedTuple):
     read: Callable[[Bytes], _Read]
 
 
-def keep_blocks(rows: Bytes, form: Format) -> Quantized:
+def keep_blocks(rows: Bytes, form: BlockFormat) -> Quantized:
     """Convert rows of blocks, u8 [N, bytes], some at a time."""
     parts: list[_Read] = []
     step = max(1, BYTES_AT_ONCE // rows.shape[1])
@@ -164,15 +164,15 @@ def _q6_k(rows: Bytes) -> _Read:
     return _Read(whole, _half(d) * scales)
 
 
-FORMATS: Mapping[str, Format] = {
-    "Q4_0": Format(4, 32, 8, _q4_0),
-    "Q4_1": Format(4, 32, 8, _q4_1),
-    "Q5_0": Format(8, 32, 16, _q5_0),
-    "Q5_1": Format(8, 32, 16, _q5_1),
-    "Q8_0": Format(8, 32, 128, _q8_0),
-    "Q2_K": Format(4, 16, 2, _q2_k),
-    "Q3_K": Format(4, 16, 4, _q3_k),
-    "Q4_K": Format(4, 32, 8, _q4_k),
-    "Q5_K": Format(8, 32, 16, _q5_k),
-    "Q6_K": Format(8, 16, 32, _q6_k),
+FORMATS: Mapping[str, BlockFormat] = {
+    "Q4_0": BlockFormat(4, 32, 8, _q4_0),
+    "Q4_1": BlockFormat(4, 32, 8, _q4_1),
+    "Q5_0": BlockFormat(8, 32, 16, _q5_0),
+    "Q5_1": BlockFormat(8, 32, 16, _q5_1),
+    "Q8_0": BlockFormat(8, 32, 128, _q8_0),
+    "Q2_K": BlockFormat(4, 16, 2, _q2_k),
+    "Q3_K": BlockFormat(4, 16, 4, _q3_k),
+    "Q4_K": BlockFormat(4, 32, 8, _q4_k),
+    "Q5_K": BlockFormat(8, 32, 16, _q5_k),
+    "Q6_K": BlockFormat(8, 16, 32, _q6_k),
 }

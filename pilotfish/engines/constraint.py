@@ -39,7 +39,7 @@ class _DeadEndError(GrammarError):
     """Nothing may follow; the grammar and what its parsers share are as good as before."""
 
 
-class Constraint:
+class GrammarConstraint:
     """Forbids what a grammar does not allow, in one generation. One thread at a time.
 
     parser: makes one at the grammar's beginning, which shares nothing with others.

@@ -1,6 +1,6 @@
 """Constrain answers to a grammar: which tokens may follow, and which text must.
 
-In:  a `Grammar` and a vocabulary. Out: a `Constraint`, which forbids tokens row by row.
+In:  a `Grammar` and a vocabulary. Out: a `GrammarConstraint`, which forbids tokens row by row.
 
 The parser is llguidance. It sees the bytes that each token adds to a text, as this package decodes
 it; control tokens are never text. An end token may follow where the text is complete, and nothing
@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pilotfish.engines.compiling import compiled, on_deep_stack
-from pilotfish.engines.constraint import Constraint
+from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.families.outline import Controls
 from pilotfish.engines.trial import LIMIT_S, TOO_LONG, TRIAL, too_costly
@@ -118,7 +118,7 @@ class Grammars:
             compiled(Grammar("json", '{"type": "object"}'), self._words).compute_bitmask()
         return self._words
 
-    def constraint(self, grammar: Grammar) -> Constraint:
+    def constraint(self, grammar: Grammar) -> GrammarConstraint:
         """Make the constraint of one generation; `GrammarError` says what is wrong with it."""
         with self._lock:
             words = self._read()
@@ -126,7 +126,7 @@ class Grammars:
         _, size, ends = self._vocabulary
         begun_s = time.monotonic()
         parser = partial(compiled, grammar, words, self._controls)
-        made = Constraint(partial(on_deep_stack, parser), size, ends)
+        made = GrammarConstraint(partial(on_deep_stack, parser), size, ends)
         if time.monotonic() - begun_s > LIMIT_S:  # more than in the trial
             self._note(grammar, TOO_LONG)
             raise too_costly(TOO_LONG)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.compiling import compiled
 from pilotfish.engines.errors import GrammarError
-from pilotfish.engines.grammar import Constraint, Grammars
+from pilotfish.engines.grammar import GrammarConstraint, Grammars
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.shaping import Grammar
 from tests.support.bridged import vocabulary
@@ -66,7 +66,7 @@ def may_follow(said: str) -> set[int]:
     return found | ({END} if said in LANGUAGE else set())
 
 
-def allowed(constraint: Constraint, answer: list[int], *paths: list[int]) -> list[set[int]]:
+def allowed(constraint: GrammarConstraint, answer: list[int], *paths: list[int]) -> list[set[int]]:
     logits = np.zeros((len(paths), END + 1), np.float32)
     constraint.forbid(logits, np.array(answer, np.uint32), paths)
     return [set(np.flatnonzero(np.isfinite(row)).tolist()) for row in logits]
@@ -279,7 +279,7 @@ def test_one_answer_spoils_no_other(english: Vocabulary) -> None:
     """Parsers share nothing: not the states that one of them has run out of."""
     rng, none = np.random.default_rng(0), np.empty(0, np.uint32)
 
-    def row(constraint: Constraint, answer: NDArray[np.uint32]) -> NDArray[np.float32]:
+    def row(constraint: GrammarConstraint, answer: NDArray[np.uint32]) -> NDArray[np.float32]:
         logits = np.zeros((1, english.vocab_size), np.float32)
         constraint.forbid(logits, answer, [[]])
         return logits[0]
@@ -372,7 +372,7 @@ def test_dead_ends_of_drafts_compile_nothing_anew(small: Grammars) -> None:
         made.append(compiled(Grammar("lark", 'start: A | "ab" "c"\nA: /[ab]x/'), small._read()))
         return made[-1]
 
-    constraint = Constraint(parser, END + 1, [END])
+    constraint = GrammarConstraint(parser, END + 1, [END])
     for _ in range(20):
         rows = np.zeros((5, END + 1), np.float32)
         paths = [[], [0], [1], [2], [1]]

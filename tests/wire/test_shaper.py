@@ -17,7 +17,7 @@ from pilotfish.wire.emulation.shaper import (
     SEGMENT_BYTES,
     WAITING_BYTES,
     Flow,
-    Shaper,
+    LinkShaper,
     shapes,
 )
 from pilotfish.wire.emulation.traces import Trace
@@ -27,7 +27,7 @@ from tests.support.examples import examples
 def shaper(trace=None, now=0.0, **conditions):
     """The upward direction of such a link."""
     up, _ = shapes(Conditions(**conditions))
-    return Shaper(up._replace(trace=trace), now)
+    return LinkShaper(up._replace(trace=trace), now)
 
 
 def arrivals(line, flow, until=math.inf):

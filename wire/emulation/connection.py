@@ -5,7 +5,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from pilotfish.wire.emulation.shaper import FIN, RESET, SEGMENT_BYTES, Flow, Shaper
+from pilotfish.wire.emulation.shaper import FIN, RESET, SEGMENT_BYTES, Flow, LinkShaper
 
 BUFFER_BYTES = 256 * 1024  # of the kernel, per socket: the emulated queue holds the rest
 _READ_BYTES = 43 * SEGMENT_BYTES
@@ -20,7 +20,7 @@ class Way(Flow):
     source: "SocketEnd"
     sink: "SocketEnd"
 
-    def __init__(self, shaper: "Shaper[Way]") -> None:
+    def __init__(self, shaper: "LinkShaper[Way]") -> None:
         super().__init__()
         self.shaper = shaper
         self.done = False  # the FIN has been handed on
@@ -132,7 +132,7 @@ def reset(sock: socket.socket) -> None:
 
 
 def joined(
-    near: socket.socket, far: socket.socket, up: "Shaper[Way]", down: "Shaper[Way]"
+    near: socket.socket, far: socket.socket, up: "LinkShaper[Way]", down: "LinkShaper[Way]"
 ) -> tuple[SocketEnd, SocketEnd]:
     """Return the two ends of a new connection, near first; far still has to connect."""
     outward, inward = Way(up), Way(down)

@@ -24,7 +24,7 @@ from time import monotonic
 from pilotfish.wire.emulation.addresses import address_of, endpoint_of, listen_on
 from pilotfish.wire.emulation.connection import BUFFER_BYTES, SocketEnd, Way, joined, reset
 from pilotfish.wire.emulation.emulator import Conditions, Traffic
-from pilotfish.wire.emulation.shaper import RESET, Shaper, shapes
+from pilotfish.wire.emulation.shaper import RESET, LinkShaper, shapes
 
 _log = logging.getLogger("pilotfish.emulate")
 
@@ -51,13 +51,13 @@ class Proxy:
         self._connect = connect
         now = monotonic()
         up, down = shapes(conditions)
-        self._up: Shaper[Way] = Shaper(up, now)
-        self._down: Shaper[Way] = Shaper(down, now)
+        self._up: LinkShaper[Way] = LinkShaper(up, now)
+        self._down: LinkShaper[Way] = LinkShaper(down, now)
         self.since_s = now
         self._ends: dict[int, SocketEnd] = {}
         self._paused: set[SocketEnd] = set()
         self._active: set[Way] = set()  # with segments on their way
-        self._passed: dict[Shaper[Way], int] = {self._up: 0, self._down: 0}
+        self._passed: dict[LinkShaper[Way], int] = {self._up: 0, self._down: 0}
         self._connections = 0
         self._refused_until_s = self._silent_until_s = -math.inf
         self._absent = False

@@ -54,7 +54,7 @@ class Flow:
 
     def __init__(self) -> None:
         self.in_transit: deque[Segment] = deque()
-        self.held_bytes = 0  # from `Shaper.put` until `take`
+        self.held_bytes = 0  # from `LinkShaper.put` until `take`
         self.dead = False  # the receiver is gone; what comes is dropped
 
     @property
@@ -88,7 +88,7 @@ class Flow:
         self.held_bytes = 0
 
 
-class Shape(NamedTuple):
+class LinkShape(NamedTuple):
     """One direction's share of `Conditions`."""
 
     rtt_s: float
@@ -99,10 +99,10 @@ class Shape(NamedTuple):
     random: Random
 
 
-def shapes(conditions: Conditions) -> tuple[Shape, Shape]:
+def shapes(conditions: Conditions) -> tuple[LinkShape, LinkShape]:
     """Split conditions into the two directions, up first. Raises TraceError."""
     up, down = (
-        Shape(
+        LinkShape(
             conditions.rtt_s,
             conditions.jitter_s,
             rate_bps,
@@ -121,10 +121,10 @@ def shapes(conditions: Conditions) -> tuple[Shape, Shape]:
 F = TypeVar("F", bound=Flow)
 
 
-class Shaper(Generic[F]):
+class LinkShaper(Generic[F]):
     """One direction of a link. Times are seconds of one clock and never go back."""
 
-    def __init__(self, shape: Shape, now: float) -> None:
+    def __init__(self, shape: LinkShape, now: float) -> None:
         self._waiting: deque[tuple[F, bytes | None, float]] = deque()
         self._left_s = now  # when the last segment left
         self._next_s = math.inf  # when the first that waits will have left
@@ -133,12 +133,12 @@ class Shaper(Generic[F]):
         self.lost = 0
         self.moved: set[F] = set()  # flows on which something has left; the owner empties it
 
-    def _shape(self, shape: Shape, now: float) -> None:
+    def _shape(self, shape: LinkShape, now: float) -> None:
         self._rules = shape
         self._trace = None if shape.trace is None else TraceClock(shape.trace, now)
         self._unlimited = shape.rate_bps is None and shape.trace is None
 
-    def change(self, shape: Shape, now: float) -> None:
+    def change(self, shape: LinkShape, now: float) -> None:
         """Change the link from ``now`` on; the segment that is leaving starts again."""
         self.advance(now)
         self._shape(shape, now)

@@ -1,8 +1,8 @@
 """Read a turn while it is written: thought, words, calls.
 
-In:  the text of an answer, control tokens of its outline included, as it comes. Out: `Part`s. Text
-     is held back while it may be the beginning of something else. What is not as the outline says,
-     as without a grammar, is words.
+In:  the text of an answer, control tokens of its outline included, as it comes. Out: `TurnPart`s.
+     Text is held back while it may be the beginning of something else. What is not as the outline
+     says, as without a grammar, is words.
 """
 
 import json
@@ -15,7 +15,7 @@ from pilotfish.engines.families.outline import SPACES, Outline
 _MARKS = re.compile(r'["{}\[\]\\]')
 
 
-class Part(NamedTuple):
+class TurnPart(NamedTuple):
     """A part of a turn. call: of a call and its arguments, its number; id: of a call.
 
     The text of a call is its tool's name; its arguments follow, JSON in parts.
@@ -52,7 +52,7 @@ class Turn(NamedTuple):
     calls: tuple[ToolCall, ...]
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> "Turn":
+    def of(cls, parts: Sequence[TurnPart]) -> "Turn":
         """Put its parts together."""
         content, reasoning = (
             "".join(one.text for one in parts if one.kind == kind)
@@ -76,7 +76,7 @@ class TurnReader:
         self._names = frozenset(name for name, _ in outline.tools)
         self._call_id = call_id
         self._held = ""  # not read yet
-        self._parts: list[Part] = []
+        self._parts: list[TurnPart] = []
         self._raw = ""  # of a call, until its name is known
         self._count = 0
         self._depth, self._quoted, self._escaped = 0, False, False
@@ -88,14 +88,14 @@ class TurnReader:
         elif outline.thinking:
             self._think("")
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[TurnPart]:
         """Return the parts that this text completes."""
         self._held += text
         while self._held and self._read():
             pass
         return self._taken()
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[TurnPart]:
         """Return what was held back: the turn ends here.
 
         A call without arguments yet is left out.
@@ -107,7 +107,7 @@ class TurnReader:
         self._held = ""
         return self._taken()
 
-    def _taken(self) -> list[Part]:
+    def _taken(self) -> list[TurnPart]:
         taken, self._parts = self._parts, []
         return taken
 
@@ -117,7 +117,7 @@ class TurnReader:
             self._bare = not text
         if text:
             call = self._count - 1 if kind == "arguments" else -1
-            self._parts.append(Part(kind, text, call))
+            self._parts.append(TurnPart(kind, text, call))
 
     def _go(self, read: Callable[[], bool], rest: str) -> bool:
         self._read, self._held = read, rest
@@ -210,7 +210,7 @@ class TurnReader:
             return not may_come and self._give_up()
         if name not in self._names:
             return self._give_up()
-        self._parts.append(Part("call", name, self._count, self._call_id()))
+        self._parts.append(TurnPart("call", name, self._count, self._call_id()))
         self._count += 1
         self._raw, self._bare = "", False
         self._depth, self._quoted, self._escaped = 0, False, False

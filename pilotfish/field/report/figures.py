@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotfish.device_runtime.record import STAGES, Round, acceptance
-from pilotfish.field.report.statistics import DepthCounts, Spread, positions, spread
+from pilotfish.field.report.statistics import PositionCounts, Spread, positions, spread
 from pilotfish.field.run import Answer, Configuration
 from pilotfish.wire.protocols import EXCHANGES, STREAM, RoundCounter, counters, counters_of, names
 
@@ -43,7 +43,7 @@ class Figures:
     up_bytes_per_token: float | None
     down_bytes_per_token: float | None
     stages_ms: dict[str, float]  # mean of a committed token, by stage
-    positions: list[DepthCounts]
+    positions: list[PositionCounts]
 
 
 def steady(answer: Answer) -> list[Round]:

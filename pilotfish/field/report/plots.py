@@ -28,7 +28,7 @@ from pilotfish.field.report.canvas import (
     title,
 )
 from pilotfish.field.report.figures import Figures, protocols_of
-from pilotfish.field.report.statistics import DepthCounts, share_interval
+from pilotfish.field.report.statistics import PositionCounts, share_interval
 
 _ROW = 0.27  # inches a row of a chart with one row for each (protocol, window)
 _ROWS = 7  # of which there is room for so many at least
@@ -108,7 +108,7 @@ def depths(path: Path, run: str, all_figures: Sequence[Figures], looks: Looks) -
 def _depths(
     reached: Axes,
     accepted: Axes,
-    found: Sequence[DepthCounts],
+    found: Sequence[PositionCounts],
     aside: float,
     protocol: str,
     looks: Looks,
@@ -133,11 +133,11 @@ def _depths(
         accepted.vlines(p.depth + aside, 100 * low, 100 * high, color=colour, linewidth=0.8)
 
 
-def _pooled(all_figures: Sequence[Figures], protocol: str) -> list[DepthCounts]:
+def _pooled(all_figures: Sequence[Figures], protocol: str) -> list[PositionCounts]:
     """Pool the positions of all windows of a protocol."""
     found = [p for f in all_figures if f.configuration.protocol == protocol for p in f.positions]
     return [
-        DepthCounts(
+        PositionCounts(
             depth=depth,
             drafted=sum(p.drafted for p in found if p.depth == depth),
             reached=sum(p.reached for p in found if p.depth == depth),

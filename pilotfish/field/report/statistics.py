@@ -63,7 +63,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DepthCounts:
+class PositionCounts:
     """One depth of the windows, from 1: how many rounds drafted, reached and accepted it."""
 
     depth: int
@@ -72,14 +72,14 @@ class DepthCounts:
     accepted: int
 
 
-def positions(rounds: Sequence[Round]) -> list[DepthCounts]:
+def positions(rounds: Sequence[Round]) -> list[PositionCounts]:
     """Count acceptance at each depth: a position counts once all before it passed.
 
     tslt Definition 2.1. accepted/reached is α at this depth; accepted/drafted the chance that a
     window gets so far.
     """
     return [
-        DepthCounts(
+        PositionCounts(
             depth=depth,
             drafted=sum(r.window >= depth for r in rounds),
             reached=sum(r.window >= depth and r.accepted >= depth - 1 for r in rounds),

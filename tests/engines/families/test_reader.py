@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pilotfish.engines.families import ModelFamily
 from pilotfish.engines.families.outline import Outline
-from pilotfish.engines.families.reader import Part, Turn, TurnReader
+from pilotfish.engines.families.reader import Turn, TurnPart, TurnReader
 from tests.support.calling import CALLING, allowed, outline
 from tests.support.examples import examples
 
@@ -25,7 +25,7 @@ arguments = st.dictionaries(st.text(max_size=4), values, max_size=3)
 calls = st.lists(st.tuples(st.sampled_from(["move", "stop"]), arguments), min_size=1, max_size=3)
 
 
-def parts_of(told: Outline, text: str, cuts: list[int]) -> list[Part]:
+def parts_of(told: Outline, text: str, cuts: list[int]) -> list[TurnPart]:
     """Read a text that comes in pieces, cut here."""
     numbers = iter(range(1000))
     reader = TurnReader(told, lambda: f"id{next(numbers)}")
