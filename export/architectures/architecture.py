@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from pilotfish.export.config import Activation, Form
+from pilotfish.export.config import Activation, Form, Kind
 
 LLAMA_FORM = Form()
 
@@ -92,7 +92,9 @@ class Architecture:
         full_every: without layer_types, each so many-th layer sees everything.
         unrotated: which layers are not rotated: none, all, those that no_rope_layers lists, or,
             where there is a window, those without one.
-        states: type of layers that keep a state → what they are (`config.Layer.kind`).
+        states: type of layers other than attention → what they are (`config.Layer.kind`).
+        one_part: layers mix tokens or are a feed-forward part, not both.
+        with_experts: the entry that counts instead unless the number of experts is 0.
         rope_by_type: rotary parameters are given by type of layer, and a `rope_scaling` is of the
             full layers alone.
         must_state: keys whose default is of another architecture, so that a file must state them.
@@ -122,7 +124,8 @@ class Architecture:
     windows: Literal["none", "all", "listed", "switched"] = "none"
     full_every: int | None = None
     unrotated: Literal["none", "all", "listed", "full"] = "none"
-    states: Mapping[str, Literal["conv", "delta"]] = field(default_factory=dict)
+    states: Mapping[str, Kind] = field(default_factory=dict)
+    one_part: bool = False
     rope_by_type: bool = False
     must_state: tuple[str, ...] = ()
     activations: Mapping[str, Activation] = field(default_factory=dict)
@@ -130,6 +133,7 @@ class Architecture:
     rope_states: tuple[str, ...] = ()
     rope_default: Mapping[str, Any] | None = None
     mixture: Mixture | None = None
+    with_experts: Architecture | None = None
     grown_queries: bool = False
     interleaved: bool = False
     embed_root: bool = False
