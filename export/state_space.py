@@ -2,8 +2,8 @@
 
     S ← e^(Δ·A) · S + B ⊗ (Δ·x),   y = C · S + D · x,   Δ = softplus(projected + bias), clipped
 
-x, B and C pass a convolution. Each head has its A and D, each group of heads its B and C. In terms of
-linear attention, C is the query, B the key and Δ·x the value. Inputs and states are those that
+x, B and C pass a convolution. Each head has its A and D, each group of heads its B and C. In terms
+of linear attention, C is the query, B the key and Δ·x the value. Inputs and states are those that
 `export.recurrent` describes.
 """
 

@@ -34,7 +34,8 @@ class Names:
         modules: a module of a layer → ours; * stands for a number, an expert's.
         fused: a module whose rows are those of several of ours, in this order.
         by_head: the rows of a fused q, k and v are of a key head each: its queries, its k, its v;
-            those of a fused q and gate of a head each.
+            those of a fused q and gate of a head each; those of a fused part of linear attention
+            of one of its key heads each.
         stacked: a tensor of a layer that holds those of all experts → ours of each, whose rows
             stand in this order.
         columns: stacked tensors are [experts, in, out].
@@ -42,6 +43,7 @@ class Names:
         listed: a module that is a list of weights, one for each head → ours.
         transposed: linear modules are stored [in, out].
         dropped: names that end so are computed, or no weights.
+        aside: modules beside the body that are no part of the model.
     """
 
     body: str = "model"
@@ -56,6 +58,7 @@ class Names:
     listed: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False
     dropped: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -211,8 +211,8 @@ STATE_SPACES: dict[str, Architecture] = {
         },
         also={"layer_types": "layers_block_type"},
         inert=UNREAD | (INITIAL - {"time_step_min"}) | {
-            "hybrid_override_pattern", "num_hidden_layers", "mamba_proj_bias", "mamba_ssm_cache_dtype",
-            "time_step_limit", "use_mamba_kernels", "rope_theta", "partial_rotary_factor",
+            "hybrid_override_pattern", "num_hidden_layers", "mamba_proj_bias", "time_step_limit",
+            "mamba_ssm_cache_dtype", "use_mamba_kernels", "rope_theta", "partial_rotary_factor",
             "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "n_group",
             "moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap",
             "num_experts_per_tok", "routed_scaling_factor", "topk_group", "norm_topk_prob",
@@ -236,6 +236,7 @@ STATE_SPACES: dict[str, Architecture] = {
                 **{f"mixer.{name[10:]}": name for name in ATTENTION},
                 **{f"mixer.{name[4:]}": name for name in MLP[1:]},
             },
+            aside=("mtp.",),  # predicts several tokens
         ),
     ),
     "mamba2": Architecture(

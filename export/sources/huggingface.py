@@ -140,13 +140,18 @@ class DirectorySource:
     def _find_places(self, *, wrapped: bool) -> Mapping[str, StoredTensor]:
         """Map the text model's names to what is stored."""
         stored: dict[str, SafetensorsFile] = {}
+        aside: dict[str, None] = {}
         for file in self._files:
             for name in file.names():
                 if name.endswith(COMPUTED):
                     continue
+                if name.startswith(self._names.aside):
+                    aside[name.split(".")[0]] = None
+                    continue
                 if name in stored:
                     raise ExportError(f"{name} is in {stored[name].path} and in {file.path}")
                 stored[name] = file
+        self._left_out = list(aside)
         if not wrapped:
             plain = {name: PlainTensor(file, name) for name, file in stored.items()}
             return self._joined(plain)

@@ -209,8 +209,9 @@ def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -
 
     Without such parts it is that of the state spaces.
     """
-    if not keys.has("intermediate_size") and recurrence is not None:
-        return recurrence.values
+    if not keys.has("intermediate_size"):
+        mixed = keys.has("moe_intermediate_size") or recurrence is None
+        return keys.count("moe_intermediate_size") if mixed else recurrence.values
     stated = keys.count("intermediate_size", null=4 * hidden)
     if not keys.has("block_ff_dim"):
         return stated

@@ -98,8 +98,8 @@ def _stated_types(keys: ClassKeys) -> list[Any] | None:
     types = spelt if listed is None else listed
     if "moe" in types:
         raise fields.error(
-            "its mixtures of experts are not supported (layers_block_type moe); those of this class "
-            "without any are"
+            "its mixtures of experts are not supported (layers_block_type moe); models of this "
+            "class without any are"
         )
     return types
 

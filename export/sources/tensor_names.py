@@ -149,7 +149,7 @@ class Taker:
         }
 
     def take(self, name: str, origin: Origin, stored: list[NDArray[T]]) -> NDArray[T]:
-        """Return the weight `name` of its stored arrays: a view, but for listed ones.
+        """Return the weight `name` of its stored arrays: a view, but for those of several places.
 
         Of a tensor of all experts, the array is that of the origin's expert.
         """
@@ -162,10 +162,12 @@ class Taker:
             return array.reshape(-1)  # some are stored without a dimension
         if origin.part is None:
             return array
-        if self._names.by_head:
-            return self._of_heads(array, origin.part, len(origin.parts))
         if origin.expert is not None:
             return self._of_expert(array, origin)
+        if self._names.by_head and origin.parts[0].startswith("linear_attn."):
+            return self._of_key_heads(array, origin)
+        if self._names.by_head:
+            return self._of_heads(array, origin.part, len(origin.parts))
         return self._of_rows(array, origin.part, [f"{module}.weight" for module in origin.parts])
 
     def _of_expert(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
@@ -206,6 +208,25 @@ class Taker:
         return chosen.reshape(
             math.prod(chosen.shape) // math.prod(array.shape[1:]), *array.shape[1:]
         )
+
+    def _of_key_heads(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
+        """Take a part of linear attention where each key head's rows stand together."""
+        own = self._config.recurrence
+        assert own is not None
+        each = own.heads // own.key_heads
+        sizes = [[each], [each]]
+        if origin.parts[0].endswith("qkv"):
+            values = each * own.value_dim
+            sizes = [[own.key_dim, own.key_dim, values], [values]]
+        total = sum(map(sum, sizes))
+        if len(array) != own.key_heads * total:
+            return array  # of a wrong shape, which the check will say
+        rows = array.reshape(own.key_heads, total, *array.shape[1:])
+        ends = np.cumsum([0, *sizes[0], *sizes[1]])
+        first = len(sizes[0]) if origin.part else 0
+        places = range(first, first + len(sizes[origin.part or 0]))
+        parts = [rows[:, ends[i] : ends[i + 1]] for i in places]
+        return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
 
     def shape(
         self, name: str, origin: Origin, stored: Mapping[str, tuple[int, ...]]

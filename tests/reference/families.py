@@ -271,6 +271,13 @@ FAMILIES: dict[str, Family] = {
         "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, "states"),
     "qwen3.5": Family("qwen3_5_text", R | DELTA | {
         "layer_types": ["linear_attention", "full_attention"]}, "states"),
+    "qwen3-next": Family("qwen3_next", R | DELTA | EXPERTS | {
+        "shared_expert_intermediate_size": 32,
+        "layer_types": ["linear_attention", "full_attention"]}, "states"),
+    "qwen3.5-moe": Family("qwen3_5_moe_text", {
+        key: value for key, value in (R | DELTA | EXPERTS).items() if key != "intermediate_size"
+    } | {"shared_expert_intermediate_size": 32,
+         "layer_types": ["linear_attention", "full_attention"]}, "states"),
     "granite4-hybrid": Family("granitemoehybrid", R | MAMBA | MULTIPLIERS | {
         "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96,
         "layer_types": ["mamba", "attention"], "position_embedding_type": "nope"}, "states"),
@@ -312,9 +319,6 @@ LATER: dict[str, Family] = {
     "olmo-clipped": Family("olmo", B | {"intermediate_size": 96, "clip_qkv": 1.5}),
     "phi-qknorm": Family("phi", N | QUARTER | {"qk_layernorm": True, "num_key_value_heads": 2},
                          "partial qknorm"),
-    "qwen3-next": Family("qwen3_next", R | DELTA | EXPERTS | {
-        "shared_expert_intermediate_size": 32,
-        "layer_types": ["linear_attention", "full_attention"]}),
     "gemma3n": Family("gemma3n_text", R | {
         "head_dim": 16, "sliding_window": WINDOW, "layer_types": TWO * 2, "num_hidden_layers": 4,
         "intermediate_size": [96] * 4, "num_kv_shared_layers": 2, "laurel_rank": 8,
