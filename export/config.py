@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
-Kind = Literal["attention", "conv", "delta", "space", "both", "none"]
+Kind = Literal["attention", "conv", "delta", "space", "both", "selective", "none"]
 CACHED: tuple[Kind, ...] = ("attention", "both")  # have keys and values
 
 
@@ -56,7 +56,7 @@ class Layer(msgspec.Struct, frozen=True):
         experts: the feed-forward part is a mixture.
         kind: what mixes the tokens: attention, a gated short convolution (LFM2), linear attention
             by the gated delta rule behind a convolution (Qwen3.5), a state space (Mamba-2),
-            attention beside a state space (Falcon-H1), or nothing.
+            attention beside one (Falcon-H1), a selective one (Mamba), or nothing.
         fed: there is a feed-forward part. A layer of one part has one norm, input_layernorm.
     """
 
@@ -101,7 +101,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
-    """What a state space (Mamba-2) has besides the sizes of its heads.
+    """What a state space (Mamba, Mamba-2) has besides the sizes of its heads.
 
     Its keys are what papers call B, its queries C, its values x.
 
@@ -109,12 +109,16 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         shortest, longest: a token's step Δ is clipped to these.
         norm: the answer is normed by groups, behind its gate or before it, or not at all.
         scales: of gate, x, B, C and Δ as they are projected (Falcon-H1).
+        rank: of a selective one, the channels by way of which Δ is projected; None of others.
+        epsilon: of the norm of these channels, B and C (Falcon Mamba); None without.
     """
 
     shortest: float = 0.0
     longest: float = math.inf
     norm: Literal["behind", "before"] | None = "behind"
     scales: tuple[float, ...] = (1.0,) * 5
+    rank: int | None = None
+    epsilon: float | None = None
 
 
 class Recurrence(msgspec.Struct, frozen=True):
@@ -146,12 +150,17 @@ class Recurrence(msgspec.Struct, frozen=True):
 
     @property
     def channels(self) -> int:
-        """Width of what the convolution before a state reads: queries, keys and values."""
-        return 2 * self.keys + self.values
+        """Width of what the convolution before a state reads: queries, keys and values.
+
+        The values alone, where the others are projected behind it.
+        """
+        return self.values if self._selective else 2 * self.keys + self.values
 
     @property
     def rates(self) -> int:
         """Numbers of a token that say how fast each head forgets and, by the delta rule, writes."""
+        if self._selective:
+            return 0
         return self.heads if self.space else 2 * self.heads
 
     @property
@@ -163,6 +172,15 @@ class Recurrence(msgspec.Struct, frozen=True):
     def projected(self) -> int:
         """Width of a state space's projection: the gate, and what the trail takes."""
         return self.values + self.width
+
+    @property
+    def low(self) -> int:
+        """Width of a selective state space's second projection: Δ's channels, B and C."""
+        return 2 * self.keys + (self.space.rank or 0 if self.space else 0)
+
+    @property
+    def _selective(self) -> bool:
+        return self.space is not None and self.space.rank is not None
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from pilotfish.export.config import Kind, ModelConfig
 from pilotfish.export.dialects import Dialect
 from pilotfish.export.experts import write_experts, write_gated
 from pilotfish.export.recurrent import write_delta_rule, write_short_conv
+from pilotfish.export.selective_scan import write_selective_scan
 from pilotfish.export.state_space import write_state_space
 from pilotfish.export.weights import EMBEDDING, HEAD
 
@@ -109,6 +110,7 @@ MIXERS: dict[Kind, Callable[[Dialect, ModelConfig, int, str], str]] = {
     "delta": write_delta_rule,
     "space": write_state_space,
     "both": _beside,
+    "selective": write_selective_scan,
 }
 
 

@@ -9,7 +9,7 @@ tokens that it lacks (see pilotfish.engines.states). All of it is f32, for one s
         before this pass, just before it, behind it
 
 A short convolution's state is its inputs, so there c = 0, and no other. State spaces are written in
-`export.state_space`.
+`export.state_space` and `export.selective_scan`.
 """
 
 from __future__ import annotations
@@ -102,6 +102,17 @@ def recalled(net: Dialect, own: Recurrence, layer: int, rows: list[str]) -> str:
     for name in names[1:]:
         graph.output(name, "float32", shape)
     return answer
+
+
+def skipping(net: Dialect, own: Recurrence, layer: int, answer: str, x: str) -> str:
+    """Add D · x to a state space's answer [T, values]; x is [c + T, values]."""
+    op, name = net.graph.op, f"model.layers.{layer}.mamba.D"
+    start, end, axis = (
+        lacking(net, own, layer),
+        *(net.graph.constant([bound], "int64") for bound in (ALL, 0)),
+    )
+    through = net.graph.weight(name, np.repeat(net.read(name), own.values // own.heads))
+    return op("Add", answer, op("Mul", op("Slice", x, start, end, axis), through))
 
 
 def lacking(net: Dialect, own: Recurrence, layer: int) -> str:

@@ -18,11 +18,11 @@ from pilotfish.export.dialects import Dialect
 from pilotfish.export.recurrent import (
     ALL,
     convolved,
-    lacking,
     narrow,
     recalled,
     recurrence,
     rows,
+    skipping,
     wide,
     with_earlier,
 )
@@ -43,11 +43,7 @@ def write_state_space(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     step, kept = _steps(net, space, module, rows(net, steps, own.taps - 1, ALL))
     values = _by_head(net, own, x, step)  # [c + T, values]
     answer = net.reshape(recalled(net, own, i, [c, b, values, kept]), [-1, own.values])
-    skipped = net.graph.op(
-        "Slice", x, lacking(net, own, i), *(net.graph.constant([n], "int64") for n in (ALL, 0))
-    )
-    through = net.graph.weight(f"{module}.D", np.repeat(net.read(f"{module}.D"), own.value_dim))
-    answer = net.graph.op("Add", answer, net.graph.op("Mul", skipped, through))
+    answer = skipping(net, own, i, answer, x)
     gated = narrow(net, _gated(net, own, module, answer, net.silu(wide(net, gate))))
     return net.linear(gated, f"{module}.out_proj")
 

@@ -13,7 +13,8 @@ Face's checkpoints, whatever a file calls them:
     model.layers.{i}.self_attn.sinks [heads]
     model.layers.{i}.conv.{in,out}_proj, .conv                            instead of attention
     model.layers.{i}.linear_attn.in_proj_{qkv,z,b,a}, .out_proj, .conv1d, .norm, .A_log, .dt_bias
-    model.layers.{i}.mamba.{in,out}_proj, .conv1d, .norm, .A_log, .D, .dt_bias
+    model.layers.{i}.mamba.{in,out}_proj, .conv1d, .norm, .A_log, .D, .dt_bias, .x_proj,
+        .dt_proj
     model.layers.{i}.mlp.{gate,up,down}_proj, .sub_norm, .act_fn.{alpha_p,alpha_n,beta,eps}
     model.layers.{i}.mlp.router, .experts.{j}.{gate,up,down}_proj, .shared_expert.{…}_proj,
         .shared_expert_gate                     of a mixture of experts
@@ -275,11 +276,27 @@ def _space_weights(config: ModelConfig) -> Weights:
         yield f"mamba.{name}", (heads,)
 
 
+def _selective_weights(config: ModelConfig) -> Weights:
+    """Yield those of a selective state space, whose heads are channels."""
+    hidden, taps = _size(config, "hidden"), _size(config, "recurrence.taps")
+    values, low = _size(config, "recurrence.values"), _size(config, "recurrence.low")
+    yield from _linear(config, "mamba.in_proj", _size(config, "recurrence.projected"), hidden)
+    yield from _linear(config, "mamba.out_proj", hidden, values)
+    yield from _linear(config, "mamba.x_proj", low, values)
+    yield from _linear(config, "mamba.dt_proj", values, _size(config, "recurrence.space.rank"))
+    yield "mamba.conv1d.weight", (values, Size(1, ()), taps)
+    if "mamba.conv1d" in config.form.biases:
+        yield "mamba.conv1d.bias", (values,)
+    yield "mamba.A_log", (values, _size(config, "recurrence.key_dim"))
+    yield "mamba.D", (values,)
+
+
 STATES: Mapping[Kind, Callable[[ModelConfig], Weights]] = {
     "conv": _conv_weights,
     "delta": _delta_weights,
     "space": _space_weights,
     "both": _space_weights,
+    "selective": _selective_weights,
 }
 
 

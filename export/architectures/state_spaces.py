@@ -1,4 +1,4 @@
-"""Classes with state spaces (Mamba-2): Granite 4, Bamba, Falcon-H1, Nemotron-H, Mamba-2."""
+"""Classes with state spaces: Granite 4, Bamba, Falcon-H1, Nemotron-H, Mamba-2; Mamba's own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ INITIAL = frozenset({
     "time_step_max", "time_step_min", "time_step_rank",
 })  # fmt: skip
 BLOCK = {"norm": "input_layernorm", "mixer": "mamba"} | {
-    f"mixer.{part}": f"mamba.{part}" for part in ("in_proj", "out_proj", "conv1d", "norm")
+    f"mixer.{part}": f"mamba.{part}"
+    for part in ("in_proj", "out_proj", "conv1d", "norm", "x_proj", "dt_proj")
 }
 PUBLISHED = frozenset({"normalization_function", "init_method", "shared_expert_num_layers"})
 
@@ -69,6 +70,39 @@ GRANITE_HYBRID = replace(
     names=Names(
         modules={"shared_mlp.output_linear": "mlp.down_proj"},
         fused={"shared_mlp.input_linear": MLP[:2]},
+    ),
+)  # fmt: skip
+
+MAMBA = Architecture(
+    models="Mamba",
+    keys={
+        "vocab_size": REQUIRED,
+        "hidden_size": REQUIRED,
+        "num_hidden_layers": REQUIRED,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "state_size": 16,
+        "expand": 2,
+        "conv_kernel": 4,
+        "time_step_rank": "auto",
+        "use_bias": False,
+        "use_conv_bias": True,
+    },
+    called={"rms_norm_eps": "layer_norm_epsilon", "hidden_act": ""},
+    inert=INITIAL - {"expand", "time_step_rank"} | {
+        "intermediate_size", "time_step_init_scheme", "time_step_scale", "use_mambapy",
+        "use_associative_scan",
+    },
+    neutral={"hidden_act": ("silu",)},
+    biases={"use_bias": PROJECTIONS, "use_conv_bias": (CONV,), "": ("mamba.dt_proj",)},
+    unrotated="all",
+    states={"linear_attention": "selective"},
+    one_part=True,
+    names=Names(
+        body="backbone",
+        outer={"embeddings": "embed_tokens", "embedding": "embed_tokens", "norm_f": "norm"},
+        modules=BLOCK,
     ),
 )  # fmt: skip
 
@@ -239,14 +273,19 @@ STATE_SPACES: dict[str, Architecture] = {
             aside=("mtp.",),  # predicts several tokens
         ),
     ),
+    "mamba": MAMBA,
+    "falcon_mamba": replace(
+        MAMBA,
+        models="Falcon Mamba",
+        keys={**MAMBA.keys, "mixer_rms_eps": 1e-6},
+        inert=MAMBA.inert | {"use_falcon_mambapy"},
+    ),
     "mamba2": Architecture(
         models="Mamba-2, Codestral Mamba",
         keys={
             "vocab_size": REQUIRED,
             "hidden_size": REQUIRED,
             "num_hidden_layers": REQUIRED,
-            "num_attention_heads": REQUIRED,
-            "head_dim": 64,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": False,
@@ -261,7 +300,6 @@ STATE_SPACES: dict[str, Architecture] = {
             "time_step_limit": None,
         },
         called={
-            "num_attention_heads": "num_heads",
             "rms_norm_eps": "layer_norm_epsilon",
             "mamba_n_heads": "num_heads",
             "mamba_d_head": "head_dim",

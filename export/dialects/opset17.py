@@ -120,15 +120,15 @@ class Opset17(PaddedAttention):
         """Write a state space as products over all pairs of tokens.
 
         Raises:
-            ExportError: for the delta rule: only loops could say it.
+            ExportError: for what only loops could say: the delta rule, selective state spaces.
         """
         own = self.config.recurrence
         assert own is not None
-        if own.space is not None:
+        if own.space is not None and own.space.rank is None:
             return recall_pairs(self, own, rows, lacking, states)
+        kind = "linear attention" if own.space is None else "selective state space"
         raise ExportError(
-            "opset17 has no linear attention: choose --dialect opset24 or contrib, for ONNX "
-            "Runtime 1.31"
+            f"opset17 has no {kind}: choose --dialect opset24 or contrib, for ONNX Runtime 1.31"
         )
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:

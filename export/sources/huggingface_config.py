@@ -111,8 +111,10 @@ def _packing(fields: Fields, own: Architecture) -> Packing | None:
 
 def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
     own, hidden = keys.architecture, keys.count("hidden_size")
-    layers, heads = count_layers(keys), keys.count("num_attention_heads")
-    head_dim = _head_dim(keys, hidden, heads)
+    layers, heads, head_dim = count_layers(keys), 1, 1  # as without attention
+    if keys.has("num_attention_heads"):
+        heads = keys.count("num_attention_heads")
+        head_dim = _head_dim(keys, hidden, heads)
     pattern = read_pattern(keys, layers, head_dim)
     recurrence = read_recurrence(keys, pattern)
     embedding = hidden
@@ -207,11 +209,12 @@ def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
 def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -> int:
     """Return the width of the feed-forward part; LFM2 computes it of what is stated.
 
-    Without such parts it is that of the state spaces.
+    Without a plain one it is that of an expert, or of the state spaces.
     """
     if not keys.has("intermediate_size"):
-        mixed = keys.has("moe_intermediate_size") or recurrence is None
-        return keys.count("moe_intermediate_size") if mixed else recurrence.values
+        if recurrence is None or keys.has("moe_intermediate_size"):
+            return keys.count("moe_intermediate_size")
+        return recurrence.values
     stated = keys.count("intermediate_size", null=4 * hidden)
     if not keys.has("block_ff_dim"):
         return stated

@@ -23,6 +23,16 @@ LINEAR = {
 }
 
 
+SELECTIVE = {
+    "taps": "conv_kernel",
+    "key_dim": "state_size",
+    "values": "hidden_size · expand =",
+    "projected": "2 · hidden_size · expand =",
+    "low": "time_step_rank + 2 · state_size =",
+    "space.rank": "time_step_rank",
+}
+
+
 def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence | None:
     """Read the sizes of layers that keep a state; None where no layer does.
 
@@ -34,6 +44,8 @@ def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence |
             if key.startswith(("mamba_", "time_step_", "ssm_")):
                 keys.raw(key)
         return _state_space(keys) if any(layer.kind in SPACES for layer in pattern) else None
+    if keys.has("time_step_rank"):
+        return _selective(keys)
     if keys.has("conv_L_cache"):
         return Recurrence(_taps(keys, "conv_L_cache"))
     if not keys.has("linear_conv_kernel_dim"):
@@ -68,6 +80,8 @@ def called_recurrence(keys: ClassKeys) -> Mapping[str, str]:
     """Map fields of `Recurrence` to what they follow from in the file."""
     if keys.has("conv_L_cache"):
         return {"taps": "conv_L_cache"}
+    if keys.has("time_step_rank"):
+        return SELECTIVE
     if not keys.has("mamba_n_heads"):
         return LINEAR
     sizes = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
@@ -101,6 +115,22 @@ def _state_space(keys: ClassKeys) -> Recurrence:
     return found
 
 
+def _selective(keys: ClassKeys) -> Recurrence:
+    hidden = keys.count("hidden_size")
+    if keys.raw("time_step_rank") == "auto":
+        rank = -(-hidden // 16)
+    else:
+        rank = keys.fields.count("time_step_rank")
+    return Recurrence(
+        taps=_taps(keys, "conv_kernel"),
+        heads=hidden * keys.count("expand"),
+        key_heads=1,
+        key_dim=keys.count("state_size"),
+        value_dim=1,
+        space=Space(norm=None, rank=rank, epsilon=keys.optional("mixer_rms_eps")),
+    )
+
+
 def _value_dim(keys: ClassKeys, heads: int) -> int:
     """Return the width of a head, which some classes state twice."""
     inner = None
@@ -127,8 +157,8 @@ def _space(keys: ClassKeys) -> Space:
         shortest, longest = _limits(keys)
     elif keys.has("time_step_min"):
         shortest = keys.fields.get("time_step_min", float, keys.default("time_step_min"))
-    if not (shortest <= longest and longest > 0):
-        raise keys.fields.error(f"steps of {shortest} to {longest} ({LIMITS}) are none")
+    if not (shortest <= longest and longest > 0 and shortest < math.inf):
+        raise keys.fields.error(f"steps of {shortest} to {longest} are none ({LIMITS})")
     scales = _numbers(keys, "ssm_multipliers", 5) if keys.has("ssm_multipliers") else (1.0,) * 5
     norm: Literal["behind", "before"] | None = "behind"
     if keys.has("mamba_rms_norm"):

@@ -214,19 +214,17 @@ class Taker:
         own = self._config.recurrence
         assert own is not None
         each = own.heads // own.key_heads
-        sizes = [[each], [each]]
+        sizes, firsts = [each, each], 1  # rows of a key head; those of the first part
         if origin.parts[0].endswith("qkv"):
             values = each * own.value_dim
-            sizes = [[own.key_dim, own.key_dim, values], [values]]
-        total = sum(map(sum, sizes))
-        if len(array) != own.key_heads * total:
+            sizes, firsts = [own.key_dim, own.key_dim, values, values], 3
+        if len(array) != own.key_heads * sum(sizes):
             return array  # of a wrong shape, which the check will say
-        rows = array.reshape(own.key_heads, total, *array.shape[1:])
-        ends = np.cumsum([0, *sizes[0], *sizes[1]])
-        first = len(sizes[0]) if origin.part else 0
-        places = range(first, first + len(sizes[origin.part or 0]))
-        parts = [rows[:, ends[i] : ends[i + 1]] for i in places]
-        return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+        inner = array.shape[1:]
+        rows = array.reshape(own.key_heads, sum(sizes), *inner)
+        parts = np.split(rows, np.cumsum(sizes[:-1]).tolist(), axis=1)
+        wanted = parts[firsts:] if origin.part else parts[:firsts]
+        return np.concatenate([part.reshape(-1, *inner) for part in wanted])
 
     def shape(
         self, name: str, origin: Origin, stored: Mapping[str, tuple[int, ...]]

@@ -28,7 +28,7 @@ CASES = [
     (family, dialect)
     for family in STATEFUL
     for dialect in runnable()
-    if family != "qwen3_5" or dialect != "opset17"
+    if family not in {"qwen3_5", "mamba"} or dialect != "opset17"
 ]
 
 
@@ -267,9 +267,10 @@ def test_layers_of_one_part_and_of_both_keep_what_they_have(tmp_path):
     assert manifest.states.width == 4 * 8 + 2 * 2 * 16 + 4
 
 
-def test_opset17_has_no_linear_attention(tmp_path):
+@pytest.mark.parametrize("family", ["qwen3_5", "mamba"])
+def test_opset17_has_no_linear_attention(family, tmp_path):
     with pytest.raises(ExportError, match="choose --dialect opset24 or contrib"):
-        tiny_artifact(tmp_path / "a", architecture="qwen3_5", dialect="opset17")
+        tiny_artifact(tmp_path / "a", architecture=family, dialect="opset17")
 
 
 SUMMING = KeptStates(layers=[0, 2], taps=4, width=1, heads=1, key_dim=1, value_dim=1, window=WINDOW)

@@ -82,6 +82,16 @@ BLOCKS = {key: value for key, value in B.items() if key != "num_hidden_layers"} 
     "mlp_bias": True,
     "time_step_min": 0.2,
 }
+SELECTIVE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "layer_norm_epsilon": EPS,
+    "bos_token_id": 0,
+    "eos_token_id": 259,
+    "pad_token_id": None,
+}
 DELTA = {
     "head_dim": 16,
     "linear_key_head_dim": 16,
@@ -301,6 +311,10 @@ FAMILIES: dict[str, Family] = {
         "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16, "bos_token_id": 0,
         "eos_token_id": 259, "pad_token_id": None, "layer_norm_epsilon": EPS,
         "time_step_limit": (0.3, 2.5)}, "states"),
+    "mamba": Family("mamba", SELECTIVE, "states"),
+    "falcon-mamba": Family("falcon_mamba", SELECTIVE | {
+        "mixer_rms_eps": EPS, "use_bias": True, "conv_kernel": 3, "expand": 3,
+        "tie_word_embeddings": False}, "states"),
     "gemma3-vision": wrapped("gemma3", "gemma3_text", GEMMA | WIDE | PATTERN
                              | by_layer(rope("linear", 1e6, factor=8.0)), SIGLIP),
     "mistral3-ministral3": wrapped("mistral3", "ministral3", R | WIDE | TIED | MINISTRAL,

@@ -159,6 +159,13 @@ STATEFUL: dict[str, dict[str, Any]] = {
         "pattern": (Layer(kind="delta"), Layer(plain_rope(1e4, 4)), Layer(kind="delta")),
         "recurrence": Recurrence(taps=4, heads=4, key_heads=2, key_dim=16, value_dim=8),
     },
+    "mamba": {
+        "model_type": "mamba",
+        "layers": 3,
+        "form": Form(biases=("mamba.dt_proj", "mamba.conv1d")),
+        "pattern": (Layer(kind="selective", fed=False),),
+        "recurrence": Recurrence(4, 96, 1, 8, 1, Space(norm=None, rank=4, epsilon=0.1)),
+    },
     # State spaces, one of them beside attention, and layers of one part.
     "mamba2": {
         "model_type": "nemotron_h",
