@@ -252,7 +252,7 @@ STATE_SPACES: dict[str, Architecture] = {
             "num_experts_per_tok", "routed_scaling_factor", "topk_group", "norm_topk_prob",
             "output_router_logits", "num_nextn_predict_layers", "mtp_layers_block_type",
         },
-        neutral={"mamba_hidden_act": ("silu",), "tie_word_embeddings": (False,)},
+        neutral={"tie_word_embeddings": (False,)},
         form=Form(gated=False),
         biases={
             "mlp_bias": MLP[1:],

@@ -57,7 +57,7 @@ def _with_states(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
     kinds: list[Kind] = [own.states.get(each, "attention") for each in types]
     rotated = _rotated(keys, layers, [FULL] * layers, None)
     rope = None
-    if any(kind in CACHED and turns for kind, turns in zip(kinds, rotated, strict=True)):
+    if any(rotated):
         rope = _rope(keys, FULL, head_dim)
     else:
         for key in ("rope_parameters", "rope_scaling", "rope_theta"):

@@ -106,11 +106,10 @@ def _state_space(keys: ClassKeys) -> Recurrence:
         space=_space(keys),
     )
     _check_heads(keys, found, "mamba_n_heads", "mamba_n_groups")
-    name = keys.raw("hidden_act") if keys.has("hidden_act") else "silu"
-    if not keys.has("mamba_hidden_act") and ACTIVATIONS.get(name) != "silu":
+    key = "mamba_hidden_act" if keys.has("mamba_hidden_act") else "hidden_act"
+    if ACTIVATIONS.get(keys.raw(key)) != "silu":
         raise keys.fields.error(
-            f"state spaces with {keys.called('hidden_act')} {name!r} are not supported, with "
-            "'silu' they are"
+            f"state spaces with {key} {keys.raw(key)!r} are not supported, with 'silu' they are"
         )
     return found
 

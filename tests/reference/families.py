@@ -1,7 +1,7 @@
 """Tiny random checkpoints with the structure of those that people run, for tests against torch.
 
-FAMILIES must be exported. LATER are refused today, in one sentence. Mixtures of experts are in
-test_experts.py.
+FAMILIES must be exported. LATER are refused today, in one sentence. Mixtures of experts without
+states are in test_experts.py.
 
 - Vocabularies have 264 rows for 260 tokens, and windows are 16 tokens wide.
 - **Weights lie on grids that every precision holds exactly**, so that only arithmetic differs from
@@ -283,18 +283,18 @@ FAMILIES: dict[str, Family] = {
         "layer_types": ["linear_attention", "full_attention"]}, "states"),
     "qwen3-next": Family("qwen3_next", R | DELTA | EXPERTS | {
         "shared_expert_intermediate_size": 32,
-        "layer_types": ["linear_attention", "full_attention"]}, "states"),
+        "layer_types": ["linear_attention", "full_attention"]}, "states experts"),
     "qwen3.5-moe": Family("qwen3_5_moe_text", {
         key: value for key, value in (R | DELTA | EXPERTS).items() if key != "intermediate_size"
     } | {"shared_expert_intermediate_size": 32,
-         "layer_types": ["linear_attention", "full_attention"]}, "states"),
+         "layer_types": ["linear_attention", "full_attention"]}, "states experts"),
     "granite4-hybrid": Family("granitemoehybrid", R | MAMBA | MULTIPLIERS | {
         "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96,
         "layer_types": ["mamba", "attention"], "position_embedding_type": "nope"}, "states"),
     "granite4-experts": Family("granitemoehybrid", R | TIED | MAMBA | MULTIPLIERS | {
         "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2,
         "shared_intermediate_size": 64, "layer_types": ["mamba", "attention"],
-        "position_embedding_type": "rope", "mamba_n_groups": 2}, "states"),
+        "position_embedding_type": "rope", "mamba_n_groups": 2}, "states experts"),
     "bamba": Family("bamba", R | MAMBA | {
         "mamba_n_groups": 4, "attn_layer_indices": [1], "mamba_proj_bias": True}, "states"),
     "falcon-h1": Family("falcon_h1", R | MAMBA | SCALES | {
@@ -378,8 +378,9 @@ def liven(model: Any) -> None:
             across = id(weight) in inputs_first
             drawn = torch.randn_like(weight.T if across else weight)
             drawn *= 1.5 / drawn.shape[-1] ** 0.5
-            if drawn.dim() == 2 and drawn.shape[1] % 32 == 0:
-                drawn = on_grid(drawn, whole_rows=id(weight) in embeddings)
+            if drawn.shape[-1] % 32 == 0:  # not a convolution's; of all experts at once
+                flat = on_grid(drawn.flatten(0, -2), whole_rows=id(weight) in embeddings)
+                drawn = flat.reshape(drawn.shape)
             weight.copy_(drawn.T if across else drawn)
 
 
