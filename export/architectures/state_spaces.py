@@ -35,9 +35,11 @@ LINEAR: Mapping[str, Kind] = {"linear_attention": "space", "mamba": "space"}
 UNREAD = frozenset({"mamba_chunk_size", "num_logits_to_keep"})
 # Of the initialisation; a norm's and a residual's type count in half precision alone.
 INITIAL = frozenset({
-    "chunk_size", "expand", "rescale_prenorm_residual", "residual_in_fp32", "time_step_floor",
+    "chunk_size", "expand", "residual_in_fp32", "time_step_floor",
     "time_step_max", "time_step_min", "time_step_rank",
 })  # fmt: skip
+# True is of the initialisation, too, but transformers then changes weights that it loads.
+UNSCALED = {"rescale_prenorm_residual": (False,)}
 BLOCK = {"norm": "input_layernorm", "mixer": "mamba"} | {
     f"mixer.{part}": f"mamba.{part}"
     for part in ("in_proj", "out_proj", "conv1d", "norm", "x_proj", "dt_proj")
@@ -94,7 +96,7 @@ MAMBA = Architecture(
         "intermediate_size", "time_step_init_scheme", "time_step_scale", "use_mambapy",
         "use_associative_scan",
     },
-    neutral={"hidden_act": ("silu",)},
+    neutral={"hidden_act": ("silu",), **UNSCALED},
     biases={"use_bias": PROJECTIONS, "use_conv_bias": (CONV,), "": ("mamba.dt_proj",)},
     unrotated="all",
     states={"linear_attention": "selective"},
@@ -245,8 +247,8 @@ STATE_SPACES: dict[str, Architecture] = {
         },
         also={"layer_types": "layers_block_type"},
         inert=UNREAD | (INITIAL - {"time_step_min"}) | {
-            "hybrid_override_pattern", "num_hidden_layers", "mamba_proj_bias", "time_step_limit",
-            "mamba_ssm_cache_dtype", "use_mamba_kernels", "rope_theta", "partial_rotary_factor",
+            "hybrid_override_pattern", "num_hidden_layers", "rescale_prenorm_residual",
+            "mamba_proj_bias", "time_step_limit", "mamba_ssm_cache_dtype", "use_mamba_kernels", "rope_theta", "partial_rotary_factor",
             "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "n_group",
             "moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap",
             "num_experts_per_tok", "routed_scaling_factor", "topk_group", "norm_topk_prob",
@@ -311,6 +313,7 @@ STATE_SPACES: dict[str, Architecture] = {
             "mamba_proj_bias": "use_bias",
         },
         inert=UNREAD | INITIAL - {"expand"},
+        neutral=UNSCALED,
         biases={"mamba_conv_bias": (CONV,), "mamba_proj_bias": PROJECTIONS},
         unrotated="all",
         states=LINEAR,

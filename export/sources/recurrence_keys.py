@@ -107,9 +107,10 @@ def _state_space(keys: ClassKeys) -> Recurrence:
     )
     _check_heads(keys, found, "mamba_n_heads", "mamba_n_groups")
     key = "mamba_hidden_act" if keys.has("mamba_hidden_act") else "hidden_act"
-    if ACTIVATIONS.get(keys.raw(key)) != "silu":
+    name = keys.fields.get(key, str, keys.default(key))
+    if ACTIVATIONS.get(name) != "silu":
         raise keys.fields.error(
-            f"state spaces with {key} {keys.raw(key)!r} are not supported, with 'silu' they are"
+            f"state spaces with {key} {name!r} are not supported, with 'silu' they are"
         )
     return found
 
