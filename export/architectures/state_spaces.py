@@ -248,7 +248,8 @@ STATE_SPACES: dict[str, Architecture] = {
         also={"layer_types": "layers_block_type"},
         inert=UNREAD | (INITIAL - {"time_step_min"}) | {
             "hybrid_override_pattern", "num_hidden_layers", "rescale_prenorm_residual",
-            "mamba_proj_bias", "time_step_limit", "mamba_ssm_cache_dtype", "use_mamba_kernels", "rope_theta", "partial_rotary_factor",
+            "mamba_proj_bias", "time_step_limit", "mamba_ssm_cache_dtype", "use_mamba_kernels",
+            "rope_theta", "partial_rotary_factor",
             "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "n_group",
             "moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap",
             "num_experts_per_tok", "routed_scaling_factor", "topk_group", "norm_topk_prob",

@@ -1,4 +1,7 @@
-"""Models with states against transformers, with wrong drafts taken back between the pieces."""
+"""Models with states against transformers, with wrong drafts taken back between the pieces.
+
+Mamba's own are in families.py: as these weights are drawn, transformers itself is 10⁻² off there.
+"""
 
 from __future__ import annotations
 
@@ -75,11 +78,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                                "linear_attention", "mlp"]},
     ),
     "mamba2": ("Mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 4}),
-    "mamba": ("Mamba", {"state_size": 12, "time_step_rank": 6, "num_hidden_layers": 2}),
 }  # fmt: skip
 
 
-LOOPS = ("qwen3", "mamba")  # but not mamba2
 WITHOUT = {"num_attention_heads", "num_key_value_heads", "intermediate_size",
            "max_position_embeddings"}  # fmt: skip
 
@@ -121,7 +122,7 @@ def in_pieces(decoder: Decoder, tokens: np.ndarray) -> tuple[np.ndarray, np.ndar
 @pytest.mark.parametrize("name", MODELS)
 def test_states_equal_transformers(name: str, dialect: str, tmp_path: Path) -> None:
     needs(dialect)
-    if dialect == "opset17" and name.startswith(LOOPS) and name != "mamba2":
+    if dialect == "opset17" and name.startswith("qwen3"):
         pytest.skip("opset17 has no loops")
     model = checkpoint(name, tmp_path / "model")
     export_model(str(tmp_path / "model"), tmp_path / "artifact", dialect=dialect)
