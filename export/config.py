@@ -6,6 +6,7 @@ which the graph is written. `Form` says which parts a layer has, the rest are nu
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -13,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
+Kind = Literal["attention", "conv", "delta", "space", "both", "selective", "none"]
+CACHED: tuple[Kind, ...] = ("attention", "both")  # have keys and values
 
 
 class Rope(msgspec.Struct, frozen=True):
@@ -51,14 +54,22 @@ class Layer(msgspec.Struct, frozen=True):
     Attributes:
         window: the number of positions that a token sees, itself included; None = all.
         experts: the feed-forward part is a mixture.
-        kind: what mixes the tokens: attention, a gated short convolution (LFM2), or linear
-            attention by the gated delta rule behind a convolution (Qwen3.5).
+        kind: what mixes the tokens: attention, a gated short convolution (LFM2), linear attention
+            by the gated delta rule behind a convolution (Qwen3.5), a state space (Mamba-2),
+            attention beside one (Falcon-H1), a selective one (Mamba), or nothing.
+        fed: there is a feed-forward part. A layer of one part has one norm, input_layernorm.
     """
 
     rope: Rope | None = None
     window: int | None = None
     experts: bool = False
-    kind: Literal["attention", "conv", "delta"] = "attention"
+    kind: Kind = "attention"
+    fed: bool = True
+
+    @property
+    def mixes(self) -> bool:
+        """Whether tokens read others here."""
+        return self.kind != "none"
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,13 +100,35 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     limit: float | None = None
 
 
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """What a state space (Mamba, Mamba-2) has besides the sizes of its heads.
+
+    Its keys are what papers call B, its queries C, its values x.
+
+    Attributes:
+        shortest, longest: a token's step Δ is clipped to these.
+        norm: the answer is normed by groups, behind its gate or before it, or not at all.
+        scales: of gate, x, B, C and Δ as they are projected (Falcon-H1).
+        rank: of a selective one, the channels by way of which Δ is projected; None of others.
+        epsilon: of the norm of these channels, B and C (Falcon Mamba); None without.
+    """
+
+    shortest: float = 0.0
+    longest: float = math.inf
+    norm: Literal["behind", "before"] | None = "behind"
+    scales: tuple[float, ...] = (1.0,) * 5
+    rank: int | None = None
+    epsilon: float | None = None
+
+
 class Recurrence(msgspec.Struct, frozen=True):
     """The layers that keep a state instead of keys and values; alike within one model.
 
     Attributes:
         taps: tokens that the convolution sees, the own one included.
-        heads, key_heads: of the delta rule's values, and of its queries and keys; 0 = it has none.
+        heads, key_heads: of the state's values, and of its queries and keys; 0 = it has none.
         key_dim, value_dim: widths of their heads.
+        space: how a state space differs from the delta rule; None under that.
     """
 
     taps: int
@@ -103,6 +136,7 @@ class Recurrence(msgspec.Struct, frozen=True):
     key_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
+    space: Space | None = None
 
     @property
     def keys(self) -> int:
@@ -116,8 +150,37 @@ class Recurrence(msgspec.Struct, frozen=True):
 
     @property
     def channels(self) -> int:
-        """Width of what the delta rule's convolution reads: queries, keys and values."""
-        return 2 * self.keys + self.values
+        """Width of what the convolution before a state reads: queries, keys and values.
+
+        The values alone, where the others are projected behind it.
+        """
+        return self.values if self._selective else 2 * self.keys + self.values
+
+    @property
+    def rates(self) -> int:
+        """Numbers of a token that say how fast each head forgets and, by the delta rule, writes."""
+        if self._selective:
+            return 0
+        return self.heads if self.space else 2 * self.heads
+
+    @property
+    def width(self) -> int:
+        """Width of what a token adds to the trail where there is a state."""
+        return self.channels + self.rates
+
+    @property
+    def projected(self) -> int:
+        """Width of a state space's projection: the gate, and what the trail takes."""
+        return self.values + self.width
+
+    @property
+    def low(self) -> int:
+        """Width of a selective state space's second projection: Δ's channels, B and C."""
+        return 2 * self.keys + (self.space.rank or 0 if self.space else 0)
+
+    @property
+    def _selective(self) -> bool:
+        return self.space is not None and self.space.rank is not None
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +225,22 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     learned_positions: bool = False
 
 
+class Factors(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes into parts of a layer, and comes out of them, is multiplied by these (Falcon-H1).
+
+    Attributes:
+        attention_in, attention_out, space_in, space_out: of attention and state space.
+        gate, fed: of the feed-forward part's gate, and of its answer.
+    """
+
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    space_in: float = 1.0
+    space_out: float = 1.0
+    gate: float = 1.0
+    fed: float = 1.0
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the graph of a decoder depends on, besides its weights.
 
@@ -180,6 +259,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         score_cap, logit_cap: c of c · tanh(x / c).
         embed_scale, residual_scale, logit_scale: factors (gemma, granite, cohere).
         recurrence: of the layers without keys and values; None where all have them.
+        factors: of the parts of a layer (Falcon-H1).
         query_growth: (β, n): q is multiplied by 1 + β · ln(1 + ⌊position / n⌋) (Ministral 3).
     """
 
@@ -208,6 +288,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     recurrence: Recurrence | None = None
+    factors: Factors = Factors()
     query_growth: tuple[float, int] | None = None
 
     def layer(self, index: int) -> Layer:
@@ -216,8 +297,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def recurrent(self) -> list[int]:
-        """The layers that keep a state instead of keys and values."""
-        return [i for i in range(self.layers) if self.layer(i).kind != "attention"]
+        """The layers that keep a state."""
+        return [i for i in range(self.layers) if self.layer(i).kind not in {"attention", "none"}]
+
+    @property
+    def cached(self) -> list[int]:
+        """The layers that keep keys and values."""
+        return [i for i in range(self.layers) if self.layer(i).kind in CACHED]
 
     @property
     def window(self) -> int | None:

@@ -24,8 +24,8 @@ def write_experts(net: Dialect, experts: Experts, module: str, h: str) -> str:
     return net.add(mixed, shared)
 
 
-def write_gated(net: Dialect, module: str, width: int, h: str) -> str:
-    """Write activation(gate) · up; h [T, hidden] → [T, width]."""
+def write_gated(net: Dialect, module: str, width: int, h: str, factor: float = 1.0) -> str:
+    """Write activation(factor · gate) · up; h [T, hidden] → [T, width]."""
     gate_up = net.linear(h, f"{module}.gate_proj", f"{module}.up_proj")
     gate, up = net.split(gate_up, [width] * 2)
-    return net.multiply(net.activation(gate, module), up)
+    return net.multiply(net.activation(net.scaled(gate, factor), module), up)

@@ -218,19 +218,25 @@ def _manifest(
 
 
 def _states(config: ModelConfig) -> KeptStates | None:
-    """Describe what the layers without keys and values keep."""
+    """Describe what layers keep besides keys and values."""
     own, layers = config.recurrence, config.recurrent
     if own is None or not layers:
         return None
     return KeptStates(
         layers=layers,
         taps=own.taps,
-        width=own.channels + 2 * own.heads if own.heads else config.hidden,
+        width=own.width if own.heads else config.hidden,
         heads=own.heads,
         key_dim=own.key_dim,
         value_dim=own.value_dim,
         window=WINDOW,
+        cached=None if _complete(config) else config.cached,
     )
+
+
+def _complete(config: ModelConfig) -> bool:
+    """Whether each layer has either a state or keys and values."""
+    return sorted([*config.recurrent, *config.cached]) == list(range(config.layers))
 
 
 def _runtime() -> tuple[int, ...]:

@@ -6,10 +6,14 @@ left out or scaled. How an operation is written is the dialect's business.
 
 from __future__ import annotations
 
-from pilotfish.export.config import ModelConfig
+from collections.abc import Callable
+
+from pilotfish.export.config import Kind, ModelConfig
 from pilotfish.export.dialects import Dialect
 from pilotfish.export.experts import write_experts, write_gated
 from pilotfish.export.recurrent import write_delta_rule, write_short_conv
+from pilotfish.export.selective_scan import write_selective_scan
+from pilotfish.export.state_space import write_state_space
 from pilotfish.export.weights import EMBEDDING, HEAD
 
 
@@ -55,8 +59,12 @@ def write_layer(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
         return net.add(value, net.scaled(part, config.residual_scale))
 
     h = norm(x, "input_layernorm")
-    mix = {"attention": _attention, "conv": write_short_conv, "delta": write_delta_rule}
-    attended = norm(mix[config.layer(i).kind](net, config, i, h), "attention_out_norm")
+    kind = config.layer(i)
+    if not kind.mixes:
+        return plus(x, _mlp(net, config, i, h))
+    attended = norm(MIXERS[kind.kind](net, config, i, h), "attention_out_norm")
+    if not kind.fed:
+        return plus(x, attended)
     if form.parallel:
         own = "post_attention_layernorm" in form.norms
         fed = _mlp(net, config, i, norm(x, "post_attention_layernorm") if own else h)
@@ -87,14 +95,33 @@ def _attention(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     return net.linear(attended, f"{module}.o_proj")
 
 
+def _beside(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
+    """Sum attention and a state space of the same input."""
+    own = config.factors
+    spaced = write_state_space(net, config, i, net.scaled(h, own.space_in))
+    attended = _attention(net, config, i, net.scaled(h, own.attention_in))
+    spaced = net.scaled(spaced, own.space_out)
+    return net.graph.op("Add", spaced, net.scaled(attended, own.attention_out))
+
+
+MIXERS: dict[Kind, Callable[[Dialect, ModelConfig, int, str], str]] = {
+    "attention": _attention,
+    "conv": write_short_conv,
+    "delta": write_delta_rule,
+    "space": write_state_space,
+    "both": _beside,
+    "selective": write_selective_scan,
+}
+
+
 def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     module = f"model.layers.{i}.mlp"
     if config.experts is not None and config.layer(i).experts:
         return write_experts(net, config.experts, module, h)
     if config.form.gated:
-        inner = write_gated(net, module, config.intermediate, h)
+        inner = write_gated(net, module, config.intermediate, h, config.factors.gate)
     else:
         inner = net.activation(net.linear(h, f"{module}.up_proj"), module)
     if config.form.sub_norms:
         inner = net.norm(inner, f"{module}.sub_norm")
-    return net.linear(inner, f"{module}.down_proj")
+    return net.scaled(net.linear(inner, f"{module}.down_proj"), config.factors.fed)

@@ -6,9 +6,10 @@ tokens that it lacks (see pilotfish.engines.states). All of it is f32, for one s
     past.{i}.inputs [M, width]: of the tokens before this pass, M = taps − 1 + c
     present.{i}.inputs [T, width]: of this pass
     past.{i}.state, settled.{i}.state, present.{i}.state [1, heads, key_dim, value_dim]: c tokens
-        before this pass, just before it, behind it; under the delta rule alone
+        before this pass, just before it, behind it
 
-A short convolution's state is its inputs, so there c = 0.
+A short convolution's state is its inputs, so there c = 0, and no other. State spaces are written in
+`export.state_space` and `export.selective_scan`.
 """
 
 from __future__ import annotations
@@ -25,45 +26,44 @@ ALL = np.iinfo(np.int64).max
 
 def write_short_conv(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Mix by a convolution of gated inputs, whose answer is gated again (LFM2)."""
-    module, own = f"model.layers.{i}.conv", _recurrence(config)
+    module, own = f"model.layers.{i}.conv", recurrence(config)
     before, after, x = net.split(net.linear(h, f"{module}.in_proj"), [config.hidden] * 3)
-    inputs = _with_earlier(net, i, net.multiply(before, x), config.hidden)
-    mixed = _convolved(net, inputs, f"{module}.conv", own.taps)
-    return net.linear(net.multiply(after, _narrow(net, mixed)), f"{module}.out_proj")
+    inputs = with_earlier(net, i, net.multiply(before, x), config.hidden)
+    mixed = convolved(net, inputs, f"{module}.conv", own.taps)
+    return net.linear(net.multiply(after, narrow(net, mixed)), f"{module}.out_proj")
 
 
 def write_delta_rule(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Mix by linear attention; its queries, keys and values pass a convolution (Qwen3.5)."""
-    module, own = f"model.layers.{i}.linear_attn", _recurrence(config)
-    width = own.channels + 2 * own.heads
+    module, own = f"model.layers.{i}.linear_attn", recurrence(config)
     projected = net.linear(h, *(f"{module}.in_proj_{part}" for part in ("qkv", "b", "a", "z")))
-    fresh, gate = net.split(projected, [width, own.values])
-    inputs = _with_earlier(net, i, fresh, width)
-    mixed, rates = net.split(inputs, [own.channels, 2 * own.heads])
-    qkv = net.silu(_convolved(net, mixed, f"{module}.conv1d", own.taps))  # [c + T, channels]
-    rates = _rows(net, rates, own.taps - 1, ALL)
-    answer = _recalled(net, own, i, _operands(net, own, module, qkv, rates))
-    heads = net.norm(net.reshape(_narrow(net, answer), [-1, own.value_dim]), f"{module}.norm")
+    fresh, gate = net.split(projected, [own.width, own.values])
+    inputs = with_earlier(net, i, fresh, own.width)
+    mixed, rates = net.split(inputs, [own.channels, own.rates])
+    qkv = net.silu(convolved(net, mixed, f"{module}.conv1d", own.taps))  # [c + T, channels]
+    rates = rows(net, rates, own.taps - 1, ALL)
+    answer = recalled(net, own, i, _operands(net, own, module, qkv, rates))
+    heads = net.norm(net.reshape(narrow(net, answer), [-1, own.value_dim]), f"{module}.norm")
     gated = net.multiply(net.reshape(heads, [-1, own.values]), net.silu(gate))
     return net.linear(gated, f"{module}.out_proj")
 
 
-def _with_earlier(net: Dialect, layer: int, inputs: str, width: int) -> str:
+def with_earlier(net: Dialect, layer: int, inputs: str, width: int) -> str:
     """Keep this pass's inputs [T, width], and put the earlier ones before them, [M + T, width]."""
     past, present = f"past.{layer}.inputs", f"present.{layer}.inputs"
     net.graph.input(past, "float32", ["M", width])
-    net.graph.op("Identity", _wide(net, inputs), name=present)
+    net.graph.op("Identity", wide(net, inputs), name=present)
     net.graph.output(present, "float32", ["T", width])
     return net.graph.op("Concat", past, present, axis=0)
 
 
-def _convolved(net: Dialect, inputs: str, name: str, taps: int) -> str:
+def convolved(net: Dialect, inputs: str, name: str, taps: int) -> str:
     """Convolve each channel of inputs [n, width] over the tokens; [n − taps + 1, width]."""
     op = net.graph.op
     weight = net.read(f"{name}.weight")[:, 0].T  # [taps, width]
     total = ""
     for i, tap in enumerate(weight):
-        shifted = _rows(net, inputs, i, i + 1 - taps or ALL)
+        shifted = rows(net, inputs, i, i + 1 - taps or ALL)
         product = op("Mul", shifted, net.graph.weight(f"{name}.weight.{i}", tap))
         total = op("Add", total, product) if total else product
     if net.has_bias(name):
@@ -92,37 +92,52 @@ def _unit_heads(net: Dialect, own: Recurrence, x: str) -> str:
     return net.reshape(op("Div", heads, length), [-1, own.keys])
 
 
-def _recalled(net: Dialect, own: Recurrence, layer: int, rows: list[str]) -> str:
+def recalled(net: Dialect, own: Recurrence, layer: int, rows: list[str]) -> str:
     """Take the c tokens that the state lacks, then this pass's; return the answers, [1, T, …]."""
-    graph, op = net.graph, net.graph.op
+    graph = net.graph
     shape: list[Dim] = [1, own.heads, own.key_dim, own.value_dim]
-    past, settled, present = (f"{when}.{layer}.state" for when in ("past", "settled", "present"))
-    graph.input(past, "float32", shape)
-    earlier = op("Shape", f"past.{layer}.inputs", start=0, end=1)
-    lacking = op("Sub", earlier, graph.constant([own.taps - 1], "int64"))
-    sizes = op("Concat", lacking, op("Shape", net.tokens), axis=0)
-    parts = [graph.multi("Split", row, sizes, names=graph.fresh("Split", 2)) for row in rows]
-    net.gated_delta([part[0] for part in parts], past, settled)
-    answer = net.gated_delta([part[1] for part in parts], settled, present)
-    for name in (settled, present):
+    names = [f"{when}.{layer}.state" for when in ("past", "settled", "present")]
+    graph.input(names[0], "float32", shape)
+    answer = net.recall(rows, lacking(net, own, layer), names)
+    for name in names[1:]:
         graph.output(name, "float32", shape)
     return answer
 
 
-def _rows(net: Dialect, x: str, start: int, end: int) -> str:
+def skipping(net: Dialect, own: Recurrence, layer: int, answer: str, x: str) -> str:
+    """Add D · x to a state space's answer [T, values]; x is [c + T, values]."""
+    op, name = net.graph.op, f"model.layers.{layer}.mamba.D"
+    start, end, axis = (
+        lacking(net, own, layer),
+        *(net.graph.constant([bound], "int64") for bound in (ALL, 0)),
+    )
+    through = net.graph.weight(name, np.repeat(net.read(name), own.values // own.heads))
+    return op("Add", answer, op("Mul", op("Slice", x, start, end, axis), through))
+
+
+def lacking(net: Dialect, own: Recurrence, layer: int) -> str:
+    """Return c, i64 [1]."""
+    earlier = net.graph.op("Shape", f"past.{layer}.inputs", start=0, end=1)
+    return net.graph.op("Sub", earlier, net.graph.constant([own.taps - 1], "int64"))
+
+
+def rows(net: Dialect, x: str, start: int, end: int) -> str:
     """Return some rows of x [n, width]."""
     bounds = (net.graph.constant([bound], "int64") for bound in (start, end, 0))
     return net.graph.op("Slice", x, *bounds)
 
 
-def _wide(net: Dialect, x: str) -> str:
+def wide(net: Dialect, x: str) -> str:
+    """Make x f32."""
     return x if net.float == "float32" else net.cast(x, "float32")
 
 
-def _narrow(net: Dialect, x: str) -> str:
+def narrow(net: Dialect, x: str) -> str:
+    """Make f32 the graph's floating-point type."""
     return x if net.float == "float32" else net.cast(x, net.float)
 
 
-def _recurrence(config: ModelConfig) -> Recurrence:
+def recurrence(config: ModelConfig) -> Recurrence:
+    """Return the sizes of a model that has such layers."""
     assert config.recurrence is not None
     return config.recurrence

@@ -79,9 +79,9 @@ def markdown(models: Sequence[SupportedModel]) -> str:
 
 def _dialects(own: Architecture) -> dict[str, list[str]]:
     """Return the dialects that can express this class, with their precisions."""
-    delta = "delta" in own.states.values()
+    loops = {"delta", "selective"} & set(own.states.values())
     return {
         name: list(dialect.precisions)
         for name, dialect in DIALECTS.items()
-        if not (delta and dialect is Opset17)
+        if not (loops and dialect is Opset17)
     }

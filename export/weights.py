@@ -13,6 +13,8 @@ Face's checkpoints, whatever a file calls them:
     model.layers.{i}.self_attn.sinks [heads]
     model.layers.{i}.conv.{in,out}_proj, .conv                            instead of attention
     model.layers.{i}.linear_attn.in_proj_{qkv,z,b,a}, .out_proj, .conv1d, .norm, .A_log, .dt_bias
+    model.layers.{i}.mamba.{in,out}_proj, .conv1d, .norm, .A_log, .D, .dt_bias, .x_proj,
+        .dt_proj
     model.layers.{i}.mlp.{gate,up,down}_proj, .sub_norm, .act_fn.{alpha_p,alpha_n,beta,eps}
     model.layers.{i}.mlp.router, .experts.{j}.{gate,up,down}_proj, .shared_expert.{…}_proj,
         .shared_expert_gate                     of a mixture of experts
@@ -27,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
-from pilotfish.export.config import ModelConfig
+from pilotfish.export.config import CACHED, Kind, ModelConfig
 from pilotfish.export.errors import ExportError
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -155,10 +157,14 @@ def weights(config: ModelConfig) -> Weights:
 def _layer_weights(config: ModelConfig, index: int) -> Weights:
     """Yield the weights of a layer, named without it."""
     form, layer = config.form, config.layer(index)
-    for name in form.norms:
+    for name in form.norms if layer.mixes and layer.fed else ("input_layernorm",):
         yield from _norm(config, name, _size(config, "hidden"))
-    mixers = {"attention": _attention_weights, "conv": _conv_weights, "delta": _delta_weights}
-    yield from mixers[layer.kind](config)
+    if layer.kind in CACHED:
+        yield from _attention_weights(config)
+    if layer.kind in STATES:
+        yield from STATES[layer.kind](config)
+    if not layer.fed:
+        return
     if layer.experts:
         yield from _experts(config)
     else:
@@ -252,6 +258,46 @@ def _delta_weights(config: ModelConfig) -> Weights:
     yield "linear_attn.norm.weight", (_size(config, "recurrence.value_dim"),)
     yield "linear_attn.A_log", (heads,)
     yield "linear_attn.dt_bias", (heads,)
+
+
+def _space_weights(config: ModelConfig) -> Weights:
+    """Yield those of a state space."""
+    hidden, taps = _size(config, "hidden"), _size(config, "recurrence.taps")
+    channels, values = _size(config, "recurrence.channels"), _size(config, "recurrence.values")
+    heads = _size(config, "recurrence.heads")
+    yield from _linear(config, "mamba.in_proj", _size(config, "recurrence.projected"), hidden)
+    yield from _linear(config, "mamba.out_proj", hidden, values)
+    yield "mamba.conv1d.weight", (channels, Size(1, ()), taps)
+    if "mamba.conv1d" in config.form.biases:
+        yield "mamba.conv1d.bias", (channels,)
+    if config.recurrence and config.recurrence.space and config.recurrence.space.norm:
+        yield "mamba.norm.weight", (values,)
+    for name in ("A_log", "D", "dt_bias"):
+        yield f"mamba.{name}", (heads,)
+
+
+def _selective_weights(config: ModelConfig) -> Weights:
+    """Yield those of a selective state space, whose heads are channels."""
+    hidden, taps = _size(config, "hidden"), _size(config, "recurrence.taps")
+    values, low = _size(config, "recurrence.values"), _size(config, "recurrence.low")
+    yield from _linear(config, "mamba.in_proj", _size(config, "recurrence.projected"), hidden)
+    yield from _linear(config, "mamba.out_proj", hidden, values)
+    yield from _linear(config, "mamba.x_proj", low, values)
+    yield from _linear(config, "mamba.dt_proj", values, _size(config, "recurrence.space.rank"))
+    yield "mamba.conv1d.weight", (values, Size(1, ()), taps)
+    if "mamba.conv1d" in config.form.biases:
+        yield "mamba.conv1d.bias", (values,)
+    yield "mamba.A_log", (values, _size(config, "recurrence.key_dim"))
+    yield "mamba.D", (values,)
+
+
+STATES: Mapping[Kind, Callable[[ModelConfig], Weights]] = {
+    "conv": _conv_weights,
+    "delta": _delta_weights,
+    "space": _space_weights,
+    "both": _space_weights,
+    "selective": _selective_weights,
+}
 
 
 def _head_norms(config: ModelConfig) -> Weights:

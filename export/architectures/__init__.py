@@ -9,6 +9,7 @@ from pilotfish.export.architectures.llama import RELATIVES
 from pilotfish.export.architectures.older import OLDER
 from pilotfish.export.architectures.parallel import VARIANTS
 from pilotfish.export.architectures.recurrent import RECURRENT
+from pilotfish.export.architectures.state_spaces import STATE_SPACES
 
 __all__ = ["ARCHITECTURES", "Architecture", "Names"]
 
@@ -19,4 +20,5 @@ ARCHITECTURES: dict[str, Architecture] = {
     **OLDER,
     **MIXTURES,
     **RECURRENT,
+    **STATE_SPACES,
 }

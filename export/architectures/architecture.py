@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from pilotfish.export.config import Activation, Form
+from pilotfish.export.config import Activation, Form, Kind
 
 LLAMA_FORM = Form()
 
@@ -34,7 +34,8 @@ class Names:
         modules: a module of a layer → ours; * stands for a number, an expert's.
         fused: a module whose rows are those of several of ours, in this order.
         by_head: the rows of a fused q, k and v are of a key head each: its queries, its k, its v;
-            those of a fused q and gate of a head each.
+            those of a fused q and gate of a head each; those of a fused part of linear attention
+            of one of its key heads each.
         stacked: a tensor of a layer that holds those of all experts → ours of each, whose rows
             stand in this order.
         columns: stacked tensors are [experts, in, out].
@@ -42,6 +43,7 @@ class Names:
         listed: a module that is a list of weights, one for each head → ours.
         transposed: linear modules are stored [in, out].
         dropped: names that end so are computed, or no weights.
+        aside: modules beside the body that are no part of the model.
     """
 
     body: str = "model"
@@ -56,6 +58,7 @@ class Names:
     listed: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False
     dropped: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,9 @@ class Architecture:
         full_every: without layer_types, each so many-th layer sees everything.
         unrotated: which layers are not rotated: none, all, those that no_rope_layers lists, or,
             where there is a window, those without one.
-        states: type of layers that keep a state → what they are (`config.Layer.kind`).
+        states: type of layers other than attention → what they are (`config.Layer.kind`).
+        one_part: layers mix tokens or are a feed-forward part, not both.
+        with_experts: the entry that counts instead unless the number of experts is 0.
         rope_by_type: rotary parameters are given by type of layer, and a `rope_scaling` is of the
             full layers alone.
         must_state: keys whose default is of another architecture, so that a file must state them.
@@ -122,7 +127,8 @@ class Architecture:
     windows: Literal["none", "all", "listed", "switched"] = "none"
     full_every: int | None = None
     unrotated: Literal["none", "all", "listed", "full"] = "none"
-    states: Mapping[str, Literal["conv", "delta"]] = field(default_factory=dict)
+    states: Mapping[str, Kind] = field(default_factory=dict)
+    one_part: bool = False
     rope_by_type: bool = False
     must_state: tuple[str, ...] = ()
     activations: Mapping[str, Activation] = field(default_factory=dict)
@@ -130,6 +136,7 @@ class Architecture:
     rope_states: tuple[str, ...] = ()
     rope_default: Mapping[str, Any] | None = None
     mixture: Mixture | None = None
+    with_experts: Architecture | None = None
     grown_queries: bool = False
     interleaved: bool = False
     embed_root: bool = False

@@ -166,31 +166,6 @@ RELATIVES: dict[str, Architecture] = {
         rope_by_type=True,
     ),
     "granite": GRANITE,
-    "granitemoehybrid": replace(
-        GRANITE,
-        models="Granite 4 dense (350M, 1B without h)",
-        keys={
-            **{key: value for key, value in GRANITE.keys.items() if key != "mlp_bias"},
-            "position_embedding_type": None,
-            "layer_types": None,
-        },
-        called={"intermediate_size": "shared_intermediate_size"},
-        biases={"attention_bias": ATTENTION},
-        neutral={"num_local_experts": (0,)},
-        must_state=("num_local_experts", "layer_types"),
-        inert=frozenset({
-            "intermediate_size", "num_experts_per_tok", "output_router_logits",
-            "router_aux_loss_coef", "mamba_n_heads", "mamba_n_groups", "mamba_d_state",
-            "mamba_d_head", "mamba_d_conv", "mamba_expand", "mamba_chunk_size", "mamba_conv_bias",
-            "mamba_proj_bias", "time_step_limit", "layers_block_type", "normalization_function",
-            "init_method", "shared_expert_num_layers",
-        }),
-        unrotated="listed",
-        names=Names(
-            modules={"shared_mlp.output_linear": "mlp.down_proj"},
-            fused={"shared_mlp.input_linear": MLP[:2]},
-        ),
-    ),
     "exaone4": Architecture(
         models="EXAONE 4",
         keys={

@@ -1,11 +1,58 @@
-"""Classes some of whose layers keep a state instead of keys and values: LFM2, Qwen3.5."""
+"""Classes with short convolutions or linear attention: LFM2, Qwen3.5, Qwen3-Next."""
 
 from __future__ import annotations
 
-from pilotfish.export.architectures.architecture import ATTENTION, DECODER, MLP, Architecture, Names
+from dataclasses import replace
+
+from pilotfish.export.architectures.architecture import (
+    ATTENTION,
+    DECODER,
+    MLP,
+    Architecture,
+    Mixture,
+    Names,
+)
+from pilotfish.export.architectures.experts import EVERY, GATE, SPARSE, TRAINING
 from pilotfish.export.config import Form
 
+NEXT = ("qkv", "z"), ("b", "a")
 CONV = ("conv.in_proj", "conv.conv", "conv.out_proj")
+
+EXPERTS = {
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+QWEN = Architecture(
+    models="Qwen 3.5 dense",
+    keys={
+        **DECODER,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "attention_bias": False,
+        "partial_rotary_factor": 0.25,
+        "layer_types": None,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    },
+    # of the multi-token-prediction head, which is no part of the text model
+    inert=frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers",
+                     "mamba_ssm_dtype"}),
+    called={"hidden_act": ""},  # of the convolution too
+    neutral={"attn_output_gate": (True,), "hidden_act": ("silu",)},
+    form=Form(qk_norm="head", gated_attention=True),
+    biases={"attention_bias": (*ATTENTION, "self_attn.gate_proj")},
+    states={"linear_attention": "delta"},
+    plus_one=True,
+    names=Names(
+        fused={"self_attn.q_proj": ("self_attn.q_proj", "self_attn.gate_proj")}, by_head=True,
+    ),
+)  # fmt: skip
 
 RECURRENT: dict[str, Architecture] = {
     "lfm2": Architecture(
@@ -50,33 +97,54 @@ RECURRENT: dict[str, Architecture] = {
             },
         ),
     ),
-    "qwen3_5_text": Architecture(
-        models="Qwen 3.5 dense",
+    "qwen3_5_text": QWEN,
+    "qwen3_5_moe_text": replace(
+        QWEN,
+        models="Qwen 3.5 MoE",
         keys={
-            **DECODER,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "attention_bias": False,
-            "partial_rotary_factor": 0.25,
-            "layer_types": None,
-            "full_attention_interval": 4,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
+            **{key: value for key, value in QWEN.keys.items() if key != "intermediate_size"},
+            **EXPERTS,
+            "num_key_value_heads": 2,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
         },
-        # of the multi-token-prediction head, which is no part of the text model
-        inert=frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers",
-                         "mamba_ssm_dtype"}),
-        called={"hidden_act": ""},  # of the convolution too
-        neutral={"attn_output_gate": (True,), "hidden_act": ("silu",)},
-        form=Form(qk_norm="head", gated_attention=True),
-        biases={"attention_bias": (*ATTENTION, "self_attn.gate_proj")},
-        states={"linear_attention": "delta"},
-        plus_one=True,
+        inert=QWEN.inert | TRAINING,
+        mixture=Mixture(normed=True, shared_gate=True),
+        names=replace(
+            QWEN.names,
+            modules=GATE,
+            stacked={
+                "mlp.experts.gate_up_proj": tuple(f"{name}.weight" for name in EVERY[:2]),
+                "mlp.experts.down_proj": (f"{EVERY[2]}.weight",),
+            },
+        ),
+    ),
+    "qwen3_next": replace(
+        QWEN,
+        models="Qwen3-Next",
+        keys={
+            **QWEN.keys,
+            **EXPERTS,
+            **SPARSE,
+            "num_key_value_heads": 2,
+            "norm_topk_prob": True,
+        },
+        inert=TRAINING,
+        neutral={"hidden_act": ("silu",)},
+        mixture=Mixture(shared_gate=True),
         names=Names(
-            fused={"self_attn.q_proj": ("self_attn.q_proj", "self_attn.gate_proj")}, by_head=True,
+            modules=GATE,
+            fused={
+                **QWEN.names.fused,
+                **{
+                    f"linear_attn.in_proj_{''.join(parts)}": tuple(
+                        f"linear_attn.in_proj_{part}" for part in parts
+                    )
+                    for parts in NEXT
+                },
+            },
+            by_head=True,
+            aside=("mtp.",),  # predicts several tokens
         ),
     ),
 }  # fmt: skip

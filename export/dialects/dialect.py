@@ -225,26 +225,39 @@ class Dialect(ABC):
         """Compute x · sigmoid(x)."""
         return self.multiply(x, self.sigmoid(x))
 
-    def gated_delta(self, rows: Sequence[str], past: str, present: str) -> str:
-        """Take tokens into the state `past`, which makes `present`; return their answers.
+    def recall(self, rows: Sequence[str], lacking: str, states: Sequence[str]) -> str:
+        """Take tokens into a layer's state; return the answers of this pass's, f32 [1, T, values].
 
-        `rows` are q, k, v, the logarithm of what is kept and the rate of writing, f32 [n, …] each;
-        answers are f32 [1, n, values]. Dialects may differ in how, not in what.
+        Args:
+            rows: q, k, v, the logarithm of what is kept and, under the delta rule, the rate of
+                writing; f32 [c + T, …] each.
+            lacking: c, i64 [1].
+            states: names of the state c tokens before this pass, and of what it makes of it: just
+                before the pass, and behind it; f32 [1, heads, key_dim, value_dim] each.
         """
+        graph = self.graph
+        sizes = graph.op("Concat", lacking, graph.op("Shape", self.tokens), axis=0)
+        parts = [graph.multi("Split", row, sizes, names=graph.fresh("Split", 2)) for row in rows]
+        past, settled, present = states
+        self._linear_attention([part[0] for part in parts], past, settled)
+        return self._linear_attention([part[1] for part in parts], settled, present)
+
+    def _linear_attention(self, rows: Sequence[str], past: str, present: str) -> str:
+        """Take all of `rows` into the state `past`, which makes `present`; return the answers."""
         own = self.config.recurrence
         assert own is not None
         axis = self.graph.constant([0], "int64")
-        q, k, v, kept, rate = (self.graph.op("Unsqueeze", row, axis) for row in rows)
+        q, k, v, *rates = (self.graph.op("Unsqueeze", row, axis) for row in rows)
         answer = self.graph.fresh("LinearAttention", 1)[0]
         self.graph.multi(
             "LinearAttention",
-            *(q, k, v, past, kept, rate),
+            *(q, k, v, past, *rates),
             names=[answer, present],
             domain=MICROSOFT,
             q_num_heads=own.key_heads,
             kv_num_heads=own.heads,
-            update_rule="gated_delta",
-            scale=own.key_dim**-0.5,
+            update_rule="gated_delta" if own.space is None else "gated",
+            scale=own.key_dim**-0.5 if own.space is None else 1.0,
         )
         return answer
 

@@ -15,6 +15,7 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import ModelConfig, Rope
 from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.dialects.padded import PaddedAttention
+from pilotfish.export.dialects.pairs import recall_pairs
 from pilotfish.export.errors import ExportError
 from pilotfish.export.graph import GraphWriter
 
@@ -115,15 +116,19 @@ class Opset17(PaddedAttention):
         """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
         self.graph.op("ScatterND", past, self._cells, new, name=present)
 
-    def gated_delta(self, rows: Sequence[str], past: str, present: str) -> str:
-        """Refuse: only loops could say it.
+    def recall(self, rows: Sequence[str], lacking: str, states: Sequence[str]) -> str:
+        """Write a state space as products over all pairs of tokens.
 
         Raises:
-            ExportError: always.
+            ExportError: for what only loops could say: the delta rule, selective state spaces.
         """
+        own = self.config.recurrence
+        assert own is not None
+        if own.space is not None and own.space.rank is None:
+            return recall_pairs(self, own, rows, lacking, states)
+        kind = "linear attention" if own.space is None else "selective state space"
         raise ExportError(
-            "opset17 has no linear attention: choose --dialect opset24 or contrib, for ONNX "
-            "Runtime 1.31"
+            f"opset17 has no {kind}: choose --dialect opset24 or contrib, for ONNX Runtime 1.31"
         )
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:

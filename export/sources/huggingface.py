@@ -7,6 +7,7 @@ In: config.json, safetensors (single or sharded), a tokenizer and chat templates
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,8 @@ from pilotfish.export.sources.wrapped import text_config, text_weights
 from pilotfish.export.weights import EMBEDDING, HEAD, FileSettings, check_weights, shapes
 
 log = logging.getLogger("pilotfish.export")
+BARE_INFINITY = re.compile(rb"(?<=[\s,\[:])Infinity(?=[\s,\]}])")
+INFINITY = rb'{"__float__": "Infinity"}'  # as transformers writes it
 INDEX = "model.safetensors.index.json"
 # In old checkpoints, although computed or not a weight.
 COMPUTED = (".rotary_emb.inv_freq",)
@@ -137,13 +140,18 @@ class DirectorySource:
     def _find_places(self, *, wrapped: bool) -> Mapping[str, StoredTensor]:
         """Map the text model's names to what is stored."""
         stored: dict[str, SafetensorsFile] = {}
+        aside: dict[str, None] = {}
         for file in self._files:
             for name in file.names():
                 if name.endswith(COMPUTED):
                     continue
+                if name.startswith(self._names.aside):
+                    aside[name.split(".")[0]] = None
+                    continue
                 if name in stored:
                     raise ExportError(f"{name} is in {stored[name].path} and in {file.path}")
                 stored[name] = file
+        self._left_out = list(aside)
         if not wrapped:
             plain = {name: PlainTensor(file, name) for name, file in stored.items()}
             return self._joined(plain)
@@ -284,7 +292,7 @@ def describe_directory(path: Path, location: str, ignored: Collection[str]) -> D
 def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:
     """Read a JSON object; {} if the file may be absent and is."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return _decoded(path.read_bytes())
     except FileNotFoundError:
         if required:
             raise ExportError(
@@ -293,6 +301,16 @@ def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:
         return {}
     except (OSError, msgspec.DecodeError) as error:
         raise ExportError(f"{path} cannot be read: {error}") from None
+
+
+def _decoded(text: bytes) -> dict[str, Any]:
+    """Decode an object; some write infinity as Python does, which is no JSON."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        if BARE_INFINITY.search(text) is None:
+            raise
+        return msgspec.json.decode(BARE_INFINITY.sub(INFINITY, text), type=dict[str, Any])
 
 
 def _open_weights(path: Path) -> list[SafetensorsFile]:

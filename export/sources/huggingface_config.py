@@ -19,19 +19,16 @@ from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
 from pilotfish.export.sources.fields import Fields
-from pilotfish.export.sources.layer_pattern import read_pattern
+from pilotfish.export.sources.layer_pattern import count_layers, read_pattern
 from pilotfish.export.sources.packing import Packing, read_packing
+from pilotfish.export.sources.recurrence_keys import (
+    called_recurrence,
+    read_factors,
+    read_recurrence,
+)
 from pilotfish.export.weights import HEAD, FileSettings
 
-MOST_TAPS = 16
-# What the sizes of layers that keep a state follow from, for errors.
-RECURRENCE = {
-    "taps": "linear_conv_kernel_dim",
-    "heads": "linear_num_value_heads",
-    "value_dim": "linear_value_head_dim",
-    "values": "linear_num_value_heads · linear_value_head_dim =",
-    "channels": "linear_num_key_heads, linear_key_head_dim and linear_attn's values:",
-}
+UNBOUNDED = 2**18  # positions of a model whose size does not follow from their number
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -82,7 +79,9 @@ class Description:
 
 def _find(fields: Fields, model_type: str) -> Architecture:
     if model_type in ARCHITECTURES:
-        return ARCHITECTURES[model_type]
+        own = ARCHITECTURES[model_type]
+        plain = fields.values.get("num_local_experts") == 0
+        return own if own.with_experts is None or plain else own.with_experts
     supported = "see `pilotfish export list --supported`"
     stated = [fields.values[key] for key in EXPERT_COUNTS if fields.values.get(key) is not None]
     if any(stated) if stated else "moe" in model_type:
@@ -112,8 +111,12 @@ def _packing(fields: Fields, own: Architecture) -> Packing | None:
 
 def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
     own, hidden = keys.architecture, keys.count("hidden_size")
-    layers, heads = keys.count("num_hidden_layers"), keys.count("num_attention_heads")
-    head_dim = _head_dim(keys, hidden, heads)
+    layers, heads, head_dim = count_layers(keys), 1, 1  # as without attention
+    if keys.has("num_attention_heads"):
+        heads = keys.count("num_attention_heads")
+        head_dim = _head_dim(keys, hidden, heads)
+    pattern = read_pattern(keys, layers, head_dim)
+    recurrence = read_recurrence(keys, pattern)
     embedding = hidden
     if keys.has("word_embed_proj_dim"):
         embedding = keys.count("word_embed_proj_dim", null=hidden)
@@ -126,25 +129,28 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         heads=heads,
         kv_heads=_kv_heads(keys, heads),
         head_dim=head_dim,
-        intermediate=_intermediate(keys, hidden),
-        context=keys.count("max_position_embeddings"),
+        intermediate=_intermediate(keys, hidden, recurrence),
+        context=keys.count("max_position_embeddings")
+        if keys.has("max_position_embeddings")
+        else UNBOUNDED,
         vocab_size=keys.count("vocab_size"),
         tied=_tied(keys),
         norm_eps=keys.number("rms_norm_eps", otherwise=own.keys["rms_norm_eps"]),
         form=_form(keys),
-        pattern=read_pattern(keys, layers, head_dim),
+        pattern=pattern,
         experts=read_experts(keys),
         activation=_activation(keys),
         embedding=None if embedding == hidden else embedding,
         position_offset=own.position_offset,
-        score_scale=_score_scale(keys),
+        score_scale=_score_scale(keys, head_dim),
         score_cap=keys.optional("attn_logit_softcapping"),
         logit_cap=keys.optional("final_logit_softcapping"),
         embed_scale=root if own.embed_root else keys.number("embedding_multiplier", otherwise=1.0),
         residual_scale=keys.number("residual_multiplier", otherwise=1.0),
         logit_scale=keys.number("logit_scale", otherwise=1.0)
         / keys.number("logits_scaling", otherwise=1.0),
-        recurrence=_recurrence(keys),
+        recurrence=recurrence,
+        factors=read_factors(keys),
         query_growth=_query_growth(keys),
     )
 
@@ -200,8 +206,15 @@ def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
     return width
 
 
-def _intermediate(keys: ClassKeys, hidden: int) -> int:
-    """Return the width of the feed-forward part; LFM2 computes it of what is stated."""
+def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -> int:
+    """Return the width of the feed-forward part; LFM2 computes it of what is stated.
+
+    Without a plain one it is that of an expert, or of the state spaces.
+    """
+    if not keys.has("intermediate_size"):
+        if recurrence is None or keys.has("moe_intermediate_size"):
+            return keys.count("moe_intermediate_size")
+        return recurrence.values
     stated = keys.count("intermediate_size", null=4 * hidden)
     if not keys.has("block_ff_dim"):
         return stated
@@ -223,35 +236,6 @@ def _tied(keys: ClassKeys) -> bool:
     return tied
 
 
-def _recurrence(keys: ClassKeys) -> Recurrence | None:
-    """Read the sizes of layers that keep a state."""
-    if keys.has("conv_L_cache"):
-        return Recurrence(_taps(keys, "conv_L_cache"))
-    if not keys.has("linear_conv_kernel_dim"):
-        return None
-    found = Recurrence(
-        taps=_taps(keys, "linear_conv_kernel_dim"),
-        heads=keys.count("linear_num_value_heads"),
-        key_heads=keys.count("linear_num_key_heads"),
-        key_dim=keys.count("linear_key_head_dim"),
-        value_dim=keys.count("linear_value_head_dim"),
-    )
-    if found.heads % found.key_heads:
-        raise keys.fields.error(
-            f"linear_num_value_heads {found.heads} is no multiple of linear_num_key_heads "
-            f"{found.key_heads}"
-        )
-    return found
-
-
-def _taps(keys: ClassKeys, key: str) -> int:
-    """Read how many tokens a convolution sees."""
-    taps = keys.count(key)
-    if not 2 <= taps <= MOST_TAPS:
-        raise keys.fields.error(f"{key} is {taps}: 2 to {MOST_TAPS} are supported")
-    return taps
-
-
 def _activation(keys: ClassKeys) -> Activation:
     if not keys.has("hidden_act"):
         return ACTIVATIONS[keys.default("hidden_act")]
@@ -262,7 +246,10 @@ def _activation(keys: ClassKeys) -> Activation:
     return known[name]
 
 
-def _score_scale(keys: ClassKeys) -> float | None:
+def _score_scale(keys: ClassKeys, head_dim: int) -> float | None:
+    if keys.has("key_multiplier"):  # Falcon-H1
+        factor = keys.number("key_multiplier", otherwise=1.0)
+        return None if factor == 1.0 else float(factor * head_dim**-0.5)
     if keys.has("attention_multiplier"):
         return keys.number("attention_multiplier", otherwise=1.0)
     if keys.has("query_pre_attn_scalar"):
@@ -288,9 +275,7 @@ def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
 def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
     """Map fields of `config` to their names in the file."""
     names = {field: keys.called(key) for field, key in FIELDS.items()}
-    names |= {f"recurrence.{field}": key for field, key in RECURRENCE.items()}
-    if keys.has("conv_L_cache"):
-        names["recurrence.taps"] = "conv_L_cache"
+    names |= {f"recurrence.{field}": key for field, key in called_recurrence(keys).items()}
     stated = keys.fields.values
     if config.experts is not None:
         width = (

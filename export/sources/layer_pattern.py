@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from pilotfish.export.config import Layer, Rope
+from pilotfish.export.config import CACHED, Kind, Layer, Rope
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.expert_keys import layers_of_experts
 from pilotfish.export.sources.fields import Fields
@@ -12,6 +14,8 @@ from pilotfish.export.sources.rotary import RopeBase, read_table
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ALSO_FULL = {FULL, "attention"}
+# Letters of Nemotron-H's pattern.
+BLOCKS = {"M": "linear_attention", "*": FULL, "-": "mlp", "E": "moe"}
 # A damaged number of layers costs nothing: its weights are missing, which is said later.
 MOST_LAYERS = 4096
 
@@ -41,17 +45,63 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
 
 def _with_states(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
     """Return the kinds of layers of a class some of which keep a state."""
-    fields, states = keys.fields, keys.architecture.states
-    types, default = fields.items("layer_types"), _full_by_default(keys, layers)
+    fields, own = keys.fields, keys.architecture
+    types, default = _stated_types(keys), _full_by_default(keys, layers)
     if types is None:
-        types = [FULL if full else next(iter(states)) for full in default]
+        types = [FULL if full else next(iter(own.states)) for full in default]
     elif len(types) != layers:
         raise fields.error(f"layer_types names {len(types)} layers, num_hidden_layers {layers}")
     for each in types:
-        if each not in {FULL, *states}:
+        if each not in {*ALSO_FULL, *own.states}:
             raise fields.error(f"layers of type {each!r} are not supported (layer_types)")
-    rope = _rope(keys, FULL, head_dim)
-    return tuple(Layer(kind=states[each]) if each in states else Layer(rope) for each in types)
+    kinds: list[Kind] = [own.states.get(each, "attention") for each in types]
+    rotated = _rotated(keys, layers, [FULL] * layers, None)
+    rope = None
+    if any(rotated):
+        rope = _rope(keys, FULL, head_dim)
+    else:
+        for key in ("rope_parameters", "rope_scaling", "rope_theta"):
+            fields.touch(key)
+    return tuple(
+        Layer(
+            rope if kind in CACHED else None,
+            experts=experts,
+            kind=kind,
+            fed=kind == "none" or not own.one_part,
+        )
+        for kind, experts in zip(kinds, layers_of_experts(keys, layers), strict=True)
+    )
+
+
+def count_layers(keys: ClassKeys) -> int:
+    """Return the number of layers; that of their types where a class counts these (Nemotron-H)."""
+    if not keys.has("layers_block_type"):
+        return keys.count("num_hidden_layers")
+    types = _stated_types(keys)
+    if not types:
+        raise keys.fields.error("layers_block_type is missing, and names the layers")
+    return len(types)
+
+
+def _stated_types(keys: ClassKeys) -> list[Any] | None:
+    """Return the types of layers that the file lists, if it does."""
+    fields = keys.fields
+    if keys.has("layer_types"):
+        return fields.items("layer_types")
+    if not keys.has("layers_block_type"):
+        return None
+    listed = fields.items("layers_block_type")
+    letters = fields.get("hybrid_override_pattern", str, "", null="")
+    spelt = [BLOCKS.get(letter, letter) for letter in letters]
+    if listed is not None and spelt and spelt != listed:
+        raise fields.error("layers_block_type and hybrid_override_pattern differ: remove one")
+    types = spelt if listed is None else listed
+    if "moe" in types:
+        raise fields.error(
+            "its mixtures of experts are not supported (layers_block_type moe); models of this "
+            "class without any are"
+        )
+    return types
 
 
 def _full_by_default(keys: ClassKeys, layers: int) -> list[bool]:
@@ -59,8 +109,11 @@ def _full_by_default(keys: ClassKeys, layers: int) -> list[bool]:
     if keys.has("full_attention_interval"):
         every = keys.count("full_attention_interval")
         return [not (i + 1) % every for i in range(layers)]
-    listed = keys.fields.items("full_attn_idxs")
-    return [listed is None or i in listed for i in range(layers)]
+    for key, unlisted in (("full_attn_idxs", True), ("attn_layer_indices", False)):
+        if keys.has(key):
+            listed = keys.fields.items(key)
+            return [unlisted if listed is None else i in listed for i in range(layers)]
+    return [False] * layers
 
 
 # --- windows -------------------------------------------------------------------------------------

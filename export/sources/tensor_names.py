@@ -149,7 +149,7 @@ class Taker:
         }
 
     def take(self, name: str, origin: Origin, stored: list[NDArray[T]]) -> NDArray[T]:
-        """Return the weight `name` of its stored arrays: a view, but for listed ones.
+        """Return the weight `name` of its stored arrays: a view, but for those of several places.
 
         Of a tensor of all experts, the array is that of the origin's expert.
         """
@@ -162,10 +162,12 @@ class Taker:
             return array.reshape(-1)  # some are stored without a dimension
         if origin.part is None:
             return array
-        if self._names.by_head:
-            return self._of_heads(array, origin.part, len(origin.parts))
         if origin.expert is not None:
             return self._of_expert(array, origin)
+        if self._names.by_head and origin.parts[0].startswith("linear_attn."):
+            return self._of_key_heads(array, origin)
+        if self._names.by_head:
+            return self._of_heads(array, origin.part, len(origin.parts))
         return self._of_rows(array, origin.part, [f"{module}.weight" for module in origin.parts])
 
     def _of_expert(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
@@ -206,6 +208,23 @@ class Taker:
         return chosen.reshape(
             math.prod(chosen.shape) // math.prod(array.shape[1:]), *array.shape[1:]
         )
+
+    def _of_key_heads(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
+        """Take a part of linear attention where each key head's rows stand together."""
+        own = self._config.recurrence
+        assert own is not None
+        each = own.heads // own.key_heads
+        sizes, firsts = [each, each], 1  # rows of a key head; those of the first part
+        if origin.parts[0].endswith("qkv"):
+            values = each * own.value_dim
+            sizes, firsts = [own.key_dim, own.key_dim, values, values], 3
+        if len(array) != own.key_heads * sum(sizes):
+            return array  # of a wrong shape, which the check will say
+        inner = array.shape[1:]
+        rows = array.reshape(own.key_heads, sum(sizes), *inner)
+        parts = np.split(rows, np.cumsum(sizes[:-1]).tolist(), axis=1)
+        wanted = parts[firsts:] if origin.part else parts[:firsts]
+        return np.concatenate([part.reshape(-1, *inner) for part in wanted])
 
     def shape(
         self, name: str, origin: Origin, stored: Mapping[str, tuple[int, ...]]

@@ -72,9 +72,10 @@ class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class KeptStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the layers without keys and values keep of each slot instead (`engines.states`).
+    """What layers keep of each slot besides keys and values (`engines.states`).
 
-    `layers` are these layers, from 0. For each token they keep `width` numbers, which a convolution
+    `layers` are these layers, from 0; `cached` are those with keys and values, None where that is
+    all others. For each token they keep `width` numbers, which a convolution
     of `taps` tokens reads; with `heads`, also a state of [heads, key_dim, value_dim] numbers.
     `window` is the number of tokens that a rollback takes back without reading others again; and
     such a model reads no token trees.
@@ -87,6 +88,7 @@ class KeptStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     key_dim: Annotated[int, msgspec.Meta(ge=0)] = 0
     value_dim: Annotated[int, msgspec.Meta(ge=0)] = 0
     window: Positive
+    cached: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
 
 
 class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,6 +149,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def cached(self) -> list[int]:
         """The layers of the graph that have keys and values, from 0."""
+        if self.states is not None and self.states.cached is not None:
+            return self.states.cached
         without = set() if self.states is None else set(self.states.layers)
         return [layer for layer in range(self.layers) if layer not in without]
 
@@ -377,8 +381,9 @@ def _needed(manifest: Manifest) -> set[str]:
 def _fit(states: KeptStates, manifest: Manifest) -> bool:
     """Whether a model of these dimensions can have such states."""
     sizes = (states.heads, states.key_dim, states.value_dim)
-    ascending = states.layers == sorted(set(states.layers))
-    inside = states.layers[-1] < manifest.dimensions.layers
+    listed = [states.layers, states.cached or []]
+    ascending = all(layers == sorted(set(layers)) for layers in listed)
+    inside = all(layer < manifest.dimensions.layers for layers in listed for layer in layers)
     return ascending and inside and all(sizes) == any(sizes) and manifest.stage is None
 
 

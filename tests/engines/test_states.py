@@ -28,7 +28,7 @@ CASES = [
     (family, dialect)
     for family in STATEFUL
     for dialect in runnable()
-    if family == "lfm2" or dialect != "opset17"
+    if family not in {"qwen3_5", "mamba"} or dialect != "opset17"
 ]
 
 
@@ -39,7 +39,7 @@ def has_linear_attention():
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def decoder(request, tmp_path_factory):
     family, dialect = request.param
-    if family != "lfm2" and not has_linear_attention():
+    if family != "lfm2" and dialect != "opset17" and not has_linear_attention():
         pytest.skip("this onnxruntime has no LinearAttention")
     path = tmp_path_factory.mktemp("states") / "a"
     return Decoder(tiny_artifact(path, architecture=family, dialect=dialect, seed=3), slots=SLOTS)
@@ -222,7 +222,10 @@ def test_the_manifest_says_what_is_kept(tmp_path):
     same(got, feed(decoder, TEXT[:20]))
 
 
-@pytest.mark.parametrize("changes", [{"layers": [0, 3]}, {"layers": [1, 0]}, {"heads": 2}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"layers": [0, 3]}, {"layers": [1, 0]}, {"heads": 2}, {"cached": [3]}, {"cached": [1, 1]}],
+)
 def test_states_that_do_not_fit_are_refused(changes, tmp_path):
     artifact = tiny_artifact(tmp_path / "a", architecture="lfm2")
     states = msgspec.structs.replace(artifact.manifest.states, **changes)
@@ -245,9 +248,29 @@ def test_stages_are_refused(tmp_path):
         split_artifact(artifact.path, tmp_path / "stages", stages=2)
 
 
-def test_opset17_has_no_linear_attention(tmp_path):
+def test_state_spaces_of_primitives_are_those_of_linear_attention(tmp_path):
+    if "opset24" not in runnable() or not has_linear_attention():
+        pytest.skip("this onnxruntime has no LinearAttention")
+    found = []
+    for dialect in ("opset17", "opset24"):
+        decoder = Decoder(tiny_artifact(tmp_path / dialect, architecture="mamba2", dialect=dialect))
+        feed(decoder, TEXT[:30])
+        decoder.rollback(0, 27)
+        found.append(feed(decoder, TEXT[27:150]))
+    same(*found)
+
+
+def test_layers_of_one_part_and_of_both_keep_what_they_have(tmp_path):
+    manifest = tiny_artifact(tmp_path / "a", architecture="mamba2", dialect="opset17").manifest
+    assert manifest.states.layers == [0, 3, 4]
+    assert manifest.cached == [2, 3]
+    assert manifest.states.width == 4 * 8 + 2 * 2 * 16 + 4
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "mamba"])
+def test_opset17_has_no_linear_attention(family, tmp_path):
     with pytest.raises(ExportError, match="choose --dialect opset24 or contrib"):
-        tiny_artifact(tmp_path / "a", architecture="qwen3_5", dialect="opset17")
+        tiny_artifact(tmp_path / "a", architecture=family, dialect="opset17")
 
 
 SUMMING = KeptStates(layers=[0, 2], taps=4, width=1, heads=1, key_dim=1, value_dim=1, window=WINDOW)

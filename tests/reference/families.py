@@ -1,7 +1,7 @@
 """Tiny random checkpoints with the structure of those that people run, for tests against torch.
 
-FAMILIES must be exported. LATER are refused today, in one sentence. Mixtures of experts are in
-test_experts.py.
+FAMILIES must be exported. LATER are refused today, in one sentence. Mixtures of experts without
+states are in test_experts.py.
 
 - Vocabularies have 264 rows for 260 tokens, and windows are 16 tokens wide.
 - **Weights lie on grids that every precision holds exactly**, so that only arithmetic differs from
@@ -57,6 +57,40 @@ MAMBA = {
     "mamba_expand": 2,
     "mamba_chunk_size": 16,
     "mamba_n_groups": 1,
+}
+SCALES = {
+    "lm_head_multiplier": 0.4,
+    "embedding_multiplier": 3.0,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 0.9,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.8, 1.2, 0.7, 1.1, 0.9],
+    "mlp_multipliers": [1.4, 0.6],
+}
+BLOCKS = {key: value for key, value in B.items() if key != "num_hidden_layers"} | {
+    "intermediate_size": 96,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "layer_norm_epsilon": EPS,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "mlp_bias": True,
+    "time_step_min": 0.2,
+}
+SELECTIVE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "layer_norm_epsilon": EPS,
+    "bos_token_id": 0,
+    "eos_token_id": 259,
+    "pad_token_id": None,
 }
 DELTA = {
     "head_dim": 16,
@@ -247,6 +281,40 @@ FAMILIES: dict[str, Family] = {
         "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, "states"),
     "qwen3.5": Family("qwen3_5_text", R | DELTA | {
         "layer_types": ["linear_attention", "full_attention"]}, "states"),
+    "qwen3-next": Family("qwen3_next", R | DELTA | EXPERTS | {
+        "shared_expert_intermediate_size": 32,
+        "layer_types": ["linear_attention", "full_attention"]}, "states experts"),
+    "qwen3.5-moe": Family("qwen3_5_moe_text", {
+        key: value for key, value in (R | DELTA | EXPERTS).items() if key != "intermediate_size"
+    } | {"shared_expert_intermediate_size": 32,
+         "layer_types": ["linear_attention", "full_attention"]}, "states experts"),
+    "granite4-hybrid": Family("granitemoehybrid", R | MAMBA | MULTIPLIERS | {
+        "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96,
+        "layer_types": ["mamba", "attention"], "position_embedding_type": "nope"}, "states"),
+    "granite4-experts": Family("granitemoehybrid", R | TIED | MAMBA | MULTIPLIERS | {
+        "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "shared_intermediate_size": 64, "layer_types": ["mamba", "attention"],
+        "position_embedding_type": "rope", "mamba_n_groups": 2}, "states experts"),
+    "bamba": Family("bamba", R | MAMBA | {
+        "mamba_n_groups": 4, "attn_layer_indices": [1], "mamba_proj_bias": True}, "states"),
+    "falcon-h1": Family("falcon_h1", R | MAMBA | SCALES | {
+        "mamba_d_ssm": 96, "mamba_d_head": 12, "mamba_n_groups": 2}, "states"),
+    "falcon-h1-normed": Family("falcon_h1", R | MAMBA | {
+        "mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": True,
+        "mamba_n_groups": 2, "head_dim": 32, "attention_bias": True, "mlp_bias": True,
+        "projectors_bias": True}, "states"),
+    "nemotron-h": Family("nemotron_h", BLOCKS | {
+        "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention",
+                              "mlp"]}, "states"),
+    "mamba2": Family("mamba2", {
+        "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8,
+        "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16, "bos_token_id": 0,
+        "eos_token_id": 259, "pad_token_id": None, "layer_norm_epsilon": EPS,
+        "time_step_limit": (0.3, 2.5)}, "states"),
+    "mamba": Family("mamba", SELECTIVE, "states"),
+    "falcon-mamba": Family("falcon_mamba", SELECTIVE | {
+        "mixer_rms_eps": EPS, "use_bias": True, "conv_kernel": 3, "expand": 3,
+        "tie_word_embeddings": False}, "states"),
     "gemma3-vision": wrapped("gemma3", "gemma3_text", GEMMA | WIDE | PATTERN
                              | by_layer(rope("linear", 1e6, factor=8.0)), SIGLIP),
     "mistral3-ministral3": wrapped("mistral3", "ministral3", R | WIDE | TIED | MINISTRAL,
@@ -265,12 +333,6 @@ LATER: dict[str, Family] = {
     "olmo-clipped": Family("olmo", B | {"intermediate_size": 96, "clip_qkv": 1.5}),
     "phi-qknorm": Family("phi", N | QUARTER | {"qk_layernorm": True, "num_key_value_heads": 2},
                          "partial qknorm"),
-    "granite4-hybrid": Family("granitemoehybrid", R | MAMBA | MULTIPLIERS | {
-        "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96,
-        "layer_types": ["mamba", "attention"], "position_embedding_type": "nope"}),
-    "qwen3-next": Family("qwen3_next", R | DELTA | EXPERTS | {
-        "shared_expert_intermediate_size": 32,
-        "layer_types": ["linear_attention", "full_attention"]}),
     "gemma3n": Family("gemma3n_text", R | {
         "head_dim": 16, "sliding_window": WINDOW, "layer_types": TWO * 2, "num_hidden_layers": 4,
         "intermediate_size": [96] * 4, "num_kv_shared_layers": 2, "laurel_rank": 8,
@@ -316,8 +378,9 @@ def liven(model: Any) -> None:
             across = id(weight) in inputs_first
             drawn = torch.randn_like(weight.T if across else weight)
             drawn *= 1.5 / drawn.shape[-1] ** 0.5
-            if drawn.dim() == 2 and drawn.shape[1] % 32 == 0:
-                drawn = on_grid(drawn, whole_rows=id(weight) in embeddings)
+            if drawn.shape[-1] % 32 == 0:  # not a convolution's; of all experts at once
+                flat = on_grid(drawn.flatten(0, -2), whole_rows=id(weight) in embeddings)
+                drawn = flat.reshape(drawn.shape)
             weight.copy_(drawn.T if across else drawn)
 
 

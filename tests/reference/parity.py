@@ -122,13 +122,20 @@ class Reference:
 
     @cached_property
     def in_eighths(self) -> Answer:
-        """The text in float32, but what enters a product is rounded to 8 bits by blocks."""
+        """The text in float32, but what enters a product is rounded to 8 bits by blocks.
+
+        Not what enters an expert's second product.
+        """
         from torch import nn
         from transformers.pytorch_utils import Conv1D
 
         model = self.loaded.model
-        products = [module for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
-        with _hooks(products, lambda _, given: (_rounded(given[0]),)):
+        products = [
+            module
+            for module in model.modules()
+            if isinstance(module, nn.Linear | Conv1D) or type(module).__name__.endswith("Experts")
+        ]
+        with _hooks(products, lambda _, given: (_rounded(given[0]), *given[1:])):
             return answer(model, self.text)
 
 

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.reference
 TOLERANCE = 1e-3
 HALF = 2.0  # times the error of transformers in fp16
 EIGHTHS = 0.02  # of the norm: ties in rounding to 8 bits
+MIXED = 0.03  # what enters an expert's second product is not rounded in transformers
 # What contrib had to express before any of this; of others it may say that it cannot.
 CONTRIB = {
     "llama", "llama-3.2", "llama-biases", "llama-wide", "mistral-v0.3", "mistral-nemo", "qwen2.5",
@@ -124,7 +125,8 @@ def test_rounded_family_equals_transformers(
     if precision == "fp16":
         assert found.error(reference.exact) <= HALF * reference.in_half.error(reference.exact)
     else:
-        assert found.error(reference.in_eighths) <= EIGHTHS
+        mixed = "experts" in reference.family.kinds
+        assert found.error(reference.in_eighths) <= (MIXED if mixed else EIGHTHS)
 
 
 # A branch longer than a window, two that leave it early and late, and a second root.

@@ -276,8 +276,8 @@ def spoilt(weights: dict[str, Floats]) -> Iterator[tuple[str, dict[str, Floats]]
             yield f"with {bias}", {**weights, bias: np.full(width, 0.5, np.float32)}
     layer = next(name for name in last if ".1." in name)
     prefix = layer[: layer.index(".1.") + 3]
-    attention = next(name.rsplit(".", 2)[0] for name in last if "att" in name and prefix in name)
-    for place in (prefix.rstrip("."), attention):
+    mixers = [name.rsplit(".", 2)[0] for name in last if "att" in name and prefix in name]
+    for place in (prefix.rstrip("."), *mixers[:1]):
         for norm in ("q_norm", "k_norm", "sinks", "post_feedforward_layernorm", "strange"):
             name = f"{place}.{norm}" if norm == "sinks" else f"{place}.{norm}.weight"
             if name not in weights:

@@ -20,7 +20,16 @@ from pilotfish.export.architectures.architecture import ALL, ATTENTION, QKV
 from pilotfish.export.architectures.experts import EVERY
 from pilotfish.export.architectures.gemma import FOUR
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import Experts, Form, Layer, ModelConfig, Recurrence, plain_rope
+from pilotfish.export.config import (
+    Experts,
+    Factors,
+    Form,
+    Layer,
+    ModelConfig,
+    Recurrence,
+    Space,
+    plain_rope,
+)
 from pilotfish.export.model import export_model
 from pilotfish.export.quantize import quantize
 from pilotfish.export.sources.fields import Fields
@@ -149,6 +158,33 @@ STATEFUL: dict[str, dict[str, Any]] = {
         "form": Form(qk_norm="head", gated_attention=True),
         "pattern": (Layer(kind="delta"), Layer(plain_rope(1e4, 4)), Layer(kind="delta")),
         "recurrence": Recurrence(taps=4, heads=4, key_heads=2, key_dim=16, value_dim=8),
+    },
+    "mamba": {
+        "model_type": "mamba",
+        "layers": 3,
+        "form": Form(biases=("mamba.dt_proj", "mamba.conv1d")),
+        "pattern": (Layer(kind="selective", fed=False),),
+        "recurrence": Recurrence(4, 96, 1, 8, 1, Space(norm=None, rank=4, epsilon=0.1)),
+    },
+    # State spaces, one of them beside attention, and layers of one part.
+    "mamba2": {
+        "model_type": "nemotron_h",
+        "layers": 5,
+        "form": Form(gated=False, biases=("mamba.conv1d",)),
+        "activation": "relu2",
+        "pattern": (
+            Layer(kind="space", fed=False),
+            Layer(kind="none"),
+            Layer(plain_rope(1e4, 16), fed=False),
+            Layer(plain_rope(1e4, 16), kind="both"),
+            Layer(kind="space"),
+        ),
+        "recurrence": Recurrence(
+            *(4, 4, 2, 16, 8), Space(shortest=0.2, longest=2.0, scales=(1.1, 0.9, 0.8, 1.2, 0.7))
+        ),
+        "factors": Factors(
+            attention_in=0.9, attention_out=1.2, space_in=1.1, space_out=0.8, gate=0.7, fed=1.2
+        ),
     },
 }
 

@@ -16,12 +16,12 @@ CONTEXT = 256
 ANSWERS = 300
 STORY = [1, 3, 2, 4, 0] * 20  # reread from the middle by a later prompt
 LINEAR = any(each.name == "LinearAttention" for each in native.get_all_operator_schema())
-PAIRS = [("lfm2", "llama"), ("llama", "lfm2"), ("qwen3_5", "qwen3_5")]
+PAIRS = [("lfm2", "llama"), ("llama", "lfm2"), ("qwen3_5", "qwen3_5"), ("mamba2", "mamba")]
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def pair(request, tmp_path_factory):
-    if "qwen3_5" in request.param and not LINEAR:
+    if {"qwen3_5", "mamba", "mamba2"} & set(request.param) and not LINEAR:
         pytest.skip("this onnxruntime has no LinearAttention")
     folder = tmp_path_factory.mktemp("states")
     for name, family, seed in zip(("target", "draft"), request.param, (1, 2), strict=True):

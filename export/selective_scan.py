@@ -1,0 +1,63 @@
+"""Selective state spaces (Mamba): a state of each channel, each number of which forgets for itself.
+
+    S ← e^(Δ·A) · S + B ⊗ (Δ·x),   y = C · S + D · x,   Δ = softplus(low · W + bias)
+
+x passes a convolution; Δ (by way of few channels, `low`), B and C are projected from its answer. In
+terms of linear attention, channels are heads of one value, C is the query, B the key, of one head
+for all. Inputs and states are those that `export.recurrent` describes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pilotfish.export.config import ModelConfig, Recurrence
+from pilotfish.export.dialects import Dialect
+from pilotfish.export.recurrent import (
+    convolved,
+    narrow,
+    recalled,
+    recurrence,
+    skipping,
+    wide,
+    with_earlier,
+)
+
+
+def write_selective_scan(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
+    """Mix tokens; h [T, hidden] → [T, hidden]."""
+    op, module, own = net.graph.op, f"model.layers.{i}.mamba", recurrence(config)
+    fresh, gate = net.split(net.linear(h, f"{module}.in_proj"), [own.values] * 2)
+    inputs = with_earlier(net, i, fresh, own.width)
+    x = net.silu(convolved(net, inputs, f"{module}.conv1d", own.taps))  # [c + T, values]
+    step, b, c = _projected(net, own, module, x)
+    speed = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
+    kept = op("Mul", net.reshape(step, [-1, own.heads, 1]), net.graph.weight(f"{module}.A", speed))
+    kept = net.reshape(kept, [-1, own.heads * own.key_dim])
+    answer = recalled(net, own, i, [c, b, op("Mul", step, x), kept])
+    answer = skipping(net, own, i, net.reshape(answer, [-1, own.values]), x)
+    gated = op("Mul", answer, net.silu(wide(net, gate)))
+    return net.linear(narrow(net, gated), f"{module}.out_proj")
+
+
+def _projected(net: Dialect, own: Recurrence, module: str, x: str) -> list[str]:
+    """Return Δ [c + T, values], B and C [c + T, key_dim], f32."""
+    assert own.space is not None
+    assert own.space.rank is not None
+    rank, epsilon = own.space.rank, own.space.epsilon
+    all_three = wide(net, net.linear(narrow(net, x), f"{module}.x_proj"))
+    parts = net.split(all_three, [rank, own.key_dim, own.key_dim])
+    if epsilon is not None:
+        parts = [_normed(net, part, epsilon) for part in parts]
+    # unrounded: it is small, and decides how long a state lasts
+    steps = net.linear(narrow(net, parts[0]), f"{module}.dt_proj", rounded=False)
+    return [net.graph.op("Softplus", wide(net, steps)), *parts[1:]]
+
+
+def _normed(net: Dialect, x: str, epsilon: float) -> str:
+    """Divide x by its root mean square, f32."""
+    op, constant = net.graph.op, net.graph.constant
+    squares = op("ReduceSum", op("Mul", x, x), constant([1], "int64"), keepdims=1)
+    width = net.cast(op("Shape", x, start=1, end=2), "float32")
+    mean = op("Div", squares, width)
+    return op("Div", x, op("Sqrt", op("Add", mean, constant(epsilon, "float32"))))

@@ -1,0 +1,211 @@
+"""Read the layers that keep a state: convolutions, linear attention, state spaces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pilotfish.export.architectures.architecture import ACTIVATIONS
+from pilotfish.export.config import Factors, Layer, Recurrence, Space
+from pilotfish.export.sources.class_keys import ClassKeys
+
+MOST_TAPS = 16
+SPACES = {"space", "both"}
+LIMITS = "time_step_limit"
+# What sizes follow from, for errors: fields of `Recurrence` → Llama's or Granite's keys.
+LINEAR = {
+    "taps": "linear_conv_kernel_dim",
+    "heads": "linear_num_value_heads",
+    "value_dim": "linear_value_head_dim",
+    "values": "linear_num_value_heads · linear_value_head_dim =",
+    "channels": "linear_num_key_heads, linear_key_head_dim and linear_attn's values:",
+}
+
+
+SELECTIVE = {
+    "taps": "conv_kernel",
+    "key_dim": "state_size",
+    "values": "hidden_size · expand =",
+    "projected": "2 · hidden_size · expand =",
+    "low": "time_step_rank + 2 · state_size =",
+    "space.rank": "time_step_rank",
+}
+
+
+def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence | None:
+    """Read the sizes of layers that keep a state; None where no layer does.
+
+    Raises:
+        ExportError: if they contradict each other, or are not supported.
+    """
+    if keys.has("mamba_n_heads"):
+        for key in keys.architecture.keys:
+            if key.startswith(("mamba_", "time_step_", "ssm_")):
+                keys.raw(key)
+        return _state_space(keys) if any(layer.kind in SPACES for layer in pattern) else None
+    if keys.has("time_step_rank"):
+        return _selective(keys)
+    if keys.has("conv_L_cache"):
+        return Recurrence(_taps(keys, "conv_L_cache"))
+    if not keys.has("linear_conv_kernel_dim"):
+        return None
+    found = Recurrence(
+        taps=_taps(keys, "linear_conv_kernel_dim"),
+        heads=keys.count("linear_num_value_heads"),
+        key_heads=keys.count("linear_num_key_heads"),
+        key_dim=keys.count("linear_key_head_dim"),
+        value_dim=keys.count("linear_value_head_dim"),
+    )
+    _check_heads(keys, found, "linear_num_value_heads", "linear_num_key_heads")
+    return found
+
+
+def read_factors(keys: ClassKeys) -> Factors:
+    """Read what goes into and comes out of parts of a layer is multiplied by (Falcon-H1)."""
+    if not keys.has("mlp_multipliers"):
+        return Factors()
+    gate, fed = _numbers(keys, "mlp_multipliers", 2)
+    return Factors(
+        attention_in=keys.number("attention_in_multiplier", otherwise=1.0),
+        attention_out=keys.number("attention_out_multiplier", otherwise=1.0),
+        space_in=keys.number("ssm_in_multiplier", otherwise=1.0),
+        space_out=keys.number("ssm_out_multiplier", otherwise=1.0),
+        gate=gate,
+        fed=fed,
+    )
+
+
+def called_recurrence(keys: ClassKeys) -> Mapping[str, str]:
+    """Map fields of `Recurrence` to what they follow from in the file."""
+    if keys.has("conv_L_cache"):
+        return {"taps": "conv_L_cache"}
+    if keys.has("time_step_rank"):
+        return SELECTIVE
+    if not keys.has("mamba_n_heads"):
+        return LINEAR
+    sizes = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
+    heads, width, groups, state = (keys.called(key) for key in sizes)
+    return {
+        "taps": keys.called("mamba_d_conv"),
+        "heads": heads,
+        "values": f"{heads} · {width} =",
+        "channels": f"{heads} · {width} + 2 · {groups} · {state} =",
+        "projected": f"{heads}, {width}, {groups} and {state}:",
+    }
+
+
+def _state_space(keys: ClassKeys) -> Recurrence:
+    heads = keys.count("mamba_n_heads")
+    found = Recurrence(
+        taps=_taps(keys, "mamba_d_conv"),
+        heads=heads,
+        key_heads=keys.count("mamba_n_groups"),
+        key_dim=keys.count("mamba_d_state"),
+        value_dim=_value_dim(keys, heads),
+        space=_space(keys),
+    )
+    _check_heads(keys, found, "mamba_n_heads", "mamba_n_groups")
+    key = "mamba_hidden_act" if keys.has("mamba_hidden_act") else "hidden_act"
+    name = keys.fields.get(key, str, keys.default(key))
+    if ACTIVATIONS.get(name) != "silu":
+        raise keys.fields.error(
+            f"state spaces with {key} {name!r} are not supported, with 'silu' they are"
+        )
+    return found
+
+
+def _selective(keys: ClassKeys) -> Recurrence:
+    hidden = keys.count("hidden_size")
+    if keys.raw("time_step_rank") == "auto":
+        rank = -(-hidden // 16)
+    else:
+        rank = keys.fields.count("time_step_rank")
+    return Recurrence(
+        taps=_taps(keys, "conv_kernel"),
+        heads=hidden * keys.count("expand"),
+        key_heads=1,
+        key_dim=keys.count("state_size"),
+        value_dim=1,
+        space=Space(norm=None, rank=rank, epsilon=keys.optional("mixer_rms_eps")),
+    )
+
+
+def _value_dim(keys: ClassKeys, heads: int) -> int:
+    """Return the width of a head, which some classes state twice."""
+    inner = None
+    if keys.has("mamba_expand"):
+        inner = keys.count("mamba_expand") * keys.count("hidden_size")
+    if keys.has("mamba_d_ssm"):
+        inner = keys.count("mamba_d_ssm", null=inner)
+    key = keys.called("mamba_d_head")
+    if inner is not None and keys.raw("mamba_d_head") == "auto":
+        width = inner // heads
+    else:
+        width = keys.fields.count(key, keys.default("mamba_d_head"))
+    if inner is not None and heads * width != inner:
+        raise keys.fields.error(
+            f"{keys.called('mamba_n_heads')} {heads} × {key} {width} is not the width {inner} that "
+            "the state spaces should have"
+        )
+    return width
+
+
+def _space(keys: ClassKeys) -> Space:
+    shortest, longest = 0.0, math.inf
+    if keys.has(LIMITS):
+        shortest, longest = _limits(keys)
+    elif keys.has("time_step_min"):
+        shortest = keys.fields.get("time_step_min", float, keys.default("time_step_min"))
+    if not (shortest <= longest and longest > 0 and shortest < math.inf):
+        raise keys.fields.error(f"steps of {shortest} to {longest} are none ({LIMITS})")
+    scales = _numbers(keys, "ssm_multipliers", 5) if keys.has("ssm_multipliers") else (1.0,) * 5
+    norm: Literal["behind", "before"] | None = "behind"
+    if keys.has("mamba_rms_norm"):
+        norm = "before" if keys.flag("mamba_norm_before_gate") else "behind"
+        norm = norm if keys.flag("mamba_rms_norm") else None
+    return Space(shortest=shortest, longest=longest, norm=norm, scales=scales)
+
+
+def _limits(keys: ClassKeys) -> tuple[float, float]:
+    """Read the bounds of a step; infinity is written as {"__float__": "Infinity"}, or bare."""
+    stated = keys.fields.values.get(LIMITS, [0.0, math.inf])
+    infinite = {"__float__": "Infinity"}
+    numbers = [
+        math.inf if each == infinite else each
+        for each in (stated if isinstance(stated, list) else [])
+    ]
+    if len(numbers) != 2 or not all(_is_number(each) for each in numbers):
+        raise keys.fields.error(f"{LIMITS} is {stated!r}, and must be two numbers")
+    return float(numbers[0]), float(numbers[1])
+
+
+def _numbers(keys: ClassKeys, key: str, count: int) -> tuple[float, ...]:
+    """Read a list of so many numbers; ones where it is null."""
+    stated = keys.fields.items(key)
+    if stated is None:
+        return (1.0,) * count
+    if len(stated) != count or not all(_is_number(each) for each in stated):
+        raise keys.fields.error(f"{key} is {stated!r}, and must be {count} numbers")
+    return tuple(float(each) for each in stated)
+
+
+def _is_number(value: Any) -> bool:
+    whole = isinstance(value, int | float) and not isinstance(value, bool)
+    return whole and not math.isnan(value)
+
+
+def _check_heads(keys: ClassKeys, found: Recurrence, heads: str, groups: str) -> None:
+    if found.heads % found.key_heads:
+        raise keys.fields.error(
+            f"{keys.called(heads)} {found.heads} is no multiple of {keys.called(groups)} "
+            f"{found.key_heads}"
+        )
+
+
+def _taps(keys: ClassKeys, key: str) -> int:
+    """Read how many tokens a convolution sees."""
+    taps = keys.count(key)
+    if not 2 <= taps <= MOST_TAPS:
+        raise keys.fields.error(f"{keys.called(key)} is {taps}: 2 to {MOST_TAPS} are supported")
+    return taps
