@@ -18,7 +18,7 @@ from pilotfish.engines.genai.config import GenaiConfig, GraphForm, Port, Ports, 
 from pilotfish.export.errors import ExportError
 
 MOST_BYTES = 2**31  # of a graph: more is no protobuf message
-_SHARING = "GroupQueryAttention"  # reads and writes one buffer of keys and values
+_ATTENTION = "GroupQueryAttention"  # may read and write one buffer of keys and values
 _KINDS = {TensorProto.INT64: "int64", TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}
 
 
@@ -96,16 +96,17 @@ def _windows(path: Path, graph: GraphProto, config: GenaiConfig) -> list[int]:
     layer_of = {name: at // 2 for at, name in enumerate(config.planes("past"))}
     found: dict[int, int] = {}
     for node in graph.node:
-        if node.op_type == _SHARING:
+        if node.op_type == _ATTENTION:
             window = max(_number(node, "local_window_size", -1), 0)
             found |= {layer_of[name]: window for name in node.input if name in layer_of}
     layers = config.model.decoder.num_hidden_layers
-    if config.search.past_present_share_buffer and len(found) < layers:
+    if len(found) < layers:
         raise ExportError(
-            f"{path} has layers without {_SHARING}, which alone takes keys and values as its "
-            "genai_config.json says (past_present_share_buffer): export the checkpoint itself"
+            f"{path} has layers without {_ATTENTION}, which alone is run here: build it in fp32 or "
+            "int4 (the builder's fp16 for the CPU has none, that for CUDA does), or export the "
+            "checkpoint itself"
         )
-    return [found.get(layer, 0) for layer in range(layers)]
+    return [found[layer] for layer in range(layers)]
 
 
 def _context(
@@ -122,8 +123,8 @@ def _context(
         if not kept and told.window_size < context:
             context = max(told.window_size, 2)
             reason = (
-                f"genai_config.json tells of a window of {told.window_size} tokens, which the graph "
-                "does not keep to"
+                f"genai_config.json tells of a window of {told.window_size} tokens, which the "
+                "graph does not keep to"
             )
     for node in _nodes(graph):
         if node.op_type in {"Loop", "Scan"}:

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import (
+    GENAI,
     GRAPH_NAME,
     HEADS,
-    GENAI,
     LLAMACPP,
     MANIFEST_NAME,
     STORED,

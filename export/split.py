@@ -17,9 +17,9 @@ import onnx
 from onnx import ModelProto, TensorProto
 
 from pilotfish.engines.artifact import (
+    GENAI,
     GRAPH_NAME,
     HEAD_NAME,
-    GENAI,
     LLAMACPP,
     MANIFEST_NAME,
     TOKENIZER_NAME,

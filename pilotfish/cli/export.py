@@ -45,8 +45,11 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
 
     source: Annotated[
         str,
-        setting("'default', a GGUF file, a Hugging Face directory, or a hub id (or, with --dialect genai, "
-            "a folder of ONNX Runtime GenAI)", positional=True),
+        setting(
+            "'default', a GGUF file, a Hugging Face directory, a hub id, or, with --dialect genai, a "
+            "folder of ONNX Runtime GenAI",
+            positional=True,
+        ),
     ]
     out: Annotated[Path, setting("folder to write", metavar="DIR")]
     precision: Annotated[

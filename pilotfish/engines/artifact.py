@@ -117,8 +117,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     the smallest number of positions that a token of some layer sees; None where all layers see all.
     `states` describes layers that keep something else than keys and values; None without any.
     `cost` is what the precision costs, None where that was not measured. `trees` is whether the
-    graph has a mask for token trees, `hidden_states` whether it gives hidden states: of the dialects
-    of graphs, only genai may lack them.
+    graph has a mask for token trees, `hidden_states` whether it gives hidden states: only graphs of
+    the dialect genai may lack them.
     """
 
     format: int = FORMAT

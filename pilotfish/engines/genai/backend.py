@@ -1,12 +1,9 @@
 """ONNX Runtime on the CPU over a graph of ONNX Runtime GenAI: one slot a run.
 
-The graph computes where a pass begins from the sum of its mask, and rows for all tokens of a pass.
-
-Where GroupQueryAttention may read and write one buffer, keys and values are the whole buffers of a
-slot, longer than what is in them: only cells below the sum are read, layers with windows give up
-none, and a rollback is a smaller sum. Else past and present are tensors of exactly as many cells as
-they have, and what is new is copied; the builder's masks for those graphs take one token after a
-past.
+GroupQueryAttention reads and writes a slot's whole buffers of keys and values, which are longer
+than what is in them. The sum of the mask says where a pass ends: only cells below it are read, so a
+rollback is a smaller sum. Layers with windows have whole buffers, too, and so give up no cell that
+a rollback makes the past of tokens again. A run computes the answers of all its tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.engines.artifact import Manifest
 from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load
 from pilotfish.engines.backends.cpu import CpuBinding
 from pilotfish.engines.errors import ArtifactError
@@ -37,14 +35,12 @@ _KINDS = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)
 class GenaiBackend(Backend):
     """A graph as ONNX Runtime GenAI's builder wrote it, on the cores of this machine.
 
-    Attributes:
-        shares: whether past and present keys and values are one buffer.
-
     Raises:
         ArtifactError: if graph, genai_config.json and manifest contradict each other.
     """
 
-    batches = False
+    batches = False  # GroupQueryAttention takes several slots only if each has one new token
+    widest = RUN
 
     def __init__(self, load: Load) -> None:
         artifact = load.artifact
@@ -55,8 +51,6 @@ class GenaiBackend(Backend):
         _check(artifact.manifest, self.config, self.form)
         self.context = load.context
         self.widths = self.form.widths
-        self.shares = self.config.search.past_present_share_buffer
-        self.widest = RUN if self.shares else 1
         self.cache: HostCache = HostCache(artifact.manifest, load.slots, load.context)
         self._rows: dict[str, NDArray[Any]] = {}
 
@@ -79,22 +73,15 @@ class GenaiBinding(CpuBinding):
 
     def __init__(self, backend: GenaiBackend, slot: int) -> None:
         super().__init__(backend.session, [])
-        self._backend, self._slot = backend, slot
-        cache = backend.cache
-        self._past, self._present = (backend.config.planes(when) for when in ("past", "present"))
-        self._cells = [cache.piece(plane, slot, 1) for plane in range(len(self._past))]
-        self._apart: list[NDArray[Any]] = []
-        if backend.shares:
-            for past, present, cells in zip(self._past, self._present, self._cells, strict=True):
-                self.in_place(past, present, cells)
+        self._backend = backend
+        names = zip(backend.config.planes("past"), backend.config.planes("present"), strict=True)
+        for plane, (past, present) in enumerate(names):
+            self.in_place(past, present, backend.cache.piece(plane, slot, 1))
 
     def run(self, answers: Answers, row: int, rows: int) -> None:
         """Run the graph once; the last `rows` tokens of the pass are answered."""
         backend, given = self._backend, self._backend.config.model.decoder
         size = self._inputs[given.inputs["input_ids"]].shape[1]
-        length = backend.cache.lengths[self._slot]
-        if not backend.shares:
-            self._bind_apart(length, size)
         computed = {}
         for name, answer in answers.items():
             whole = rows == size and backend.form.kinds[name] == "float32"
@@ -108,29 +95,13 @@ class GenaiBinding(CpuBinding):
         for name, answer in answers.items():
             if not np.shares_memory(computed[name], answer):
                 answer[row : row + rows] = computed[name][size - rows :]
-        for cells, present in zip(self._cells, self._apart, strict=False):
-            cells[:, :, length : length + size] = present[:, :, length:]
-
-    def _bind_apart(self, length: int, size: int) -> None:
-        """Bind copies of what the slot holds, and new tensors for that and the new cells."""
-        past = [np.ascontiguousarray(cells[:, :, :length]) for cells in self._cells]
-        _, heads, _, width = self._cells[0].shape
-        shape = (1, heads, length + size, width)
-        self._apart = [np.empty(shape, self._cells[0].dtype) for _ in past]
-        for name, array in zip(self._past, past, strict=True):
-            self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        for name, array in zip(self._present, self._apart, strict=True):
-            self._binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
-        self._held = past  # alive while they are bound
 
 
 def _ports(found: Any) -> Ports:
-    return {
-        item.name: Port(_KINDS.get(item.type, item.type), tuple(item.shape)) for item in found
-    }
+    return {item.name: Port(_KINDS.get(item.type, item.type), tuple(item.shape)) for item in found}
 
 
-def _check(manifest: Any, config: GenaiConfig, form: GraphForm) -> None:
+def _check(manifest: Manifest, config: GenaiConfig, form: GraphForm) -> None:
     """Raise unless the manifest describes this graph."""
     section, sizes = config.model.decoder, manifest.dimensions
     described = (

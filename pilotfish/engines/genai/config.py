@@ -1,9 +1,8 @@
 """What `genai_config.json` says of a graph, and whether the graph's inputs and outputs are so.
 
 ONNX Runtime GenAI's model builder writes the file beside each graph. Only what a run needs is read:
-the names of inputs and outputs, sizes, the window, and whether past and present keys and values may
-share a buffer. `check_graph` compares them with the graph; the exporter calls it with what `onnx`
-reads of it, the engine with what ONNX Runtime does.
+the names of inputs and outputs, sizes, and the window. `check_graph` compares them with the graph;
+the exporter calls it with what `onnx` reads of it, the engine with what ONNX Runtime does.
 """
 
 from __future__ import annotations
@@ -59,17 +58,10 @@ class ModelSection(msgspec.Struct, frozen=True):
     eos_token_id: int | list[int] | None = None
 
 
-class SearchSection(msgspec.Struct, frozen=True):
-    """`search`."""
-
-    past_present_share_buffer: bool = False
-
-
 class GenaiConfig(msgspec.Struct, frozen=True):
     """`genai_config.json`, as far as it is read."""
 
     model: ModelSection
-    search: SearchSection = SearchSection()
 
     def planes(self, when: Literal["past", "present"]) -> list[str]:
         """Name the keys and values in the order of `kv.KVCache`.
@@ -139,10 +131,11 @@ def read_genai_config(path: Path) -> GenaiConfig:
 def _not_run(config: GenaiConfig) -> str | None:
     """Say what is described that cannot be run here; None if it can."""
     section = config.model.decoder
-    if states := {name for name in section.inputs if "conv" in name or "recurrent" in name}:
+    states = sorted(name for name in section.inputs if "conv" in name or "recurrent" in name)
+    if states:
         return (
-            f"{config.model.type} keeps states that every token changes ({', '.join(sorted(states))}"
-            "), and a rollback cannot take them back: export the checkpoint itself"
+            f"{config.model.type} keeps states that every token changes ({', '.join(states)}), and "
+            "a rollback cannot take them back: export the checkpoint itself"
         )
     if section.pipeline is not None:
         return "a model in several graphs (pipeline) is not run here"
@@ -165,7 +158,9 @@ def check_graph(config: GenaiConfig, inputs: Ports, outputs: Ports) -> GraphForm
     section = config.model.decoder
     given, answers = section.inputs, section.outputs
     past, present = config.planes("past"), config.planes("present")
-    rows = [given[name] for name in ("input_ids", "attention_mask", "position_ids") if name in given]
+    rows = [
+        given[name] for name in ("input_ids", "attention_mask", "position_ids") if name in given
+    ]
     if odd := inputs.keys() ^ {*rows, *past}:
         raise _differs(f"{', '.join(sorted(odd)[:4])} is in one and not in the other")
     for name in rows:
@@ -198,9 +193,7 @@ def _given(ports: Ports, name: str) -> Port:
     return ports[name]
 
 
-def _expect(
-    name: str, port: Port, kinds: tuple[str, ...], shape: tuple[int | None, ...]
-) -> None:
+def _expect(name: str, port: Port, kinds: tuple[str, ...], shape: tuple[int | None, ...]) -> None:
     """Raise unless the port is of one of these types and of this shape; None is any size."""
     fits = len(port.shape) == len(shape) and all(
         not isinstance(size, int) or wanted is None or size == wanted

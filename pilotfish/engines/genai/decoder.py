@@ -43,8 +43,7 @@ class GenaiDecoder(Decoder):
         [item], [length] = passes, lengths
         end = length + len(item.tokens)
         # The mask's width is that of the buffers, which changes seldom; its sum is what counts.
-        width = self._cache.capacity if self._graph.shares else end
-        mask = binding.input(self._called("attention_mask"), (1, width))
+        mask = binding.input(self._called("attention_mask"), (1, self._cache.capacity))
         mask[0, :end], mask[0, end:] = 1, 0
         if self._graph.form.positions:
             positions = binding.input(self._called("position_ids"), (1, len(item.tokens)))
