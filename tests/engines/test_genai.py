@@ -9,6 +9,7 @@ from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import ArtifactError, CapacityError, ProviderError, TreeError
 from pilotfish.engines.genai import backend as genai_backend
 from pilotfish.engines.language_model import open_model
+from pilotfish.export.model import export_model
 from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
     CONTEXT,
     SLOTS,
@@ -24,10 +25,8 @@ from tests.engines.test_decoder import (  # noqa: F401  # collected here once mo
     whole,
 )
 from tests.support.examples import examples
-from tests.support.genai_folders import FAMILIES, genai_artifact
-from tests.support.runnable import needs
+from tests.support.genai_folders import FAMILIES, change, genai_artifact, genai_folder
 
-pytestmark = needs("contrib")
 FULL = np.random.default_rng(8).integers(0, 100, CONTEXT)
 
 
@@ -112,9 +111,6 @@ def test_a_graph_without_hidden_states_says_so(decoder):
 
 def test_a_window_that_the_graph_does_not_keep_to_is_never_passed(tmp_path, caplog):
     """As the builder writes Mistral: the window stands in genai_config.json alone."""
-    from pilotfish.export.model import export_model
-    from tests.support.genai_folders import change, genai_folder
-
     folder = genai_folder(tmp_path / "mistral", architecture="mistral")
     change(folder, {"sliding_window": {"window_size": 16, "layers": []}})
     artifact = export_model(str(folder), tmp_path / "a", dialect="genai")

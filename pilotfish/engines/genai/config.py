@@ -45,7 +45,7 @@ class DecoderSection(msgspec.Struct, frozen=True):
     outputs: dict[str, str]
     filename: str = "model.onnx"
     sliding_window: SlidingWindow | None = None
-    pipeline: msgspec.Raw | None = None
+    pipeline: Any = None
 
 
 class ModelSection(msgspec.Struct, frozen=True):
