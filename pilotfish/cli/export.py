@@ -46,8 +46,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     source: Annotated[
         str,
         setting(
-            "'default', a GGUF file, a Hugging Face directory, a hub id, or, with --dialect genai, a "
-            "folder of ONNX Runtime GenAI",
+            "'default', a GGUF file, a Hugging Face directory, a hub id, or, with --dialect genai, "
+            "a folder of ONNX Runtime GenAI",
             positional=True,
         ),
     ]

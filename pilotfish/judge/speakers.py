@@ -53,8 +53,8 @@ class OpenPair:
         for manifest in (self.drafter, self.target):
             if not manifest.hidden_states:
                 raise UnsupportedError(
-                    f"The graph of {manifest.model} gives no hidden states, by which decision heads "
-                    "judge: build it with them, or export the checkpoint itself."
+                    f"The graph of {manifest.model} gives no hidden states, by which decision "
+                    "heads judge: build it with them, or export the checkpoint itself."
                 )
 
     def fitting(self, asked: Sequence[Question], most: int, context: int) -> list[Question]:

@@ -1,4 +1,4 @@
-"""The decoder's own tests over graphs as ONNX Runtime GenAI's builder writes them, of our weights."""
+"""The decoder's own tests over graphs as ONNX Runtime GenAI's builder writes them."""
 
 import numpy as np
 import pytest
