@@ -99,7 +99,7 @@ class Drafter:
             artifact, provider=provider, threads=threads, context=context, lanes=lanes
         )
         self.context = shared.decoder.context
-        self.trees = artifact.manifest.states is None  # whether it drafts any
+        self.trees = artifact.manifest.chained is None  # whether it drafts any
         self.pace = shared.pace  # seconds by nodes of a level
         self.bridge: Bridge = TrivialBridge(self.manifest.vocab_size)
         self._take(shared)

@@ -104,8 +104,13 @@ class Session:
             )
         if not self._drafter.trees and any(count > 1 for count in plan.expansion):
             raise UnsupportedError(
-                f"The drafter {self._drafter.manifest.model} keeps states that follow one chain of "
-                f"tokens, so it drafts no trees for protocol {plan.protocol}: use greedy or tslt."
+                f"The drafter {self._drafter.manifest.model} {self._drafter.manifest.chained}, so "
+                f"it drafts no trees for protocol {plan.protocol}: use greedy or tslt."
+            )
+        if plan.needs and not self._drafter.manifest.hidden_states:
+            raise UnsupportedError(
+                f"The drafter {self._drafter.manifest.model} has a graph without hidden states, "
+                f"which protocol {plan.protocol} needs: use greedy or tslt."
             )
         biased = max(plan.law.shaping.logit_bias, default=0)
         if biased >= self._vocab:

@@ -73,7 +73,7 @@ class Heads:
 class Supplies:
     """An edge's decision heads, and its own options for those that requests leave open.
 
-    trees: whether its target reads token trees.
+    chained: why its target reads chains of tokens alone, as a predicate; None if it reads trees.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Supplies:
         heads: Heads | None = None,
         options: Sequence[ProtocolOptions] = (),
         *,
-        trees: bool = True,
+        chained: str | None = None,
     ) -> None:
-        self._trees = trees
+        self._chained = chained
         self._heads = heads or Heads()
         self._by_need: dict[str, Supply] = {Judged.needs: self._heads}
         self._own = {type(each): each for each in options}
@@ -106,7 +106,8 @@ class Supplies:
             card = read_relaxation(relaxation)
             card.suits(target, relaxation)
             own.append(RelaxationOptions.of(card.relaxation))
-        return cls(Heads.of(target, heads), own, trees=target.states is None)
+        supplies = cls(Heads.of(target, heads), own, chained=target.chained)
+        return supplies if target.hidden_states else supplies.stateless()
 
     @property
     def heads(self) -> list[str]:
@@ -131,7 +132,7 @@ class Supplies:
         return [
             name
             for name, one in EXCHANGES.items()
-            if (not one.needs or one.needs in there) and (self._trees or not one.branches)
+            if (not one.needs or one.needs in there) and not (self._chained and one.branches)
         ]
 
     def exchange(self, exchange: Exchange[Any], begin: Begin) -> Exchange[Any]:
@@ -140,10 +141,10 @@ class Supplies:
         Raises `MalformedError` for bad options, `UnsupportedError` if the edge lacks a resource
         that the protocol needs.
         """
-        if exchange.branches and not self._trees:
+        if exchange.branches and self._chained:
             raise UnsupportedError(
-                "This edge's target keeps states that follow one chain of tokens, so protocol "
-                f"{exchange.name} does not go with it: use greedy or tslt."
+                f"This edge's target {self._chained}, so protocol {exchange.name} does not go with "
+                "it: use greedy or tslt."
             )
         options = exchange.asked(begin.options).over(self._own.get(exchange.Options))
         exchange = exchange.asking(options)

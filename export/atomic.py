@@ -54,6 +54,14 @@ def replacing(
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make a hard link, or a copy where the file system has none or the file is another user's."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def _check(partial: Path, out: Path, opened: Callable[[Path], object]) -> None:
     try:
         opened(partial)

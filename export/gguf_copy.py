@@ -8,8 +8,6 @@ use: tokenizers that it does not know, and models that cannot be rolled back.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -26,7 +24,7 @@ from pilotfish.engines.artifact import (
     file_sha256,
 )
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.export.atomic import replacing
+from pilotfish.export.atomic import link_or_copy, replacing
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.default import DEFAULT, REQUIREMENT, fetch_default
 from pilotfish.export.sources.fields import Fields
@@ -58,7 +56,7 @@ def copy_gguf(source: str, out: str | Path, *, progress: Progress | None = None)
     assert isinstance(tokens, list)  # as the vocabulary has found
     template, named = gguf_templates(file.metadata)
     with replacing(Path(out)) as directory:
-        _link(path, directory / GGUF_NAME)
+        link_or_copy(path, directory / GGUF_NAME)
         # of the artifact's file: the source may be replaced meanwhile
         [digest] = hash_files([directory / GGUF_NAME], tell).values()
         tokenizer = directory / TOKENIZER_NAME
@@ -131,14 +129,6 @@ def _expert(own: Mapping[str, object], hidden: int) -> int:
     """Return an expert's width, for models all of whose layers are mixtures."""
     width = own.get("expert_feed_forward_length", hidden)
     return width if isinstance(width, int) else hidden
-
-
-def _link(source: Path, target: Path) -> None:
-    """Make a hard link, or a copy where the file system has none or the file is another user's."""
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _silent(label: str, done: int, total: int | None) -> None:

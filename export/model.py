@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import (
+    GENAI,
     GRAPH_NAME,
     HEADS,
     LLAMACPP,
@@ -38,6 +39,7 @@ from pilotfish.export.config import ModelConfig
 from pilotfish.export.cost import measure_cost
 from pilotfish.export.dialects import Dialect, choose_dialect
 from pilotfish.export.errors import ExportError
+from pilotfish.export.genai_copy import copy_genai
 from pilotfish.export.gguf_copy import copy_gguf
 from pilotfish.export.graph import GraphWriter
 from pilotfish.export.network import write_network
@@ -47,6 +49,8 @@ from pilotfish.export.sources.first_layers import FirstLayers
 log = logging.getLogger("pilotfish.export")
 DATA_NAME = "model.onnx.data"
 NEWEST_RUNTIME = (1, 31)  # assumed where none is installed
+# Dialects whose artifacts hold what the source is: what that is, and what copies it.
+COPIED = {LLAMACPP: ("a GGUF file", copy_gguf), GENAI: ("a folder", copy_genai)}
 
 
 def export_model(
@@ -67,7 +71,8 @@ def export_model(
         source: "default", a GGUF file, a Hugging Face directory or hub id, or an open source.
         precision: of the weights; "stored" keeps the blocks that the source has.
         dialect: "opset24", "opset17", "contrib", or "auto": by precision and installed runtime.
-            "llamacpp" keeps a GGUF file as it is; `precision` is to be left at its default then.
+            "llamacpp" keeps a GGUF file as it is, "genai" a folder of ONNX Runtime GenAI's model
+            builder; `precision` is to be left at its default then.
         first_layers: keep only so many of the layers, and the last norm and the head as they are.
         context: positions of the artifact, whose rotary tables grow with them; by default the
             model's, but with longrope those up to which its short factors hold.
@@ -82,14 +87,15 @@ def export_model(
             configuration and weights do not fit each other, it has not more than
             `first_layers` layers, or `out` holds something that is no artifact.
     """
-    if dialect == LLAMACPP:
+    if dialect in COPIED:
+        kept, copy = COPIED[dialect]
         plain = precision == "fp32" and first_layers is None and context is None and not ignore_keys
         if not isinstance(source, str) or not plain:
             raise ExportError(
-                f"the dialect {LLAMACPP} keeps a GGUF file as it is: leave --precision, "
-                "--first-layers, --context and --ignore-key out"
+                f"the dialect {dialect} keeps {kept} as it is: leave --precision, --first-layers, "
+                "--context and --ignore-key out"
             )
-        return copy_gguf(source, out, progress=progress)
+        return copy(source, out, progress=progress)
     kind = choose_dialect(dialect, precision, _runtime())
     weights = source
     if isinstance(weights, str):

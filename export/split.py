@@ -17,6 +17,7 @@ import onnx
 from onnx import ModelProto, TensorProto
 
 from pilotfish.engines.artifact import (
+    GENAI,
     GRAPH_NAME,
     HEAD_NAME,
     LLAMACPP,
@@ -66,6 +67,11 @@ def split_artifact(
         raise ExportError(
             f"{path} is a model with states besides keys and values, which stages do not keep: run "
             "it whole"
+        )
+    if artifact.manifest.dialect == GENAI:
+        raise ExportError(
+            f"{path} is a graph of ONNX Runtime GenAI, which runs whole: export the checkpoint "
+            "itself, with --dialect opset24 (or opset17)"
         )
     if artifact.manifest.dialect == LLAMACPP:
         raise ExportError(

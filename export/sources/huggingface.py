@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Source
+from pilotfish.engines.artifact import GENAI, GENAI_NAME, Source
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.blocks import Quantized
@@ -295,9 +295,10 @@ def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:
         return _decoded(path.read_bytes())
     except FileNotFoundError:
         if required:
-            raise ExportError(
-                f"{path.parent} holds no {path.name}: it is not a Hugging Face model"
-            ) from None
+            what = "it is not a Hugging Face model"
+            if (path.parent / GENAI_NAME).is_file():
+                what = f"as a folder of ONNX Runtime GenAI it goes with --dialect {GENAI}"
+            raise ExportError(f"{path.parent} holds no {path.name}: {what}") from None
         return {}
     except (OSError, msgspec.DecodeError) as error:
         raise ExportError(f"{path} cannot be read: {error}") from None

@@ -17,7 +17,7 @@ from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
-from pilotfish.engines.artifact import HEADS, LLAMACPP, Artifact, Precision
+from pilotfish.engines.artifact import GENAI, HEADS, LLAMACPP, Artifact, Precision
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
@@ -45,7 +45,11 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
 
     source: Annotated[
         str,
-        setting("'default', a GGUF file, a Hugging Face directory, or a hub id", positional=True),
+        setting(
+            "'default', a GGUF file, a Hugging Face directory, a hub id, or, with --dialect genai, "
+            "a folder of ONNX Runtime GenAI",
+            positional=True,
+        ),
     ]
     out: Annotated[Path, setting("folder to write", metavar="DIR")]
     precision: Annotated[
@@ -58,10 +62,11 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = "fp32"
     dialect: Annotated[
-        Literal["auto", "opset24", "opset17", "contrib", "llamacpp"],
+        Literal["auto", "opset24", "opset17", "contrib", "llamacpp", "genai"],
         setting(
             "which operators the graph uses; auto takes what runs best here (default). llamacpp: "
-            "no graph, but the GGUF file itself, of any architecture, for llama.cpp to run"
+            "no graph, but the GGUF file itself, of any architecture, for llama.cpp to run; genai: "
+            "the graph of a folder that ONNX Runtime GenAI's model builder wrote, as it is"
         ),
     ] = "auto"
     first_layers: (
@@ -255,8 +260,8 @@ def _model(args: argparse.Namespace) -> int:
     told = from_args(args, ModelSettings)
     if wrong := told.trial.wrong(told.precision):
         args.usage(wrong)
-    if told.dialect == LLAMACPP and told.precision != "fp32":
-        args.usage("--dialect llamacpp keeps the file's own precision: leave --precision out")
+    if told.dialect in {LLAMACPP, GENAI} and told.precision != "fp32":
+        args.usage(f"--dialect {told.dialect} keeps the source's precision: leave --precision out")
 
     tried = told.precision == export_auto.AUTO and told.trial.given  # which tells it, too
 
@@ -355,6 +360,7 @@ def _list_supported(told: ListSettings) -> int:
     console.print(table)
     console.print(
         f"Tested against {models[0].tested}. Precisions go with the dialect (--json has them); any "
-        "other GGUF file: --dialect llamacpp."
+        "other GGUF file: --dialect llamacpp; a folder of ONNX Runtime GenAI's model builder, for "
+        "chains alone: --dialect genai."
     )
     return 0

@@ -22,6 +22,7 @@ from pilotfish.engines.errors import ArtifactError
 MANIFEST_NAME = "manifest.json"
 GRAPH_NAME = "model.onnx"
 GGUF_NAME = "model.gguf"  # in place of the graph, where llama.cpp runs the model
+GENAI_NAME = "genai_config.json"  # beside the graph, where ONNX Runtime GenAI's builder wrote it
 HEAD_NAME = "head.onnx"  # of a first stage: hidden states to logits
 TOKENIZER_NAME = "tokenizer.json"
 FORMAT = 1
@@ -31,10 +32,12 @@ STORED: Literal["stored"] = "stored"  # every weight as the checkpoint has it, i
 # The precision of the output projection, where it differs from the other weights': 4 bits cost a
 # drafter more acceptance here than anywhere else, and 8 cost hardly any time.
 HEADS: dict[Precision, Precision] = {"int4": "int8"}
-# As an artifact says it; "gguf": the blocks of the GGUF file that it holds, of whatever types.
-Stored = Literal[Precision, "gguf"]
+# As an artifact says it; "gguf": the blocks of the GGUF file that it holds, of whatever types;
+# "genai": what the graph of ONNX Runtime GenAI's builder has.
+Stored = Literal[Precision, "gguf", "genai"]
 LLAMACPP: Literal["llamacpp"] = "llamacpp"
-Dialect = Literal["opset24", "opset17", "contrib", "llamacpp"]
+GENAI: Literal["genai"] = "genai"
+Dialect = Literal["opset24", "opset17", "contrib", "llamacpp", "genai"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -115,7 +118,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     for a whole model; in a stage all other fields but `files` describe the whole model. `window` is
     the smallest number of positions that a token of some layer sees; None where all layers see all.
     `states` describes layers that keep something else than keys and values; None without any.
-    `cost` is what the precision costs, None where that was not measured.
+    `cost` is what the precision costs, None where that was not measured. `trees` is whether the
+    graph has a mask for token trees, `hidden_states` whether it gives hidden states: only graphs of
+    the dialect genai may lack them.
     """
 
     format: int = FORMAT
@@ -140,6 +145,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     window: Positive | None = None
     states: KeptStates | None = None
     cost: PrecisionCost | None = None
+    trees: bool = True
+    hidden_states: bool = True
+
+    @property
+    def chained(self) -> str | None:
+        """Why the model reads chains of tokens alone, as a predicate; None if it reads trees."""
+        if self.states is not None:
+            return "keeps states that follow one chain of tokens"
+        return None if self.trees else "has a graph without a mask for token trees"
 
     @property
     def layers(self) -> int:
@@ -192,6 +206,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("window", "states", "cost"):
             if fields[name] is None:
                 del fields[name]  # likewise
+        for name in ("trees", "hidden_states"):
+            if fields[name]:
+                del fields[name]  # likewise
         return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
 
 
@@ -230,6 +247,11 @@ class Artifact:
     def graph_path(self) -> Path:
         """The ONNX graph; its external data lie beside it."""
         return self.path / GRAPH_NAME
+
+    @property
+    def genai_path(self) -> Path:
+        """What ONNX Runtime GenAI's builder says of the graph, under the dialect genai."""
+        return self.path / GENAI_NAME
 
     @property
     def gguf_path(self) -> Path:
@@ -353,6 +375,8 @@ def _check(directory: Path, manifest: Manifest) -> None:
         problem = "files must be plain names, without a path"
     elif manifest.states is not None and not _fit(manifest.states, manifest):
         problem = "states does not fit the dimensions"
+    elif manifest.dialect == GENAI and (manifest.trees or manifest.stage or manifest.states):
+        problem = "a graph of ONNX Runtime GenAI reads no trees, is no stage and has no states here"
     elif missing := _needed(manifest) - manifest.files.keys():
         problem = f"files does not name {', '.join(sorted(missing))}"
     elif manifest.stage is not None and not _fits(manifest.stage, manifest.dimensions.layers):
@@ -373,6 +397,8 @@ def _needed(manifest: Manifest) -> set[str]:
     stage = manifest.stage
     if manifest.dialect == LLAMACPP:
         return {GGUF_NAME, TOKENIZER_NAME}
+    if manifest.dialect == GENAI:
+        return {GRAPH_NAME, GENAI_NAME, TOKENIZER_NAME}
     if stage is None:
         return {GRAPH_NAME, TOKENIZER_NAME}
     return {GRAPH_NAME, TOKENIZER_NAME, HEAD_NAME} if stage.first else {GRAPH_NAME}

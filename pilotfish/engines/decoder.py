@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,6 +36,8 @@ class Decoder(Slots, LanguageModel):
         ProviderError: if no inference runtime can run it.
     """
 
+    runs: ClassVar[str | None] = None  # the dialect of ENGINES that this class is for
+
     def __init__(
         self,
         artifact: Artifact | str | Path,
@@ -46,8 +49,12 @@ class Decoder(Slots, LanguageModel):
     ) -> None:
         opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact)
         check_whole(opened.path, opened.manifest)
-        if opened.manifest.dialect in ENGINES:
-            raise ProviderError(f"{opened.path} is no graph: open it with open_model")
+        dialect = opened.manifest.dialect
+        if dialect in ENGINES and dialect != self.runs:
+            raise ProviderError(
+                f"{opened.path} has dialect {dialect}, which another engine runs: open it with "
+                "open_model"
+            )
         self.vocab_size = opened.manifest.vocab_size
         super().__init__(
             opened,
@@ -60,8 +67,8 @@ class Decoder(Slots, LanguageModel):
 
     @property
     def hidden_size(self) -> int:
-        """Width of the hidden states."""
-        return self._backend.widths["hidden_states"]
+        """Width of the hidden states; 0 if the model gives none."""
+        return self._backend.widths.get("hidden_states", 0)
 
     def forward(self, passes: Sequence[Pass]) -> list[Output]:
         """Append each pass to its slot and answer it; at most one pass per slot.
@@ -74,7 +81,9 @@ class Decoder(Slots, LanguageModel):
         """
         self.check(passes)
         places = self._append(passes)
-        logits, hidden = self._answers["logits"], self._answers["hidden_states"]
+        logits, hidden = self._answers["logits"], self._answers.get("hidden_states")
+        if hidden is None:
+            hidden = np.empty((len(logits), 0), np.float32)
         return [Output(logits[rows, : self.vocab_size], hidden[rows]) for rows in places]
 
     def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:

@@ -48,7 +48,7 @@ class CapacityError(EngineError):
 
 
 class TreeError(EngineError):
-    """A token tree for a model whose states follow one chain."""
+    """A token tree for a model that reads chains alone."""
 
     exit_code = 65  # EX_DATAERR
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _GRAPHS = "pilotfish.engines.decoder:Decoder"  # runs every dialect that is one of graphs
-ENGINES = {"llamacpp": "pilotfish.engines.llamacpp.decoder:LlamaDecoder"}
+ENGINES = {
+    "llamacpp": "pilotfish.engines.llamacpp.decoder:LlamaDecoder",
+    "genai": "pilotfish.engines.genai.decoder:GenaiDecoder",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,8 @@ class Output:
 
     Attributes:
         logits: f32 [rows, vocab_size], padding ids cut off.
-        hidden: f32 [rows, hidden_size], the last layer after the final norm.
+        hidden: f32 [rows, hidden_size], the last layer after the final norm; hidden_size is 0 where
+            the manifest says that there are none.
     """
 
     logits: NDArray[np.float32]
@@ -60,7 +64,7 @@ class LanguageModel(ABC):
     @property
     @abstractmethod
     def hidden_size(self) -> int:
-        """Width of the hidden states."""
+        """Width of the hidden states; 0 if the model gives none."""
 
     @abstractmethod
     def length(self, slot: int) -> int:

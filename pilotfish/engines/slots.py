@@ -53,6 +53,7 @@ class Slots(ABC):
         longest = artifact.manifest.dimensions.context
         self.context = min(context or longest, longest)
         self._vocabulary = vocabulary
+        self._chained = artifact.manifest.chained
         # Trunk and nodes of the tree (or chain) that each slot's last tokens are.
         self._trees = [(0, 0)] * slots
         self._bindings: dict[tuple[int, int], Binding] = {}
@@ -64,7 +65,7 @@ class Slots(ABC):
             threads=threads,
             build=provider != "auto",
         )
-        self._backend, self.provider = open_backend(load, provider, self._probe)
+        self._backend, self.provider = self._open(load, provider)
         self.context = min(self.context, self._backend.context)
         # Tokens of each slot that may have to be read again, i64 [slots, context].
         kept = self.context if self._backend.states is not None else 0
@@ -90,15 +91,15 @@ class Slots(ABC):
 
         Raises:
             ValueError: if `path` does not ascend within the tree, or not begin it without a gap
-                where the model keeps states; then nothing changes.
+                where the model reads chains alone; then nothing changes.
         """
         trunk, count = self._trees[slot]
         offsets = [int(offset) for offset in path]
         if any(not 0 <= offset < count for offset in offsets) or offsets != sorted(set(offsets)):
             raise ValueError(f"path must ascend within the last {count} tokens, not {offsets}")
-        if self._backend.states is not None and offsets != list(range(len(offsets))):
+        if self._chained and offsets != list(range(len(offsets))):
             raise ValueError(
-                f"a model with states keeps the first tokens of a chain, not {offsets}"
+                f"a model that reads chains alone keeps the first tokens of one, not {offsets}"
             )
         self._cache.gather(slot, trunk, offsets)
         self._trees[slot] = (trunk, len(offsets))
@@ -113,6 +114,22 @@ class Slots(ABC):
     def _example(self) -> Pass:
         """Make a pass of two tokens of slot 0 whose last row at least is wanted."""
 
+    def _open(self, load: Load, provider: str) -> tuple[Backend, str]:
+        """Load on a provider that runs the model; return the backend and the provider's name."""
+        return open_backend(load, provider, self._probe)
+
+    def _attend(
+        self, binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int]
+    ) -> None:
+        """Fill the attention's inputs of a run over slots first, …, of the given `lengths`."""
+        cache = self._cache
+        if self._backend.batches:
+            fill_padded(binding, passes, first, lengths, cache.capacity, cache.dtype)
+        else:
+            fill_single(binding, passes[0], lengths[0], cache.capacity, cache.dtype)
+        if self.artifact.manifest.window is not None:
+            fill_cells(binding, passes, first, lengths, cache.capacity)
+
     # --- passes ----------------------------------------------------------------------------
 
     def check(self, passes: Sequence[Pass]) -> None:
@@ -120,14 +137,13 @@ class Slots(ABC):
 
         Raises:
             CapacityError: if a slot would exceed its context.
-            TreeError: for a tree where the model keeps states, each of which is one chain's.
+            TreeError: for a tree where the model reads chains alone.
             ValueError: if a pass is malformed, or a slot has two.
         """
         check_all(passes, self._cache.lengths, self.context, self._vocabulary)
-        if self._backend.states is not None and any(item.branches for item in passes):
+        if self._chained and any(item.branches for item in passes):
             raise TreeError(
-                f"{self.artifact.manifest.model} keeps states that follow one chain of tokens: it "
-                "reads no token trees"
+                f"{self.artifact.manifest.model} {self._chained}: it reads no token trees"
             )
 
     def _append(self, passes: Sequence[Pass]) -> list[slice]:
@@ -215,12 +231,7 @@ class Slots(ABC):
         if binding is None:
             binding = self._bindings[first, count] = backend.bind(first, count)
         rows = self._fill(binding, passes)
-        if backend.batches:
-            fill_padded(binding, passes, first, lengths, cache.capacity, cache.dtype)
-        else:
-            fill_single(binding, passes[0], lengths[0], cache.capacity, cache.dtype)
-        if self.artifact.manifest.window is not None:
-            fill_cells(binding, passes, first, lengths, cache.capacity)
+        self._attend(binding, passes, first, lengths)
         states = backend.states
         if states is None:
             binding.run(self._answers, row, rows)

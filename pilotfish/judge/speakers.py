@@ -20,6 +20,7 @@ from pilotfish.engines.settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.judge.reading import DRAFTER, TARGET, Floats, Ids, Look, Procedure, Readers, Sight
 from pilotfish.judge.tasks import Question
+from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.settings import setting
 
 _OWN_TOKENS = 2  # a drafter's for one of the target's, at most, in ordinary text
@@ -46,6 +47,15 @@ class OpenPair:
         self.drafter, self.target = (one.manifest for one in artifacts)
         self.vocabularies = Pair(*(Vocabulary.of(one) for one in artifacts))
         self.context = min(one.manifest.dimensions.context for one in artifacts)
+
+    def see(self) -> None:
+        """Raise `UnsupportedError` if a model gives no hidden states, by which heads judge."""
+        for manifest in (self.drafter, self.target):
+            if not manifest.hidden_states:
+                raise UnsupportedError(
+                    f"The graph of {manifest.model} gives no hidden states, by which decision "
+                    "heads judge: build it with them, or export the checkpoint itself."
+                )
 
     def fitting(self, asked: Sequence[Question], most: int, context: int) -> list[Question]:
         """Return the questions that fit into the context with an answer of ``most`` tokens."""

@@ -13,7 +13,7 @@ from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.errors import ArtifactError, ProviderError
 from pilotfish.engines.language_model import open_model
 from pilotfish.engines.llamacpp import native
-from pilotfish.export import gguf_copy
+from pilotfish.export import atomic
 from pilotfish.export.catalog import list_artifacts
 from pilotfish.export.errors import ExportError
 from pilotfish.export.model import export_model
@@ -75,7 +75,7 @@ def test_a_file_on_another_file_system_is_copied(tmp_path, monkeypatch):
         raise OSError(18, "Invalid cross-device link")
 
     file = gguf_file(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(gguf_copy.os, "link", refuse)
+    monkeypatch.setattr(atomic.os, "link", refuse)
     kept = keep(file, tmp_path / "kept")
     assert not os.path.samefile(kept.gguf_path, file)
     assert kept.gguf_path.read_bytes() == file.read_bytes()

@@ -11,6 +11,7 @@ from pilotfish.cli import main
 from pilotfish.judge.episodes import Mined, episodes
 from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB, Pair
+from tests.support.genai_folders import genai_artifact
 from tests.support.tiny import tiny_artifact
 
 ASKED = ("one", "two three", "four five six", "seven")
@@ -101,3 +102,12 @@ def test_it_labels_as_it_is_told(pair: Pair, tmp_path: Path) -> None:
     assert not any(one.stalling.any() for one in found["outcome-only"])
     assert any(len(one) for one in found["outcome-only"])
     assert not any(len(one) for one in found["right-only"])
+
+
+def test_a_model_without_hidden_states_is_refused(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blind = genai_artifact(tmp_path / "blind").path
+    assert mined(pair, tmp_path, "--target", blind) == UnsupportedError.exit_code
+    assert "blind-folder gives no hidden states" in capsys.readouterr().err
+    assert not (tmp_path / "mined").exists()

@@ -51,6 +51,7 @@ def _run(args: argparse.Namespace) -> int:
     task = task_named(told.task, told.checker)
     asked = questions(told.questions, task)[: told.count]
     opened = OpenPair(told.draft, told.target)
+    opened.see()
     mined = Mined(
         task=task.name,
         instruction=task.instruction,

@@ -81,6 +81,7 @@ def _sweep(told: SweepSettings, kept: SweepFile) -> None:
     task = task_named(told.task, told.checker)
     asked = questions(asked_for, task)[: told.count]
     opened = OpenPair(draft, target)
+    opened.see()
     heads = {head.card.name: head for head in map(DecisionHead.load, names)}
     plan = _plan(told, opened, heads, task.instruction)
     asked = opened.fitting(asked, told.max_tokens, opened.context)

@@ -7,7 +7,7 @@ was taken and why others were not.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -33,25 +33,30 @@ AUTO = ("tensorrt", "cuda", "cpu")
 
 
 def open_backend(
-    load: Load, provider: str, probe: Callable[[Backend], None]
+    load: Load,
+    provider: str,
+    probe: Callable[[Backend], None],
+    providers: Mapping[str, str] = PROVIDERS,
 ) -> tuple[Backend, str]:
     """Load on the first provider that passes `probe`; return the backend and its name.
 
     Args:
-        provider: a name of PROVIDERS, or "auto": the best that works without building anything.
+        provider: a name of `providers`, or "auto": the best that works without building anything.
         probe: runs the model, and raises if it cannot.
+        providers: where each backend is; PROVIDERS for the graphs that Pilotfish exports.
 
     Raises:
         ProviderError: if no runtime is installed, or no requested provider works.
         ArtifactError: if that is because a file is damaged.
     """
-    if provider != "auto" and provider not in PROVIDERS:
-        raise ProviderError(f"unknown provider {provider!r}: choose auto, {', '.join(PROVIDERS)}")
-    wanted = AUTO if provider == "auto" else (provider,)
+    if provider != "auto" and provider not in providers:
+        raise ProviderError(f"unknown provider {provider!r}: choose auto, {', '.join(providers)}")
+    best = tuple(name for name in AUTO if name in providers)
+    wanted = best if provider == "auto" else (provider,)
     reasons: list[str] = []
     for name in wanted:
         try:
-            backend = _kind(name)(load)
+            backend = _kind(providers[name])(load)
             probe(backend)
         except Exception as error:  # runtimes raise their own classes and plain RuntimeError
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -78,8 +83,8 @@ def nothing_runs(
     return ProviderError(f"no provider can run {graph}: {'; '.join(reasons)}")
 
 
-def _kind(name: str) -> Callable[[Load], Backend]:
-    module, _, attribute = PROVIDERS[name].partition(":")
+def _kind(place: str) -> Callable[[Load], Backend]:
+    module, _, attribute = place.partition(":")
     kind: Callable[[Load], Backend] = getattr(import_module(module), attribute)
     return kind
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pilotfish.engines.artifact import LLAMACPP, Manifest
+from pilotfish.engines.artifact import GENAI, LLAMACPP, Manifest
 from pilotfish.engines.errors import BuildError, ProviderError
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
         raise BuildError(f"{manifest.model} keeps states, which run on the CPU alone so far")
     if manifest.dialect == LLAMACPP:
         problem = "a GGUF file is no graph that TensorRT reads"
+    elif manifest.dialect == GENAI:
+        problem = "TensorRT knows no operator of ONNX Runtime GenAI's graphs"
     elif manifest.dialect == "contrib":
         problem = "TensorRT knows no operator of the dialect contrib"
     elif manifest.dialect == "opset24" and not all(

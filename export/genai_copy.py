@@ -1,0 +1,153 @@
+"""Export a folder of ONNX Runtime GenAI's model builder as it is.
+
+In: a folder with genai_config.json, a graph, its weights and a tokenizer. Out: an artifact with
+those files (hard links where the file system allows) and a manifest like any other's. Nothing is
+computed or rounded. Refused is what could not be run right: states that a rollback cannot take
+back, several graphs, inputs that are not known; a window that the graph does not keep to bounds the
+context.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from pilotfish.engines.artifact import (
+    GENAI,
+    GENAI_NAME,
+    GRAPH_NAME,
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    Artifact,
+    Dimensions,
+    Manifest,
+    Source,
+    file_sha256,
+)
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.genai.config import HIDDEN, GenaiConfig, read_genai_config
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.atomic import link_or_copy, replacing
+from pilotfish.export.errors import ExportError
+from pilotfish.export.genai_graph import GenaiGraph, read_graph
+from pilotfish.export.sources.hashing import hash_files
+from pilotfish.export.sources.huggingface_tokenizer import read_templates, read_tokenizer
+from pilotfish.export.sources.source import Progress
+
+log = logging.getLogger("pilotfish.export")
+
+
+def copy_genai(source: str, out: str | Path, *, progress: Progress | None = None) -> Artifact:
+    """Write an artifact of the dialect genai to `out`, replacing an artifact there.
+
+    Raises:
+        ExportError: if it is no such folder, is damaged, or its model or tokenizer is of no use
+            here.
+    """
+    tell = progress or _silent
+    folder = Path(source)
+    if not (folder / GENAI_NAME).is_file():
+        raise ExportError(
+            f"{source} holds no {GENAI_NAME}: the dialect {GENAI} takes a folder that ONNX Runtime "
+            "GenAI's model builder wrote"
+        )
+    try:
+        config = read_genai_config(folder / GENAI_NAME)
+    except ArtifactError as error:
+        raise ExportError(str(error)) from None
+    graph = read_graph(folder, config)
+    if graph.reason:
+        log.warning("%s: only %d positions, for %s", folder.name, graph.context, graph.reason)
+    text, tokenizer_files = read_tokenizer(folder)
+    with replacing(Path(out)) as directory:
+        [name, *data] = graph.files
+        taken = {name: GRAPH_NAME, GENAI_NAME: GENAI_NAME, **{each: each for each in data}}
+        if len({*taken.values(), TOKENIZER_NAME, MANIFEST_NAME}) < len(taken) + 2:
+            raise ExportError(f"{folder}: two files of its graph would have one name")
+        for here, there in taken.items():
+            link_or_copy(folder / here, directory / there)
+        # of the artifact's files: the source may be replaced meanwhile
+        digests = hash_files([directory / there for there in taken.values()], tell)
+        tokenizer = directory / TOKENIZER_NAME
+        tokenizer.write_text(text, encoding="utf-8")
+        digests[TOKENIZER_NAME] = file_sha256(tokenizer)
+        read = {here: digests[there] for here, there in taken.items()}
+        origin = Source(
+            kind="directory",
+            location=folder.resolve().name,
+            sha256=read | hash_files(tokenizer_files, _silent),
+        )
+        manifest = _manifest(folder, config, graph, origin, digests, _checked(tokenizer, graph))
+        (directory / MANIFEST_NAME).write_bytes(manifest.encode())
+    return Artifact.open(out)
+
+
+def _checked(path: Path, graph: GenaiGraph) -> Tokenizer:
+    """Open the tokenizer, and refuse one of more tokens than the graph has logits."""
+    try:
+        tokenizer = Tokenizer(path)
+    except ArtifactError as error:
+        raise ExportError(f"the folder's tokenizer is of no use: {error}") from None
+    if tokenizer.vocab_size > graph.form.widths["logits"]:
+        raise ExportError(
+            f"the folder's tokenizer knows {tokenizer.vocab_size} tokens, its graph only "
+            f"{graph.form.widths['logits']}"
+        )
+    return tokenizer
+
+
+def _manifest(
+    folder: Path,
+    config: GenaiConfig,
+    graph: GenaiGraph,
+    source: Source,
+    digests: dict[str, str],
+    tokenizer: Tokenizer,
+) -> Manifest:
+    section, size = config.model.decoder, tokenizer.vocab_size
+    template, named = read_templates(folder)
+    begin = config.model.bos_token_id
+    return Manifest(
+        model=source.location,
+        source=source,
+        architecture=config.model.type,
+        precision=GENAI,
+        dialect=GENAI,
+        opset=graph.opset,
+        dimensions=Dimensions(
+            layers=section.num_hidden_layers,
+            hidden=section.hidden_size,
+            heads=section.num_attention_heads,
+            kv_heads=section.num_key_value_heads,
+            head_dim=section.head_size,
+            intermediate=section.hidden_size,  # the folder does not say it, and nothing needs it
+            context=graph.context,
+        ),
+        vocab_size=size,
+        padded_vocab_size=graph.form.widths["logits"],
+        kv_dtype=graph.form.kv_dtype,
+        bos_id=begin if begin is not None and 0 <= begin < size else None,
+        eos_ids=_ends(folder, config, size),
+        chat_template=template,
+        chat_templates=named,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        files=digests,
+        window=graph.window,
+        trees=False,
+        hidden_states=HIDDEN in graph.form.widths,
+    )
+
+
+def _ends(folder: Path, config: GenaiConfig, size: int) -> list[int]:
+    stated = config.model.eos_token_id
+    ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    if any(not 0 <= id < size for id in ids):
+        raise ExportError(
+            f"{folder / GENAI_NAME}: eos_token_id {stated!r} is not in the vocabulary of {size} "
+            "tokens"
+        )
+    return list(dict.fromkeys(ids))
+
+
+def _silent(label: str, done: int, total: int | None) -> None:
+    """Show no progress."""

@@ -1,0 +1,116 @@
+"""ONNX Runtime on the CPU over a graph of ONNX Runtime GenAI: one slot a run.
+
+GroupQueryAttention reads and writes a slot's whole buffers of keys and values, which are longer
+than what is in them. The sum of the mask says where a pass ends: only cells below it are read, so a
+rollback is a smaller sum. Layers with windows have whole buffers, too, and so give up no cell that
+a rollback makes the past of tokens again. A run computes the answers of all its tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load
+from pilotfish.engines.backends.cpu import CpuBinding
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.genai.config import (
+    GenaiConfig,
+    GraphForm,
+    Port,
+    Ports,
+    check_graph,
+    read_genai_config,
+)
+from pilotfish.engines.kv import HostCache
+from pilotfish.engines.runtime import open_session
+
+RUN = 128  # tokens of a run at most, whose logits are all in memory
+_KINDS = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
+
+
+class GenaiBackend(Backend):
+    """A graph as ONNX Runtime GenAI's builder wrote it, on the cores of this machine.
+
+    Raises:
+        ArtifactError: if graph, genai_config.json and manifest contradict each other.
+    """
+
+    batches = False  # GroupQueryAttention takes several slots only if each has one new token
+    widest = RUN
+
+    def __init__(self, load: Load) -> None:
+        artifact = load.artifact
+        self.config = read_genai_config(artifact.genai_path)
+        self.session = open_session(artifact.graph_path, load.threads, "CPUExecutionProvider")
+        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
+        self.form = check_graph(self.config, _ports(inputs), _ports(outputs))
+        _check(artifact.manifest, self.config, self.form)
+        self.context = load.context
+        self.widths = self.form.widths
+        self.cache: HostCache = HostCache(artifact.manifest, load.slots, load.context)
+        self._rows: dict[str, NDArray[Any]] = {}
+
+    def bind(self, first: int, count: int) -> Binding:
+        """Bind a slot's pieces of the cache as past and as present."""
+        assert count == 1
+        return GenaiBinding(self, first)
+
+    def rows(self, name: str, count: int) -> NDArray[Any]:
+        """Return room for `count` rows of an answer, in the graph's type; runs share it."""
+        room = self._rows.get(name)
+        if room is None or len(room) < count:
+            room = np.empty((count, self.widths[name]), self.form.kinds[name])
+            self._rows[name] = room
+        return room[:count]
+
+
+class GenaiBinding(CpuBinding):
+    """Runs of one slot."""
+
+    def __init__(self, backend: GenaiBackend, slot: int) -> None:
+        super().__init__(backend.session, [])
+        self._backend = backend
+        names = zip(backend.config.planes("past"), backend.config.planes("present"), strict=True)
+        for plane, (past, present) in enumerate(names):
+            self.in_place(past, present, backend.cache.piece(plane, slot, 1))
+
+    def run(self, answers: Answers, row: int, rows: int) -> None:
+        """Run the graph once; the last `rows` tokens of the pass are answered."""
+        backend, given = self._backend, self._backend.config.model.decoder
+        size = self._inputs[given.inputs["input_ids"]].shape[1]
+        computed = {}
+        for name, answer in answers.items():
+            whole = rows == size and backend.form.kinds[name] == "float32"
+            room = answer[row : row + rows] if whole else backend.rows(name, size)
+            self._binding.bind_output(
+                given.outputs.get(name, name), "cpu", 0, room.dtype.type, (1, *room.shape),
+                room.ctypes.data,
+            )  # fmt: skip
+            computed[name] = room
+        self._session.run_with_iobinding(self._binding)
+        for name, answer in answers.items():
+            if not np.shares_memory(computed[name], answer):
+                answer[row : row + rows] = computed[name][size - rows :]
+
+
+def _ports(found: Any) -> Ports:
+    return {item.name: Port(_KINDS.get(item.type, item.type), tuple(item.shape)) for item in found}
+
+
+def _check(manifest: Manifest, config: GenaiConfig, form: GraphForm) -> None:
+    """Raise unless the manifest describes this graph."""
+    section, sizes = config.model.decoder, manifest.dimensions
+    described = (
+        sizes.layers, sizes.kv_heads, sizes.head_dim, sizes.hidden, manifest.padded_vocab_size,
+        manifest.kv_dtype, manifest.hidden_states,
+    )  # fmt: skip
+    found = (
+        section.num_hidden_layers, section.num_key_value_heads, section.head_size,
+        section.hidden_size, form.widths["logits"], form.kv_dtype, "hidden_states" in form.widths,
+    )  # fmt: skip
+    if described != found:
+        raise ArtifactError("manifest.json describes another graph: export the model again")
