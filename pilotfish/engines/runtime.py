@@ -36,6 +36,7 @@ FATAL = 4  # a severity
 
 
 OPSET24_SINCE = (1, 25)  # onnxruntime runs the dialect of that name
+LINEAR_ATTENTION_SINCE = (1, 31)  # or a little earlier: 1.23 does not have the operator
 
 
 def runtime_version() -> tuple[int, ...]:

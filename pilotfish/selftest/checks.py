@@ -44,9 +44,15 @@ class Runs(Protocol):
 
 
 class Plain:
-    """The reference: an artifact on the CPU, used in the plainest way."""
+    """The reference: an artifact on the CPU, used in the plainest way.
+
+    Attributes:
+        trees: whether this model reads any. One with states has chains instead, where a check is
+            about something else.
+    """
 
     def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
+        self.trees = artifact.manifest.states is None
         self._decoder = Decoder(artifact, context=CONTEXT, threads=threads, provider="cpu")
 
     def after(self, tokens: Any, rows: int | None = None) -> Output:
@@ -86,7 +92,7 @@ def chain(runs: Runs, plain: Plain) -> Iterator[Compared]:
 
 
 def tree(runs: Runs, plain: Plain) -> Iterator[Compared]:
-    """A tree behind a trunk, and the same tree grown."""
+    """A tree behind a trunk, and the same tree grown; a model without trees says so."""
     trunk, nodes = TEXT[:20], OTHER[: len(PARENTS)]
     runs.forward([Pass(1, trunk, 0)])
     for start, end in ((0, 7), (7, len(PARENTS))):
@@ -110,8 +116,8 @@ def keep(runs: Runs, plain: Plain) -> Iterator[Compared]:
     """A path of a tree is kept, and then a part of a chain."""
     trunk, nodes = TEXT[:20], OTHER[: len(PARENTS)]
     runs.forward([Pass(1, trunk, 0)])
-    runs.forward([Pass(1, nodes, 0, PARENTS)])
-    path = path_to(len(PARENTS) - 1)
+    runs.forward([Pass(1, nodes, 0, PARENTS if plain.trees else None)])
+    path = path_to(len(PARENTS) - 1) if plain.trees else list(range(5))
     runs.keep_path(1, path)
     held = [*trunk, *nodes[path]]
     got = runs.forward([Pass(1, TEXT[40:45])])[0].logits
@@ -134,6 +140,8 @@ def slots(runs: Runs, plain: Plain) -> Iterator[Compared]:
             lengths[item.slot] += len(item.tokens)
             wanted = plain.after(texts[item.slot][: lengths[item.slot]], len(item.tokens))
             yield Compared(f"slot {item.slot} of {sizes}", answer.logits, wanted.logits)
+    if not plain.trees:
+        return
     nodes, trunk = OTHER[:7], texts[0][: lengths[0]]
     passes = [Pass(0, nodes, parents=PARENTS[:7]), Pass(3, OTHER[:2])]
     grown, beside = runs.forward(passes)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 Rows = NDArray[np.float32]
-Status = Literal["passed", "differs", "failed", "left out"]
+Status = Literal["passed", "differs", "failed", "left out", "not there"]
 
 
 class Compared(NamedTuple):
@@ -27,7 +27,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         precision, dialect: of the artifact.
-        reason: why it failed or was left out.
+        reason: why it failed, was left out or is not there: this model has no such thing.
         difference: ‖Δ‖/‖wanted‖ of the worst row; None where nothing was compared, or where the
             row has numbers that are not finite.
         tolerance: the largest difference that passes.

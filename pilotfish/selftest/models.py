@@ -1,28 +1,33 @@
 """Tiny models of random weights, a checkpoint directory of each kind of attention.
 
 In: a folder. Out: Hugging Face directories in it, the same at every run: this way they pass through
-the exporter as any checkpoint does. To add a kind, add a line to `KINDS`; its class must neither
-fuse weights nor stack them.
+the exporter as any checkpoint does. To add a kind, add a line to `KINDS`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from pilotfish.selftest.storing import Floats, as_stored
+
+if TYPE_CHECKING:
+    from pilotfish.export.config import ModelConfig
+
+Spoil = Callable[[dict[str, Floats]], None]
 
 END = "<|end|>"
 TOKENS = 257  # the bytes and END
 CONTEXT = 1024
 SHARPNESS = 2.0  # the logits' standard deviation, about
-# A drafter with the target's weights, but flatter: about half of its drafts are accepted.
-TARGET, DRAFTER = "llama", "drafter"
+TARGET = "llama"
 
 _LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -79,24 +84,82 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "olmo2": {**_LLAMA, "model_type": "olmo2"},  # norms over all heads
     "opt": _OPT,  # learned positions, as many keys as queries, projected embeddings
+    "gpt_oss": {  # sinks, windows, experts with biases in all layers
+        **_LLAMA,
+        "model_type": "gpt_oss",
+        "head_dim": 16,
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "qwen2_moe": {  # experts in every second layer, beside a part for all tokens
+        **_LLAMA,
+        "model_type": "qwen2_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 64,
+        "mlp_only_layers": [1],
+    },
+    "lfm2": {  # convolutions instead of attention
+        **{key: value for key, value in _LLAMA.items() if key != "rms_norm_eps"},
+        "model_type": "lfm2",
+        "norm_eps": 1e-5,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "block_auto_adjust_ff_dim": False,
+    },
+    "qwen3_5": {  # linear attention, and gated attention of which a part is turned
+        **_LLAMA,
+        "model_type": "qwen3_5_text",
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 8,
+    },
 }
+# What some layers keep of these is no keys and values; they have no trees, and no stages.
+STATEFUL = ("lfm2", "qwen3_5")
+# No plain operators say linear attention, so these have no opset17.
+LINEAR = ("qwen3_5",)
+# Protocols are tried with these.
+BOTH_ENDS = (TARGET, "gpt_oss", "qwen2_moe", *STATEFUL)
+
+
+def drafter_of(kind: str) -> str:
+    """Name the drafter of a target: its weights, but flatter. Half of its drafts come true."""
+    return f"{kind}-drafter"
 
 
 def tiny_models(folder: Path) -> dict[str, str]:
-    """Write all, and the drafter of `TARGET`; name → directory, a source for the exporter."""
-    from safetensors.numpy import save_file
-
+    """Write all, and the drafters of `BOTH_ENDS`; name → directory, a source for the exporter."""
     sharp = {name: (config, SHARPNESS) for name, config in KINDS.items()}
-    flat = {DRAFTER: (KINDS[TARGET], SHARPNESS / 1.5)}
+    flat = {drafter_of(name): (KINDS[name], SHARPNESS / 1.5) for name in BOTH_ENDS}
     written = {}
     for name, (config, sharpness) in (sharp | flat).items():
-        path = folder / name
-        path.mkdir(parents=True)
-        (path / "config.json").write_text(json.dumps(config), "utf-8")
-        (path / "tokenizer.json").write_text(_tokenizer(), "utf-8")
-        save_file(_weights(config, sharpness), path / "model.safetensors")
-        written[name] = str(path)
+        write_model(folder / name, config, sharpness)
+        written[name] = str(folder / name)
     return written
+
+
+def write_model(
+    path: Path, config: Mapping[str, Any], sharpness: float, spoil: Spoil = lambda _: None
+) -> None:
+    """Write one; `spoil` may change its weights, which it is given by our names."""
+    from safetensors.numpy import save_file
+
+    from pilotfish.export.sources.huggingface_config import Description
+
+    described = Description(config, "tiny", "config.json")
+    weights = _weights(described.config, sharpness)
+    spoil(weights)
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config), "utf-8")
+    (path / "tokenizer.json").write_text(_tokenizer(), "utf-8")
+    stored = as_stored(described.architecture.names, described.config, weights)
+    save_file(stored, path / "model.safetensors")
 
 
 def _tokenizer() -> str:
@@ -111,28 +174,46 @@ def _tokenizer() -> str:
     return text
 
 
-def _weights(config: Mapping[str, Any], sharpness: float) -> dict[str, NDArray[np.float32]]:
-    """Make normal random weights that depend on their names alone."""
-    shapes = _shapes(config)
+def _weights(config: ModelConfig, sharpness: float) -> dict[str, Floats]:
+    """Make normal random weights that depend on their names alone, by our names."""
+    from pilotfish.export.weights import shapes
+
     weights = {}
-    for name, shape in shapes.items():
+    for name, shape in shapes(config).items():
         random = np.random.default_rng(zlib.crc32(name.encode()))
         values = random.standard_normal(shape, np.float32)
         if len(shape) == 1:
-            values = 0.1 * values + float("norm" in name and name.endswith("weight"))
+            values = 0.1 * values + _middle(name)
         else:
             head = name.endswith(("embed_tokens.weight", "lm_head.weight"))
-            values *= (sharpness if head else 1.0) / np.sqrt(shape[1])
+            values *= (sharpness if head else 1.0) / np.sqrt(math.prod(shape[1:]))
         weights[name] = values.astype(np.float32)
+    if config.experts is not None:
+        _settle_routes(weights, config.experts.count)
     return weights
 
 
-def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight, by the name that a checkpoint has for it."""
-    from pilotfish.export.sources.huggingface_config import Description
-    from pilotfish.export.sources.tensor_names import stored_name
-    from pilotfish.export.weights import shapes
+def _middle(name: str) -> float:
+    """Return about what a vector's numbers are."""
+    if name.endswith(".sinks"):
+        return 3.0  # seen on long texts, too
+    if name.endswith(".A_log"):
+        return -2.0  # states remember some dozens of tokens
+    return float("norm" in name and name.endswith("weight"))
 
-    described = Description(config, "tiny", "config.json")
-    names = described.architecture.names
-    return {stored_name(names, name): shape for name, shape in shapes(described.config).items()}
+
+def _settle_routes(weights: dict[str, Floats], experts: int) -> None:
+    """Have a token's embedding alone choose its experts, in channels that nothing else writes.
+
+    Far apart, so that no rounding, of half precision either, chooses others: that would be another
+    answer, and right.
+    """
+    random = np.random.default_rng(22)
+    for name, values in weights.items():
+        if name.endswith("embed_tokens.weight"):
+            steps = np.arange(experts, dtype=np.float32) - (experts - 1) / 2
+            values[:, :experts] = random.permuted(np.tile(steps / 2, (len(values), 1)), axis=1)
+        elif ".router.weight" in name:
+            values[:] = 4 * np.eye(*values.shape)
+        elif ".o_proj." in name or ".down_proj." in name:
+            values[:experts] = 0

@@ -13,8 +13,8 @@ from pilotfish.selftest.running import SelfTest
 from pilotfish.selftest.timing import BEHIND, SIZES
 from pilotfish.selftest.trying import CHECKED
 
-MARKS = {"passed": "✓", "differs": "≠", "failed": "✗", "left out": "–"}
-LEGEND = "✓ as on the CPU   ≠ differs   ✗ failed   – left out"
+MARKS = {"passed": "✓", "differs": "≠", "failed": "✗", "left out": "–", "not there": "·"}
+LEGEND = "✓ as on the CPU   ≠ differs   ✗ failed   – left out   · not there"
 _MACHINE = ("board", "cpu", "cpus", "gpu", "l4t", "power_mode", "kernel", "machine")
 
 
@@ -83,9 +83,10 @@ def _table(provider: str, findings: Sequence[Finding]) -> Table:
 
 
 def _protocols(findings: Sequence[Finding]) -> Iterator[str]:
-    told = [f"{each.check} {MARKS[each.status]}" for each in findings if each.check in LOSSLESS]
-    if told:
-        yield f"both ends, the tokens of stream: {', '.join(told)}"
+    own = [each for each in findings if each.check in LOSSLESS]
+    for model in dict.fromkeys(each.model for each in own):
+        told = [f"{each.check} {MARKS[each.status]}" for each in own if each.model == model]
+        yield f"both ends, {model}, the tokens of stream: {', '.join(told)}"
 
 
 def _largest(findings: Sequence[Finding]) -> Iterator[str]:
@@ -101,9 +102,12 @@ def _largest(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _troubles(findings: Sequence[Finding]) -> Iterator[str]:
-    """A line for whatever did not pass."""
+    """A line for whatever did not pass; of what is not there, one for all forms of a model."""
+    absent = {(each.model, each.check): each for each in findings if each.status == "not there"}
+    for each in absent.values():
+        yield f"{MARKS[each.status]} {each.model}, {each.check}: {each.reason}"
     for each in findings:
-        if each.status == "passed":
+        if each.status in ("passed", "not there"):
             continue
         by = ""
         if each.difference is not None:

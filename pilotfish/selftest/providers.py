@@ -5,11 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import NamedTuple
 
-from pilotfish.engines.artifact import Precision
+from pilotfish.engines.artifact import Manifest, Precision
 from pilotfish.engines.backends import PROVIDERS
 from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.errors import EngineError
-from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
+from pilotfish.engines.runtime import (
+    LINEAR_ATTENTION_SINCE,
+    OPSET24_SINCE,
+    runtime_version,
+)
 from pilotfish.engines.tensorrt.gates import OPSET24_OPERATORS, tensorrt_version
 
 # The surest and quickest first, for what is left out for want of time is at the end.
@@ -42,6 +46,8 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     ),
     "tensorrt-ep": (Variant("opset17", "fp32"), Variant("opset17", "fp16", every=False)),
 }
+# Providers that keep the states of layers without keys and values.
+KEEPING_STATES = ("cpu",)
 # In which form the default model is checked: as a target on this provider would be.
 CHECKED = {
     "cpu": Variant("opset24", "fp32"),
@@ -65,9 +71,11 @@ def tolerance(provider: str, precision: str) -> float:
     return TF32 if provider in BUILDING else FP32
 
 
-def unable(provider: str, variant: Variant) -> str | None:
-    """Say why the libraries that are there cannot run this dialect; None if they can."""
-    if variant.dialect != "opset24":
+def unable(provider: str, manifest: Manifest) -> str | None:
+    """Say why the libraries that are there cannot run such an artifact; None if they can."""
+    if manifest.states is not None and (reason := _keeps_no_states(provider, manifest)):
+        return reason
+    if manifest.dialect != "opset24":
         return None
     if provider == "tensorrt":
         import tensorrt as trt
@@ -78,6 +86,15 @@ def unable(provider: str, variant: Variant) -> str | None:
     if runtime_version() >= OPSET24_SINCE:
         return None
     return f"opset24 needs ONNX Runtime {'.'.join(map(str, OPSET24_SINCE))}"
+
+
+def _keeps_no_states(provider: str, manifest: Manifest) -> str | None:
+    if provider not in KEEPING_STATES:
+        able = " and ".join(KEEPING_STATES)
+        return f"{manifest.model} keeps states besides keys and values: it runs on {able}"
+    if manifest.states and manifest.states.heads and runtime_version() < LINEAR_ATTENTION_SINCE:
+        return f"linear attention needs ONNX Runtime {'.'.join(map(str, LINEAR_ATTENTION_SINCE))}"
+    return None
 
 
 def why_absent(provider: str) -> str | None:

@@ -9,7 +9,15 @@ from pathlib import Path
 from pilotfish.engines.errors import EngineError
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 from pilotfish.engines.stage import PROVIDERS as STAGED
-from pilotfish.selftest.models import DRAFTER, KINDS, TARGET, tiny_models
+from pilotfish.selftest.models import (
+    BOTH_ENDS,
+    KINDS,
+    LINEAR,
+    STATEFUL,
+    TARGET,
+    drafter_of,
+    tiny_models,
+)
 from pilotfish.selftest.providers import CHECKED, REFERENCE, TIMED, VARIANTS, Variant
 from pilotfish.selftest.trying import ProviderJob
 
@@ -36,20 +44,24 @@ class Shelf:
         """List what this provider is to do, tiny models first."""
         jobs = []
         for model in KINDS:
-            for variant in VARIANTS[provider]:
-                if variant.every or model == TARGET:
-                    first = variant == VARIANTS[provider][0]
-                    jobs.append(self._tiny(provider, model, variant, first=first))
+            variants = [each for each in VARIANTS[provider] if each.every or model == TARGET]
+            if model in LINEAR:
+                variants = [each._replace(dialect=_linear(each.dialect)) for each in variants]
+            for variant in dict.fromkeys(variants):
+                first = variant == variants[0]
+                jobs.append(self._tiny(provider, model, variant, first=first))
         return jobs if quick else jobs + self._of_default(provider)
 
     def _tiny(self, provider: str, model: str, variant: Variant, *, first: bool) -> ProviderJob:
-        whole, both = first and model == TARGET, first and provider in STAGED
+        whole = first and model == TARGET
+        cut = whole or (first and provider in STAGED and model not in STATEFUL)
+        both_ends = first and model in BOTH_ENDS
         return self._job(
             model,
             variant,
-            reference=self.artifact(model, Variant(REFERENCE, variant.precision)),
-            cut=self.stages(model, variant) if both or whole else None,
-            drafter=self.artifact(DRAFTER, variant) if whole else None,
+            reference=self.artifact(model, _reference(model, variant)),
+            cut=self.stages(model, variant) if cut else None,
+            drafter=self.artifact(drafter_of(model), variant) if both_ends else None,
             timed=whole,
         )
 
@@ -124,6 +136,19 @@ class Shelf:
         if not path.exists():
             split_artifact(self.artifact(model, variant), path, stages=STAGES)
         return path
+
+
+def _reference(model: str, variant: Variant) -> Variant:
+    """Return the form that a tiny model's answers are compared with."""
+    if model not in LINEAR:
+        return Variant(REFERENCE, variant.precision)
+    other = "contrib" if variant == Variant("opset24", "fp32") else "opset24"
+    return Variant(other, variant.precision)
+
+
+def _linear(dialect: str) -> str:
+    """Return the dialect in which there is linear attention, in place of this one."""
+    return "opset24" if dialect == REFERENCE else dialect
 
 
 def _text(path: Path | None) -> str | None:

@@ -29,13 +29,13 @@ from msgspec import Struct
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.errors import ProviderError, TreeError
 from pilotfish.engines.stage import PROVIDERS as STAGED
 from pilotfish.selftest import protocols
 from pilotfish.selftest.chained import Chained, stages
 from pilotfish.selftest.checks import CHECKS, CONTEXT, SLOTS, Plain, empty
 from pilotfish.selftest.finding import Finding, worst
-from pilotfish.selftest.providers import Variant, describe, tolerance, unable, why_absent
+from pilotfish.selftest.providers import describe, tolerance, unable, why_absent
 from pilotfish.selftest.timing import pass_times
 from pilotfish.wire.tie import Tie
 
@@ -104,12 +104,11 @@ class Attempt:
     def run(self) -> None:
         """Check whatever the job asks for."""
         job = self._job
-        variant = Variant(job.dialect, job.precision)  # type: ignore[arg-type]  # from JSON
-        if reason := unable(self._provider, variant):
+        artifact = Artifact.open(job.artifact)
+        if reason := unable(self._provider, artifact.manifest):
             self._find(OPENING, "left out", reason=reason)
             return
         with ExitStack() as open_now:
-            artifact = Artifact.open(job.artifact)
             decoder = self._guarded(OPENING, lambda: self._open(artifact))
             if decoder is None:
                 return
@@ -141,7 +140,13 @@ class Attempt:
     def _compare(self, name: str, decoder: Any, plain: Plain, check: Any = None) -> None:
         begin = time.perf_counter()
         empty(decoder)
-        found = worst((check or CHECKS[name])(decoder, plain))
+        try:
+            found = worst((check or CHECKS[name])(decoder, plain))
+        except TreeError as error:
+            if plain.trees:
+                raise
+            self._find(name, "not there", reason=str(error))
+            return
         finite = found.difference != float("inf")
         self._find(
             name,

@@ -26,6 +26,9 @@ WORDS = {
 }
 
 
+# A drafter's tokens, beside a tiny model of six: A to E and an end.
+SMALL = ["D", "B", "A", "E", "BA", "DD"]
+
 END, TARGETS_END = "<the end>", "<end>"  # the drafter's and the target's end token
 
 

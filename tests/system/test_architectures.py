@@ -1,14 +1,14 @@
 """Models of the table of architectures behind a real edge: the text is the target's alone.
 
-Each is target and drafter, as its class reads a config.json with the flags of a real checkpoint;
-weights are random.
+Each is target and drafter, of one vocabulary and of two, as its class reads a config.json with the
+flags of a real checkpoint; weights are random.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.export.model import export_model
 from pilotfish.export.sources.huggingface_config import read_config
 from pilotfish.speculation.distributions import Sampling
-from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
+from tests.support.bridged import SMALL
 from tests.support.enumeration import p_value
 from tests.support.tiny import RandomSource
 from tests.system.test_lossless import LENGTH, PROMPT, THRESHOLD, VOCAB, law
@@ -63,23 +63,34 @@ def write(path: Path, model_type: str, seed: int, tokens: list[str] | None = Non
     export_model(source, path, context=CONTEXT)
 
 
+class Ends(NamedTuple):
+    """An edge, a device of its vocabulary, and one of another."""
+
+    folder: Path
+    device: Device
+    across: Device
+
+
 @pytest.fixture(scope="module", params=MODELS)
-def pair(
+def ends(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Device, Path]]:
-    folder = tmp_path_factory.mktemp("pair")
+) -> Iterator[Ends]:
+    folder = tmp_path_factory.mktemp("ends")
     write(folder / "target", request.param, 1)
     write(folder / "draft", request.param, 2)
+    write(folder / "other", request.param, 3, tokens=SMALL)
     with (
         EdgeServer(folder / "target", rate=1e6, context=CONTEXT, threads=1) as edge,
         Device(folder / "draft", edge.endpoint, threads=1) as device,
+        Device(folder / "other", edge.endpoint, threads=1) as across,
     ):
-        yield device, folder
+        yield Ends(folder, device, across)
 
 
 @pytest.mark.slow
-def test_answers_follow_the_targets_law(pair: tuple[Device, Path]) -> None:
-    device, folder = pair
+@pytest.mark.parametrize("which", ["device", "across"])
+def test_answers_follow_the_targets_law(ends: Ends, which: str) -> None:
+    device, folder = getattr(ends, which), ends.folder
     outcomes = law(folder / "target", Sampling(temperature=1.0))
     counts = dict.fromkeys(outcomes, 0)
     for seed in range(ANSWERS):
@@ -92,36 +103,24 @@ def test_answers_follow_the_targets_law(pair: tuple[Device, Path]) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["greedy", "ahead", "tree", "dssd"])
-def test_at_temperature_zero_all_are_the_stream(pair: tuple[Device, Path], protocol: str) -> None:
-    device, _ = pair
+def test_at_temperature_zero_all_are_the_stream(ends: Ends, protocol: str) -> None:
     for prompt in (PROMPT, LONG):
-        wanted = device.generate(prompt, protocol="stream", max_tokens=40)
-        got = device.generate(prompt, protocol=protocol, max_tokens=40)
-        assert got.tokens == wanted.tokens
+        wanted = ends.device.generate(prompt, protocol="stream", max_tokens=40)
+        for device in (ends.device, ends.across):
+            got = device.generate(prompt, protocol=protocol, max_tokens=40)
+            assert got.tokens == wanted.tokens
 
 
 @pytest.mark.parametrize("protocol", ["coupled", "ahead"])
-def test_with_a_seed_they_are_the_seeded_stream(pair: tuple[Device, Path], protocol: str) -> None:
-    device, _ = pair
+def test_with_a_seed_they_are_the_seeded_stream(ends: Ends, protocol: str) -> None:
     for seed in range(3):
         common: dict[str, Any] = {"max_tokens": 40, "seed": seed, "temperature": 1.0}
-        wanted = device.generate(LONG, protocol="stream", **common)
-        got = device.generate(LONG, protocol=protocol, **common)
-        assert got.tokens == wanted.tokens
-
-
-@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_oss"])
-def test_across_a_bridge_they_are_the_stream(model_type: str, tmp_path: Path) -> None:
-    write(tmp_path / "target", model_type, 1, tokens=THEIRS)
-    write(tmp_path / "draft", model_type, 2, tokens=OWN)
-    with (
-        EdgeServer(tmp_path / "target", rate=1e6, context=CONTEXT, threads=1) as edge,
-        Device(tmp_path / "draft", edge.endpoint, threads=1) as device,
-    ):
-        for protocol in ("greedy", "coupled", "ahead"):
-            common: dict[str, Any] = {"max_tokens": 40, "seed": 3, "temperature": 1.0}
-            if protocol == "greedy":
-                common["temperature"] = 0.0
-            wanted = device.generate("ab cd abcd a", protocol="stream", **common)
-            got = device.generate("ab cd abcd a", protocol=protocol, **common)
+        wanted = ends.device.generate(LONG, protocol="stream", **common)
+        for device in (ends.device, ends.across):
+            got = device.generate(LONG, protocol=protocol, **common)
             assert got.tokens == wanted.tokens
+
+
+def test_drafts_that_cross_a_bridge_come_true(ends: Ends) -> None:
+    answer = ends.across.generate(LONG, protocol="coupled", temperature=1.0, max_tokens=60, seed=1)
+    assert sum(each.accepted for each in answer.rounds) > 0

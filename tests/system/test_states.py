@@ -1,5 +1,8 @@
 """Models with states as target and as drafter of a real edge: the text is that of `stream`."""
 
+from pathlib import Path
+from typing import NamedTuple
+
 import numpy as np
 import onnxruntime.capi.onnxruntime_pybind11_state as native
 import pytest
@@ -8,6 +11,7 @@ from pilotfish import Device, EdgeServer, PilotfishError
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.states import WINDOW
 from pilotfish.speculation.distributions import Sampling
+from tests.support.bridged import SMALL
 from tests.support.enumeration import p_value
 from tests.support.tiny import tiny_artifact
 from tests.system.test_lossless import LENGTH, PROMPT, THRESHOLD, VOCAB, law
@@ -19,24 +23,42 @@ LINEAR = any(each.name == "LinearAttention" for each in native.get_all_operator_
 PAIRS = [("lfm2", "llama"), ("llama", "lfm2"), ("qwen3_5", "qwen3_5"), ("mamba2", "mamba")]
 
 
+class Ends(NamedTuple):
+    """An edge, a device of its vocabulary, and one of another."""
+
+    folder: Path
+    device: Device
+    across: Device
+
+
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
-def pair(request, tmp_path_factory):
+def ends(request, tmp_path_factory):
     if {"qwen3_5", "mamba", "mamba2"} & set(request.param) and not LINEAR:
         pytest.skip("this onnxruntime has no LinearAttention")
     folder = tmp_path_factory.mktemp("states")
-    for name, family, seed in zip(("target", "draft"), request.param, (1, 2), strict=True):
-        tiny_artifact(folder / name, architecture=family, vocab=VOCAB, seed=seed)
+    target, draft = request.param
+    tiny_artifact(folder / "target", architecture=target, vocab=VOCAB, seed=1)
+    tiny_artifact(folder / "draft", architecture=draft, vocab=VOCAB, seed=2)
+    tiny_artifact(folder / "other", architecture=draft, tokens=SMALL, eos="<the end>", seed=3)
     with (
         EdgeServer(folder / "target", rate=1e6, context=CONTEXT, threads=1) as edge,
         Device(folder / "draft", edge.endpoint, threads=1) as device,
+        Device(folder / "other", edge.endpoint, threads=1) as across,
     ):
-        yield device, folder
+        yield Ends(folder, device, across)
 
 
-@pytest.mark.parametrize("protocol", ["tslt", pytest.param("coupled", marks=pytest.mark.slow)])
-def test_answers_follow_the_targets_law(pair, protocol):
-    device, folder = pair
-    outcomes = law(folder / "target", Sampling(temperature=1.0))
+@pytest.mark.parametrize(
+    ("which", "protocol"),
+    [
+        ("device", "tslt"),
+        pytest.param("device", "coupled", marks=pytest.mark.slow),
+        pytest.param("across", "tslt", marks=pytest.mark.slow),
+    ],
+)
+def test_answers_follow_the_targets_law(ends, which, protocol):
+    device = getattr(ends, which)
+    outcomes = law(ends.folder / "target", Sampling(temperature=1.0))
     counts = dict.fromkeys(outcomes, 0)
     for seed in range(ANSWERS):
         answer = device.generate(
@@ -49,9 +71,9 @@ def test_answers_follow_the_targets_law(pair, protocol):
 
 @pytest.mark.parametrize("protocol", ["greedy", "ahead", "tslt", "dssd"])
 @pytest.mark.parametrize("window", [1, 4, WINDOW])
-def test_at_temperature_zero_all_are_the_stream(pair, protocol, window):
+def test_at_temperature_zero_all_are_the_stream(ends, protocol, window):
     """Turn by turn, each of which takes back much of the last: answer, and part of the prompt."""
-    device, _ = pair
+    device = ends.device
     for prompt in (PROMPT, STORY, STORY[:50], [*STORY[:70], 4, 4], STORY):
         wanted = device.generate(prompt, protocol="stream", max_tokens=40)
         got = device.generate(prompt, protocol=protocol, window=window, max_tokens=40)
@@ -59,25 +81,36 @@ def test_at_temperature_zero_all_are_the_stream(pair, protocol, window):
 
 
 @pytest.mark.parametrize("protocol", ["coupled", "ahead"])
-def test_with_a_seed_they_are_the_seeded_stream(pair, protocol):
-    device, _ = pair
+def test_with_a_seed_they_are_the_seeded_stream(ends, protocol):
     for seed in range(4):
         common = {"max_tokens": 60, "seed": seed, "temperature": 1.0}
-        wanted = device.generate(STORY[: 20 * seed + 9], protocol="stream", **common)
-        got = device.generate(STORY[: 20 * seed + 9], protocol=protocol, **common)
+        wanted = ends.device.generate(STORY[: 20 * seed + 9], protocol="stream", **common)
+        for device in (ends.device, ends.across):
+            got = device.generate(STORY[: 20 * seed + 9], protocol=protocol, **common)
+            assert got.tokens == wanted.tokens
+
+
+@pytest.mark.parametrize("protocol", ["greedy", "ahead", "dssd"])
+def test_across_a_bridge_they_are_the_stream(ends, protocol):
+    accepted = 0
+    for prompt in (PROMPT, STORY, STORY[:50], [*STORY[:70], 4, 4]):
+        wanted = ends.device.generate(prompt, protocol="stream", max_tokens=40)
+        got = ends.across.generate(prompt, protocol=protocol, max_tokens=40)
         assert got.tokens == wanted.tokens
+        accepted += sum(each.accepted for each in got.rounds)
+    assert accepted
 
 
-def test_trees_are_not_offered(pair):
-    device, _ = pair
+def test_trees_are_not_offered(ends):
+    device = ends.device
     with pytest.raises(PilotfishError, match=r"keeps? states that follow one chain"):
         device.generate(PROMPT, protocol="tree", expansion=(2, 1), temperature=1.0)
     answer = device.generate(PROMPT, protocol="auto", temperature=1.0, max_tokens=20)
     assert answer.protocol != "tree"
 
 
-def test_windows_are_as_long_as_the_target_takes_them_back(pair):
-    device, folder = pair
+def test_windows_are_as_long_as_the_target_takes_them_back(ends):
+    folder, device, _ = ends
     device.generate(PROMPT, protocol="greedy", window=32, max_tokens=60)
     stateful = Artifact.open(folder / "target").manifest.states is not None
     assert (device.welcome.limits.window == WINDOW) == stateful
