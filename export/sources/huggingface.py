@@ -172,7 +172,13 @@ class DirectorySource:
                 f"not read where they are quantised ({packing.method}): give the original weights"
             )
         found = join_packed(packing, plain)
-        if any(isinstance(each, PackedMatrix) and not each.in_blocks for each in found.values()):
+        packed = [each for each in found.values() if isinstance(each, PackedMatrix)]
+        if not packed:
+            raise ExportError(
+                f"{self._path}: quantization_config says {packing.method}, and no matrix is "
+                "quantised: remove it if these are the original weights"
+            )
+        if any(not each.in_blocks for each in packed):
             log.warning(
                 "%s: its weights are of fp8, which no kernel here multiplies: they are dequantised",
                 self._location,
