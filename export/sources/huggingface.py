@@ -297,7 +297,7 @@ def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:
                 f"{path.parent} holds no {path.name}: it is not a Hugging Face model"
             ) from None
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise ExportError(f"{path} cannot be read: {error}") from None
 
 

@@ -18,7 +18,7 @@ from pilotfish.export.config import Activation, Form, ModelConfig, Recurrence
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
-from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.fields import Fields, shown
 from pilotfish.export.sources.layer_pattern import read_pattern
 from pilotfish.export.sources.packing import Packing, read_packing
 from pilotfish.export.weights import HEAD, FileSettings
@@ -258,7 +258,7 @@ def _activation(keys: ClassKeys) -> Activation:
     name = keys.fields.get(keys.called("hidden_act"), str, keys.default("hidden_act"))
     known = {**ACTIVATIONS, **keys.architecture.activations}
     if name not in known:
-        raise keys.fields.error(f"the activation {name!r} is not supported; {', '.join(known)} are")
+        raise keys.fields.error(f"the activation {shown(name)} is not supported; {', '.join(known)} are")
     return known[name]
 
 

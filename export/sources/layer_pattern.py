@@ -7,7 +7,7 @@ import msgspec
 from pilotfish.export.config import Layer, Rope
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.expert_keys import layers_of_experts
-from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.fields import Fields, shown
 from pilotfish.export.sources.rotary import RopeBase, read_table
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -48,8 +48,8 @@ def _with_states(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
     elif len(types) != layers:
         raise fields.error(f"layer_types names {len(types)} layers, num_hidden_layers {layers}")
     for each in types:
-        if each not in {FULL, *states}:
-            raise fields.error(f"layers of type {each!r} are not supported (layer_types)")
+        if not isinstance(each, str) or each not in {FULL, *states}:
+            raise fields.error(f"layers of type {shown(each)} are not supported (layer_types)")
     rope = _rope(keys, FULL, head_dim)
     return tuple(Layer(kind=states[each]) if each in states else Layer(rope) for each in types)
 
@@ -84,10 +84,10 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
         return default
     if len(stated) != layers:
         raise fields.error(f"layer_types names {len(stated)} layers, num_hidden_layers {layers}")
-    kinds = [FULL if kind in ALSO_FULL else kind for kind in stated]
-    for kind in kinds:
-        if kind not in {FULL, SLIDING}:
-            raise fields.error(f"layers of type {kind!r} are not supported (layer_types)")
+    for kind in stated:
+        if not isinstance(kind, str) or kind not in {*ALSO_FULL, SLIDING}:
+            raise fields.error(f"layers of type {shown(kind)} are not supported (layer_types)")
+    kinds = [SLIDING if kind == SLIDING else FULL for kind in stated]
     if rule in {"listed", "switched"}:
         if SLIDING in kinds and window is None:
             raise fields.error("layer_types names windows, and no sliding_window is in effect")

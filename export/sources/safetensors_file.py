@@ -52,7 +52,7 @@ class SafetensorsFile:
         try:
             with safe_open(path, "numpy"):  # checks lengths, offsets, shapes
                 self._start, self._tensors = self._read_header()
-        except (SafetensorError, OSError, msgspec.DecodeError) as error:
+        except (SafetensorError, OSError, msgspec.DecodeError, RecursionError) as error:
             raise ExportError(
                 f"{path} is a damaged or incomplete safetensors file: {error}"
             ) from None
