@@ -154,7 +154,10 @@ def read_table(table: Fields, base: RopeBase) -> Rope:
             found = SCALINGS[kind](table, base)
     except (ArithmeticError, ValueError):  # no logarithm, or one of 1 as a divisor
         found = None
-    if found is None or not np.isfinite([*found.frequencies, *(found.long or ()), found.scale]).all():
+    if (
+        found is None
+        or not np.isfinite([*found.frequencies, *(found.long or ()), found.scale]).all()
+    ):
         name = table.prefix.rstrip(".") or "its rotary parameters"
         raise table.error(f"{name} says a rotation of no finite angles: {shown(table.values)}")
     return found

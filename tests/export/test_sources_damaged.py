@@ -234,9 +234,7 @@ LONG = {"rope_type": "longrope", "long_factor": [1.0] * 4}
         LONG | {"short_factor": [1.0] * 4, "original_max_position_embeddings": 1},
     ],
 )
-def test_rotations_without_finite_angles_are_refused(
-    tmp_path: Path, table: dict[str, Any]
-) -> None:
+def test_rotations_without_finite_angles_are_refused(tmp_path: Path, table: dict[str, Any]) -> None:
     path = write_directory(tmp_path / "m", LLAMA | {"rope_scaling": table})
     with pytest.raises(ExportError, match="rope_scaling"):
         open_source(str(path))
