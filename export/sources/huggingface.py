@@ -34,7 +34,8 @@ from pilotfish.export.sources.wrapped import text_config, text_weights
 from pilotfish.export.weights import EMBEDDING, HEAD, FileSettings, check_weights, shapes
 
 log = logging.getLogger("pilotfish.export")
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 # In old checkpoints, although computed or not a weight.
 COMPUTED = (".rotary_emb.inv_freq",)
 
@@ -303,13 +304,23 @@ def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:
 
 def _open_weights(path: Path) -> list[SafetensorsFile]:
     """Open the shards that the index names, or the only safetensors file."""
+    whole = path / WHOLE
+    if (path / ADAPTER).is_file():
+        raise ExportError(
+            f"{path} holds {ADAPTER}: merge that adapter into the weights, or remove it if it is "
+            "not meant"
+        )
     if (path / INDEX).is_file():
         shards = _read_object(path / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(v, str) for v in shards.values()):
             raise ExportError(f"{path / INDEX} has no weight_map")
+        if whole.is_file() and WHOLE not in shards.values():
+            raise ExportError(
+                f"{path} holds both {WHOLE} and {INDEX}, and readers differ in which counts: "
+                "remove what is not meant"
+            )
         return [SafetensorsFile(path / Path(name).name) for name in sorted(set(shards.values()))]
     found = sorted(path.glob("*.safetensors"))
-    whole = path / "model.safetensors"
     if whole in found or len(found) == 1:
         return [SafetensorsFile(whole if whole in found else found[0])]
     if found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pilotfish.engines.artifact import MOST_LAYERS
 from pilotfish.export.config import Layer, Rope
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.expert_keys import layers_of_experts
@@ -15,7 +16,6 @@ ALSO_FULL = {FULL, "attention"}
 # Keys that count where layer_types is absent.
 PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
 # A damaged number of layers costs nothing: its weights are missing, which is said later.
-MOST_LAYERS = 4096
 
 
 def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:

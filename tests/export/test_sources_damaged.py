@@ -48,8 +48,11 @@ def silent(label: str, done: int, total: int | None) -> None:
             "no weight_map",
         ),
         (
-            lambda path: (path / "model.safetensors.index.json").write_text(
-                '{"weight_map": {"a": "gone.safetensors"}}'
+            lambda path: (
+                (path / "model.safetensors").rename(path / "other.safetensors")
+                and (path / "model.safetensors.index.json").write_text(
+                    '{"weight_map": {"a": "gone.safetensors"}}'
+                )
             ),
             r"gone\.safetensors cannot be read",
         ),
@@ -59,6 +62,17 @@ def silent(label: str, done: int, total: int | None) -> None:
                 and save_file({}, path / "b.safetensors")
             ),
             "several safetensors",
+        ),
+        (
+            lambda path: (
+                write_directory(path / "other", shards=2)
+                and [file.rename(path / file.name) for file in (path / "other").glob("model*")]
+            ),
+            r"both model\.safetensors and model\.safetensors\.index\.json",
+        ),
+        (
+            lambda path: (path / "adapter_config.json").write_text("{}"),
+            r"holds adapter_config\.json",
         ),
         (
             lambda path: (path / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": 9})),
