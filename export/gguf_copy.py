@@ -97,7 +97,7 @@ def _dimensions(file: GgufFile) -> Dimensions:
     """
     path, metadata = file.path, file.metadata
     architecture = metadata.get("general.architecture")
-    if not isinstance(architecture, str):
+    if not isinstance(architecture, str) or not architecture.isprintable():
         raise ExportError(f"{path} does not say its general.architecture")
     if metadata.get("split.count", 1) not in (0, 1):
         raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
