@@ -16,6 +16,7 @@ from pilotfish.engines.artifact import (
     GGUF_NAME,
     LLAMACPP,
     MANIFEST_NAME,
+    MOST_LAYERS,
     TOKENIZER_NAME,
     Artifact,
     Dimensions,
@@ -94,7 +95,7 @@ def _dimensions(file: GgufFile) -> Dimensions:
     """
     path, metadata = file.path, file.metadata
     architecture = metadata.get("general.architecture")
-    if not isinstance(architecture, str):
+    if not isinstance(architecture, str) or not architecture.isprintable():
         raise ExportError(f"{path} does not say its general.architecture")
     if metadata.get("split.count", 1) not in (0, 1):
         raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
@@ -110,8 +111,11 @@ def _dimensions(file: GgufFile) -> Dimensions:
         raise ExportError(f"{path}: {architecture} does not write a text token by token")
     fields = Fields(own, str(path), prefix)
     heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
+    layers = fields.count("block_count")
+    if layers > MOST_LAYERS:
+        raise fields.error(f"{prefix}block_count is {layers}, and {MOST_LAYERS} are the most")
     return Dimensions(
-        layers=fields.count("block_count"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=fields.count("attention.head_count_kv", heads),

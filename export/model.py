@@ -48,6 +48,7 @@ from pilotfish.export.sources.first_layers import FirstLayers
 
 log = logging.getLogger("pilotfish.export")
 DATA_NAME = "model.onnx.data"
+MOST_POSITIONS = 2**22  # rotary tables of 64 pairs are 2 GB there
 NEWEST_RUNTIME = (1, 31)  # assumed where none is installed
 # Dialects whose artifacts hold what the source is: what that is, and what copies it.
 COPIED = {LLAMACPP: ("a GGUF file", copy_gguf), GENAI: ("a folder", copy_genai)}
@@ -130,6 +131,11 @@ def _within(config: ModelConfig, context: int | None) -> ModelConfig:
     wanted = context or config.short_context or config.context
     if wanted > config.context:
         raise ExportError(f"{config.name} has {config.context} positions, not {wanted}")
+    if wanted > MOST_POSITIONS:
+        raise ExportError(
+            f"{config.name} has {wanted} positions, and an artifact holds tables of at most "
+            f"{MOST_POSITIONS}: choose fewer, as by --context 131072"
+        )
     if context is None and wanted < config.context:
         log.warning(
             "%s: exported for the %d positions of its short rotary factors; --context %d takes the "

@@ -85,6 +85,8 @@ class Architecture:
         keys: the class's keys with an effect → their defaults; REQUIRED where a file must state it.
         called: Llama's key → this class's.
         also: another name that files use for a key → the class's.
+        echoes: key without effect that files write beside another one → that one, which it must
+            equal.
         inert: keys of this class without effect on the text.
         neutral: keys with an effect, and the values at which they have none.
         form: of its layers.
@@ -119,6 +121,7 @@ class Architecture:
     keys: Mapping[str, Any]
     called: Mapping[str, str] = field(default_factory=dict)
     also: Mapping[str, str] = field(default_factory=dict)
+    echoes: Mapping[str, str] = field(default_factory=dict)
     inert: frozenset[str] = frozenset()
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     form: Form = LLAMA_FORM

@@ -29,6 +29,7 @@ GEMMA = Architecture(
     biases={"attention_bias": ATTENTION},
     activations={"gelu": "gelu_tanh"},  # in files of its first days
     neutral={"use_bidirectional_attention": (None, False), "hidden_activation": (None,)},
+    echoes={"hidden_activation": "hidden_act"},
     embed_root=True,
     plus_one=True,
 )
@@ -45,6 +46,7 @@ GEMMA2 = replace(
         "attn_logit_softcapping": 50.0,
     },
     called={"hidden_act": "hidden_activation"},
+    echoes={},
     inert=frozenset({"hidden_act", "cache_implementation", "sliding_window_size"}),
     neutral={"use_bidirectional_attention": (None, False)},
     activations={},

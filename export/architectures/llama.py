@@ -1,6 +1,6 @@
 """Llama, and the classes that are Llama but for some parts: one entry each.
 
-Defaults are those of transformers' configuration classes (tests/reference/test_defaults.py).
+Defaults are those of transformers' configuration classes (tests/reference/test_silent_models.py).
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ RELATIVES: dict[str, Architecture] = {
             "rope_theta": 2e6,
             "tie_word_embeddings": True,
         },
+        inert=frozenset({"pretraining_tp"}),
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         windows="switched",
         unrotated="listed",
@@ -202,7 +203,10 @@ RELATIVES: dict[str, Architecture] = {
         keys={**DECODER, "head_dim": None, "rms_norm_eps": 1e-5, "attention_bias": False},
         form=Form(qk_norm="head", qk_norm_late=True),
         biases={"attention_bias": ATTENTION},
-        inert=frozenset({"eod_token_id"}),
+        inert=frozenset({"eod_token_id", "add_classification_head", "cla_share_factor", "class_num",
+                         "dense_list", "norm_type", "pool_type"}),
+        echoes={"attention_head_dim": "head_dim"},
+        neutral={"use_cla": (False,), "use_qk_norm": (True,), "use_rotary_pos_emb": (True,)},
         names=Names(
             modules={
                 "self_attn.query_layernorm": "self_attn.q_norm",

@@ -22,8 +22,10 @@ from pilotfish.export.config import ModelConfig, Rope
 from pilotfish.export.dialects.dialect import MICROSOFT, WeightReader
 from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts
 from pilotfish.export.dialects.kept import write_rows
+from pilotfish.export.errors import ExportError
 from pilotfish.export.graph import GraphWriter, pack_nibbles
 
+HEAD_STEP = 8  # GroupQueryAttention takes heads of multiples of so many channels
 PAIRS_AT_ONCE = 8  # GroupQueryAttention rotates multiples of so many pairs
 
 
@@ -38,6 +40,11 @@ class Contrib(FusedExperts):
     def __init__(
         self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
     ) -> None:
+        if config.head_dim % HEAD_STEP and len(config.recurrent) < config.layers:
+            raise ExportError(
+                f"{config.name} has heads of {config.head_dim} channels, and {self.name}'s "
+                f"attention takes multiples of {HEAD_STEP}: choose --dialect opset24"
+            )
         super().__init__(graph, config, source, precision)
         self._sum = ""
         self.lengths = graph.input("seqlens_k", "int32", [1])

@@ -14,6 +14,9 @@ from pilotfish.export.errors import ExportError
 
 T = TypeVar("T", int, float, bool, str)
 MAX_COUNT = 2**31 - 1
+MAX_FLOAT = 2**1023
+MOST_NAMED = 20  # keys, in one error
+MAX_SHOWN = 200  # characters of what a file states, in errors
 
 
 class Fields:
@@ -42,11 +45,11 @@ class Fields:
         value = self.values.get(key, default)
         if value is None:
             value = null
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if kind is float and type(value) is int and abs(value) <= MAX_FLOAT:
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.error(
-                f"{self.prefix}{key} is {value!r}, and must be of type {kind.__name__}"
+                f"{self.prefix}{key} is {shown(value)}, and must be of type {kind.__name__}"
             )
         return value
 
@@ -73,7 +76,7 @@ class Fields:
         self._read.add(key)
         value = self.values.get(key)
         if value is not None and not isinstance(value, list):
-            raise self.error(f"{self.prefix}{key} is {value!r}, and must be a list")
+            raise self.error(f"{self.prefix}{key} is {shown(value)}, and must be a list")
         return value
 
     def table(self, key: str) -> Fields:
@@ -81,7 +84,7 @@ class Fields:
         self._read.add(key)
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
-            raise self.error(f"{self.prefix}{key} is {value!r}, and must be an object")
+            raise self.error(f"{self.prefix}{key} is {shown(value)}, and must be an object")
         if key not in self._tables:
             self._tables[key] = Fields(value or {}, self.where, f"{self.prefix}{key}.")
         return self._tables[key]
@@ -119,18 +122,26 @@ class Fields:
                 continue
             if name in neutral:
                 accepted = " or ".join(map(repr, neutral[name]))
-                raise self.error(f"{name} is {value!r}, and only {accepted} is supported")
+                raise self.error(f"{name} is {shown(value)}, and only {accepted} is supported")
             unknown.append(name)
         if unknown:
+            some = [shown(name, quoted=False) for name in unknown[:MOST_NAMED]]
+            more = f" and {len(unknown) - len(some)} more" if len(unknown) > len(some) else ""
             raise self.error(
-                f"{', '.join(unknown)}: not known here, so the model might come out as another "
+                f"{', '.join(some)}{more}: not known here, so the model might come out as another "
                 "one. If it has no effect on the text, let it pass by --ignore-key "
-                + " --ignore-key ".join(unknown)
+                + " --ignore-key ".join(some)
             )
 
     def error(self, problem: str) -> ExportError:
         """Build an error about this object."""
         return ExportError(f"{self.where}: {problem}")
+
+
+def shown(value: Any, *, quoted: bool = True) -> str:
+    """Format what a file states for an error: on one line, and of bounded length."""
+    text = repr(value) if quoted or not str(value).isprintable() else str(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _is_neutral(value: Any, accepted: Collection[Any]) -> bool:

@@ -37,7 +37,8 @@ from pilotfish.export.weights import EMBEDDING, HEAD, FileSettings, check_weight
 log = logging.getLogger("pilotfish.export")
 BARE_INFINITY = re.compile(rb"(?<=[\s,\[:])Infinity(?=[\s,\]}])")
 INFINITY = rb'{"__float__": "Infinity"}'  # as transformers writes it
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 # In old checkpoints, although computed or not a weight.
 COMPUTED = (".rotary_emb.inv_freq",)
 
@@ -180,7 +181,13 @@ class DirectorySource:
                 f"not read where they are quantised ({packing.method}): give the original weights"
             )
         found = join_packed(packing, plain)
-        if any(isinstance(each, PackedMatrix) and not each.in_blocks for each in found.values()):
+        packed = [each for each in found.values() if isinstance(each, PackedMatrix)]
+        if not packed:
+            raise ExportError(
+                f"{self._path}: quantization_config says {packing.method}, and no matrix is "
+                "quantised: remove it if these are the original weights"
+            )
+        if any(not each.in_blocks for each in packed):
             log.warning(
                 "%s: its weights are of fp8, which no kernel here multiplies: they are dequantised",
                 self._location,
@@ -300,7 +307,7 @@ def _read_object(path: Path, *, required: bool = False) -> dict[str, Any]:
                 what = f"as a folder of ONNX Runtime GenAI it goes with --dialect {GENAI}"
             raise ExportError(f"{path.parent} holds no {path.name}: {what}") from None
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise ExportError(f"{path} cannot be read: {error}") from None
 
 
@@ -316,13 +323,23 @@ def _decoded(text: bytes) -> dict[str, Any]:
 
 def _open_weights(path: Path) -> list[SafetensorsFile]:
     """Open the shards that the index names, or the only safetensors file."""
+    whole = path / WHOLE
+    if (path / ADAPTER).is_file():
+        raise ExportError(
+            f"{path} holds {ADAPTER}: merge that adapter into the weights, or remove it if it is "
+            "not meant"
+        )
     if (path / INDEX).is_file():
         shards = _read_object(path / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(v, str) for v in shards.values()):
             raise ExportError(f"{path / INDEX} has no weight_map")
+        if whole.is_file() and WHOLE not in shards.values():
+            raise ExportError(
+                f"{path} holds both {WHOLE} and {INDEX}, and readers differ in which counts: "
+                "remove what is not meant"
+            )
         return [SafetensorsFile(path / Path(name).name) for name in sorted(set(shards.values()))]
     found = sorted(path.glob("*.safetensors"))
-    whole = path / "model.safetensors"
     if whole in found or len(found) == 1:
         return [SafetensorsFile(whole if whole in found else found[0])]
     if found:

@@ -18,7 +18,7 @@ from pilotfish.export.config import Activation, Form, ModelConfig, Recurrence
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
-from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.fields import Fields, shown
 from pilotfish.export.sources.layer_pattern import count_layers, read_pattern
 from pilotfish.export.sources.packing import Packing, read_packing
 from pilotfish.export.sources.recurrence_keys import (
@@ -64,7 +64,7 @@ class Description:
         fields = Fields(values, where)
         model_type = fields.get("model_type", str, "")
         own = self.architecture = _find(fields, model_type)
-        fields = Fields(_renamed(fields, own.also), where)
+        fields = Fields(_without_echoes(_renamed(fields, own.also), own.echoes), where)
         fields.touch("model_type")
         fields.touch("quantization_config")
         self.packing = _packing(fields, own)
@@ -98,6 +98,16 @@ def _renamed(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
         if other in found and found.setdefault(key, found[other]) != found.pop(other):
             raise fields.error(f"{other} and {key} are two names of one key, and differ")
     return found
+
+
+def _without_echoes(values: dict[str, Any], echoes: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values without keys that repeat what another says."""
+    absent = object()
+    return {
+        key: value
+        for key, value in values.items()
+        if key not in echoes or value != values.get(echoes[key], absent)
+    }
 
 
 def _packing(fields: Fields, own: Architecture) -> Packing | None:
@@ -242,7 +252,9 @@ def _activation(keys: ClassKeys) -> Activation:
     name = keys.fields.get(keys.called("hidden_act"), str, keys.default("hidden_act"))
     known = {**ACTIVATIONS, **keys.architecture.activations}
     if name not in known:
-        raise keys.fields.error(f"the activation {name!r} is not supported; {', '.join(known)} are")
+        raise keys.fields.error(
+            f"the activation {shown(name)} is not supported; {', '.join(known)} are"
+        )
     return known[name]
 
 

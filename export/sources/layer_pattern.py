@@ -6,18 +6,19 @@ from typing import Any
 
 import msgspec
 
+from pilotfish.engines.artifact import MOST_LAYERS
 from pilotfish.export.config import CACHED, Kind, Layer, Rope
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.expert_keys import layers_of_experts
-from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.fields import Fields, shown
 from pilotfish.export.sources.rotary import RopeBase, read_table
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ALSO_FULL = {FULL, "attention"}
 # Letters of Nemotron-H's pattern.
 BLOCKS = {"M": "linear_attention", "*": FULL, "-": "mlp", "E": "moe"}
-# A damaged number of layers costs nothing: its weights are missing, which is said later.
-MOST_LAYERS = 4096
+# Keys that count where layer_types is absent.
+PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
 
 
 def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
@@ -52,8 +53,8 @@ def _with_states(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
     elif len(types) != layers:
         raise fields.error(f"layer_types names {len(types)} layers, num_hidden_layers {layers}")
     for each in types:
-        if each not in {*ALSO_FULL, *own.states}:
-            raise fields.error(f"layers of type {each!r} are not supported (layer_types)")
+        if not isinstance(each, str) or each not in {*ALSO_FULL, *own.states}:
+            raise fields.error(f"layers of type {shown(each)} are not supported (layer_types)")
     kinds: list[Kind] = [own.states.get(each, "attention") for each in types]
     rotated = _rotated(keys, layers, [FULL] * layers, None)
     rope = None
@@ -131,23 +132,32 @@ def _window(keys: ClassKeys) -> int | None:
 def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
     """Return FULL or SLIDING for each layer."""
     fields, rule = keys.fields, keys.architecture.windows
-    default = _default_types(keys, layers, window)
     stated = fields.items("layer_types")
     if stated is None:
-        return default
+        return _default_types(keys, layers, window)
     if len(stated) != layers:
         raise fields.error(f"layer_types names {len(stated)} layers, num_hidden_layers {layers}")
-    kinds = [FULL if kind in ALSO_FULL else kind for kind in stated]
-    for kind in kinds:
-        if kind not in {FULL, SLIDING}:
-            raise fields.error(f"layers of type {kind!r} are not supported (layer_types)")
+    for kind in stated:
+        if not isinstance(kind, str) or kind not in {*ALSO_FULL, SLIDING}:
+            raise fields.error(f"layers of type {shown(kind)} are not supported (layer_types)")
+    kinds = [SLIDING if kind == SLIDING else FULL for kind in stated]
     if rule in {"listed", "switched"}:
         if SLIDING in kinds and window is None:
             raise fields.error("layer_types names windows, and no sliding_window is in effect")
+        _pass_over_defaults(keys)
         return kinds
-    if kinds != default:
+    if kinds != _default_types(keys, layers, window):
         raise fields.error("layer_types says otherwise than this class, which does not read it")
-    return default
+    return kinds
+
+
+def _pass_over_defaults(keys: ClassKeys) -> None:
+    """Count keys as read that say only what layer_types says where it is absent."""
+    if keys.has("sliding_window_pattern"):
+        for key in PATTERNS:
+            keys.fields.touch(key)
+    if keys.has("max_window_layers"):
+        keys.fields.touch("max_window_layers")
 
 
 def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
@@ -155,7 +165,7 @@ def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str
     own = keys.architecture
     every = own.full_every
     if keys.has("sliding_window_pattern"):
-        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+        for key in PATTERNS:
             keys.fields.touch(key)
             if key in keys.fields.values and window is not None:
                 every = keys.fields.count(key, every, null=every)
@@ -229,6 +239,7 @@ def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: F
     local = kind == SLIDING and keys.has("rope_local_base_freq")
     theta_key = "rope_local_base_freq" if local else "rope_theta"
     if not new.values:
+        _check_old_form(keys, old)
         scaling = old if kind == FULL else Fields({}, old.where, old.prefix)
         return _read(keys, scaling, head_dim, theta_key)
     if old.values:
@@ -236,6 +247,18 @@ def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: F
     if set(new.values) - {FULL, SLIDING}:
         raise keys.fields.error(f"rope_parameters must have a table for {FULL} and for {SLIDING}")
     return _read(keys, new.table(kind), head_dim, theta_key)
+
+
+def _check_old_form(keys: ClassKeys, old: Fields) -> None:
+    """Refuse what transformers 4 and 5 read differently, where windows have tables of their own."""
+    if "type" in old.values and "rope_type" not in old.values:
+        raise old.error(f"{old.prefix}type is not read in this class: call it rope_type")
+    theta, usual = keys.number("rope_theta", otherwise=10000.0), keys.default("rope_theta")
+    if not keys.has("rope_local_base_freq") and theta != usual:
+        raise keys.fields.error(
+            f"rope_theta is {theta}, and readers differ in what that makes of layers with windows: "
+            f"give rope_parameters, a table for {FULL} and one for {SLIDING}"
+        )
 
 
 def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_theta") -> Rope:
@@ -260,13 +283,15 @@ def _turning(keys: ClassKeys, table: Fields, head_dim: int) -> int:
     key, default = "partial_rotary_factor", 1.0
     if keys.has(key):
         default = keys.default(key)
-    stated = keys.fields.get(key, float, default, null=default)
+    stated = keys.fields.get(keys.called(key), float, default, null=default)
     part = table.get(key, float, stated, null=stated)
     if part != 1.0 and not keys.has(key):
         raise keys.fields.error("this class does not rotate a part of the head, as is stated")
     width = int(head_dim * part)
     if not 0 < width <= head_dim or width % 2:
-        raise keys.fields.error(f"{key} {part} would turn {width} of {head_dim} channels")
+        raise keys.fields.error(
+            f"{keys.called(key)} {part} would turn {width} of {head_dim} channels"
+        )
     return width
 
 

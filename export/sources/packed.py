@@ -16,7 +16,7 @@ Out: weights [N, K] as float32, or as `Quantized`. Codes of an i32 begin in its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.packing import Packing
 from pilotfish.export.sources.stored import PlainTensor, StoredTensor
 
+T = TypeVar("T", np.float32, np.int8)
 # Which tensor has the codes → the others of its matrix.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "qweight": ("qzeros", "scales", "g_idx"),
@@ -36,6 +37,18 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 UNUSED = ("input_scale", "input_scale_ub", "input_zero_point", "activation_scale")
 FLOAT8 = "F8_E4M3"
 BYTES = (FLOAT8, "I8")
+# What each tensor of integers is stored in; another width would be read as other codes.
+WORDS, NUMBERS = ("I32",), ("I32", "I64")
+TYPES: Mapping[str, tuple[str, ...]] = {
+    "qweight": WORDS,
+    "qzeros": WORDS,
+    "g_idx": NUMBERS,
+    "weight_packed": WORDS,
+    "weight_zero_point": WORDS,
+    "weight_shape": NUMBERS,
+    "weight_g_idx": NUMBERS,
+    "weight": BYTES,
+}
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where codes 0 … 7 stand in an i32
 
 
@@ -137,11 +150,17 @@ class PackedMatrix:
         middle = np.uint8(128)
         zeros = None
         if "weight_zero_point" in self._parts:
-            zeros = self._ints("weight_zero_point").view(np.uint8).reshape(-1, 1) ^ middle
-        rows = self._shape("weight")[0]
-        scales = self._floats("weight_scale").reshape(-1, 1)
-        scales = np.broadcast_to(scales, (rows, 1)) if len(scales) == 1 else scales
+            stored = self._ints("weight_zero_point", ("I8",))
+            zeros = self._by_row(stored).view(np.uint8) ^ middle
+        scales = self._by_row(self._floats("weight_scale"))
         return self._blocks(8, self._ints("weight").view(np.uint8) ^ middle, scales, zeros)
+
+    def _by_row(self, values: NDArray[T]) -> NDArray[T]:
+        """Spread what all rows share, or each has, to [N, 1]."""
+        rows = self._shape("weight")[0]
+        if values.size != 1 and values.shape not in ((rows,), (rows, 1)):
+            raise self._damaged()
+        return np.broadcast_to(values.reshape(-1, 1), (rows, 1))
 
     def _blocks(
         self,
@@ -195,15 +214,13 @@ class PackedMatrix:
         if part is None:
             raise self._damaged()
         scales = self._floats(part)
-        if scales.size in (1, len(values)):
-            values *= scales.reshape(-1, 1)
-            return values
         high, wide = self._packing.float8_block
         expected = tuple(
             -(-size // by) for size, by in zip(values.shape, (high, wide), strict=True)
         )
         if scales.shape != expected:
-            raise self._damaged()
+            values *= self._by_row(scales)
+            return values
         for i, row in enumerate(scales):
             values[i * high : (i + 1) * high] *= np.repeat(row, wide)[: values.shape[1]]
         return values
@@ -222,9 +239,9 @@ class PackedMatrix:
         tensor = self._place(part)
         return tensor.file.stored_shape(tensor.name)
 
-    def _ints(self, part: str) -> NDArray[Any]:
+    def _ints(self, part: str, types: tuple[str, ...] | None = None) -> NDArray[Any]:
         tensor = self._place(part)
-        return tensor.file.integers(tensor.name)
+        return tensor.file.integers(tensor.name, TYPES[part] if types is None else types)
 
     def _floats(self, part: str) -> NDArray[np.float32]:
         return self._place(part).read(None)

@@ -54,9 +54,9 @@ def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | Non
         raise ExportError(f"{where}: quantization_config is {stated!r}, and must be an object")
     method = stated.get("quant_method")
     readers = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}
-    if method in readers:
+    if isinstance(method, str) and method in readers:
         return readers[method](stated, where)
-    if method in {"fp8", "fbgemm_fp8"}:
+    if method in ("fp8", "fbgemm_fp8"):
         return Packing("fp8", float8_block=_float8_block(stated, where))
     known = ", ".join((*readers, "fp8"))
     raise ExportError(
@@ -82,16 +82,41 @@ def _awq(stated: Mapping[str, Any], where: str) -> Packing:
 
 def _compressed(stated: Mapping[str, Any], where: str) -> Packing:
     _expect(where, "format", stated.get("format"), FORMATS)
-    return Packing("compressed-tensors")
+    turned = stated.get("transform_config")
+    if isinstance(turned, dict) and turned.get("config_groups"):
+        raise ExportError(
+            f"{where}: transform_config in quantization_config turns activations while the model "
+            "runs, which no graph here does: give the original weights"
+        )
+    return Packing("compressed-tensors", float8_block=_compressed_block(stated, where))
+
+
+def _compressed_block(stated: Mapping[str, Any], where: str) -> tuple[int, int]:
+    """Read the one size of blocks that all groups of matrices have, if they state any."""
+    groups = stated.get("config_groups")
+    sizes = []
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        size = weights.get("block_structure") if isinstance(weights, dict) else None
+        if size is not None and size not in sizes:
+            sizes.append(size)
+    if len(sizes) > 1:
+        raise ExportError(f"{where}: block_structure differs between groups of matrices: {sizes}")
+    return _counts(sizes[0] if sizes else None, "block_structure", where)
 
 
 def _float8_block(stated: Mapping[str, Any], where: str) -> tuple[int, int]:
     _expect(where, "fmt", stated.get("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"))
-    block = stated.get("weight_block_size") or [FLOAT8_BLOCK, FLOAT8_BLOCK]
-    if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block)):
-        raise ExportError(f"{where}: weight_block_size is {block!r}, and must be two counts")
-    if min(block) < 1:
-        raise ExportError(f"{where}: weight_block_size is {block!r}, and must be two counts")
+    return _counts(stated.get("weight_block_size") or None, "weight_block_size", where)
+
+
+def _counts(block: Any, key: str, where: str) -> tuple[int, int]:
+    """Read the rows and columns of a block; those of most checkpoints where none are stated."""
+    if block is None:
+        return FLOAT8_BLOCK, FLOAT8_BLOCK
+    whole = isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block)
+    if not whole or min(block) < 1:
+        raise ExportError(f"{where}: {key} is {block!r}, and must be two counts")
     return block[0], block[1]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.config import Rope
-from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.fields import Fields, shown
 
 Frequencies = NDArray[np.float64]
 INERT = ("type", "rope_type", "mrope_section", "mrope_interleaved", "max_position_embeddings")
@@ -53,8 +53,8 @@ def _linear(table: Fields, base: RopeBase) -> Rope:
 def _dynamic(table: Fields, base: RopeBase) -> Rope:
     """NTK: takes effect beyond the context, which an artifact does not exceed; Hunyuan's α does."""
     table.get("factor", float, 1.0)
-    alpha = table.get("alpha", float, 0.0, null=0.0)
-    if alpha:
+    if table.values.get("alpha"):
+        alpha = table.positive("alpha")
         table.get("beta_fast", float, 32.0), table.get("beta_slow", float, 1.0)
         for key in ("mscale", "mscale_all_dim"):
             table.get(key, float, 1.0)
@@ -116,7 +116,8 @@ def _longrope(table: Fields, base: RopeBase) -> Rope:
     for key in ("short_factor", "long_factor"):
         divisors = table.items(key)
         pairs = base.dim // 2
-        if divisors is None or len(divisors) != pairs:
+        numbers = divisors is not None and {type(each) for each in divisors} <= {int, float}
+        if divisors is None or not numbers or len(divisors) != pairs:
             raise table.error(f"{table.prefix}{key} must be a list of {pairs} numbers")
         sets.append(_tuple(base.frequencies / np.array(divisors, np.float64)))
     scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
@@ -143,10 +144,23 @@ def read_table(table: Fields, base: RopeBase) -> Rope:
     """
     kind = table.get("rope_type", str, table.get("type", str, "default"))  # `type`: older files
     if kind not in SCALINGS:
-        raise table.error(f"rotary scaling {kind!r} is not supported; {', '.join(SCALINGS)} are")
+        known = ", ".join(SCALINGS)
+        raise table.error(f"rotary scaling {shown(kind)} is not supported; {known} are")
     for key in INERT:
         table.touch(key)
-    return SCALINGS[kind](table, base._replace(theta=table.positive("rope_theta", base.theta)))
+    base = base._replace(theta=table.positive("rope_theta", base.theta))
+    try:
+        with np.errstate(all="ignore"):
+            found = SCALINGS[kind](table, base)
+    except (ArithmeticError, ValueError):  # no logarithm, or one of 1 as a divisor
+        found = None
+    if (
+        found is None
+        or not np.isfinite([*found.frequencies, *(found.long or ()), found.scale]).all()
+    ):
+        name = table.prefix.rstrip(".") or "its rotary parameters"
+        raise table.error(f"{name} says a rotation of no finite angles: {shown(table.values)}")
+    return found
 
 
 def _tuple(values: NDArray[np.float64]) -> tuple[float, ...]:

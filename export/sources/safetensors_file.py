@@ -8,6 +8,7 @@ read through the package, which copies each of them twice and keeps the file's p
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class SafetensorsFile:
         try:
             with safe_open(path, "numpy"):  # checks lengths, offsets, shapes
                 self._start, self._tensors = self._read_header()
-        except (SafetensorError, OSError, msgspec.DecodeError) as error:
+        except (SafetensorError, OSError, msgspec.DecodeError, RecursionError) as error:
             raise ExportError(
                 f"{path} is a damaged or incomplete safetensors file: {error}"
             ) from None
@@ -97,17 +98,17 @@ class SafetensorsFile:
         """The tensor's shape, of whatever type it is."""
         return self._tensors[name].shape
 
-    def integers(self, name: str) -> NDArray[Any]:
-        """The tensor in its own type of integers; 8-bit floats as their bits.
+    def integers(self, name: str, types: Collection[str]) -> NDArray[Any]:
+        """The tensor in its own type of integers, one of `types`; 8-bit floats as their bits.
 
         Raises:
             ExportError: if it is of another type.
         """
         tensor = self._tensors[name]
-        if tensor.dtype not in INTEGERS:
+        if tensor.dtype not in types:
             raise ExportError(
-                f"{self.path}: {name} is of type {tensor.dtype}, and should be of one of "
-                f"{', '.join(INTEGERS)}"
+                f"{self.path}: {name} is of type {tensor.dtype}, and only {' or '.join(types)} is "
+                "read"
             )
         return self._bytes(tensor).view(INTEGERS[tensor.dtype]).reshape(tensor.shape)
 

@@ -118,5 +118,5 @@ def read_object(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise ExportError(f"{path} cannot be read: {error}") from None

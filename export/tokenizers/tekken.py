@@ -66,7 +66,7 @@ def tekken_tokenizer_json(directory: Path) -> str:
     path = directory / FILE
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ExportError(f"{path} cannot be read: {error}") from None
     special = _special_tokens(file, path)
     ordinary = _ordinary_tokens(file, len(special), path)

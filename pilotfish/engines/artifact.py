@@ -39,6 +39,9 @@ LLAMACPP: Literal["llamacpp"] = "llamacpp"
 GENAI: Literal["genai"] = "genai"
 Dialect = Literal["opset24", "opset17", "contrib", "llamacpp", "genai"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+MOST_LAYERS = 4096
+Layers = Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
+Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -65,13 +68,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes of the model; `context` is the largest number of positions."""
 
-    layers: Positive
-    hidden: Positive
-    heads: Positive
-    kv_heads: Positive
-    head_dim: Positive
-    intermediate: Positive
-    context: Positive
+    layers: Layers
+    hidden: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    intermediate: Size
+    context: Size
 
 
 class KeptStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,8 +135,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dialect: Dialect
     opset: Positive | None
     dimensions: Dimensions
-    vocab_size: Positive
-    padded_vocab_size: Positive
+    vocab_size: Size
+    padded_vocab_size: Size
     kv_dtype: Literal["float32", "float16"]
     bos_id: TokenId | None
     eos_ids: list[TokenId]

@@ -152,9 +152,13 @@ class Slots(ABC):
         rows = sum(item.wanted for item in passes) + 1
         if rows > self._rows:
             self._allocate(rows)
+        runs = list(self._runs(passes))
+        # Before the first: a cache that grows keeps what the lengths cover, and a run's tokens
+        # count only when all runs have succeeded.
+        self._reserve(max((self._reached(*run) for run in runs), default=0))
         done = 0
         rows_of: dict[int, slice] = {}
-        for first, count, members in self._runs(passes):
+        for first, count, members in runs:
             self._read_again(members[0], done)
             self._run(first, count, members, done)
             for item in members:
@@ -167,6 +171,16 @@ class Slots(ABC):
             if self._backend.states is not None:
                 self._texts[item.slot, length : length + len(item.tokens)] = item.tokens
         return [rows_of[item.slot] for item in passes]
+
+    def _reached(self, first: int, count: int, passes: Sequence[Pass]) -> int:
+        """Return how many cells of each of its slots a run needs."""
+        lengths = self._cache.lengths[first : first + count]
+        return max(lengths) + max(len(item.tokens) for item in passes)
+
+    def _reserve(self, cells: int) -> None:
+        """Make room for `cells` in every slot."""
+        if self._cache.reserve(cells):
+            self._bindings.clear()
 
     def _runs(self, passes: Sequence[Pass]) -> Iterator[tuple[int, int, list[Pass]]]:
         """Group passes by run: first slot, number of slots, passes."""
@@ -225,8 +239,7 @@ class Slots(ABC):
         if backend.widest is not None and size > backend.widest:
             self._run_in_pieces(passes[0], backend.widest, row)
             return
-        if cache.reserve(max(lengths) + size):
-            self._bindings.clear()
+        self._reserve(max(lengths) + size)
         binding = self._bindings.get((first, count))
         if binding is None:
             binding = self._bindings[first, count] = backend.bind(first, count)

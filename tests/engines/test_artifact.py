@@ -81,6 +81,8 @@ def test_what_is_not_an_artifact_says_how_to_make_one(tmp_path: Path) -> None:
         ({"precision": "fp8"}, "precision"),
         ({"tokenizer_fingerprint": "abc"}, "tokenizer_fingerprint"),
         ({"vocab_size": 0}, "vocab_size"),
+        ({"dimensions": msgspec.structs.replace(MANIFEST.dimensions, layers=2**31)}, "layers"),
+        ({"dimensions": msgspec.structs.replace(MANIFEST.dimensions, context=2**31)}, "context"),
     ],
 )
 def test_manifests_that_contradict_themselves(

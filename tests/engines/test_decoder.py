@@ -137,6 +137,18 @@ def test_slots_of_different_lengths_share_a_pass(decoder):
             decoder.rollback(item.slot, lengths[item.slot])
 
 
+@pytest.mark.parametrize("dialect", runnable())
+def test_a_cache_that_grows_amid_a_pass_keeps_what_the_pass_appended(tmp_path, dialect):
+    """Where passes run one after the other, a later one's tokens may need more cells."""
+    artifact = tiny_artifact(tmp_path / "a", dialect=dialect)
+    tokens = np.random.default_rng(7).integers(0, 100, 200)
+    wanted = Decoder(artifact, threads=1).prefill(0, tokens[:90], rows=90).logits
+    several = Decoder(artifact, slots=4, threads=1)
+    several.forward([Pass(0, tokens[:60]), Pass(3, tokens[:150])])
+    found = several.forward([Pass(0, tokens[60:90])])[0].logits
+    np.testing.assert_allclose(found, wanted[60:], atol=1e-4)
+
+
 def test_passes_of_which_no_row_is_wanted_stand_beside_others(decoder):
     decoder = type(decoder)(decoder.artifact, slots=SLOTS)  # with buffers that are as yet small
     decoder.forward([Pass(slot=0, tokens=TOKENS[:3])])

@@ -17,6 +17,7 @@ from pilotfish.export.catalog import list_artifacts
 from pilotfish.export.dialects import choose_dialect
 from pilotfish.export.errors import ExportError
 from pilotfish.export.model import export_model
+from tests.support.small_checkpoints import LLAMA, write_directory
 from tests.support.tiny import RandomSource, tiny_artifact, tiny_config
 
 MIB = 2**20
@@ -82,6 +83,13 @@ def test_the_command_lists_and_exports(tmp_path):
 def test_what_a_dialect_cannot_say_is_refused_by_name(dialect, precision, names):
     with pytest.raises(ExportError, match=names):
         choose_dialect(dialect, precision, (1, 31))
+
+
+def test_heads_that_contribs_attention_does_not_take_are_refused(tmp_path):
+    path = write_directory(tmp_path / "m", LLAMA | {"hidden_size": 48})  # heads of 12 channels
+    with pytest.raises(ExportError, match="choose --dialect opset24"):
+        export_model(str(path), tmp_path / "out", dialect="contrib")
+    assert export_model(str(path), tmp_path / "out").manifest.dimensions.head_dim == 12
 
 
 @pytest.mark.parametrize("runtime", [(1, 23), (1, 24), (1, 25), (1, 31)])

@@ -141,7 +141,8 @@ def test_fused_matrices_are_kept_in_their_parts(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, floats["model.layers.1.self_attn.qkv_proj"])
 
 
-@pytest.mark.parametrize("block", [None, 48])
+# 8 of 64 columns: as many scales as rows
+@pytest.mark.parametrize("block", [None, 48, 8])
 def test_fp8_is_dequantised_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, block: int | None
 ) -> None:
@@ -194,6 +195,8 @@ def test_biases_of_zeros_that_quantisers_write_are_dropped_and_others_refused(
         ("g_idx", lambda it: it * 0, "do not fit each other"),
         ("g_idx", lambda it: it + 7, "do not fit each other"),
         ("qweight", lambda it: it.astype(np.float32), "of type F32"),
+        ("qweight", lambda it: it.astype(np.int64), "of type I64"),
+        ("qzeros", lambda it: it.view(np.int8), "of type I8"),
         ("qweight", lambda it: it[:, :-8], "has shape"),
     ],
 )
@@ -212,3 +215,69 @@ def test_damaged_matrices_are_refused(
     with pytest.raises(ExportError, match=named):
         export_model(str(path), tmp_path / "a", precision="stored")
     assert not (tmp_path / "a").exists()
+
+
+def test_zero_points_of_a_byte_each_are_refused(tmp_path: Path) -> None:
+    """As compressed-tensors wrote them before it packed them: not what lies in words."""
+    said, packer, *_ = WAYS["compressed-tensors, asymmetric"]
+    path, matrices = checkpoint(tmp_path / "m", "compressed-tensors, asymmetric")
+    tensors: dict[str, Any] = {n: v for n, v in tiny_weights(SIZES).items() if "_proj" not in n}
+    for name, own in matrices.items():
+        module = name.removesuffix(".weight")
+        tensors |= {f"{module}.{each}": array for each, array in packer(own).items()}
+        tensors[f"{module}.weight_zero_point"] = (own.zeros - 128).astype(np.int8)
+    write_packed(path, SIZES, said, tensors)
+    with pytest.raises(ExportError, match="weight_zero_point is of type I8"):
+        export_model(str(path), tmp_path / "a")
+
+
+def weights_of(strategy: str, **more: Any) -> dict[str, Any]:
+    """What compressed-tensors says of one group of matrices."""
+    return {"group_0": {"targets": ["Linear"], "weights": {"strategy": strategy, **more}}}
+
+
+def test_blocks_of_compressed_tensors_have_the_size_that_is_stated(tmp_path: Path) -> None:
+    config = LLAMA | {"hidden_size": 96, "intermediate_size": 96}
+    tensors: dict[str, Any] = {}
+    wanted = {}
+    for name, value in tiny_weights(config).items():
+        module = name.removesuffix(".weight")
+        tensors[name] = value
+        if module.endswith("_proj"):
+            packed, wanted[name] = packers.float8(value, 24)
+            codes, scales = packed.values()
+            tensors |= {name: codes, f"{module}.weight_scale": scales}
+    said = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": weights_of("block", block_structure=[24, 24]),
+    }
+    source = open_source(str(write_packed(tmp_path / "m", config, said, tensors)))
+    for name, floats in wanted.items():
+        np.testing.assert_array_equal(source.tensor(name), floats)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"quant_method": ["gptq"]}, "quantised by"),
+        ({"quant_method": {}}, "quantised by"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": ["gptq"]}, "checkpoint_format"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized",
+          "config_groups": {"a": weights_of("block", block_structure=[8, 8])["group_0"],
+                            "b": weights_of("block", block_structure=[4, 4])["group_0"]}},
+         "block_structure"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized",
+          "config_groups": weights_of("block", block_structure="8by8")}, "block_structure"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized",
+          "transform_config": {"config_groups": {"R4": {"type": "hadamard"}}}},
+         "transform_config"),
+        ({"quant_method": "gptq", "bits": 4}, "no matrix is"),
+    ],
+)  # fmt: skip
+def test_settings_that_say_another_model_are_refused(
+    tmp_path: Path, settings: dict[str, Any], named: str
+) -> None:
+    path = write_packed(tmp_path / "m", LLAMA, settings, tiny_weights(LLAMA))
+    with pytest.raises(ExportError, match=named):
+        open_source(str(path))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from pilotfish.export.errors import ExportError
+from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.gguf import GgufSource
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
@@ -47,8 +48,11 @@ def silent(label: str, done: int, total: int | None) -> None:
             "no weight_map",
         ),
         (
-            lambda path: (path / "model.safetensors.index.json").write_text(
-                '{"weight_map": {"a": "gone.safetensors"}}'
+            lambda path: (
+                (path / "model.safetensors").rename(path / "other.safetensors")
+                and (path / "model.safetensors.index.json").write_text(
+                    '{"weight_map": {"a": "gone.safetensors"}}'
+                )
             ),
             r"gone\.safetensors cannot be read",
         ),
@@ -58,6 +62,17 @@ def silent(label: str, done: int, total: int | None) -> None:
                 and save_file({}, path / "b.safetensors")
             ),
             "several safetensors",
+        ),
+        (
+            lambda path: (
+                write_directory(path / "other", shards=2)
+                and [file.rename(path / file.name) for file in (path / "other").glob("model*")]
+            ),
+            r"both model\.safetensors and model\.safetensors\.index\.json",
+        ),
+        (
+            lambda path: (path / "adapter_config.json").write_text("{}"),
+            r"holds adapter_config\.json",
         ),
         (
             lambda path: (path / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": 9})),
@@ -167,3 +182,81 @@ def test_a_walk_over_the_weights_needs_the_memory_of_one(tmp_path: Path) -> None
         assert view.sum() == one.size
         assert resident() - before < 2 * one.nbytes
     assert not view.flags.owndata  # a view of the file, not a copy
+
+
+DEEP = {"list": "[" * 50_000 + "]" * 50_000, "object": '{"a":' * 50_000 + "1" + "}" * 50_000}
+
+
+@pytest.mark.parametrize("deep", DEEP)
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
+     "tokenizer_config.json", "chat_template.json"],
+)  # fmt: skip
+def test_json_of_great_depth_is_refused(tmp_path: Path, name: str, deep: str) -> None:
+    path = write_directory(tmp_path / "m", files={name: f'{{"chat_template": {DEEP[deep]}}}'})
+    with pytest.raises(ExportError):
+        open_source(str(path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_theta": 10**400},
+        {"rms_norm_eps": 10**400},
+        {"model_type": "mistral", "sliding_window": 4, "layer_types": [{}, []]},
+        {"model_type": "lfm2", "layer_types": [[], {}]},
+        {"quantization_config": {"quant_method": []}},
+        {"hidden_act": "x" * 10**6},
+        {"head_dim": {"x" * 10**6: 1}},
+        {"x" * 10**6: 1},
+        {"with\nlines\x1b[31m": 1},
+        {f"key{i}": 1 for i in range(10**5)},
+    ],
+)
+def test_settings_of_any_kind_are_refused_in_one_short_line(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    path = write_directory(tmp_path / "m", LLAMA)
+    (path / "config.json").write_text(json.dumps(LLAMA | change))
+    with pytest.raises(ExportError) as refused:
+        open_source(str(path))
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 2_000
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LONG = {"rope_type": "longrope", "long_factor": [1.0] * 4}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        YARN | {"factor": 0.0},
+        YARN | {"beta_fast": -1.0},
+        YARN | {"beta_fast": 1e308},
+        YARN | {"rope_theta": 1.0},
+        YARN | {"factor": np.e, "mscale": 1.0, "mscale_all_dim": -10.0},
+        {"rope_type": "linear", "factor": 1e-310},
+        {"rope_type": "llama3", "factor": 1e-320, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {"rope_type": "dynamic", "alpha": -3.0},
+        {"rope_type": "dynamic", "alpha": 1e308, "rope_theta": 1e308},
+        LONG | {"short_factor": [0.0] * 4},
+        LONG | {"short_factor": ["a"] * 4},
+        LONG | {"short_factor": [[1.0]] * 4},
+        LONG | {"short_factor": [True, None, 1, 1]},
+        LONG | {"short_factor": [1.0] * 4, "original_max_position_embeddings": 1},
+    ],
+)
+def test_rotations_without_finite_angles_are_refused(tmp_path: Path, table: dict[str, Any]) -> None:
+    path = write_directory(tmp_path / "m", LLAMA | {"rope_scaling": table})
+    with pytest.raises(ExportError, match="rope_scaling"):
+        open_source(str(path))
+
+
+def test_a_context_beyond_all_tables_is_refused_before_they_are_made(tmp_path: Path) -> None:
+    path = write_directory(tmp_path / "m", LLAMA | {"max_position_embeddings": 2**31 - 1})
+    with pytest.raises(ExportError, match="--context"):
+        export_model(str(path), tmp_path / "out")
+    artifact = export_model(str(path), tmp_path / "out", context=64)
+    assert artifact.manifest.dimensions.context == 64

@@ -75,6 +75,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False,
         "vocab_size": 151936,
     },
+    "pythia-160m": {
+        "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0,
+        "hidden_act": "gelu", "hidden_size": 768, "initializer_range": 0.02,
+        "intermediate_size": 3072, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048,
+        "model_type": "gpt_neox", "num_attention_heads": 12, "num_hidden_layers": 12,
+        "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False,
+        "torch_dtype": "float16", "transformers_version": "4.24.0", "use_cache": True,
+        "use_parallel_residual": True, "vocab_size": 50304,
+    },
     "opt-125m": {
         "_name_or_path": "facebook/opt-125m", "activation_dropout": 0.0,
         "activation_function": "relu", "architectures": ["OPTForCausalLM"],
@@ -114,6 +123,67 @@ def test_published_configurations_pass(name: str, written: dict[str, Any]) -> No
     values = written | PUBLISHED[name]
     config = read_config(values, name, "config.json")
     assert config.vocab_size == values["vocab_size"]
+
+
+SIZES = {key: LLAMA[key] for key in (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "max_position_embeddings")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "extra"),
+    [
+        ("phi3", {"lm_head_bias": False}),
+        ("gemma", {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+                   "num_key_value_heads": 1}),
+        ("exaone4", {"sliding_window": 64, "sliding_window_pattern": "LLLG", "head_dim": 8,
+                     "num_key_value_heads": 2,
+                     "layer_types": ["sliding_attention", "full_attention"]}),
+        ("smollm3", {"pretraining_tp": 2, "num_key_value_heads": 2}),
+        ("cohere", {"model_max_length": 128}),
+        ("cohere2", {"layer_switch": 4}),
+        ("starcoder2", {"norm_epsilon": 1e-3, "layer_norm_epsilon": 1e-3}),
+        ("hunyuan_v1_dense", {"use_cla": False, "use_qk_norm": True, "head_dim": 8,
+                              "attention_head_dim": 8, "norm_type": "rms"}),
+        ("nemotron", {"partial_rotary_factor": 0.5, "rope_percent": 0.5}),
+        ("gpt_neox", {"rotary_pct": 0.5, "partial_rotary_factor": 0.5, "rotary_emb_base": 5e4,
+                      "rope_theta": 5e4}),
+    ],
+)  # fmt: skip
+def test_keys_that_published_files_have_besides_pass(family: str, extra: dict[str, Any]) -> None:
+    assert read_config({**SIZES, "model_type": family, **extra}, "m", "config.json").layers == 2
+
+
+def test_a_share_of_pythias_heads_turns() -> None:
+    values = {**SIZES, "model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 100}
+    rope = read_config(values, "m", "config.json").pattern[0].rope
+    assert rope is not None
+    assert rope.frequencies == (1.0, 0.1)
+
+
+OLMO = {"model_type": "olmo3", "num_key_value_heads": 2, "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "gpt_neox", "rope_theta": 5e4}, "rope_theta: not known"),
+        ({"model_type": "gpt_neox", "rotary_pct": 0.25, "partial_rotary_factor": 0.5},
+         "partial_rotary_factor: not known"),
+        ({"model_type": "gemma", "hidden_act": "silu", "hidden_activation": "gelu",
+          "num_key_value_heads": 1},
+         "hidden_activation is"),
+        ({"model_type": "starcoder2", "layer_norm_epsilon": 1e-3}, "layer_norm_epsilon: not"),
+        (OLMO | {"rope_theta": 5e4}, "rope_theta is 50000"),
+        (OLMO | {"rope_scaling": {"type": "linear", "factor": 4.0}}, "call it rope_type"),
+        ({"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 4.0}},
+         "call it rope_type"),
+    ],
+)  # fmt: skip
+def test_keys_that_a_class_takes_otherwise_are_refused(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ExportError, match=named):
+        read_config({**SIZES, **change}, "m", "config.json")
 
 
 @pytest.mark.parametrize(
