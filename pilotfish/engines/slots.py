@@ -99,7 +99,7 @@ class Slots(ABC):
             raise ValueError(f"path must ascend within the last {count} tokens, not {offsets}")
         if self._chained and offsets != list(range(len(offsets))):
             raise ValueError(
-                f"a model that reads chains alone keeps the first tokens of one, not {offsets}"
+                f"what reads chains alone keeps the first tokens of a chain, not {offsets}"
             )
         self._cache.gather(slot, trunk, offsets)
         self._trees[slot] = (trunk, len(offsets))

@@ -16,10 +16,14 @@ CONTEXT = 128
 ANSWERS = 300
 LONG = [1, 3, 2, 4, 0] * 8  # beyond the window of 24
 # Which ends are such graphs; the others are of our own exporter, of the same weights.
-PAIRS = [("genai", "genai"), ("genai", "ours"), ("ours", "genai")]
+PAIRS = [
+    pytest.param(("genai", "genai"), id="both"),
+    pytest.param(("genai", "ours"), id="target", marks=pytest.mark.slow),
+    pytest.param(("ours", "genai"), id="draft"),
+]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma2"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
 def models(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     paths = {}
@@ -30,7 +34,7 @@ def models(request, tmp_path_factory):
     return paths
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+@pytest.fixture(scope="module", params=PAIRS)
 def pair(request, models):
     target, draft = request.param
     with (
