@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Source
+from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.gguf_blocks import FORMATS
@@ -54,7 +55,9 @@ class GgufSource:
         self._location = location or path.name
         self._last: tuple[tuple[str, int | None], NDArray[np.float32]] | None = None
         model_type, own = find_class(self._file)
-        self._names, self._interleaved = gguf_names(own), own.interleaved
+        mixture = ARCHITECTURES[model_type].mixture
+        self._names = gguf_names(own, experts=mixture is not None)
+        self._interleaved = own.interleaved
         # not rope's tensors, which are no weights
         self._shapes = {
             name: info.shape

@@ -26,6 +26,7 @@ from pilotfish.export.sources.gguf_names import (
     EPSILON,
     INERT,
     KEYS,
+    NEEDED,
     NEUTRAL,
     OPTIONAL,
 )
@@ -176,7 +177,11 @@ class _Translation:
             self._words["head_dim"] = f"{fields.prefix}attention.key_length = {key} / {said} ="
         width = fields.count("attention.key_length", hidden // heads)
         if fields.count("attention.value_length", width) != width:
-            raise fields.error("keys and values of different width are not supported")
+            raise fields.error(
+                f"{self._full('attention.value_length')} is another than "
+                f"{self._full('attention.key_length')} {width}: values and keys of different width "
+                "are not supported"
+            )
         return width
 
     def _put(self, key: str, meaning: str, defaults: Mapping[str, Any]) -> None:
@@ -187,6 +192,8 @@ class _Translation:
         if self._knows(meaning):
             self._fields.touch(key)
             self._words.setdefault(self._class.called.get(meaning, meaning), self._full(key))
+            if stated is None and meaning in NEEDED:
+                raise self._fields.error(f"{self._full(key)} is missing")
             if stated is not None or meaning in defaults:
                 self._values[meaning] = defaults[meaning] if stated is None else stated
         elif meaning in defaults and stated is not None and key not in NEUTRAL:
@@ -210,16 +217,25 @@ class _Translation:
     def _say_rotation(self, width: int) -> None:
         """Say how much of a head turns, and how fast."""
         fields = self._fields
-        turning = fields.count("rope.dimension_count", width)
-        if turning != width or self._knows("partial_rotary_factor"):
-            part = turning / width
-            # so that part · width is the number again, and not a hair less
-            self._values["partial_rotary_factor"] = (
-                part if int(part * width) == turning else (math.nextafter(part, 2.0))
+        turning, key = (
+            fields.count("rope.dimension_count", width),
+            self._full("rope.dimension_count"),
+        )
+        if turning > width or turning % 2:
+            raise fields.error(f"{key} {turning} cannot be turned of heads of width {width}")
+        if turning != width and not self._knows("partial_rotary_factor"):
+            raise fields.error(
+                f"{key} {turning}: this class does not rotate a part of the head, of width {width}"
             )
+        if self._knows("partial_rotary_factor"):
+            part = turning / width  # so that part · width is the number again, and not a hair less
+            whole = int(part * width) == turning
+            self._values["partial_rotary_factor"] = part if whole else math.nextafter(part, 2.0)
         if self._class.unrotated == "all":
             return
         theta = self._values["rope_theta"]
+        if self._values.get("sliding_window") is None:
+            self._values.pop("rope_local_base_freq", None)  # of windows
         if not self._knows("rope_local_base_freq"):
             local = fields.get("rope.freq_base_swa", float, theta) or theta
             if local != theta:
@@ -228,6 +244,11 @@ class _Translation:
                     f"layers alike, by {theta}"
                 )
         table = rope_table(self._file, fields, (self._class.rope_default or {}).get("truncate"))
+        kind, taken = table["rope_type"], self._class.rotations
+        if taken is not None and kind not in taken:
+            raise fields.error(
+                f"{self._full('rope.scaling.type')}: this class takes no rotary scaling {kind!r}"
+            )
         if self._knows("original_max_position_embeddings"):
             original = "original_max_position_embeddings"
             self._values[original] = table.get(original) or fields.count(

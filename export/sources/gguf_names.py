@@ -51,8 +51,8 @@ DIVISORS, SHORT, LONG = (
 )
 
 
-def gguf_names(own: Gguf) -> Names:
-    """Return what files of an architecture call their weights."""
+def gguf_names(own: Gguf, *, experts: bool) -> Names:
+    """Return what files of an architecture call their weights; `experts`: whether it has any."""
     fused = {part for parts in own.fused.values() for part in parts}
     other = fused | {*own.modules.values()}
     modules = {theirs: ours for theirs, ours in MODULES.items() if ours not in other}
@@ -62,7 +62,7 @@ def gguf_names(own: Gguf) -> Names:
         outer=OUTER,
         modules={**modules, **own.modules},
         fused={"attn_qkv": QKV, **own.fused},
-        stacked=STACKED,
+        stacked=STACKED if experts else {},
         tensors={"attn_sinks.weight": "self_attn.sinks"},
     )
 
@@ -116,5 +116,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (0.0,),
     "final_logit_softcapping": (0.0,),
 }
+# Llama's keys of which no file says nothing.
+NEEDED = frozenset({"num_experts", "num_experts_per_tok", "use_parallel_residual"})
 # Keys that llama.cpp reads for scalings that a file has not got, or only shows.
 INERT = frozenset({"rope.scaling.original_context_length", "rope.scaling.finetuned"})
