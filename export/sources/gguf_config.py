@@ -198,7 +198,9 @@ class _Translation:
                 self._values[meaning] = defaults[meaning] if stated is None else stated
         elif meaning in defaults and stated is not None and key not in NEUTRAL:
             self._fields.touch(key)
-            if np.float32(stated) != np.float32(defaults[meaning]):
+            if not isinstance(stated, int | float) or not math.isclose(
+                stated, defaults[meaning], rel_tol=1e-6
+            ):
                 raise self._fields.error(
                     f"{self._full(key)} is {stated!r}, and this class has {defaults[meaning]!r}"
                 )
@@ -307,8 +309,11 @@ class _Translation:
             rope = layer.rope
             if rope is None:
                 return layer
-            if len(divisors) != len(rope.frequencies):
-                raise ExportError(f"{self._file.path}: {DIVISORS} has {len(divisors)} entries")
+            if len(divisors) != len(rope.frequencies) or not (divisors > 0).all():
+                raise ExportError(
+                    f"{self._file.path}: {DIVISORS} has {len(divisors)} entries, not "
+                    f"{len(rope.frequencies)} above 0"
+                )
             found = tuple((np.array(rope.frequencies) / divisors).tolist())
             return msgspec.structs.replace(
                 layer, rope=msgspec.structs.replace(rope, frequencies=found)
