@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pilotfish.export.architectures.architecture import Architecture, Names
+from pilotfish.export.architectures.architecture import Architecture, Gguf, Names
 from pilotfish.export.architectures.experts import MIXTURES
 from pilotfish.export.architectures.gemma import GEMMAS
 from pilotfish.export.architectures.llama import RELATIVES
@@ -11,7 +11,7 @@ from pilotfish.export.architectures.parallel import VARIANTS
 from pilotfish.export.architectures.recurrent import RECURRENT
 from pilotfish.export.architectures.state_spaces import STATE_SPACES
 
-__all__ = ["ARCHITECTURES", "Architecture", "Names"]
+__all__ = ["ARCHITECTURES", "Architecture", "Gguf", "Names"]
 
 ARCHITECTURES: dict[str, Architecture] = {
     **RELATIVES,

@@ -40,6 +40,7 @@ class Names:
             stand in this order.
         columns: stacked tensors are [experts, in, out].
         alternating: rows of several weights in a stacked tensor take turns.
+        tensors: a tensor of a layer → ours, where more than its module is called otherwise.
         listed: a module that is a list of weights, one for each head → ours.
         transposed: linear modules are stored [in, out].
         dropped: names that end so are computed, or no weights.
@@ -55,6 +56,7 @@ class Names:
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns: bool = False
     alternating: bool = False
+    tensors: Mapping[str, str] = field(default_factory=dict)
     listed: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False
     dropped: tuple[str, ...] = ()
@@ -74,6 +76,34 @@ class Mixture:
     normed: bool | None = None
     shared_gate: bool = False
     lift: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gguf:
+    """How a class's GGUF files differ from what `export.sources.gguf_names` has for all.
+
+    What llama.cpp's converter changes, and what its code knows without the file saying it.
+
+    Attributes:
+        name: `general.architecture`.
+        when: the key that another class of that name has not; None = of the rest.
+        keys: GGUF's key → Llama's, where it is another one than in other classes.
+        given: Llama's keys that follow from those of the file.
+        tensors: Llama's key → our weight of the first layer whose presence says that it is true.
+        neutral: keys with an effect, and the values at which they have none.
+        interleaved: rows of q and k are interleaved: the two halves of each head take turns.
+        modules, fused: as in `Names`.
+    """
+
+    name: str
+    when: str | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+    given: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    interleaved: bool = False
+    modules: Mapping[str, str] = field(default_factory=dict)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +144,7 @@ class Architecture:
         plus_one: norms multiply by 1 + weight.
         position_offset: row of the learned positions that position 0 uses.
         names: of its weights.
-        gguf: what GGUF calls it, if those files are read.
+        gguf: its GGUF files, if they are read.
     """
 
     models: str
@@ -146,7 +176,7 @@ class Architecture:
     plus_one: bool = False
     position_offset: int = 0
     names: Names = Names()
-    gguf: str | None = None
+    gguf: Gguf | None = None
 
 
 REQUIRED = object()

@@ -16,10 +16,11 @@ from pilotfish.export.architectures.architecture import (
     QKV,
     REQUIRED,
     Architecture,
+    Gguf,
     Mixture,
     Names,
 )
-from pilotfish.export.architectures.llama import SCALED
+from pilotfish.export.architectures.llama import GRANITE_GGUF, SCALED
 from pilotfish.export.config import Form
 
 NORMED = Mixture(normed=True)
@@ -58,6 +59,7 @@ GRANITE_MOE = Architecture(
             "block_sparse_moe.output_linear.weight": ("mlp.experts.*.down_proj.weight",),
         },
     ),
+    gguf=replace(GRANITE_GGUF, name="granitemoe"),
 )
 
 MIXTURES: dict[str, Architecture] = {
@@ -87,6 +89,7 @@ MIXTURES: dict[str, Architecture] = {
                 },
             }
         ),
+        gguf=Gguf(name="llama", when="expert_count", interleaved=True),
     ),
     "qwen2_moe": Architecture(
         models="Qwen1.5-MoE, Qwen2-MoE",
@@ -104,6 +107,7 @@ MIXTURES: dict[str, Architecture] = {
         biases={"qkv_bias": QKV},
         mixture=Mixture(shared_gate=True),
         names=Names(modules=GATE),
+        gguf=Gguf(name="qwen2moe"),
     ),
     "qwen3_moe": Architecture(
         models="Qwen 3 MoE",
@@ -122,6 +126,7 @@ MIXTURES: dict[str, Architecture] = {
         biases={"attention_bias": ATTENTION},
         mixture=Mixture(),
         names=Names(modules=GATE),
+        gguf=Gguf(name="qwen3moe", given=lambda _: {"norm_topk_prob": True}),
     ),
     "olmoe": Architecture(
         models="OLMoE",
@@ -139,6 +144,7 @@ MIXTURES: dict[str, Architecture] = {
         biases={"attention_bias": ATTENTION},
         mixture=Mixture(),
         names=Names(modules=GATE),
+        gguf=Gguf(name="olmoe"),
     ),
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": replace(
@@ -159,6 +165,7 @@ MIXTURES: dict[str, Architecture] = {
                 )
             },
         ),
+        gguf=replace(GRANITE_GGUF, name="granitemoe", when="expert_shared_feed_forward_length"),
     ),
     "gpt_oss": Architecture(
         models="gpt-oss",
@@ -202,5 +209,6 @@ MIXTURES: dict[str, Architecture] = {
             columns=True,
             alternating=True,
         ),
+        gguf=Gguf(name="gpt-oss", modules={"post_attention_norm": "post_attention_layernorm"}),
     ),
 }

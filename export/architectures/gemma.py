@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from pilotfish.export.architectures.architecture import ATTENTION, DECODER, Architecture, Names
+from pilotfish.export.architectures.architecture import (
+    ATTENTION,
+    DECODER,
+    Architecture,
+    Gguf,
+    Names,
+)
 from pilotfish.export.config import Form
 
 BOTH_SIDES = Names(
@@ -15,6 +23,18 @@ BOTH_SIDES = Names(
     }
 )
 FOUR = ("input_layernorm", "attention_out_norm", "post_attention_layernorm", "mlp_out_norm")
+
+
+def _scale_of(largest: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Scale scores as llama.cpp does, which knows the 27B model by its number of layers."""
+
+    def given(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        of_heads = values["hidden_size"] // values["num_attention_heads"]
+        large = values["num_hidden_layers"] == largest
+        return {"query_pre_attn_scalar": of_heads if large else values["head_dim"]}
+
+    return given
+
 
 GEMMA = Architecture(
     models="Gemma 1",
@@ -32,6 +52,7 @@ GEMMA = Architecture(
     echoes={"hidden_activation": "hidden_act"},
     embed_root=True,
     plus_one=True,
+    gguf=Gguf(name="gemma"),
 )
 GEMMA2 = replace(
     GEMMA,
@@ -54,6 +75,7 @@ GEMMA2 = replace(
     windows="listed",
     full_every=2,
     names=BOTH_SIDES,
+    gguf=Gguf(name="gemma2", given=_scale_of(46)),
 )
 GEMMA3 = replace(
     GEMMA2,
@@ -79,6 +101,7 @@ GEMMA3 = replace(
     form=Form(norms=FOUR, qk_norm="head"),
     full_every=6,
     rope_by_type=True,
+    gguf=Gguf(name="gemma3", given=_scale_of(62)),
 )
 GEMMAS: dict[str, Architecture] = {
     "gemma": GEMMA,
@@ -89,5 +112,6 @@ GEMMAS: dict[str, Architecture] = {
         models="VaultGemma",
         form=Form(),
         names=Names(modules={"pre_feedforward_layernorm": "post_attention_layernorm"}),
+        gguf=None,
     ),
 }

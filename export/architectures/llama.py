@@ -14,6 +14,7 @@ from pilotfish.export.architectures.architecture import (
     MLP,
     QKV,
     Architecture,
+    Gguf,
     Names,
 )
 from pilotfish.export.config import Form
@@ -39,7 +40,7 @@ LLAMA = Architecture(
     models="Llama 2 to 3.3, SmolLM 1 and 2, TinyLlama, Falcon 3, Yi, DeepSeek-R1-Distill-Llama",
     keys={**DECODER, "head_dim": None, "attention_bias": False, "mlp_bias": False},
     biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
-    gguf="llama",
+    gguf=Gguf(name="llama", interleaved=True),  # Mistral is one, too
 )
 MISTRAL = Architecture(
     models="Mistral 7B, Nemo, Small",
@@ -51,6 +52,7 @@ MISTRAL = Architecture(
         "layer_types": None,
     },
     windows="all",
+    gguf=Gguf(name="mistral3", interleaved=True),
 )
 QWEN2 = Architecture(
     models="Qwen 2, 2.5 and 2.5-Coder, DeepSeek-R1-Distill-Qwen",
@@ -58,7 +60,7 @@ QWEN2 = Architecture(
     biases={"": QKV},
     neutral={"attention_bias": (True,)},  # at q, k and v, whatever the file says
     windows="switched",
-    gguf="qwen2",
+    gguf=Gguf(name="qwen2"),
 )
 QWEN3 = Architecture(
     models="Qwen 3 dense",
@@ -72,7 +74,7 @@ QWEN3 = Architecture(
     form=BY_HEAD,
     biases={"attention_bias": ATTENTION},
     windows="switched",
-    gguf="qwen3",
+    gguf=Gguf(name="qwen3"),
 )
 OLMO2 = Architecture(
     models="OLMo 2",
@@ -80,13 +82,20 @@ OLMO2 = Architecture(
     form=Form(norms=SANDWICH, qk_norm="all"),
     biases={"attention_bias": ATTENTION},
     names=OUT_NORMS,
+    gguf=Gguf(name="olmo2"),
 )
-GRANITE = replace(LLAMA, models="Granite 3", keys={**LLAMA.keys, **SCALED}, gguf=None)
+GRANITE_GGUF = Gguf(
+    name="granite",
+    keys={"logit_scale": "logits_scaling"},
+    neutral={"rope.scaling.finetuned": (True,)},  # its switch of the rotation
+    interleaved=True,
+)
+GRANITE = replace(LLAMA, models="Granite 3", keys={**LLAMA.keys, **SCALED}, gguf=GRANITE_GGUF)
 
 RELATIVES: dict[str, Architecture] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
-    "ministral": replace(MISTRAL, models="Ministral 8B", windows="listed"),
+    "ministral": replace(MISTRAL, models="Ministral 8B", windows="listed", gguf=None),
     "ministral3": replace(
         MISTRAL,
         models="Ministral 3",
@@ -114,6 +123,7 @@ RELATIVES: dict[str, Architecture] = {
             "mscale_all_dim": 1.0,
             "llama_4_scaling_beta": 0.1,
         },
+        gguf=Gguf(name="mistral3", when="attention.temperature_scale", interleaved=True),
     ),
     "qwen2": QWEN2,
     "qwen2_5_vl_text": replace(
@@ -148,6 +158,7 @@ RELATIVES: dict[str, Architecture] = {
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         windows="switched",
         unrotated="listed",
+        gguf=Gguf(name="smollm3", interleaved=True),
     ),
     "olmo": Architecture(
         models="OLMo 1",
@@ -156,6 +167,7 @@ RELATIVES: dict[str, Architecture] = {
         form=Form(norm="layer", learned_norms=False),
         biases={"attention_bias": ATTENTION},
         neutral={"clip_qkv": (None,)},
+        gguf=Gguf(name="olmo", interleaved=True),
     ),
     "olmo2": OLMO2,
     "olmo3": replace(
@@ -165,6 +177,7 @@ RELATIVES: dict[str, Architecture] = {
         windows="listed",
         full_every=4,
         rope_by_type=True,
+        gguf=Gguf(name="olmo2", when="attention.sliding_window"),
     ),
     "granite": GRANITE,
     "exaone4": Architecture(
@@ -183,6 +196,7 @@ RELATIVES: dict[str, Architecture] = {
         full_every=4,
         unrotated="full",
         names=OUT_NORMS,
+        gguf=Gguf(name="exaone4"),
     ),
     "ernie4_5": Architecture(
         models="ERNIE 4.5 dense",
@@ -197,6 +211,7 @@ RELATIVES: dict[str, Architecture] = {
         },
         biases={"use_bias": ALL},
         interleaved=True,
+        gguf=Gguf(name="ernie4_5"),
     ),
     "hunyuan_v1_dense": Architecture(
         models="Hunyuan dense",
@@ -213,6 +228,7 @@ RELATIVES: dict[str, Architecture] = {
                 "self_attn.key_layernorm": "self_attn.k_norm",
             }
         ),
+        gguf=Gguf(name="hunyuan-dense"),
     ),
     "apertus": Architecture(
         models="Apertus",
@@ -274,12 +290,16 @@ RELATIVES: dict[str, Architecture] = {
         },
         biases={"attention_bias": QKV, "attention_out_bias": ATTENTION[3:], "mlp_bias": MLP},
         inert=frozenset({"residual_dropout"}),
+        gguf=Gguf(
+            name="seed_oss", modules={"post_attention_norm": "post_attention_layernorm"}
+        ),
     ),
     "arcee": Architecture(
         models="AFM 4.5B",
         keys={**LLAMA.keys, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
         form=Form(gated=False),
         biases=LLAMA.biases,
+        gguf=Gguf(name="arcee", interleaved=True),
     ),
     "helium": Architecture(
         models="Helium 1",

@@ -13,6 +13,7 @@ from pilotfish.export.architectures.architecture import (
     QKV,
     SIZES,
     Architecture,
+    Gguf,
     Names,
     Stated,
 )
@@ -63,6 +64,7 @@ OLDER: dict[str, Architecture] = {
                      "mlp.c_proj": "mlp.down_proj"},
             fused={"attn.c_attn": QKV},
         ),
+        gguf=Gguf(name="gpt2"),
     ),
     "gpt_neox": Architecture(
         models="Pythia, GPT-NeoX",
@@ -83,6 +85,7 @@ OLDER: dict[str, Architecture] = {
             modules={"attention.dense": "self_attn.o_proj", **NEOX_MLP},
             fused={"attention.query_key_value": QKV},
         ),
+        gguf=Gguf(name="gptneox"),
     ),
     "falcon": Architecture(
         models="Falcon 7B, 40B, 180B",

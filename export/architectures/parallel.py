@@ -14,6 +14,7 @@ from pilotfish.export.architectures.architecture import (
     MLP,
     QKV,
     Architecture,
+    Gguf,
     Names,
 )
 from pilotfish.export.config import Form
@@ -36,6 +37,7 @@ PHI3 = Architecture(
     windows="all",
     rotations=("default", "longrope", "su"),
     names=Names(fused={"self_attn.qkv_proj": QKV, **GATE_UP}),
+    gguf=Gguf(name="phi3", fused={"attn_qkv": QKV, "ffn_up": MLP[:2]}),
 )
 COHERE = Architecture(
     models="Command R",
@@ -55,6 +57,7 @@ COHERE = Architecture(
     vary=lambda stated: {"qk_norm": "heads"} if stated("use_qk_norm") else {},
     biases={"attention_bias": ATTENTION},
     interleaved=True,
+    gguf=Gguf(name="command-r", tensors={"use_qk_norm": "self_attn.q_norm.weight"}),
 )
 GLM = Architecture(
     models="GLM 4, GLM Edge",
@@ -85,6 +88,7 @@ VARIANTS: dict[str, Architecture] = {
             modules={"self_attn.dense": "self_attn.o_proj", "mlp.fc1": "mlp.up_proj",
                      "mlp.fc2": "mlp.down_proj"},
         ),
+        gguf=Gguf(name="phi2"),
     ),
     "phi3": PHI3,
     "cohere": COHERE,
@@ -107,6 +111,7 @@ VARIANTS: dict[str, Architecture] = {
         windows="listed",
         full_every=4,
         unrotated="full",
+        gguf=Gguf(name="cohere2"),
     ),
     "glm": GLM,
     "glm4": replace(
@@ -119,6 +124,7 @@ VARIANTS: dict[str, Architecture] = {
                      "post_mlp_layernorm": "mlp_out_norm"},
             fused=GATE_UP,
         ),
+        gguf=Gguf(name="glm4", fused={"ffn_up": MLP[:2]}),
     ),
     "stablelm": Architecture(
         models="StableLM 2",
@@ -137,6 +143,7 @@ VARIANTS: dict[str, Architecture] = {
             listed={"self_attn.q_layernorm.norms": "self_attn.q_norm",
                     "self_attn.k_layernorm.norms": "self_attn.k_norm"},
         ),
+        gguf=Gguf(name="stablelm"),
     ),
     "nemotron": Architecture(
         models="Nemotron mini, Minitron",
@@ -147,6 +154,7 @@ VARIANTS: dict[str, Architecture] = {
         form=Form(norm="layer", norm_bias=True, gated=False),
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         plus_one=True,
+        gguf=Gguf(name="nemotron"),
     ),
     "starcoder2": Architecture(
         models="StarCoder 2",
@@ -162,5 +170,6 @@ VARIANTS: dict[str, Architecture] = {
         biases={"use_bias": ALL},
         windows="all",
         names=Names(modules={"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}),
+        gguf=Gguf(name="starcoder2"),
     ),
 }  # fmt: skip

@@ -49,6 +49,7 @@ PUBLISHED = frozenset({"normalization_function", "init_method", "shared_expert_n
 GRANITE_HYBRID = replace(
     GRANITE,
     models="Granite 4 (those without Mamba read trees and are cut into stages, too)",
+    gguf=None,
     keys={
         **{key: value for key, value in GRANITE.keys.items() if key != "mlp_bias"},
         **SPACE,

@@ -1,12 +1,12 @@
-"""A GGUF file as a source: llama (Mistral is one, too), qwen2 and qwen3.
+"""A GGUF file as a source: of the architectures whose entry has a `Gguf`.
 
-In: a path. Out: a `WeightSource` in Hugging Face's names and rotary convention: GGUF stores
-llama's q and k with the two halves of each head interleaved, and they are put back here.
+In: a path. Out: a `WeightSource` in Hugging Face's names and rotary convention: of some
+architectures GGUF stores q and k with the two halves of each head interleaved, and they are put
+back here.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
@@ -16,29 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Source
+from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.gguf_blocks import FORMATS
-from pilotfish.export.sources.gguf_config import (
-    KEYS,
-    LAYER_NAMES,
-    ROPE_DIVISORS,
-    read_metadata,
-)
+from pilotfish.export.sources.gguf_config import find_class, read_metadata
 from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT, gguf_names
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.source import Progress
+from pilotfish.export.sources.tensor_names import Origin, Taker, find_weights, stored_name
 from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
-from pilotfish.export.weights import FileSettings, check_weights
+from pilotfish.export.weights import check_weights
 
 T = TypeVar("T", np.float32, np.int64)
 FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
-# GGUF's names → Hugging Face's; {} is the layer.
-GLOBAL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 
 
 class GgufSource:
@@ -61,10 +53,26 @@ class GgufSource:
         self._progress, self._ignored = progress, list(ignored)
         self._kind: Literal["default", "gguf"] = kind
         self._location = location or path.name
-        self._gguf_names = {_canonical(name, path): name for name in self._file.tensors}
-        self._gguf_names.pop(ROPE_DIVISORS, None)
-        self.config = read_metadata(self._file, ignored)
-        self._check_shapes()
+        self._last: tuple[tuple[str, int | None], NDArray[np.float32]] | None = None
+        model_type, own = find_class(self._file)
+        mixture = ARCHITECTURES[model_type].mixture
+        self._names = gguf_names(own, experts=mixture is not None)
+        self._interleaved = own.interleaved
+        # not rope's tensors, which are no weights
+        self._shapes = {
+            name: info.shape
+            for name, info in self._file.tensors.items()
+            if name not in {DIVISORS, SHORT, LONG}
+        }
+        self._origins = find_weights(self._names, self._shapes)
+        whole = {name: self._shapes[origin.stored[0]] for name, origin in self._origins.items()}
+        self.config, settings = read_metadata(self._file, model_type, whole, ignored)
+        self._taker = Taker(self._names, self.config)
+        found = {
+            name: self._taker.shape(name, origin, self._shapes)
+            for name, origin in self._origins.items()
+        }
+        check_weights(self.config, found, settings, str(path), self._called)
         vocabulary = GgufVocabulary(self._file.metadata, path)
         self.tokenizer_json = vocabulary.tokenizer_json
         self.vocab_size = vocabulary.size
@@ -89,15 +97,26 @@ class GgufSource:
 
     def names(self) -> Collection[str]:
         """Return the weights' names, as Hugging Face's modules have them."""
-        return self._gguf_names.keys()
+        return self._origins.keys()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Read one weight as float32, dequantised, in Hugging Face's layout."""
-        if name not in self._gguf_names:
+        if name not in self._origins:
             raise ExportError(f"{self._file.path} has no weight {name}")
-        values = self._file.tensor(self._gguf_names[name])
+        origin = self._origins[name]
+        values = self._taker.take(name, origin, [self._stored(origin)])
         heads = self._interleaved_heads(name)
         return values if heads is None else _halves_apart(values, heads)
+
+    def _stored(self, origin: Origin) -> NDArray[np.float32]:
+        """Read a tensor, or an expert's part; of a fused one, parts follow parts."""
+        place = origin.stored[0], origin.expert
+        if len(origin.parts) < 2:
+            self._last = None
+            return self._file.tensor(*place)
+        if self._last is None or self._last[0] != place:
+            self._last = place, self._file.tensor(*place)
+        return self._last[1]
 
     def blocks(self) -> Collection[str]:
         """Name the types of its blocks; refuse those that no kernel can hold."""
@@ -112,9 +131,12 @@ class GgufSource:
 
     def quantized(self, name: str) -> Quantized | None:
         """Read one weight in its own blocks, in Hugging Face's layout."""
-        if name not in self._gguf_names:
+        if name not in self._origins:
             raise ExportError(f"{self._file.path} has no weight {name}")
-        found = self._file.quantized(self._gguf_names[name])
+        origin = self._origins[name]
+        found = self._file.quantized(origin.stored[0], origin.expert)
+        if found is not None and origin.part is not None:
+            found = found.take(self._taker.rows(name, origin, len(found.codes)))
         heads = self._interleaved_heads(name)
         if found is None or heads is None:
             return found
@@ -122,21 +144,15 @@ class GgufSource:
 
     def _interleaved_heads(self, name: str) -> int | None:
         """Return how many heads a weight has whose halves are interleaved; None for others."""
-        if self.config.model_type != "llama":
+        if not self._interleaved:
             return None
         heads = {".q_proj.": self.config.heads, ".k_proj.": self.config.kv_heads}
         return next((count for part, count in heads.items() if part in name), None)
 
-    def _check_shapes(self) -> None:
-        """Check weights against the metadata; GGUF stores their dimensions too."""
-        found = {name: self._file.tensors[gguf].shape for name, gguf in self._gguf_names.items()}
-        prefix = f"{self._file.metadata['general.architecture']}."
-        keys = {field: f"{prefix}{key}" for field, key in KEYS.items()}
-        keys["model_type"] = "general.architecture"
-        if keys["head_dim"] not in self._file.metadata:
-            keys["head_dim"] += f" = {keys['hidden']} / {keys['heads']} ="
-        settings = FileSettings(keys, {})
-        check_weights(self.config, found, settings, str(self._file.path), _gguf_name)
+    def _called(self, name: str) -> str:
+        """Return the file's name of a weight."""
+        origin = self._origins.get(name)
+        return stored_name(self._names, name) if origin is None else origin.stored[0]
 
 
 def open_gguf(source: str, progress: Progress, ignored: Collection[str] = ()) -> GgufSource:
@@ -154,30 +170,3 @@ def _halves_apart(values: NDArray[T], heads: int) -> NDArray[T]:
     pairs = values.reshape(heads, -1, 2, *values.shape[1:])
     restored: NDArray[T] = pairs.swapaxes(1, 2).reshape(values.shape)
     return restored
-
-
-def _gguf_name(name: str) -> str:
-    """Return GGUF's name of a weight: the reverse of `_canonical`."""
-    for gguf, canonical in GLOBAL_NAMES.items():
-        if name == canonical:
-            return gguf
-    _, _, layer, rest = name.split(".", 3)
-    module, _, kind = rest.rpartition(".")
-    for gguf, canonical in LAYER_NAMES.items():
-        if module == canonical:
-            return f"blk.{layer}.{gguf}.{kind}"
-    return name
-
-
-def _canonical(name: str, path: Path) -> str:
-    """Return Hugging Face's name of a GGUF tensor; refuse a tensor that would not be used."""
-    if name in GLOBAL_NAMES:
-        return GLOBAL_NAMES[name]
-    if name == ROPE_DIVISORS:
-        return name
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match and match[2] in LAYER_NAMES:
-        return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
-    if "_exps." in name or "_shexp." in name:
-        raise ExportError(f"{path}: mixture-of-experts models are not supported ({name})")
-    raise ExportError(f"{path}: the tensor {name} is not part of an architecture we know")

@@ -1,193 +1,334 @@
-"""Read the metadata of a GGUF file into a `ModelConfig`.
+"""Read the metadata of a GGUF file into a `ModelConfig`, through the keys of its class.
 
-llama.cpp is the reference for the meaning of keys and for the defaults of absent ones. Unread keys
-of the architecture's own namespace ("llama.…") are refused by name.
+The file's keys are translated into those of the class's config.json (`export.sources.gguf_names`,
+`Architecture.gguf`), and then read as these are: windows, ropes and scales of a class are described
+once. llama.cpp is the reference for the meaning of keys, and for the defaults of absent ones.
+Unread keys of the architecture's own namespace ("llama.…") are refused by name.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from pilotfish.export.architectures import ARCHITECTURES
-from pilotfish.export.config import Layer, ModelConfig, Rope, plain_rope
+from pilotfish.export.architectures import ARCHITECTURES, Architecture, Gguf
+from pilotfish.export.config import Layer, ModelConfig
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.sources.gguf_names import (
+    DIVISORS,
+    EPSILON,
+    INERT,
+    KEYS,
+    NEEDED,
+    NEUTRAL,
+    OPTIONAL,
+)
+from pilotfish.export.sources.gguf_rope import ROPE_WORDS, rope_table
+from pilotfish.export.sources.huggingface_config import Description
+from pilotfish.export.sources.layer_pattern import FULL, SLIDING
+from pilotfish.export.weights import EMBEDDING, HEAD, FileSettings
 
-READ = {own.gguf: name for name, own in ARCHITECTURES.items() if own.gguf is not None}
-ROPE_DIVISORS = "rope_freqs.weight"
-# GGUF's names of a layer's modules → ours.
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 # What file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
 PRECISION_SUFFIX = re.compile(
     r"[-._](?:i?q\d\w*|tq\d\w*|b?f16|f32|fp16|fp32|mxfp4)$", re.IGNORECASE
 )
-# Fields of `ModelConfig` → the keys that they come from, for errors.
-KEYS = {
-    "layers": "block_count",
-    "hidden": "embedding_length",
-    "heads": "attention.head_count",
-    "kv_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "intermediate": "feed_forward_length",
-    "context": "context_length",
-    "vocab_size": "vocab_size",
-}
-# Keys with an effect, and the values at which they have none.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "attention.causal": (True,),
-    "expert_used_count": (0,),
-    "tensor_data_layout": ("Meta AI original pth",),  # the usual one
-    "use_parallel_residual": (False,),
-    "attention.scale": (0.0,),
-    "attention.clamp_kqv": (0.0,),
-    "logit_scale": (0.0, 1.0),
-    "residual_scale": (0.0, 1.0),
-    "embedding_scale": (0.0, 1.0),
-}
-# Keys that llama.cpp reads for scalings that are refused here, or only shows.
-INERT = ("rope.scaling.original_context_length", "rope.scaling.finetuned")
+FIRST_LAYER = "model.layers.0."
 
 
-def read_metadata(file: GgufFile, ignored: Collection[str] = ()) -> ModelConfig:
-    """Read the model that a GGUF file describes.
+def find_class(file: GgufFile) -> tuple[str, Gguf]:
+    """Return the class of a file, and how its files differ.
+
+    Raises:
+        ExportError: if the file is one part of several, or its class is not read.
+    """
+    path, metadata = file.path, file.metadata
+    name = metadata.get("general.architecture")
+    known = [(kind, own.gguf) for kind, own in ARCHITECTURES.items() if own.gguf is not None]
+    named = [(kind, own) for kind, own in known if own.name == name]
+    if not named:
+        every = ", ".join(dict.fromkeys(own.name for _, own in known))
+        raise ExportError(
+            f"{path}: no graph is written of GGUF's architecture {name!r}, only of {every}: take "
+            "--dialect llamacpp, which runs any, or the original weights"
+        )
+    if metadata.get("split.count", 1) not in (0, 1):
+        raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
+    special = [each for each in named if metadata.get(f"{name}.{each[1].when}")]
+    rest = [each for each in named if each[1].when is None]
+    return (special or rest or named)[0]
+
+
+def read_metadata(
+    file: GgufFile,
+    model_type: str,
+    weights: Mapping[str, tuple[int, ...]],
+    ignored: Collection[str] = (),
+) -> tuple[ModelConfig, FileSettings]:
+    """Read the model that a GGUF file describes, and what the file calls its settings.
 
     Args:
         file: the opened file.
+        model_type: its class.
+        weights: our names of the weights that it holds → their shapes.
         ignored: unknown keys to be ignored.
 
     Raises:
         ExportError: naming what is missing, damaged, not supported or not known.
     """
-    path, metadata = file.path, file.metadata
-    architecture = metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in READ:
-        raise ExportError(
-            f"{path}: architecture {architecture!r} is not supported in GGUF; "
-            f"supported are {', '.join(READ)}"
+    return _Translation(file, model_type, weights).read(ignored)
+
+
+class _Translation:
+    """A file's keys as those of its class."""
+
+    def __init__(
+        self, file: GgufFile, model_type: str, weights: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self._file, self._model_type, self._weights = file, model_type, weights
+        self._class: Architecture = ARCHITECTURES[model_type]
+        assert self._class.gguf is not None  # as `find_class` has found
+        self._own = self._class.gguf
+        prefix = f"{self._own.name}."
+        stated = {
+            k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)
+        }
+        self._fields = Fields(stated, str(file.path), prefix)
+        # Llama's keys → values; the class's keys → the file's, for errors
+        self._values: dict[str, Any] = {}
+        self._words = {own: f"{prefix}{key}" for own, key in ROPE_WORDS.items()}
+        self._words["model_type"] = "general.architecture"
+
+    def read(self, ignored: Collection[str]) -> tuple[ModelConfig, FileSettings]:
+        """Translate, and read the outcome; see `read_metadata`."""
+        fields = self._fields
+        self._translate()
+        called = self._class.called
+        values = {called.get(key) or key: value for key, value in self._values.items()}
+        name = PRECISION_SUFFIX.sub("", self._file.path.stem)
+        try:
+            described = Description(values | {"model_type": self._model_type}, name, fields.where)
+        except ExportError as error:
+            raise ExportError(self._in_words_of_the_file(str(error))) from None
+        neutral = {**NEUTRAL, **self._own.neutral}
+        fields.refuse_unknown(
+            {fields.prefix + key for key in INERT - self._own.neutral.keys()},
+            {fields.prefix + key: accepted for key, accepted in neutral.items()},
+            ignored,
         )
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
-    prefix = f"{architecture}."
-    own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
-    fields = Fields(own, str(path), prefix)
-    config = _read(file, fields, READ[architecture])
-    neutral = {f"{prefix}{key}": values for key, values in NEUTRAL.items()}
-    fields.refuse_unknown({f"{prefix}{key}" for key in INERT}, neutral, ignored)
-    return config
+        config = self._with_divisors(self._with_biases(described.config))
+        keys = {
+            field: self._in_words_of_the_file(key) for field, key in described.settings.keys.items()
+        }
+        keys["model_type"] = f"general.architecture = {self._own.name!r}, read as"
+        return config, FileSettings(keys, {})
 
+    # --- keys ------------------------------------------------------------------------------------
 
-def _read(file: GgufFile, fields: Fields, model_type: str) -> ModelConfig:
-    """Read the model's shape; ExportError names what is not supported."""
-    path, tensors = file.path, file.tensors
-    _refuse_variants(fields)
-    embedding = tensors.get("token_embd.weight")
-    if embedding is None:
-        raise ExportError(f"{path} has no token_embd.weight: is it a vocabulary without a model?")
-    heads, head_dim = _head_shape(fields)
-    rows = embedding.shape[0]
-    return ModelConfig(
-        name=PRECISION_SUFFIX.sub("", path.stem),
-        model_type=model_type,
-        layers=fields.count("block_count"),
-        hidden=fields.count("embedding_length"),
-        heads=heads,
-        kv_heads=_kv_heads(fields, heads),
-        head_dim=head_dim,
-        intermediate=fields.count("feed_forward_length"),
-        context=fields.count("context_length"),
-        vocab_size=fields.count("vocab_size", rows),
-        tied="output.weight" not in tensors,
-        norm_eps=fields.positive("attention.layer_norm_rms_epsilon"),
-        form=msgspec.structs.replace(
-            ARCHITECTURES[model_type].form, biases=_biases(file, model_type)
-        ),
-        pattern=(Layer(_rope(file, fields, head_dim)),),
-    )
+    def _translate(self) -> None:
+        """Find the value of each key of the class that the file has, or llama.cpp's default."""
+        fields = self._fields
+        if EMBEDDING not in self._weights:
+            raise ExportError(
+                f"{fields.where} has no token_embd.weight: is it a vocabulary without a model?"
+            )
+        for key in ("block_count", "feed_forward_length", "context_length"):
+            fields.count(key)
+        heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
+        width = self._head_width(heads, hidden)
+        epsilon = EPSILON[self._class.form.norm]
+        fields.positive(epsilon)
+        defaults: dict[str, Any] = {
+            "num_key_value_heads": heads,
+            "head_dim": hidden // heads,
+            "vocab_size": self._weights[EMBEDDING][0],
+            "sliding_window": None,
+            "moe_intermediate_size": fields.values["feed_forward_length"],
+            "attention_multiplier": width**-0.5,
+            "rope_theta": 10000.0,
+            "rms_norm_eps": self._class.keys["rms_norm_eps"],
+            **dict.fromkeys(("embedding_multiplier", "residual_multiplier"), 1.0),
+            **dict.fromkeys(("logit_scale", "logits_scaling"), 1.0),
+        }
+        keys = {**KEYS, **dict.fromkeys(EPSILON.values(), "rms_norm_eps"), **self._own.keys}
+        for key, meaning in keys.items():
+            if key in EPSILON.values() and key != epsilon:
+                fields.touch(key)  # some converters write both
+                continue
+            self._put(key, meaning, defaults)
+        self._say_rotation(width)
+        self._say_windows()
+        self._say_tensors()
+        if self._own.given:
+            self._values |= self._own.given(self._values)
 
+    def _head_width(self, heads: int, hidden: int) -> int:
+        fields = self._fields
+        if "attention.key_length" not in fields.values:
+            key, said = f"{fields.prefix}embedding_length", f"{fields.prefix}attention.head_count"
+            if hidden % heads:
+                raise fields.error(f"{key} {hidden} is not {heads} heads ({said}) of equal width")
+            self._words["head_dim"] = f"{fields.prefix}attention.key_length = {key} / {said} ="
+        width = fields.count("attention.key_length", hidden // heads)
+        if fields.count("attention.value_length", width) != width:
+            raise fields.error(
+                f"{self._full('attention.value_length')} is another than "
+                f"{self._full('attention.key_length')} {width}: values and keys of different width "
+                "are not supported"
+            )
+        return width
 
-def _biases(file: GgufFile, model_type: str) -> tuple[str, ...]:
-    """Return the modules with a bias: those of the class, and those of the file's first layer."""
-    own = ARCHITECTURES[model_type].biases.get("", ())
-    found = [
-        module
-        for gguf, module in LAYER_NAMES.items()
-        if f"blk.0.{gguf}.bias" in file.tensors and module not in own
-    ]
-    return (*own, *found)
+    def _put(self, key: str, meaning: str, defaults: Mapping[str, Any]) -> None:
+        """Take one key; refuse one that the class has not got, unless it says what is so."""
+        stated = self._fields.values.get(key)
+        if key in OPTIONAL and not stated:
+            stated = None
+        if self._knows(meaning):
+            self._fields.touch(key)
+            self._words.setdefault(self._class.called.get(meaning, meaning), self._full(key))
+            if stated is None and meaning in NEEDED:
+                raise self._fields.error(f"{self._full(key)} is missing")
+            if stated is not None or meaning in defaults:
+                self._values[meaning] = defaults[meaning] if stated is None else stated
+        elif meaning in defaults and stated is not None and key not in NEUTRAL:
+            self._fields.touch(key)
+            if not isinstance(stated, int | float) or not math.isclose(
+                stated, defaults[meaning], rel_tol=1e-6
+            ):
+                raise self._fields.error(
+                    f"{self._full(key)} is {stated!r}, and this class has {defaults[meaning]!r}"
+                )
 
+    def _knows(self, key: str) -> bool:
+        """Whether the class has one of Llama's keys."""
+        if key == "sliding_window" and self._class.windows == "switched":
+            return False  # llama.cpp knows no windows of Qwen's
+        return key in self._class.keys and self._class.called.get(key, key) != ""
 
-def _head_shape(fields: Fields) -> tuple[int, int]:
-    """Return the number of heads and their width."""
-    heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
-    if "attention.key_length" not in fields.values and hidden % heads:
-        raise fields.error(
-            f"{fields.prefix}embedding_length {hidden} is not {heads} heads "
-            f"({fields.prefix}attention.head_count) of equal width"
+    def _full(self, key: str) -> str:
+        return f"{self._fields.prefix}{key}"
+
+    # --- what is said otherwise ------------------------------------------------------------------
+
+    def _say_rotation(self, width: int) -> None:
+        """Say how much of a head turns, and how fast."""
+        fields = self._fields
+        turning, key = (
+            fields.count("rope.dimension_count", width),
+            self._full("rope.dimension_count"),
         )
-    head_dim = fields.count("attention.key_length", hidden // heads)
-    if fields.count("attention.value_length", head_dim) != head_dim:
-        raise fields.error("keys and values of different width are not supported")
-    if fields.count("rope.dimension_count", head_dim) != head_dim:
-        raise fields.error("rotary embedding of a part of the head is not supported")
-    if head_dim % 2:
-        raise fields.error(f"heads of width {head_dim} cannot be rotated: it must be even")
-    return heads, head_dim
+        if turning > width or turning % 2:
+            raise fields.error(f"{key} {turning} cannot be turned of heads of width {width}")
+        if turning != width and not self._knows("partial_rotary_factor"):
+            raise fields.error(
+                f"{key} {turning}: this class does not rotate a part of the head, of width {width}"
+            )
+        if self._knows("partial_rotary_factor"):
+            part = turning / width  # so that part · width is the number again, and not a hair less
+            whole = int(part * width) == turning
+            self._values["partial_rotary_factor"] = part if whole else math.nextafter(part, 2.0)
+        if self._class.unrotated == "all":
+            return
+        theta = self._values["rope_theta"]
+        if self._values.get("sliding_window") is None:
+            self._values.pop("rope_local_base_freq", None)  # of windows
+        if not self._knows("rope_local_base_freq"):
+            local = fields.get("rope.freq_base_swa", float, theta) or theta
+            if local != theta:
+                raise fields.error(
+                    f"{self._full('rope.freq_base_swa')} is {local}, and this class turns all "
+                    f"layers alike, by {theta}"
+                )
+        table = rope_table(self._file, fields, (self._class.rope_default or {}).get("truncate"))
+        kind, taken = table["rope_type"], self._class.rotations
+        if taken is not None and kind not in taken:
+            raise fields.error(
+                f"{self._full('rope.scaling.type')}: this class takes no rotary scaling {kind!r}"
+            )
+        if self._knows("original_max_position_embeddings"):
+            original = "original_max_position_embeddings"
+            self._values[original] = table.get(original) or fields.count(
+                "rope.scaling.original_context_length", self._values["max_position_embeddings"]
+            )
+        if self._class.rope_default or table["rope_type"] != "default":
+            self._values["rope_scaling"] = {**table, "rope_theta": theta}
 
+    def _say_windows(self) -> None:
+        """Say which layers have a window: as listed, or each so many-th layer without."""
+        fields, key = self._fields, "attention.sliding_window_pattern"
+        stated = fields.values.get(key)
+        if self._values.get("sliding_window") is None or stated is None:
+            if self._class.windows != "none":
+                fields.touch(key)  # of no effect
+            return
+        if isinstance(stated, list) and self._knows("layer_types"):
+            fields.touch(key)
+            self._words["layer_types"] = self._full(key)
+            self._values["layer_types"] = [SLIDING if each else FULL for each in stated]
+        elif isinstance(stated, int) and self._knows("layer_types"):
+            every, layers = fields.count(key), fields.count("block_count")
+            kinds = [SLIDING if (i + 1) % every else FULL for i in range(min(layers, 4096))]
+            self._values["layer_types"] = kinds
 
-def _kv_heads(fields: Fields, heads: int) -> int:
-    kv_heads = fields.count("attention.head_count_kv", heads)
-    if heads % kv_heads:
-        raise fields.error(
-            f"{fields.prefix}attention.head_count {heads} is no multiple of "
-            f"{fields.prefix}attention.head_count_kv {kv_heads}"
+    def _say_tensors(self) -> None:
+        """Say what the file says by having a tensor, or not."""
+        for key, name in {**self._own.tensors, "tie_word_embeddings": HEAD}.items():
+            there = FIRST_LAYER + name in self._weights or name in self._weights
+            self._values[key] = there != (name == HEAD)
+        for key, modules in self._class.biases.items():
+            if key:
+                self._values[key] = any(self._has_bias(module) for module in modules)
+
+    def _has_bias(self, module: str) -> bool:
+        name = f"{module.replace('*', '0')}.bias"
+        return FIRST_LAYER + name in self._weights or name in self._weights
+
+    def _with_biases(self, config: ModelConfig) -> ModelConfig:
+        """Leave of the biases that a key switches those that the file has."""
+        always = self._class.biases.get("", ())
+        biases = tuple(
+            module for module in config.form.biases if module in always or self._has_bias(module)
         )
-    return kv_heads
+        return msgspec.structs.replace(
+            config, form=msgspec.structs.replace(config.form, biases=biases)
+        )
 
+    def _with_divisors(self, config: ModelConfig) -> ModelConfig:
+        """Divide the frequencies, as the converter says Llama 3's scaling."""
+        if DIVISORS not in self._file.tensors:
+            return config
+        divisors = self._file.tensor(DIVISORS).ravel().astype(np.float64)
 
-def _rope(file: GgufFile, fields: Fields, head_dim: int) -> Rope:
-    """Read the rotary embedding, with Llama 3's scaling as its converter writes it."""
-    rope = plain_rope(fields.positive("rope.freq_base", 10000.0), head_dim)
-    if ROPE_DIVISORS not in file.tensors:
-        return rope
-    divisors = file.tensor(ROPE_DIVISORS).ravel().tolist()
-    if len(divisors) != len(rope.frequencies):
-        raise ExportError(f"{file.path}: {ROPE_DIVISORS} has {len(divisors)} entries")
-    pairs = zip(rope.frequencies, divisors, strict=True)
-    return Rope(tuple(frequency / divisor for frequency, divisor in pairs))
+        def divided(layer: Layer) -> Layer:
+            rope = layer.rope
+            if rope is None:
+                return layer
+            if len(divisors) != len(rope.frequencies) or not (divisors > 0).all():
+                raise ExportError(
+                    f"{self._file.path}: {DIVISORS} has {len(divisors)} entries, not "
+                    f"{len(rope.frequencies)} above 0"
+                )
+            found = tuple((np.array(rope.frequencies) / divisors).tolist())
+            return msgspec.structs.replace(
+                layer, rope=msgspec.structs.replace(rope, frequencies=found)
+            )
 
+        if all(layer.rope is None for layer in config.pattern):
+            raise ExportError(f"{self._file.path} has {DIVISORS}, and no layer is rotated")
+        return msgspec.structs.replace(
+            config, pattern=tuple(divided(layer) for layer in config.pattern)
+        )
 
-def _refuse_variants(fields: Fields) -> None:
-    """Refuse what a supported architecture may have and this exporter does not support."""
-    if fields.get("expert_count", int, 0):
-        raise fields.error("mixture-of-experts models are not supported")
-    if fields.get("attention.sliding_window", int, 0):
-        raise fields.error("sliding-window attention is not supported")
-    kind = fields.get("rope.scaling.type", str, "")
-    # The second is what older files call it.
-    factors = {
-        f"{fields.prefix}{key}": fields.get(key, float, 1.0)
-        for key in ("rope.scaling.factor", "rope.scale_linear")
-    }
-    if kind not in ("none", "linear", ""):
-        raise fields.error(f"rotary scaling {kind!r} is not supported")
-    for key, factor in factors.items():
-        # Without a type llama.cpp scales linearly, and takes 0 for 1.
-        if kind != "none" and factor not in (0.0, 1.0):
-            raise fields.error(f"{key} is {factor}: linear rotary scaling is not supported")
+    def _in_words_of_the_file(self, text: str) -> str:
+        """Put the file's keys in the place of the class's, in an error."""
+        where = self._fields.where
+        start = where if text.startswith(where) else ""
+        known = sorted(map(re.escape, self._words), key=len, reverse=True)
+        words = re.compile(rf"(?<![\w.])({'|'.join(known)})(?![\w])")
+        return start + words.sub(lambda found: self._words[found[1]], text[len(start) :])

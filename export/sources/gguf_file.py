@@ -77,17 +77,19 @@ class GgufFile:
         except (struct.error, ValueError, OverflowError) as error:
             raise ExportError(f"{path} is a damaged or incomplete GGUF file: {error}") from None
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
+    def tensor(self, name: str, index: int | None = None) -> NDArray[np.float32]:
         """Return the tensor as float32 in numpy's dimension order; a view if stored as float32.
+
+        `index` selects a part along its first axis.
 
         Raises:
             ExportError: if there is no such tensor, or its type cannot be dequantised.
         """
         from gguf import GGMLQuantizationType
 
-        info = self.tensors.get(name)
-        if info is None:
+        if name not in self.tensors:
             raise ExportError(f"{self.path} has no tensor {name}")
+        info = self._part(name, index)
         kind = GGMLQuantizationType(info.kind)
         raw = self._file.view(info.start, info.size)
         if kind == GGMLQuantizationType.F32:
@@ -106,11 +108,19 @@ class GgufFile:
 
         return {GGMLQuantizationType(info.kind).name for info in self.tensors.values()}
 
-    def quantized(self, name: str) -> Quantized | None:
-        """Return a tensor [N, K] in its own blocks; None if it has none that can be kept."""
+    def _part(self, name: str, index: int | None) -> TensorInfo:
+        """Return where a tensor lies, or a part along its first axis."""
+        info = self.tensors[name]
+        if index is None:
+            return info
+        size = info.size // info.shape[0]
+        return info._replace(shape=info.shape[1:], start=info.start + index * size, size=size)
+
+    def quantized(self, name: str, index: int | None = None) -> Quantized | None:
+        """Return a tensor [N, K], or that part, in its blocks; None if none can be kept."""
         from gguf import GGMLQuantizationType
 
-        info = self.tensors[name]
+        info = self._part(name, index)
         form = FORMATS.get(GGMLQuantizationType(info.kind).name)
         if form is None or len(info.shape) != 2:
             return None

@@ -72,6 +72,9 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
             own = f"{prefix}{names.listed[entry[1]]}.weight"
             listed.setdefault(own, {})[int(entry[2])] = name
             continue
+        if rest in names.tensors:
+            place(prefix + names.tensors[rest], Origin((name,)))
+            continue
         if rest in names.stacked:
             parts = names.stacked[rest]
             for expert in range(stored[name][0] if stored[name] else 0):
@@ -103,7 +106,7 @@ def _of(name: str, expert: int) -> str:
 def _inside(names: Names, name: str, *, bare: bool) -> tuple[bool, str]:
     """Return whether a tensor is in the body, and its name there."""
     prefix = f"{names.body}."
-    if name.startswith(prefix):
+    if names.body and name.startswith(prefix):
         return True, name.removeprefix(prefix)
     return bare and not name.startswith("lm_head."), name
 
@@ -117,18 +120,20 @@ def _outer(names: Names, inner: str, *, body: bool) -> str:
 
 def stored_name(names: Names, name: str) -> str:
     """Return what a checkpoint would call one of our weights, for errors."""
+    body = f"{names.body}." if names.body else ""
     module, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
     if layer is None:
         own = module.removeprefix("model.")
         other = {ours: theirs for theirs, ours in names.outer.items()}.get(own, own)
-        return f"{other}.{kind}" if own == "lm_head" else f"{names.body}.{other}.{kind}"
-    prefix = f"{names.body}.{names.stack}.{layer[1]}."
+        return f"{other}.{kind}" if own == "lm_head" else f"{body}{other}.{kind}"
+    prefix = f"{body}{names.stack}.{layer[1]}."
     stacked = {ours: theirs for theirs, several in names.stacked.items() for ours in several}
+    stacked |= {ours: theirs for theirs, ours in names.tensors.items()}
     if of_any(f"{layer[2]}.{kind}") in stacked:
         return prefix + stacked[of_any(f"{layer[2]}.{kind}")]
-    known = {ours: theirs for theirs, ours in names.modules.items()}
-    known |= {ours: theirs for theirs, several in names.fused.items() for ours in several}
+    known = {ours: theirs for theirs, several in names.fused.items() for ours in several}
+    known |= {ours: theirs for theirs, ours in names.modules.items()}
     return f"{prefix}{_renamed(known, layer[2])}.{kind}"
 
 

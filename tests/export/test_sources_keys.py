@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pilotfish.engines.artifact import Artifact
@@ -273,9 +274,6 @@ def test_a_key_that_is_read_or_absent_cannot_be_ignored(tmp_path: Path, name: st
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"{}.rope.scaling.factor": 4.0}, r"llama\.rope\.scaling\.factor is 4\.0: linear"),
-        ({"{}.rope.scale_linear": 4.0}, r"llama\.rope\.scale_linear is 4\.0: linear"),
-        ({"{}.rope.scaling.type": "linear", "{}.rope.scaling.factor": 4.0}, "linear rotary"),
         ({"{}.attention.causal": False}, r"llama\.attention\.causal is False"),
         ({"{}.logit_scale": 0.5}, r"llama\.logit_scale is 0\.5"),
         ({"{}.attention.logit_softcapping": 30.0}, r"llama\.attention\.logit_softcapping: not"),
@@ -287,6 +285,23 @@ def test_metadata_with_an_effect_is_refused(
 ) -> None:
     with pytest.raises(ExportError, match=named):
         open_source(str(write_gguf(tmp_path / "a.gguf", settings=settings)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"{}.rope.scaling.factor": 4.0},  # which llama.cpp takes as linear
+        {"{}.rope.scale_linear": 4.0},
+        {"{}.rope.scaling.type": "linear", "{}.rope.scaling.factor": 4.0},
+    ],
+)
+def test_a_linear_scaling_of_gguf_is_followed(tmp_path: Path, settings: dict[str, Any]) -> None:
+    plain = open_source(str(write_gguf(tmp_path / "a.gguf"))).config
+    found = open_source(str(write_gguf(tmp_path / "a.gguf", settings=settings))).config
+    rope, scaled = plain.pattern[0].rope, found.pattern[0].rope
+    assert rope is not None
+    assert scaled is not None
+    np.testing.assert_allclose(4 * np.array(scaled.frequencies), rope.frequencies, rtol=1e-6)
 
 
 def test_metadata_without_effect_pass(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def write_gguf(
         writer.add_key_length(said["head_dim"])
         writer.add_value_length(said["head_dim"])
     for key, value in (settings or {}).items():
-        _add_setting(writer, key.format(architecture), value)
+        add_setting(writer, key.format(architecture), value)
     if vocabulary:
         add_byte_vocabulary(writer)
     names = gguf.get_tensor_name_map(
@@ -164,9 +164,9 @@ def write_gguf(
             value = interleave(value, config[key])
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         own = [other for part, other in (kinds or {}).items() if part in name]
-        _add_tensor(writer, gguf_name, value, own[0] if own else kind)
+        add_tensor(writer, gguf_name, value, own[0] if own else kind)
     for name, value in (extra or {}).items():
-        _add_tensor(writer, name, value, gguf.GGMLQuantizationType.F32)
+        add_tensor(writer, name, value, gguf.GGMLQuantizationType.F32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -195,7 +195,7 @@ def interleave(value: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     )
 
 
-def _add_setting(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_setting(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, bool):
@@ -208,14 +208,14 @@ def _add_setting(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
 
 
-def _add_tensor(
+def add_tensor(
     writer: gguf.GGUFWriter,
     name: str,
     value: NDArray[np.float32],
     kind: gguf.GGMLQuantizationType,
 ) -> None:
     """Add a tensor; norms and biases stay float32, as in real files."""
-    kind = kind if value.ndim == 2 else gguf.GGMLQuantizationType.F32
+    kind = kind if value.ndim >= 2 else gguf.GGMLQuantizationType.F32
     try:
         stored = gguf.quantize(value, kind)
     except NotImplementedError:  # of K-quants: any blocks will do

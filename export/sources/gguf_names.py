@@ -1,0 +1,122 @@
+"""What GGUF calls weights and keys: the names that all its architectures share.
+
+`Architecture.gguf` says where a class differs. Source: gguf's constants, and what llama.cpp's
+converter maps Hugging Face's names to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pilotfish.export.architectures import Gguf, Names
+from pilotfish.export.architectures.architecture import QKV
+
+# --- weights -------------------------------------------------------------------------------------
+
+OUTER = {
+    "token_embd": "embed_tokens",
+    "position_embd": "embed_positions",
+    "output_norm": "norm",
+    "output": "lm_head",
+}
+MODULES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "attention_out_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "post_ffw_norm": "mlp_out_norm",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+STACKED = {
+    f"ffn_{part}_exps.{kind}": (f"mlp.experts.*.{part}_proj.{kind}",)
+    for part in ("gate", "up", "down")
+    for kind in ("weight", "bias")
+}
+# Divisors of the rotary frequencies: computed, no weights.
+DIVISORS, SHORT, LONG = (
+    f"rope_{name}.weight" for name in ("freqs", "factors_short", "factors_long")
+)
+
+
+def gguf_names(own: Gguf, *, experts: bool) -> Names:
+    """Return what files of an architecture call their weights; `experts`: whether it has any."""
+    fused = {part for parts in own.fused.values() for part in parts}
+    other = fused | {*own.modules.values()}
+    modules = {theirs: ours for theirs, ours in MODULES.items() if ours not in other}
+    return Names(
+        body="",
+        stack="blk",
+        outer=OUTER,
+        modules={**modules, **own.modules},
+        fused={"attn_qkv": QKV, **own.fused},
+        stacked=STACKED if experts else {},
+        tensors={"attn_sinks.weight": "self_attn.sinks"},
+    )
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+# GGUF's → Llama's, where a class has it.
+KEYS: Mapping[str, str] = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "context_length": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.scale": "attention_multiplier",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logit_scale",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "use_parallel_residual": "use_parallel_residual",
+}
+EPSILON = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
+# Those of which 0 says that there is none.
+OPTIONAL = frozenset({
+    "attention.scale", "attention.sliding_window", "embedding_scale", "residual_scale",
+    "logit_scale", "rope.freq_base_swa",
+})  # fmt: skip
+# Keys with an effect, and the values at which they have none, in a class that has not got them.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "tensor_data_layout": ("Meta AI original pth",),  # the usual one
+    "use_parallel_residual": (False,),
+    "attention.clamp_kqv": (0.0,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "attention.scale": (0.0,),
+    "attention.sliding_window": (0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+}
+# Llama's keys of which no file says nothing.
+NEEDED = frozenset({"num_experts", "num_experts_per_tok", "use_parallel_residual"})
+# Keys that llama.cpp reads for scalings that a file has not got, or only shows.
+INERT = frozenset({"rope.scaling.original_context_length", "rope.scaling.finetuned"})

@@ -1,0 +1,85 @@
+"""Rotary scaling of a GGUF file as a table of Hugging Face's (`export.sources.rotary`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.sources.gguf_names import LONG, SHORT
+
+# Keys of such a table → GGUF's, for errors.
+ROPE_WORDS = {
+    "rope_scaling.rope_type": "rope.scaling.type",
+    "rope_scaling.factor": "rope.scaling.factor",
+    "rope_scaling.original_max_position_embeddings": "rope.scaling.original_context_length",
+    "rope_scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope_scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+    "rope_scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "rope_scaling.llama_4_scaling_beta": "attention.temperature_scale",
+    "partial_rotary_factor": "rope.dimension_count",
+}
+YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+
+
+def rope_table(file: GgufFile, fields: Fields, truncate: bool | None) -> dict[str, Any]:
+    """Translate the scaling; `truncate` is what the class says of YaRN's bounds, if anything.
+
+    Raises:
+        ExportError: if a scaling is not known, or its numbers are missing.
+    """
+    kind = fields.get("rope.scaling.type", str, "linear")  # so says llama.cpp of none
+    if {SHORT, LONG} & file.tensors.keys():
+        return _longrope(file, fields)
+    if kind == "none":
+        for key in ("rope.scaling.factor", "rope.scale_linear"):
+            fields.touch(key)
+        return {"rope_type": "default"}
+    # The second is what older files call it; 0 is 1.
+    older = fields.get("rope.scale_linear", float, 0.0)
+    factor = fields.get("rope.scaling.factor", float, older) or 1.0
+    if kind == "linear" and factor == 1.0:
+        return {"rope_type": "default"}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        return _yarn(fields, factor, truncate)
+    raise fields.error(f"rotary scaling {kind!r} ({fields.prefix}rope.scaling.type) is not read")
+
+
+def _yarn(fields: Fields, factor: float, truncate: bool | None) -> dict[str, Any]:
+    key = "rope.scaling.original_context_length"
+    if "rope.scaling.factor" not in fields.values:
+        raise fields.error(f"rotary scaling 'yarn' needs {fields.prefix}rope.scaling.factor")
+    table: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": fields.count(key, fields.count("context_length")),
+    }
+    for stated, own in YARN.items():
+        if f"rope.scaling.{stated}" in fields.values:
+            table[own] = fields.positive(f"rope.scaling.{stated}")
+    if log := fields.get("rope.scaling.yarn_log_multiplier", float, 0.0):
+        table |= {"mscale": 1.0, "mscale_all_dim": log}
+    if beta := fields.get("attention.temperature_scale", float, 0.0):
+        table["llama_4_scaling_beta"] = beta
+    if truncate is not None:
+        table["truncate"] = truncate
+    return table
+
+
+def _longrope(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    """Phi 3's: two sets of divisors are tensors, and cos and sin have a factor."""
+    key = "rope.scaling.original_context_length"
+    for name in (SHORT, LONG):
+        if name not in file.tensors:
+            raise ExportError(f"{file.path} has no {name}")
+    table: dict[str, Any] = {
+        "rope_type": "longrope",
+        "short_factor": file.tensor(SHORT).ravel().tolist(),
+        "long_factor": file.tensor(LONG).ravel().tolist(),
+        "original_max_position_embeddings": fields.count(key, fields.count("context_length")),
+    }
+    table["attention_factor"] = fields.positive("rope.scaling.attn_factor", 1.0)
+    return table

@@ -1,0 +1,215 @@
+"""GGUF files of every architecture that is read: the checkpoint that they were made of, again.
+
+The files are llama.cpp's converter's, byte for byte (`tests.support.converted`).
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+
+from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.export.architectures import ARCHITECTURES
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.errors import ExportError
+from pilotfish.export.model import export_model
+from pilotfish.export.sources import open_source
+from pilotfish.export.sources.gguf_config import find_class, read_metadata
+from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.sources.gguf_names import gguf_names
+from pilotfish.export.sources.tensor_names import find_weights
+from tests.support.converted import CONVERTED, write_checkpoint, write_converted
+from tests.support.runnable import needs
+
+# What the converter leaves out, or writes otherwise.
+SAID_OTHERWISE = {
+    "Mistral Nemo": {"model_type"},  # as llama, which it is without a window
+    "Hunyuan": {"context"},  # 256k, whatever the checkpoint says
+}
+
+
+def plain(value: Any) -> Any:
+    """Turn a configuration into dicts and lists, with numbers as float32 has them."""
+    if isinstance(value, msgspec.Struct):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, tuple | list):
+        return [plain(each) for each in value]
+    return pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("family", CONVERTED)
+def test_a_file_is_the_checkpoint_that_it_was_made_of(tmp_path: Path, family: str) -> None:
+    checkpoint = open_source(str(write_checkpoint(tmp_path / "hf", family)))
+    file = open_source(str(write_converted(tmp_path / "m.gguf", family)))
+    wanted = plain(checkpoint.config)
+    for field in SAID_OTHERWISE.get(family, set()) | {"name"}:
+        wanted[field] = getattr(file.config, field)
+    found = {name: getattr(file.config, name) for name in file.config.__struct_fields__}
+    for field, value in found.items():
+        assert plain_numbers(value) == wanted[field], field
+    assert set(file.names()) == set(checkpoint.names())
+    for name in checkpoint.names():
+        np.testing.assert_array_equal(file.tensor(name), checkpoint.tensor(name), name)
+
+
+def plain_numbers(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return {name: plain_numbers(getattr(value, name)) for name in value.__struct_fields__}
+    return [plain_numbers(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def test_every_architecture_that_is_read_is_among_them() -> None:
+    read = {own.gguf.name for own in ARCHITECTURES.values() if own.gguf is not None}
+    assert read == {made["architecture"] for made in CONVERTED.values()}
+
+
+def logits(source: Path, out: Path, **settings: Any) -> NDArray[np.float32]:
+    decoder = Decoder(export_model(str(source), out, **settings), provider="cpu")
+    [scores] = decoder.forward([Pass(0, (7 * np.arange(60)) % decoder.vocab_size)])
+    return scores.logits.copy()
+
+
+@pytest.mark.parametrize("family", ["Gemma 3 4B", "Phi 4 mini", "SmolLM 3", "gpt-oss"])
+def test_its_graph_computes_what_the_checkpoints_does(tmp_path: Path, family: str) -> None:
+    wanted = logits(write_checkpoint(tmp_path / "hf", family), tmp_path / "a")
+    found = logits(write_converted(tmp_path / "m.gguf", family), tmp_path / "b")
+    assert float(wanted.std()) > 0.1
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Phi 4 mini", "Granite 3", "Qwen 3 MoE", "Granite MoE, shared"])
+def test_blocks_are_kept_where_rows_move(tmp_path: Path, family: str) -> None:
+    """Fused, interleaved and stacked tensors."""
+    source = open_source(str(write_converted(tmp_path / "m.gguf", family, kind=Kind.Q8_0)))
+    assert source.blocks() == ["Q8_0"]
+    for name in source.names():
+        kept, values = source.quantized(name), source.tensor(name)
+        assert (kept is not None) == (values.ndim == 2)
+        if kept is not None:
+            np.testing.assert_array_equal(kept.floats(), values, name)
+
+
+@pytest.mark.parametrize("family", ["Phi 4 mini", "Granite 3"])
+def test_a_stored_export_computes_nearly_the_same(tmp_path: Path, family: str) -> None:
+    needs("opset24")
+    path = write_converted(tmp_path / "m.gguf", family, kind=Kind.Q8_0)
+    wanted = logits(path, tmp_path / "a")
+    found = logits(path, tmp_path / "b", precision="stored", dialect="opset24")
+    assert float((found - wanted).std()) < 0.05 * float(wanted.std())
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+def read(file: GgufFile, metadata: dict[str, Any]) -> ModelConfig:
+    """Read the file as if these were its architecture's keys."""
+    architecture = file.metadata["general.architecture"]
+    other = copy.copy(file)
+    other.metadata = {"general.architecture": architecture} | {
+        f"{architecture}.{key}": value for key, value in metadata.items()
+    }
+    model_type, own = find_class(other)
+    stored = {name: t.shape for name, t in file.tensors.items() if "rope_" not in name}
+    mixture = ARCHITECTURES[model_type].mixture
+    origins = find_weights(gguf_names(own, experts=mixture is not None), stored)
+    whole = {name: stored[origin.stored[0]] for name, origin in origins.items()}
+    config, _ = read_metadata(other, model_type, whole)
+    return config
+
+
+def flipped(value: Any) -> Any:
+    """Return another value of the same type."""
+    if isinstance(value, list):
+        return [flipped(each) for each in value]
+    if isinstance(value, str):
+        return "longrope"
+    if isinstance(value, float):
+        return value / 64
+    return not value if isinstance(value, bool) else 2 * value or 1
+
+
+@pytest.mark.parametrize("family", CONVERTED)
+def test_each_key_is_followed_or_refused(tmp_path: Path, family: str) -> None:
+    path = write_converted(tmp_path / "m.gguf", family)
+    file, stated = GgufFile(path), CONVERTED[family]["metadata"]
+    architecture = CONVERTED[family]["architecture"]
+    usual = read(file, stated)
+    kind, extra = stated.get("rope.scaling.type"), CONVERTED[family]["extra"]
+    unused = {"rope.scaling.factor"} if kind == "none" else set()
+    unused |= {"attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"} - {
+        epsilon(usual)
+    }
+    if kind != "yarn" and "rope_factors_long.weight" not in extra:
+        unused.add("rope.scaling.original_context_length")
+    for key, value in stated.items():
+        changed = stated | {key: flipped(value)}
+        told = refusal(file, changed)
+        if told is None:
+            assert (read(file, changed) == usual) == (key in unused), key
+        else:
+            assert f"{architecture}." in told, key
+
+
+def refusal(file: GgufFile, metadata: dict[str, Any]) -> str | None:
+    """Return why the file is refused, without its path; None if it is not."""
+    try:
+        read(file, metadata)
+    except ExportError as error:
+        return str(error).removeprefix(str(file.path))
+    return None
+
+
+def epsilon(config: ModelConfig) -> str:
+    rms = config.form.norm == "rms"
+    return "attention.layer_norm_rms_epsilon" if rms else "attention.layer_norm_epsilon"
+
+
+@pytest.mark.parametrize(
+    ("family", "say", "named"),
+    [
+        ("Qwen 3", {"attention.sliding_window": 16}, r"qwen3\.attention\.sliding_window is 16"),
+        ("Gemma 3", {"final_logit_softcapping": 30.0}, r"final_logit_softcapping is 30\.0"),
+        ("Granite 3", {"rope.scaling.finetuned": False}, r"granite\.rope\.scaling\.finetuned is"),
+        ("GLM 4", {"rope.dimension_sections": [2, 1, 1, 0]}, r"rope\.dimension_sections: not"),
+        ("Gemma 2", {"rope.freq_base_swa": 5e5}, r"gemma2\.rope\.freq_base_swa is 500000\.0"),
+        ("gpt-oss", {"expert_feed_forward_length": 32}, r"expert_feed_forward_length is 32"),
+        ("Phi 4", {"attention.key_length": 16, "attention.value_length": 16},
+         r"phi3\.attention\.key_length is 16"),
+        ("Phi 4 mini", {"rope.dimension_count": 4}, "short_factor must be a list of 2"),
+        ("Llama 3.2", {"attention.head_count_kv": 3},
+         r"llama\.attention\.head_count 4 is no multiple of llama\.attention\.head_count_kv 3"),
+        ("Llama 3.2", {"rope.scaling.type": "longrope"}, "'longrope'"),
+        ("Llama 3.2", {"rope.scaling.attn_factor": 2.0}, r"llama\.rope\.scaling\.attn_factor: not"),
+        ("Ministral 3", {"attention.temperature_scale": None, "rope.scaling.type": "none"},
+         r"yarn_log_multiplier: not known"),
+        ("OLMo 3", {"attention.sliding_window_pattern": [True] * 3}, "pattern names 3 layers"),
+        ("Mixtral", {"expert_used_count": 9}, r"llama\.expert_used_count is 9"),
+        ("Mixtral", {"expert_used_count": None}, r"llama\.expert_used_count is missing"),
+        ("Pythia", {"use_parallel_residual": None}, r"use_parallel_residual is missing"),
+        ("Gemma 3", {"block_count": None}, r"gemma3\.block_count is None"),
+        ("StableLM 2", {"attention.layer_norm_epsilon": None}, r"layer_norm_epsilon is None"),
+    ],
+)  # fmt: skip
+def test_what_is_said_otherwise_is_refused_in_the_words_of_the_file(
+    tmp_path: Path, family: str, say: dict[str, Any], named: str
+) -> None:
+    path = write_converted(tmp_path / "m.gguf", family, say=say)
+    with pytest.raises(ExportError, match=named):
+        open_source(str(path))
+
+
+def test_a_pattern_may_be_a_number(tmp_path: Path) -> None:
+    every_third = {"attention.sliding_window_pattern": 3}
+    source = open_source(str(write_converted(tmp_path / "m.gguf", "Gemma 3", say=every_third)))
+    windows = [source.config.layer(i).window for i in range(source.config.layers)]
+    assert windows == [16, 16, None, 16, 16, None, 16, 16]
+    without = {"attention.sliding_window": 0}
+    source = open_source(str(write_converted(tmp_path / "n.gguf", "Gemma 3", say=without)))
+    assert source.config.window is None

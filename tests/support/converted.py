@@ -1,0 +1,230 @@
+"""Tiny checkpoints, and the GGUF files that llama.cpp's converter makes of them.
+
+tests/data/converted.json holds what the converter made (`tests.reference.make_converted`):
+metadata, names, and a checksum of each tensor. `convert` does here what it does there;
+`write_converted` checks that the outcome is the same, byte for byte, so that tests need neither
+torch nor llama.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.support.small_checkpoints import (
+    add_byte_vocabulary,
+    add_setting,
+    add_tensor,
+    interleave,
+    write_directory,
+)
+
+DATA = Path(__file__).parent.parent / "data" / "converted.json"
+CONVERTED: dict[str, dict[str, Any]] = json.loads(DATA.read_text()) if DATA.is_file() else {}
+LAYER = re.compile(r"\.(\d+)\.")
+Weights = dict[str, NDArray[np.float32]]
+
+INTERLEAVED = {"llama", "mistral3", "smollm3", "granite", "granitemoe", "olmo", "arcee"}
+PLUS_ONE = {"gemma", "gemma2", "gemma3", "nemotron"}
+
+
+def made_weight(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Make a weight of its name: numbers that every machine computes alike."""
+    count = math.prod(shape)
+    codes = (np.arange(count, dtype=np.uint64) * 2654435761 + zlib.crc32(name.encode())) % (1 << 32)
+    codes = ((codes ^ (codes >> np.uint64(15))) * 2246822519) % (1 << 32) >> np.uint64(16)
+    values = codes.astype(np.float32) / 32768 - 1  # −1 … 1, in steps of 2⁻¹⁵
+    if len(shape) == 1:
+        return values / 4 + (1 if "norm" in name and name.endswith("weight") else 0)
+    return (values * 2.0 ** (1 - round(math.log2(shape[-1]) / 2))).reshape(shape)
+
+
+def made_weights(shapes: Mapping[str, Any], layers: int) -> Weights:
+    """Make all weights; {} in a name stands for each layer."""
+    names = {
+        name.format(i): tuple(shape)
+        for name, shape in shapes.items()
+        for i in (range(layers) if "{}" in name else [0])
+    }
+    return {name: made_weight(name, shape) for name, shape in names.items()}
+
+
+def by_layer(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Collapse the layers of names: {} stands for each; the values are those of the first."""
+    number = re.compile(rf"^({re.escape(prefix)})\d+\.")
+    return {number.sub(r"\g<1>{}.", name): weights[name] for name in reversed(list(weights))}
+
+
+def checksums(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:
+    """Return shape and checksum of each tensor; {} in a name stands for all layers."""
+    found: dict[str, Any] = {}
+    for name in sorted(weights, key=lambda name: [int(n) for n in LAYER.findall(name)]):
+        whole = re.sub(r"^blk\.\d+\.", "blk.{}.", name)
+        value = np.ascontiguousarray(weights[name], np.float32)
+        sum_before = found.get(whole, [0, 0])[1]
+        found[whole] = [list(value.shape), zlib.crc32(value.tobytes(), sum_before)]
+    return found
+
+
+# --- what the converter does ---------------------------------------------------------------------
+
+
+def convert(weights: Weights, config: Mapping[str, Any], architecture: str) -> Weights:
+    """Make GGUF's tensors of a checkpoint's, as conversion/*.py does."""
+    layers = config.get("num_hidden_layers", config.get("n_layer"))
+    kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, layers)
+    found: Weights = {}
+    for name, value in CHANGES.get(architecture, lambda weights, _: weights)(
+        weights, config
+    ).items():
+        if architecture in PLUS_ONE and name.endswith("norm.weight"):
+            value = value + np.float32(1)
+        if architecture in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
+            heads = config["num_attention_heads"]
+            kv_heads = config.get("num_key_value_heads") or heads
+            value = interleave(value, heads if ".q_proj." in name else kv_heads)
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        found[stored] = value
+    return found
+
+
+def _stacked(weights: Weights, _: Any) -> Weights:
+    """Stack the experts of a layer."""
+    found: Weights = {}
+    experts: dict[str, dict[int, NDArray[np.float32]]] = {}
+    for name, value in weights.items():
+        match = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
+        if match:
+            whole = f"{match[1]}.{match[3]}"
+            # what llama's converter calls Mixtral's
+            whole = whole.replace("model.layers", "layers").replace(
+                "block_sparse_moe", "feed_forward"
+            ) if "block_sparse_moe" in whole else whole  # fmt: skip
+            experts.setdefault(whole, {})[int(match[2])] = value
+        else:
+            found[name] = value
+    return found | {
+        name: np.stack([each[i] for i in sorted(each)]) for name, each in experts.items()
+    }
+
+
+def _granite_experts(weights: Weights, config: Mapping[str, Any]) -> Weights:
+    """Split the rows of gate and up, of all experts and of the shared one."""
+    found: Weights = {}
+    for name, value in weights.items():
+        if name.endswith("input_linear.weight"):
+            half = value.shape[-2] // 2
+            shared = "shared_mlp" in name
+            base = name.replace("shared_mlp.input_linear.weight", "mlp.shared_expert.").replace(
+                "block_sparse_moe.input_linear.weight", "mlp.experts."
+            )
+            parts = ("gate_proj", "up_proj")
+            rows = value[..., :half, :], value[..., half:, :]
+            assert shared == (value.ndim == 2)
+            found |= {f"{base}{p}.weight": r for p, r in zip(parts, rows, strict=True)}
+        elif name.endswith("shared_mlp.output_linear.weight"):
+            found[name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")] = value
+        else:
+            found[name] = value
+    return found
+
+
+def _gpt_oss(weights: Weights, _: Any) -> Weights:
+    found: Weights = {}
+    for name, value in weights.items():
+        if name.endswith("gate_up_proj_bias"):
+            for i, part in enumerate(("gate_proj", "up_proj")):
+                found[name.replace("gate_up_proj_bias", f"{part}.bias")] = value[..., i::2]
+        elif name.endswith("gate_up_proj"):
+            for i, part in enumerate(("gate_proj", "up_proj")):
+                found[name.replace("gate_up_proj", f"{part}.weight")] = value.swapaxes(1, 2)[
+                    :, i::2
+                ]
+        elif name.endswith("down_proj_bias"):
+            found[name.replace("_bias", ".bias")] = value
+        elif name.endswith("down_proj"):
+            found[f"{name}.weight"] = value.swapaxes(1, 2)
+        else:
+            found[f"{name}.weight" if name.endswith("sinks") else name] = value
+    return found
+
+
+def _gpt2(weights: Weights, _: Any) -> Weights:
+    linear = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+    return {name: value.T if name.endswith(linear) else value for name, value in weights.items()}
+
+
+def _gpt_neox(weights: Weights, config: Mapping[str, Any]) -> Weights:
+    found: Weights = {}
+    for name, value in weights.items():
+        if "query_key_value" in name:
+            heads = value.reshape(config["num_attention_heads"], 3, -1, *value.shape[1:])
+            value = heads.swapaxes(0, 1).reshape(value.shape)
+        found[name] = value
+    return found
+
+
+CHANGES: dict[str, Callable[[Weights, Mapping[str, Any]], Weights]] = {
+    "llama": _stacked,
+    "qwen2moe": _stacked,
+    "qwen3moe": _stacked,
+    "olmoe": _stacked,
+    "granitemoe": _granite_experts,
+    "gpt-oss": _gpt_oss,
+    "gpt2": _gpt2,
+    "gptneox": _gpt_neox,
+}
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def write_checkpoint(path: Path, family: str) -> Path:
+    """Write the Hugging Face directory that the converter had."""
+    made = CONVERTED[family]
+    return write_directory(
+        path, made["config"], weights=made_weights(made["stored"], made["layers"])
+    )
+
+
+def write_converted(
+    path: Path,
+    family: str,
+    *,
+    say: Mapping[str, Any] | None = None,
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+) -> Path:
+    """Write the GGUF file that the converter made of it; `say`: other metadata, None = without.
+
+    kind: the type of matrices.
+    """
+    made = CONVERTED[family]
+    architecture = made["architecture"]
+    weights = convert(made_weights(made["stored"], made["layers"]), made["config"], architecture)
+    assert checksums(weights) == made["tensors"]
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in (made["metadata"] | dict(say or {})).items():
+        if value is not None:
+            add_setting(writer, f"{architecture}.{key}", value)
+    add_byte_vocabulary(writer)
+    for name, value in weights.items():
+        plain = kind if "norm" not in name else gguf.GGMLQuantizationType.F32
+        add_tensor(writer, name, value, plain)
+    for name, values in made["extra"].items():
+        add_tensor(writer, name, np.array(values, np.float32), gguf.GGMLQuantizationType.F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
