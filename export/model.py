@@ -7,7 +7,7 @@ Weights stream through, one at a time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from pilotfish.engines.artifact import (
     STORED,
     TOKENIZER_NAME,
     Artifact,
+    CachedLayer,
     Dimensions,
     KeptStates,
     Manifest,
@@ -173,6 +174,11 @@ class _Counted:
         self._count(name)
         return self._source.quantized(name)
 
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read one weight in parts."""
+        self._count(name)
+        return self._source.rows(name)
+
     def _count(self, name: str) -> None:
         self._seen.add(name)
         self._progress("weights", len(self._seen), self._total)
@@ -214,6 +220,7 @@ def _manifest(
         files=digests,
         window=config.window,
         states=_states(config),
+        caches=_caches(config),
     )
 
 
@@ -231,6 +238,17 @@ def _states(config: ModelConfig) -> KeptStates | None:
         value_dim=own.value_dim,
         window=WINDOW,
     )
+
+
+def _caches(config: ModelConfig) -> list[CachedLayer] | None:
+    """List the layers with keys and values of their own, unless all have them alike."""
+    if config.uniform:
+        return None
+    return [
+        CachedLayer(layer=i, kv_heads=heads.keys, head_dim=heads.dim)
+        for i, heads in enumerate(map(config.heads_of, range(config.layers)))
+        if config.layer(i).reads is None
+    ]
 
 
 def _runtime() -> tuple[int, ...]:

@@ -7,7 +7,7 @@ llama's q and k with the two halves of each head interleaved, and they are put b
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -98,6 +98,10 @@ class GgufSource:
         values = self._file.tensor(self._gguf_names[name])
         heads = self._interleaved_heads(name)
         return values if heads is None else _halves_apart(values, heads)
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read one weight, in one part: none of these classes has one that is looked up only."""
+        yield self.tensor(name)
 
     def blocks(self) -> Collection[str]:
         """Name the types of its blocks; refuse those that no kernel can hold."""

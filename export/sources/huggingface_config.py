@@ -14,7 +14,14 @@ import msgspec
 
 from pilotfish.export.architectures import ARCHITECTURES, Architecture
 from pilotfish.export.architectures.architecture import ACTIVATIONS
-from pilotfish.export.config import Activation, Form, ModelConfig, Recurrence
+from pilotfish.export.config import (
+    Activation,
+    Form,
+    ModelConfig,
+    Recurrence,
+    Streams,
+    TokenInputs,
+)
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
@@ -145,6 +152,8 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         logit_scale=keys.number("logit_scale", otherwise=1.0)
         / keys.number("logits_scaling", otherwise=1.0),
         recurrence=_recurrence(keys),
+        token_inputs=_token_inputs(keys),
+        streams=_streams(keys),
         query_growth=_query_growth(keys),
     )
 
@@ -201,7 +210,16 @@ def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
 
 
 def _intermediate(keys: ClassKeys, hidden: int) -> int:
-    """Return the width of the feed-forward part; LFM2 computes it of what is stated."""
+    """Return the width of the feed-forward part; LFM2 computes it of what is stated.
+
+    Gemma 3n may list one for each layer (`export.sources.layer_sizes`).
+    """
+    listed = keys.fields.values.get("intermediate_size")
+    if keys.has("activation_sparsity_pattern") and isinstance(listed, list) and listed:
+        keys.fields.touch("intermediate_size")
+        return Fields({"intermediate_size": listed[0]}, keys.fields.where).count(
+            "intermediate_size"
+        )
     stated = keys.count("intermediate_size", null=4 * hidden)
     if not keys.has("block_ff_dim"):
         return stated
@@ -244,6 +262,36 @@ def _recurrence(keys: ClassKeys) -> Recurrence | None:
     return found
 
 
+def _token_inputs(keys: ClassKeys) -> TokenInputs | None:
+    """Read the embeddings for each layer; a width of 0 or null stands for none."""
+    if not keys.has("hidden_size_per_layer_input"):
+        return None
+    if keys.raw("hidden_size_per_layer_input") in (0, None) and not keys.has("altup_num_inputs"):
+        keys.raw("vocab_size_per_layer_input")
+        return None
+    return TokenInputs(
+        width=keys.count("hidden_size_per_layer_input"),
+        rows=keys.count("vocab_size_per_layer_input"),
+    )
+
+
+def _streams(keys: ClassKeys) -> Streams | None:
+    """Read Gemma 3n's AltUp and Laurel."""
+    if not keys.has("altup_num_inputs"):
+        return None
+    found = Streams(
+        count=keys.count("altup_num_inputs"),
+        active=keys.fields.get("altup_active_idx", int, keys.default("altup_active_idx")),
+        scaled=keys.flag("altup_correct_scale"),
+        rank=keys.count("laurel_rank"),
+    )
+    if not 0 <= found.active < found.count or found.count < 2:
+        raise keys.fields.error(
+            f"altup_active_idx {found.active} is none of altup_num_inputs {found.count} ≥ 2 streams"
+        )
+    return found
+
+
 def _taps(keys: ClassKeys, key: str) -> int:
     """Read how many tokens a convolution sees."""
     taps = keys.count(key)
@@ -263,6 +311,8 @@ def _activation(keys: ClassKeys) -> Activation:
 
 
 def _score_scale(keys: ClassKeys) -> float | None:
+    if keys.architecture.scores is not None:
+        return keys.architecture.scores
     if keys.has("attention_multiplier"):
         return keys.number("attention_multiplier", otherwise=1.0)
     if keys.has("query_pre_attn_scalar"):
@@ -312,7 +362,7 @@ def _switches(keys: ClassKeys) -> dict[str, str]:
         if key:
             said = f"{key} {keys.flag(key)}"
             found |= {f"{module}.bias": said for module in modules}
-    if keys.has("num_experts"):
+    if keys.has("num_experts") and keys.raw("num_experts") is not None:
         found[".experts."] = f"{keys.called('num_experts')} {keys.count('num_experts')}"
     if keys.has("do_layer_norm_before"):
         found["model.norm."] = f"do_layer_norm_before {keys.flag('do_layer_norm_before')}"

@@ -78,6 +78,9 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
                 for i, part in enumerate(parts):
                     place(prefix + _of(part, expert), Origin((name,), i, parts, expert))
             continue
+        if rest in names.tensors or not module:
+            place(prefix + names.tensors.get(rest, rest), Origin((name,)))
+            continue
         if module in names.fused:
             parts = names.fused[module]
             for i, part in enumerate(parts):
@@ -127,6 +130,9 @@ def stored_name(names: Names, name: str) -> str:
     stacked = {ours: theirs for theirs, several in names.stacked.items() for ours in several}
     if of_any(f"{layer[2]}.{kind}") in stacked:
         return prefix + stacked[of_any(f"{layer[2]}.{kind}")]
+    for theirs, ours in names.tensors.items():
+        if ours == f"{layer[2]}.{kind}":
+            return prefix + theirs
     known = {ours: theirs for theirs, ours in names.modules.items()}
     known |= {ours: theirs for theirs, several in names.fused.items() for ours in several}
     return f"{prefix}{_renamed(known, layer[2])}.{kind}"

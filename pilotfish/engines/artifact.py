@@ -89,6 +89,14 @@ class KeptStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     window: Positive
 
 
+class CachedLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys and values that a layer, counted from 0, keeps of each token."""
+
+    layer: Annotated[int, msgspec.Meta(ge=0)]
+    kv_heads: Positive
+    head_dim: Positive
+
+
 class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What rounding weights and activations changes, along a text of so many `tokens`.
 
@@ -113,6 +121,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     for a whole model; in a stage all other fields but `files` describe the whole model. `window` is
     the smallest number of positions that a token of some layer sees; None where all layers see all.
     `states` describes layers that keep something else than keys and values; None without any.
+    `caches` are the layers with keys and values of their own, where they differ in shape or others
+    read theirs; None where all layers without states keep those of `dimensions`.
     `cost` is what the precision costs, None where that was not measured.
     """
 
@@ -137,6 +147,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stage: Cut | None = None
     window: Positive | None = None
     states: KeptStates | None = None
+    caches: list[CachedLayer] | None = None
     cost: PrecisionCost | None = None
 
     @property
@@ -145,10 +156,28 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.dimensions.layers if self.stage is None else self.stage.layers
 
     @property
-    def cached(self) -> list[int]:
-        """The layers of the graph that have keys and values, from 0."""
+    def cached(self) -> list[CachedLayer]:
+        """The layers of the graph that keep keys and values, counted from its first one."""
+        if self.caches is not None:
+            first = 0 if self.stage is None else self.stage.first_layer
+            own = range(first, first + self.layers)
+            return [
+                msgspec.structs.replace(each, layer=each.layer - first)
+                for each in self.caches
+                if each.layer in own
+            ]
         without = set() if self.states is None else set(self.states.layers)
-        return [layer for layer in range(self.layers) if layer not in without]
+        sizes = self.dimensions
+        return [
+            CachedLayer(layer=layer, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim)
+            for layer in range(self.layers)
+            if layer not in without
+        ]
+
+    @property
+    def shares(self) -> bool:
+        """Whether some layers read the keys and values of others."""
+        return self.caches is not None and len(self.caches) < self.dimensions.layers
 
     @property
     def digest(self) -> str:
@@ -185,7 +214,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("ignored_keys", "left_out"):
             if not fields["source"][name]:
                 del fields["source"][name]  # likewise
-        for name in ("window", "states", "cost"):
+        for name in ("window", "states", "caches", "cost"):
             if fields[name] is None:
                 del fields[name]  # likewise
         return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
@@ -349,6 +378,8 @@ def _check(directory: Path, manifest: Manifest) -> None:
         problem = "files must be plain names, without a path"
     elif manifest.states is not None and not _fit(manifest.states, manifest):
         problem = "states does not fit the dimensions"
+    elif manifest.caches is not None and not _are_caches(manifest.caches, manifest):
+        problem = "caches does not fit the dimensions"
     elif missing := _needed(manifest) - manifest.files.keys():
         problem = f"files does not name {', '.join(sorted(missing))}"
     elif manifest.stage is not None and not _fits(manifest.stage, manifest.dimensions.layers):
@@ -380,6 +411,13 @@ def _fit(states: KeptStates, manifest: Manifest) -> bool:
     ascending = states.layers == sorted(set(states.layers))
     inside = states.layers[-1] < manifest.dimensions.layers
     return ascending and inside and all(sizes) == any(sizes) and manifest.stage is None
+
+
+def _are_caches(caches: list[CachedLayer], manifest: Manifest) -> bool:
+    """Whether a model of these dimensions can have such caches."""
+    layers = [each.layer for each in caches]
+    ascending = bool(layers) and layers == sorted(set(layers))
+    return ascending and layers[-1] < manifest.dimensions.layers and manifest.states is None
 
 
 def _fits(stage: Cut, layers: int) -> bool:

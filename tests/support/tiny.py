@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,9 @@ class RandomSource:
         """Have matrices in blocks of 8 bits, as a precision `stored` needs them."""
         found = self.tensor(name)
         return quantize(name, found, 8) if found.ndim == 2 and "_norm" not in name else None
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        yield from np.array_split(self.tensor(name), 3)
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         shape = self._shapes[name]
