@@ -192,6 +192,8 @@ def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: F
         raise keys.fields.error("rope_parameters and rope_scaling both stand there: remove one")
     if set(new.values) - {FULL, SLIDING}:
         raise keys.fields.error(f"rope_parameters must have a table for {FULL} and for {SLIDING}")
+    if default is not None and not new.table(kind).values:
+        raise keys.fields.error(f"rope_parameters has no table for {kind}")
     return _read(keys, new.table(kind), head_dim, theta_key)
 
 

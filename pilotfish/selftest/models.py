@@ -56,6 +56,7 @@ _OPT: dict[str, Any] = {
     "max_position_embeddings": CONTEXT,
     "eos_token_id": TOKENS - 1,
 }
+UNCUT = {"gemma4"}  # of which no stages are made
 # By name: what of the attention each has that others have not.
 KINDS: dict[str, dict[str, Any]] = {
     TARGET: _LLAMA,  # fewer keys than queries, rotary positions
@@ -78,6 +79,19 @@ KINDS: dict[str, dict[str, Any]] = {
         "logit_scale": 1.0,
     },
     "olmo2": {**_LLAMA, "model_type": "olmo2"},  # norms over all heads
+    # Layers of other heads, which read the keys and values of earlier ones; a table for each layer.
+    "gemma4": {
+        **{key: value for key, value in _LLAMA.items() if key != "rope_theta"},
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 264,
+    },
     "opt": _OPT,  # learned positions, as many keys as queries, projected embeddings
 }
 
@@ -119,7 +133,8 @@ def _weights(config: Mapping[str, Any], sharpness: float) -> dict[str, NDArray[n
         random = np.random.default_rng(zlib.crc32(name.encode()))
         values = random.standard_normal(shape, np.float32)
         if len(shape) == 1:
-            values = 0.1 * values + float("norm" in name and name.endswith("weight"))
+            factor = name.endswith("layer_scalar") or ("norm" in name and name.endswith("weight"))
+            values = 0.1 * values + float(factor)
         else:
             head = name.endswith(("embed_tokens.weight", "lm_head.weight"))
             values *= (sharpness if head else 1.0) / np.sqrt(shape[1])

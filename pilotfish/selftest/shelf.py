@@ -9,7 +9,7 @@ from pathlib import Path
 from pilotfish.engines.errors import EngineError
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 from pilotfish.engines.stage import PROVIDERS as STAGED
-from pilotfish.selftest.models import DRAFTER, KINDS, TARGET, tiny_models
+from pilotfish.selftest.models import DRAFTER, KINDS, TARGET, UNCUT, tiny_models
 from pilotfish.selftest.providers import CHECKED, REFERENCE, TIMED, VARIANTS, Variant
 from pilotfish.selftest.trying import ProviderJob
 
@@ -43,7 +43,8 @@ class Shelf:
         return jobs if quick else jobs + self._of_default(provider)
 
     def _tiny(self, provider: str, model: str, variant: Variant, *, first: bool) -> ProviderJob:
-        whole, both = first and model == TARGET, first and provider in STAGED
+        whole = first and model == TARGET
+        both = first and provider in STAGED and model not in UNCUT
         return self._job(
             model,
             variant,

@@ -270,6 +270,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3.5": Family("qwen3_5_text", R | DELTA | {
         "layer_types": ["linear_attention", "full_attention"]}, "states"),
     "gemma4-vision": wrapped("gemma4", "gemma4_text", GEMMA4 | TOLD | {
+        "pad_token_id": 1,
         "num_kv_shared_layers": 2, "layer_types": TWO * 2}, GEMMA4_VISION),
     "gemma3-vision": wrapped("gemma3", "gemma3_text", GEMMA | WIDE | PATTERN
                              | by_layer(rope("linear", 1e6, factor=8.0)), SIGLIP),
