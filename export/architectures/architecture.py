@@ -106,6 +106,7 @@ class Architecture:
         rope_by_type: rotary parameters are given by type of layer, and a `rope_scaling` is of the
             full layers alone.
         must_state: keys whose default is of another architecture, so that a file must state them.
+        not_null: keys that a file may leave out, but not state as null.
         activations: names of pointwise functions that mean another one in this class.
         rotations: kinds of rotary scaling that it takes; None = all.
         rope_states: keys that a stated table of rotary parameters must have.
@@ -140,6 +141,7 @@ class Architecture:
     states: Mapping[str, Literal["conv", "delta"]] = field(default_factory=dict)
     rope_by_type: bool = False
     must_state: tuple[str, ...] = ()
+    not_null: tuple[str, ...] = ()
     activations: Mapping[str, Activation] = field(default_factory=dict)
     rotations: tuple[str, ...] | None = None
     rope_states: tuple[str, ...] = ()

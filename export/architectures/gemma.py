@@ -198,6 +198,7 @@ GEMMA3N = replace(
     inert=frozenset({"altup_coef_clip", "hidden_act"}),  # of training
     neutral={},
     form=Form(norms=FOUR, qk_norm="head", value_norm=True),
+    not_null=("final_logit_softcapping",),
     full_every=5,
     full_last=False,
     global_heads=False,

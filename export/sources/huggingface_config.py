@@ -81,6 +81,9 @@ class Description:
         for key in own.must_state:
             if fields.values.get(key) is None:
                 raise fields.error(f"{key} is missing, and by default it is another architecture's")
+        for key in own.not_null:
+            if fields.values.get(key, key) is None:
+                raise fields.error(f"{key} is null, and must be of type float")
         keys = ClassKeys(fields, own)
         self.config = _read(keys, model_type, name)
         self.settings = FileSettings(_called(keys, self.config), _switches(keys))
