@@ -61,7 +61,7 @@ class Dependencies:
             if at is None or self._is_written_behind(layer - 1, at):
                 raise ExportError(
                     f"this graph cannot be cut before layer {layer}: more than one value of its "
-                    "tokens passes there"
+                    "tokens passes there, so run the model whole"
                 )
             found.extend(alive[at])
         return found

@@ -7,7 +7,7 @@ which the graph is written. `Form` says which parts a layer has, the rest are nu
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -58,6 +58,12 @@ class Layer(msgspec.Struct, frozen=True):
             by the gated delta rule behind a convolution (Qwen3.5), a state space (Mamba-2),
             attention beside one (Falcon-H1), a selective one (Mamba), or nothing.
         fed: there is a feed-forward part. A layer of one part has one norm, input_layernorm.
+        head_dim, kv_heads, intermediate: where they are not the model's.
+        reads: the earlier layer whose keys and values it reads instead of its own; it then has no
+            projections of them, and no cache.
+        tied_values: values are the keys before their norm and rotation.
+        sparsity: share of the gate's channels that a cutoff at its own mean and deviation takes
+            out, if they were normal (Gemma 3n).
     """
 
     rope: Rope | None = None
@@ -65,11 +71,63 @@ class Layer(msgspec.Struct, frozen=True):
     experts: bool = False
     kind: Kind = "attention"
     fed: bool = True
+    head_dim: int | None = None
+    kv_heads: int | None = None
+    intermediate: int | None = None
+    reads: int | None = None
+    tied_values: bool = False
+    sparsity: float = 0.0
 
     @property
     def mixes(self) -> bool:
         """Whether tokens read others here."""
         return self.kind != "none"
+
+
+class Heads(NamedTuple):
+    """The heads of one layer's attention: how many, and of which width."""
+
+    queries: int
+    keys: int
+    dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head."""
+        return self.queries // self.keys
+
+
+class TokenInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What each layer is told of a token besides the stream: embeddings per layer (Gemma 3n, 4).
+
+    The sum of a row of a table, and of a projection of the token's embedding that is normed.
+
+    Attributes:
+        width: numbers for each layer.
+        rows: of the table; a token beyond them takes the first.
+    """
+
+    width: int
+    rows: int
+
+
+class Streams(msgspec.Struct, frozen=True, kw_only=True):
+    """Several residual streams beside each other: AltUp, with Laurel (Gemma 3n).
+
+    A layer predicts all streams from all, computes one of them, and corrects the others by how far
+    that was off.
+
+    Attributes:
+        count: of streams.
+        active: the one that layers compute.
+        scaled: what tells the other streams of a token is scaled by channel.
+        rank: of the low-rank path beside attention.
+    """
+
+    count: int
+    active: int
+    scaled: bool
+    rank: int
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +143,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
         normed: the softmax is over the chosen scores, not over all.
         shared: inner width of the expert that every token uses; None without one.
         shared_gate: that part is weighted by σ(x · shared_expert_gate).
+        beside: layers also have a feed-forward part of their own beside them, with norms of each,
+            and a norm and factors of the router (Gemma 4).
         steepness, lift, limit: α, l and c of g · σ(αg) · (u + l), with g ≤ c and |u| ≤ c (gpt-oss);
             at 1, 0 and None it is activation(g) · u.
     """
@@ -95,6 +155,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     normed: bool
     shared: int | None = None
     shared_gate: bool = False
+    beside: bool = False
     steepness: float = 1.0
     lift: float = 0.0
     limit: float | None = None
@@ -198,6 +259,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
         qk_norm: q and k are normed by head, with one weight for all heads ("head") or one each
             ("heads"), or over all heads at once ("all").
         qk_norm_late: behind the rotation instead of before it.
+        value_norm: values are normed by head, without weights.
         gated_attention: attention's answer is multiplied by sigmoid(gate) of the same input.
         sub_norms: a norm before the output projection of attention and feed-forward part.
         sinks: attention's softmax has one more score a head, learned, of no token (gpt-oss).
@@ -205,6 +267,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
         final_norm: there is a norm after the last layer.
         embed_norm: there is one after the embedding.
         learned_positions: there is a table of them.
+        layer_scale: a layer's answer, and its stream, are multiplied by a number of its own.
     """
 
     norm: Literal["rms", "layer"] = "rms"
@@ -216,6 +279,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     parallel: bool = False
     qk_norm: Literal["head", "heads", "all"] | None = None
     qk_norm_late: bool = False
+    value_norm: bool = False
     gated_attention: bool = False
     sub_norms: bool = False
     sinks: bool = False
@@ -223,6 +287,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     final_norm: bool = True
     embed_norm: bool = False
     learned_positions: bool = False
+    layer_scale: bool = False
 
 
 class Factors(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,6 +325,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         embed_scale, residual_scale, logit_scale: factors (gemma, granite, cohere).
         recurrence: of the layers without keys and values; None where all have them.
         factors: of the parts of a layer (Falcon-H1).
+        token_inputs: embeddings for each layer; None without.
+        streams: None where there is one.
         query_growth: (β, n): q is multiplied by 1 + β · ln(1 + ⌊position / n⌋) (Ministral 3).
     """
 
@@ -289,11 +356,30 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     logit_scale: float = 1.0
     recurrence: Recurrence | None = None
     factors: Factors = Factors()
+    token_inputs: TokenInputs | None = None
+    streams: Streams | None = None
     query_growth: tuple[float, int] | None = None
 
     def layer(self, index: int) -> Layer:
         """Return the kind of a layer."""
         return self.pattern[index % len(self.pattern)]
+
+    def heads_of(self, index: int) -> Heads:
+        """Return the heads of a layer's attention."""
+        own = self.layer(index)
+        return Heads(self.heads, own.kv_heads or self.kv_heads, own.head_dim or self.head_dim)
+
+    @property
+    def plain(self) -> bool:
+        """Whether each layer has a state, or keys and values of its own, of `plain_heads`."""
+        states = set(self.recurrent)
+        own = self.cached == [i for i in range(self.layers) if i not in states]
+        return own and {self.heads_of(i) for i in self.cached} <= {self.plain_heads}
+
+    @property
+    def plain_heads(self) -> Heads:
+        """The heads of layers that state none of their own."""
+        return Heads(self.heads, self.kv_heads, self.head_dim)
 
     @property
     def recurrent(self) -> list[int]:
@@ -302,8 +388,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cached(self) -> list[int]:
-        """The layers that keep keys and values."""
-        return [i for i in range(self.layers) if self.layer(i).kind in CACHED]
+        """The layers that keep keys and values of their own."""
+        kinds = map(self.layer, range(self.layers))
+        return [i for i, own in enumerate(kinds) if own.kind in CACHED and own.reads is None]
 
     @property
     def window(self) -> int | None:

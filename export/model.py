@@ -7,7 +7,7 @@ Weights stream through, one at a time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ from pilotfish.engines.artifact import (
     STORED,
     TOKENIZER_NAME,
     Artifact,
+    CachedLayer,
     Dimensions,
     KeptStates,
     Manifest,
@@ -185,6 +186,11 @@ class _Counted:
         self._count(name)
         return self._source.quantized(name)
 
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read one weight in parts."""
+        self._count(name)
+        return self._source.rows(name)
+
     def _count(self, name: str) -> None:
         self._seen.add(name)
         self._progress("weights", len(self._seen), self._total)
@@ -226,6 +232,7 @@ def _manifest(
         files=digests,
         window=config.window,
         states=_states(config),
+        caches=_caches(config),
     )
 
 
@@ -242,13 +249,17 @@ def _states(config: ModelConfig) -> KeptStates | None:
         key_dim=own.key_dim,
         value_dim=own.value_dim,
         window=WINDOW,
-        cached=None if _complete(config) else config.cached,
     )
 
 
-def _complete(config: ModelConfig) -> bool:
-    """Whether each layer has either a state or keys and values."""
-    return sorted([*config.recurrent, *config.cached]) == list(range(config.layers))
+def _caches(config: ModelConfig) -> list[CachedLayer] | None:
+    """List the layers with keys and values of their own, where manifests must say which."""
+    if config.plain:
+        return None
+    return [
+        CachedLayer(layer=i, kv_heads=heads.keys, head_dim=heads.dim)
+        for i, heads in ((i, config.heads_of(i)) for i in config.cached)
+    ]
 
 
 def _runtime() -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """The network of every architecture: what its configuration says it has, it has.
 
 The order of the operations is Llama's; `Form` and the numbers of `ModelConfig` say what is added,
-left out or scaled. How an operation is written is the dialect's business.
+left out or scaled. How an operation is written is the dialect's business. Between layers stands the
+residual stream, [T, hidden], or several of them, [T, streams, hidden].
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from collections.abc import Callable
 
 from pilotfish.export.config import Kind, ModelConfig
 from pilotfish.export.dialects import Dialect
-from pilotfish.export.experts import write_experts, write_gated
+from pilotfish.export.experts import write_beside, write_experts, write_gated
 from pilotfish.export.recurrent import write_delta_rule, write_short_conv
 from pilotfish.export.selective_scan import write_selective_scan
 from pilotfish.export.state_space import write_state_space
-from pilotfish.export.weights import EMBEDDING, HEAD
+from pilotfish.export.streams import join_streams, open_streams, write_streams
+from pilotfish.export.token_inputs import take_in, write_token_inputs
+from pilotfish.export.weights import EMBEDDING, HEAD, absent_projections
 
 
 def write_network(net: Dialect, config: ModelConfig) -> None:
     """Write the network; its outputs are declared by `net.finish`."""
     x = write_embedding(net, config)
+    told = write_token_inputs(net, config, x)
+    x = open_streams(net, config, x)
     for i in range(config.layers):
-        x = write_layer(net, config, i, x)
+        x = write_layer(net, config, i, x, told[i])
     write_head(net, config, x)
 
 
@@ -39,6 +44,7 @@ def write_embedding(net: Dialect, config: ModelConfig) -> str:
 
 def write_head(net: Dialect, config: ModelConfig, x: str) -> None:
     """Write what makes of the last layer's answer the outputs."""
+    x = join_streams(net, config, x)
     if config.form.final_norm:
         x = net.norm(x, "model.norm")
     if config.embedding:
@@ -46,8 +52,28 @@ def write_head(net: Dialect, config: ModelConfig, x: str) -> None:
     net.finish(x, EMBEDDING if config.tied else HEAD)
 
 
-def write_layer(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
-    """Write layer i, [T, hidden] → [T, hidden]."""
+def write_layer(net: Dialect, config: ModelConfig, i: int, x: str, told: str | None = None) -> str:
+    """Write layer i, which leaves the shape of x; `told` is its own input, [T, width]."""
+    if config.streams is not None:
+        return write_streams(
+            net,
+            config,
+            i,
+            x,
+            told,
+            lambda h: _attention(net, config, i, h),
+            lambda h: _mlp(net, config, i, h),
+        )
+    x = _write_plain(net, config, i, x)
+    if told is not None:
+        x = net.add(x, take_in(net, f"model.layers.{i}", x, told))
+    if config.form.layer_scale:
+        x = net.multiply(x, net.weight(f"model.layers.{i}.layer_scalar"))
+    return x
+
+
+def _write_plain(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
+    """Write attention and feed-forward part of a layer, [T, hidden] → [T, hidden]."""
     form, layer = config.form, f"model.layers.{i}"
 
     def norm(value: str, name: str, *, summed: bool = False) -> str:
@@ -71,6 +97,8 @@ def write_layer(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
         return plus(plus(x, attended), norm(fed, "mlp_out_norm"))
     x = norm(plus(x, attended), "input_layernorm", summed=True)
     fed = _mlp(net, config, i, norm(x, "post_attention_layernorm"))
+    if config.experts is not None and config.experts.beside:
+        fed = write_beside(net, config.experts, f"{layer}.mlp", x, fed)
     x = plus(x, norm(fed, "mlp_out_norm"))
     return norm(x, "post_attention_layernorm", summed=True)
 
@@ -78,7 +106,9 @@ def write_layer(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
 def _attention(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     module = f"model.layers.{i}.self_attn"
     parts = ["q", "k", "v", *(["gate"] if config.form.gated_attention else [])]
-    qkv = net.linear(h, *(f"{module}.{part}_proj" for part in parts))
+    absent = absent_projections(config.layer(i))
+    there = [f"{part}_proj" for part in parts if f"self_attn.{part}_proj" not in absent]
+    qkv = net.linear(h, *(f"{module}.{part}" for part in there))
     gate = None
     if config.form.gated_attention:
         sizes = [(config.heads + 2 * config.kv_heads) * config.head_dim]
@@ -116,10 +146,12 @@ MIXERS: dict[Kind, Callable[[Dialect, ModelConfig, int, str], str]] = {
 
 def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     module = f"model.layers.{i}.mlp"
-    if config.experts is not None and config.layer(i).experts:
+    layer = config.layer(i)
+    if config.experts is not None and layer.experts and not config.experts.beside:
         return write_experts(net, config.experts, module, h)
     if config.form.gated:
-        inner = write_gated(net, module, config.intermediate, h, config.factors.gate)
+        width, factor = layer.intermediate or config.intermediate, config.factors.gate
+        inner = write_gated(net, module, width, h, factor=factor, sparsity=layer.sparsity)
     else:
         inner = net.activation(net.linear(h, f"{module}.up_proj"), module)
     if config.form.sub_norms:

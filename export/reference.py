@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,16 @@ from pilotfish.engines.passes import HIDDEN_FROM_VIEW
 from pilotfish.engines.runtime import OPSET24_SINCE, open_session, runtime_version
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import DIALECTS, Dialect
-from pilotfish.export.graph import GraphWriter
+from pilotfish.export.graph import Dim, GraphWriter
 from pilotfish.export.network import write_embedding, write_head, write_layer
 from pilotfish.export.sources import WeightSource
+from pilotfish.export.streams import open_streams
+from pilotfish.export.token_inputs import write_token_inputs
 from pilotfish.export.weights import LAYER, weights
 
 CPU = "CPUExecutionProvider"
 STATES, NEXT = "states", "next_states"
+TOLD = "token_inputs"  # what each layer is told of the tokens, [T, width]
 
 Floats = NDArray[np.float32]
 
@@ -56,18 +59,32 @@ class Reference:
         config = _short(self._config, len(tokens))
 
         def embedding(net: Dialect) -> str:
-            return write_embedding(net, config)
+            x = write_embedding(net, config)
+            for i, told in enumerate(write_token_inputs(net, config, x)):
+                if told is not None:
+                    net.graph.op("Identity", told, name=f"{TOLD}.{i}")
+                    net.graph.output(f"{TOLD}.{i}", "float32", _told_shape(config))
+            return open_streams(net, config, x)
 
         def layer(i: int) -> Callable[[Dialect], str]:
-            return lambda net: write_layer(net, config, i, _states(net))
+            def write(net: Dialect) -> str:
+                told = f"{TOLD}.{i}" if config.token_inputs is not None else None
+                if told is not None:
+                    net.graph.input(told, "float32", _told_shape(config))
+                return write_layer(net, config, i, _states(net), told)
 
-        found: Floats | None = None
+            return write
+
+        kept: dict[str, Floats] = {}  # what later layers read
         for write in (embedding, *map(layer, range(config.layers))):
             with self._session(config, write) as session:
-                (found,) = session.run([NEXT], _feeds(session, config, tokens, found))
+                names = [item.name for item in session.get_outputs()]
+                wanted = [name for name in names if name == NEXT or _is_read(config, name)]
+                found = session.run(wanted, _feeds(session, config, tokens, kept))
+            kept |= dict(zip(wanted, found, strict=True))
+            kept[STATES] = kept.pop(NEXT)
             done()
-        assert found is not None
-        return found
+        return kept[STATES]
 
     @contextmanager
     def head(self, states: Floats) -> Iterator[Callable[[int, int], Floats]]:
@@ -81,7 +98,7 @@ class Reference:
         with self._session(config, write) as session:
 
             def logits(start: int, end: int) -> Floats:
-                feeds = _feeds(session, config, tokens, states) | {
+                feeds = _feeds(session, config, tokens, {STATES: states}) | {
                     "logit_rows": np.arange(start, end)
                 }
                 (found,) = session.run(["logits"], feeds)
@@ -101,7 +118,7 @@ class Reference:
                 net = self._dialect(graph, config, self._source, "fp32")
                 if (answer := write(net)) is not None:
                     graph.op("Identity", answer, name=NEXT)
-                    graph.output(NEXT, "float32", ["T", config.hidden])
+                    graph.output(NEXT, "float32", _states_shape(config))
                 graph.save(path, opset=net.opset)
             yield open_session(path, None, CPU)
 
@@ -117,7 +134,25 @@ def largest_part(config: ModelConfig) -> int:
 
 
 def _states(net: Dialect) -> str:
-    return net.graph.input(STATES, "float32", ["T", net.config.hidden])
+    return net.graph.input(STATES, "float32", _states_shape(net.config))
+
+
+def _states_shape(config: ModelConfig) -> list[Dim]:
+    streams: list[Dim] = [] if config.streams is None else [config.streams.count]
+    return ["T", *streams, config.hidden]
+
+
+def _told_shape(config: ModelConfig) -> list[Dim]:
+    assert config.token_inputs is not None
+    return ["T", config.token_inputs.width]
+
+
+def _is_read(config: ModelConfig, output: str) -> bool:
+    """Whether a graph's output is one that later layers read: what they are told, or a cache."""
+    if output.startswith(TOLD):
+        return True
+    sources = {config.layer(i).reads for i in range(config.layers)}
+    return output.startswith("present.") and int(output.split(".")[1]) in sources
 
 
 def _short(config: ModelConfig, length: int) -> ModelConfig:
@@ -128,7 +163,7 @@ def _short(config: ModelConfig, length: int) -> ModelConfig:
 
 
 def _feeds(
-    session: Any, config: ModelConfig, tokens: NDArray[np.int64], states: Floats | None
+    session: Any, config: ModelConfig, tokens: NDArray[np.int64], kept: Mapping[str, Floats]
 ) -> dict[str, Any]:
     """Return the inputs of one pass over a text in an empty cache, as far as a graph has them."""
     length = len(tokens)
@@ -143,7 +178,7 @@ def _feeds(
         "write_indices": np.zeros(1, np.int64),
         "cell_positions": order[None],
         "attention_mask": hidden[None, None],
-        STATES: states,
+        **kept,
     }
     taps = 1 if config.recurrence is None else config.recurrence.taps
     sizes = {"B": 1, "C": length, "M": taps - 1}

@@ -78,10 +78,10 @@ def split_artifact(
             f"{path} is a GGUF file, which llama.cpp runs whole: export the model itself, with "
             "--dialect opset24 (or opset17)"
         )
-    if artifact.manifest.states is not None:
+    if artifact.manifest.shares:
         raise ExportError(
-            f"{path} is a model with states besides keys and values, which stages do not keep: run "
-            "it whole"
+            f"{path} has layers that read the keys and values of earlier ones, which may lie in "
+            "another stage: run it whole"
         )
     if artifact.manifest.dialect == "contrib":
         raise ExportError(

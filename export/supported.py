@@ -23,7 +23,8 @@ class SupportedModel(msgspec.Struct, frozen=True, kw_only=True):
         models: published ones of this class.
         dialects: dialect → its precisions.
         drafts: what it reads: token trees as well as chains, or chains alone.
-        stages: a pipeline's stages can be cut of it, under a standard dialect.
+        stages: a pipeline's stages can be cut of it, under a standard dialect; of a class whose
+            layers may share keys and values, of its models in which none do.
         gguf: its GGUF files are read into graphs, too.
         hidden_states: it gives them, as every graph does.
         tested: against which version of transformers.
@@ -47,7 +48,7 @@ def supported() -> list[SupportedModel]:
             models=own.models,
             dialects=_dialects(own),
             drafts="chains" if own.states else TREES,
-            stages=not own.states,
+            stages=not own.states and not own.keys.get("num_kv_shared_layers"),
             gguf=own.gguf is not None,
             tested=f"transformers {TRANSFORMERS}",
         )

@@ -19,6 +19,13 @@ Face's checkpoints, whatever a file calls them:
     model.layers.{i}.mlp.router, .experts.{j}.{gate,up,down}_proj, .shared_expert.{…}_proj,
         .shared_expert_gate                     of a mixture of experts
     model.norm, lm_head
+    model.embed_tokens_per_layer, .per_layer_model_projection, .per_layer_projection_norm and, of a
+        layer, .per_layer_input_gate, .per_layer_projection, .post_per_layer_input_norm,
+        .layer_scalar                           Gemma 3n and 4
+    model.altup_projections.{j}, .altup_unembed_projections.{j} and, of a layer, .altup.{…},
+        .laurel.{…}                             Gemma 3n
+    model.layers.{i}.mlp.router_norm, .router_scale, .own_norm, .experts_norm, .experts_out_norm
+                                                of a mixture beside a part of the layer's own
 """
 
 from __future__ import annotations
@@ -29,10 +36,12 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
-from pilotfish.export.config import CACHED, Kind, ModelConfig
+from pilotfish.export.config import CACHED, Kind, Layer, ModelConfig
 from pilotfish.export.errors import ExportError
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+TOKEN_TABLE = "model.embed_tokens_per_layer.weight"
+TOKEN_PROJECTION = "model.per_layer_model_projection"
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 NUMBER = re.compile(r"\.\d+\.")
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
@@ -143,6 +152,7 @@ def weights(config: ModelConfig) -> Weights:
         yield "model.project_out.weight", (width, hidden)
     if form.embed_norm:
         yield from _norm(config, "model.embed_norm", hidden)
+    yield from _outer_inputs(config)
     for i in range(config.layers):
         for name, sizes in _layer_weights(config, i):
             yield f"model.layers.{i}.{name}", sizes
@@ -154,23 +164,70 @@ def weights(config: ModelConfig) -> Weights:
         yield "lm_head.bias", (vocabulary,)
 
 
+def _outer_inputs(config: ModelConfig) -> Weights:
+    """Yield what makes the layers' own inputs, and further streams."""
+    hidden = _size(config, "hidden")
+    if config.token_inputs is not None:
+        width = _size(config, "token_inputs.width")
+        each = Size(config.layers * width.value, ("layers", *width.fields))
+        yield TOKEN_TABLE, (_size(config, "token_inputs.rows"), each)
+        yield f"{TOKEN_PROJECTION}.weight", (each, hidden)
+        yield "model.per_layer_projection_norm.weight", (width,)
+    if config.streams is not None:
+        for name in ("altup_projections", "altup_unembed_projections"):
+            for i in range(config.streams.count - 1):
+                yield f"model.{name}.{i}.weight", (hidden, hidden)
+
+
+def _layer_inputs(config: ModelConfig) -> Weights:
+    """Yield what takes in a layer's own inputs."""
+    hidden = _size(config, "hidden")
+    if config.token_inputs is not None:
+        width = _size(config, "token_inputs.width")
+        yield "per_layer_input_gate.weight", (width, hidden)
+        yield "per_layer_projection.weight", (hidden, width)
+        yield "post_per_layer_input_norm.weight", (hidden,)
+    if config.form.layer_scale:
+        yield "layer_scalar", (Size(1, ("model_type",)),)
+
+
+def _streams(config: ModelConfig) -> Weights:
+    """Yield what AltUp and Laurel have in a layer."""
+    if config.streams is None:
+        return
+    hidden, rank = _size(config, "hidden"), _size(config, "streams.rank")
+    count = _size(config, "streams.count")
+    yield "altup.correct_output_scale", (hidden,)
+    yield "altup.correction_coefs.weight", (count, count)
+    yield "altup.prediction_coefs.weight", (_size(config, *["streams.count"] * 2), count)
+    yield "altup.modality_router.weight", (count, hidden)
+    yield "altup.router_norm.weight", (hidden,)
+    yield "laurel.linear_left.weight", (rank, hidden)
+    yield "laurel.linear_right.weight", (hidden, rank)
+    yield "laurel.post_laurel_norm.weight", (hidden,)
+
+
 def _layer_weights(config: ModelConfig, index: int) -> Weights:
     """Yield the weights of a layer, named without it."""
     form, layer = config.form, config.layer(index)
+    inner = _own(config, "intermediate", layer.intermediate)
     for name in form.norms if layer.mixes and layer.fed else ("input_layernorm",):
         yield from _norm(config, name, _size(config, "hidden"))
     if layer.kind in CACHED:
-        yield from _attention_weights(config)
+        yield from _attention_weights(config, layer)
     if layer.kind in STATES:
         yield from STATES[layer.kind](config)
     if not layer.fed:
         return
+    beside = config.experts is not None and config.experts.beside
     if layer.experts:
         yield from _experts(config)
-    else:
-        yield from _mlp(config, "mlp", _size(config, "intermediate"))
+    if beside or not layer.experts:
+        yield from _mlp(config, "mlp", inner)
     if form.sub_norms:
-        yield "mlp.sub_norm.weight", (_size(config, "intermediate"),)
+        yield "mlp.sub_norm.weight", (inner,)
+    yield from _layer_inputs(config)
+    yield from _streams(config)
     if config.activation == "xielu":
         for name in XIELU:
             yield f"mlp.act_fn.{name}", (Size(1, ("activation",)),)
@@ -187,6 +244,10 @@ def _experts(config: ModelConfig) -> Weights:
         yield from _mlp(config, "mlp.shared_expert", _size(config, "experts.shared"))
         if experts.shared_gate:
             yield "mlp.shared_expert_gate.weight", (Size(1, ("model_type",)), hidden)
+    if experts.beside:
+        yield "mlp.router_scale", (_size(config, "experts.count"),)
+        for norm in ("router_norm", "own_norm", "experts_norm", "experts_out_norm"):
+            yield f"mlp.{norm}.weight", (hidden,)
 
 
 def _mlp(config: ModelConfig, module: str, inner: Size) -> Weights:
@@ -208,9 +269,11 @@ def of_any(name: str) -> str:
     return NUMBER.sub(".*.", name)
 
 
-def _attention_weights(config: ModelConfig) -> Weights:
+def _attention_weights(config: ModelConfig, layer: Layer) -> Weights:
     form, hidden = config.form, _size(config, "hidden")
-    queries, keys = _size(config, "heads", "head_dim"), _size(config, "kv_heads", "head_dim")
+    dim = _own(config, "head_dim", layer.head_dim)
+    queries = _times(_size(config, "heads"), dim)
+    keys = _times(_own(config, "kv_heads", layer.kv_heads), dim)
     gate = [("self_attn.gate_proj", queries, hidden)] if form.gated_attention else []
     projections = (
         ("self_attn.q_proj", queries, hidden),
@@ -220,13 +283,22 @@ def _attention_weights(config: ModelConfig) -> Weights:
         ("self_attn.o_proj", hidden, queries),
     )
     for name, rows, columns in projections:
+        if name in absent_projections(layer):
+            continue
         yield from _linear(config, name, rows, columns)
     if form.sinks:
         yield "self_attn.sinks", (_size(config, "heads"),)
     if form.learned_norms:
-        yield from _head_norms(config)
+        yield from _head_norms(config, layer)
     if form.sub_norms:
         yield "self_attn.sub_norm.weight", (queries,)
+
+
+def absent_projections(layer: Layer) -> tuple[str, ...]:
+    """Name the projections that attention of this kind does without."""
+    if layer.reads is not None:
+        return "self_attn.k_proj", "self_attn.v_proj"
+    return ("self_attn.v_proj",) if layer.tied_values else ()
 
 
 def _conv_weights(config: ModelConfig) -> Weights:
@@ -300,9 +372,10 @@ STATES: Mapping[Kind, Callable[[ModelConfig], Weights]] = {
 }
 
 
-def _head_norms(config: ModelConfig) -> Weights:
-    width = _size(config, "head_dim")
-    for name, heads in (("q_norm", "heads"), ("k_norm", "kv_heads")):
+def _head_norms(config: ModelConfig, layer: Layer) -> Weights:
+    width = _own(config, "head_dim", layer.head_dim)
+    normed = (("q_norm", "heads"), ("k_norm", "kv_heads"))
+    for name, heads in normed if layer.reads is None else normed[:1]:
         forms = {
             "head": (width,),
             "heads": (_size(config, heads), width),
@@ -323,6 +396,18 @@ def _norm(config: ModelConfig, name: str, width: Size) -> Weights:
 def _layer(name: str) -> int | None:
     match = LAYER.search(name)
     return None if match is None else int(match[1])
+
+
+def _own(config: ModelConfig, field: str, stated: int | None) -> Size:
+    """Return a layer's own size, or the model's."""
+    return _size(config, field) if stated is None else Size(stated, ("model_type",))
+
+
+def _times(*sizes: Size) -> Size:
+    """Multiply sizes; what one of them follows from alone is not said of the product."""
+    fields = tuple(field for size in sizes for field in size.fields)
+    own = ("model_type",) if "model_type" in fields else fields
+    return Size(math.prod(size.value for size in sizes), own)
 
 
 def _size(config: ModelConfig, *fields: str) -> Size:

@@ -32,6 +32,7 @@ class Names:
         stack: module of the layers within it.
         outer: a module outside the layers → ours; in the body unless it is the head.
         modules: a module of a layer → ours; * stands for a number, an expert's.
+        tensors: a tensor of a layer → ours, where more than its module is called otherwise.
         fused: a module whose rows are those of several of ours, in this order.
         by_head: the rows of a fused q, k and v are of a key head each: its queries, its k, its v;
             those of a fused q and gate of a head each; those of a fused part of linear attention
@@ -40,7 +41,6 @@ class Names:
             stand in this order.
         columns: stacked tensors are [experts, in, out].
         alternating: rows of several weights in a stacked tensor take turns.
-        tensors: a tensor of a layer → ours, where more than its module is called otherwise.
         listed: a module that is a list of weights, one for each head → ours.
         transposed: linear modules are stored [in, out].
         dropped: names that end so are computed, or no weights.
@@ -51,12 +51,12 @@ class Names:
     stack: str = "layers"
     outer: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     by_head: bool = False
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns: bool = False
     alternating: bool = False
-    tensors: Mapping[str, str] = field(default_factory=dict)
     listed: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False
     dropped: tuple[str, ...] = ()
@@ -71,11 +71,15 @@ class Mixture:
         normed: the softmax is over the chosen scores; None = `norm_topk_prob` says it.
         shared_gate: the part that all tokens use is weighted.
         lift: what is added to the up projection (`Experts.lift`).
+        switch: the key that says whether there are any; None = there are.
+        beside: layers have a feed-forward part of their own, too (`Experts.beside`).
     """
 
     normed: bool | None = None
     shared_gate: bool = False
     lift: float = 0.0
+    switch: str | None = None
+    beside: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +129,10 @@ class Architecture:
         windows: which layers the sliding window holds for: none, all, those that layer_types names,
             or those and behind max_window_layers, if use_sliding_window is true ("switched").
         full_every: without layer_types, each so many-th layer sees everything.
+        full_last: the last layer does, whatever is stated.
+        shares: the last layers may read keys and values of earlier ones (`num_kv_shared_layers`).
+        global_heads: the layers that see everything have heads of their own width and number.
+        scores: factor of q · k; None = keys or the heads' width say it.
         unrotated: which layers are not rotated: none, all, those that no_rope_layers lists, or,
             where there is a window, those without one.
         states: type of layers other than attention → what they are (`config.Layer.kind`).
@@ -133,10 +141,12 @@ class Architecture:
         rope_by_type: rotary parameters are given by type of layer, and a `rope_scaling` is of the
             full layers alone.
         must_state: keys whose default is of another architecture, so that a file must state them.
+        not_null: keys that a file may leave out, but not state as null.
         activations: names of pointwise functions that mean another one in this class.
         rotations: kinds of rotary scaling that it takes; None = all.
         rope_states: keys that a stated table of rotary parameters must have.
-        rope_default: rotary parameters where a file states none, if not the plain ones of θ.
+        rope_default: rotary parameters where a file states none, if not the plain ones of θ; a
+            table for each type where `rope_by_type`.
         mixture: of experts, if there are any.
         grown_queries: queries grow with their position (Ministral 3).
         interleaved: rotated pairs of channels are neighbours.
@@ -159,11 +169,16 @@ class Architecture:
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     windows: Literal["none", "all", "listed", "switched"] = "none"
     full_every: int | None = None
+    full_last: bool = False
+    shares: bool = False
+    global_heads: bool = False
+    scores: float | None = None
     unrotated: Literal["none", "all", "listed", "full"] = "none"
     states: Mapping[str, Kind] = field(default_factory=dict)
     one_part: bool = False
     rope_by_type: bool = False
     must_state: tuple[str, ...] = ()
+    not_null: tuple[str, ...] = ()
     activations: Mapping[str, Activation] = field(default_factory=dict)
     rotations: tuple[str, ...] | None = None
     rope_states: tuple[str, ...] = ()

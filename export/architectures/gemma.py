@@ -1,4 +1,9 @@
-"""Gemma 1 to 3: norms of 1 + weight, scaled embeddings; from 2 on, norms on both sides."""
+"""Gemma 1 to 4: scaled embeddings; from 2 on, norms on both sides.
+
+Up to 3, norms multiply by 1 + weight. 3n and 4 add embeddings for each layer, norms of values, and
+layers that read the keys and values of earlier ones; 3n has several residual streams, and 4 heads
+of another width in the layers that see everything.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from pilotfish.export.architectures.architecture import (
     DECODER,
     Architecture,
     Gguf,
+    Mixture,
     Names,
 )
 from pilotfish.export.config import Form
@@ -103,10 +109,131 @@ GEMMA3 = replace(
     rope_by_type=True,
     gguf=Gguf(name="gemma3", given=_scale_of(62)),
 )
+TOKEN_INPUTS = {
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+    "num_kv_shared_layers": 0,
+}
+ONLY_4 = {
+    "global_head_dim": 512,
+    "num_global_key_value_heads": None,
+    "attention_k_eq_v": False,
+    "use_double_wide_mlp": False,
+    "enable_moe_block": False,
+    "num_experts": None,
+    "num_experts_per_tok": None,
+    "moe_intermediate_size": None,
+}
+GEMMA4 = Architecture(
+    models="Gemma 4: E2B, E4B, 31B, 26B-A4B",
+    keys={
+        **DECODER,
+        **TOKEN_INPUTS,
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "sliding_window": 512,
+        "layer_types": None,
+        "final_logit_softcapping": None,
+        **ONLY_4,
+    },
+    called={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
+    neutral={
+        "use_bidirectional_attention": (None, "vision"),  # of images alone
+        "top_k_experts": (None,),
+        "moe_intermediate_size": (None,),
+    },
+    biases={"attention_bias": ATTENTION},
+    form=Form(norms=FOUR, qk_norm="head", value_norm=True, layer_scale=True),
+    windows="listed",
+    full_every=6,
+    full_last=True,
+    shares=True,
+    global_heads=True,
+    scores=1.0,
+    rope_by_type=True,
+    rotations=("default", "proportional", "linear"),
+    rope_states=("rope_type", "rope_theta"),
+    rope_default={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": 1e6,
+            "partial_rotary_factor": 0.25,
+        },
+    },
+    mixture=Mixture(normed=True, switch="enable_moe_block", beside=True),
+    embed_root=True,
+    names=Names(
+        modules={
+            **BOTH_SIDES.modules,
+            "router.proj": "mlp.router",
+            "post_feedforward_layernorm_1": "mlp.own_norm",
+            "post_feedforward_layernorm_2": "mlp.experts_out_norm",
+            "pre_feedforward_layernorm_2": "mlp.experts_norm",
+        },
+        tensors={
+            "router.scale": "mlp.router_norm.weight",
+            "router.per_expert_scale": "mlp.router_scale",
+        },
+        stacked={
+            "experts.gate_up_proj": (
+                "mlp.experts.*.gate_proj.weight",
+                "mlp.experts.*.up_proj.weight",
+            ),
+            "experts.down_proj": ("mlp.experts.*.down_proj.weight",),
+        },
+    ),
+)
+GEMMA3N = replace(
+    GEMMA4,
+    models="Gemma 3n: E2B, E4B",
+    keys={
+        **{key: value for key, value in GEMMA4.keys.items() if key not in ONLY_4},
+        "vocab_size": 262400,
+        "hidden_size": 2048,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "final_logit_softcapping": 30.0,
+        "num_kv_shared_layers": 15,
+        "altup_num_inputs": 4,
+        "altup_active_idx": 0,
+        "altup_correct_scale": True,
+        "laurel_rank": 64,
+        "activation_sparsity_pattern": None,
+    },
+    called={"hidden_act": "hidden_activation"},
+    inert=frozenset({"altup_coef_clip", "hidden_act"}),  # of training
+    neutral={},
+    form=Form(norms=FOUR, qk_norm="head", value_norm=True),
+    not_null=("final_logit_softcapping",),
+    full_every=5,
+    full_last=False,
+    global_heads=False,
+    rotations=("default", "linear"),
+    rope_states=(),
+    rope_default=None,
+    mixture=None,
+    names=BOTH_SIDES,
+)
 GEMMAS: dict[str, Architecture] = {
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4,
+    "gemma3n_text": GEMMA3N,
     "vaultgemma": replace(
         GEMMA2,
         models="VaultGemma",

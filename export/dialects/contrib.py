@@ -2,7 +2,7 @@
 
 GroupQueryAttention rotates, appends and attends at once, and its cost follows the tokens in the
 cache, not the capacity. It takes several slots only if each has one new token, so passes are not
-batched.
+batched. A layer that reads another one's keys and values has its attention written out.
 
     seqlens_k [1] i32: tokens in the cache after this pass, minus one
     total_sequence_length [1] i32: that number itself
@@ -18,7 +18,7 @@ import numpy as np
 
 from pilotfish.engines.artifact import Precision
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import ModelConfig, Rope
+from pilotfish.export.config import Heads, ModelConfig, Rope
 from pilotfish.export.dialects.dialect import MICROSOFT, WeightReader
 from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts
 from pilotfish.export.dialects.kept import write_rows
@@ -51,6 +51,7 @@ class Contrib(FusedExperts):
         self.total = graph.input("total_sequence_length", "int32", [1])
         self.bias = graph.input("attention_bias", self.float, [1, 1, "T", "total"])
         self._biases: dict[int | None, str] = {None: self.bias}
+        self._stacked: dict[tuple[int | None, int], str] = {}
 
     def rms_norm(self, x: str, weight: str) -> str:
         """Compute x / rms(x) · weight over the last axis, fused with the sum before it."""
@@ -81,7 +82,9 @@ class Contrib(FusedExperts):
 
     def attention(self, layer: int, qkv: str) -> str:
         """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
-        config = self.config
+        config, own = self.config, self.config.heads_of(layer)
+        if config.layer(layer).reads is not None:
+            return self._read(layer, qkv)
         rope = config.layer(layer).rope
         tables = self.rotary_tables(rope) if rope and not self._rotates_before(rope) else ("", "")
         past_key, past_value, key, value = self.cache(layer)
@@ -102,29 +105,47 @@ class Contrib(FusedExperts):
             *sinks,
             names=[attended, key, value],
             domain=MICROSOFT,
-            num_heads=config.heads,
-            kv_num_heads=config.kv_heads,
+            num_heads=own.queries,
+            kv_num_heads=own.keys,
             do_rotary=int(bool(tables[0])),
             rotary_interleaved=int(rope is not None and rope.interleaved),
-            scale=config.score_scale or config.head_dim**-0.5,
+            scale=config.score_scale or own.dim**-0.5,
             **softcap,
         )
-        return self.reshape(attended, [-1, config.heads * config.head_dim])
+        return self.reshape(attended, [-1, own.queries * own.dim])
+
+    def _read(self, layer: int, q: str) -> str:
+        """Attend over another layer's keys and values; [T, q] → [T, q]."""
+        op, kind, heads = self.graph.op, self.config.layer(layer), self.config.heads_of(layer)
+        q = self._prepare(q, f"model.layers.{layer}.self_attn.q_norm", heads, kind.rope)
+        by_head = op(
+            "Transpose", self.reshape(q, [1, -1, heads.queries, heads.dim]), perm=[0, 2, 1, 3]
+        )
+        key, value = self.cache_of(kind.reads or 0)
+        # The heads that share a key head stand one below the other, as in PaddedAttention.
+        stacked = self.reshape(by_head, [1, heads.keys, -1, heads.dim])
+        bias = self._stacked_bias(kind.window, heads.group)
+        scores = op("Add", self.scores(stacked, key, heads), bias)
+        attended = op("MatMul", op("Softmax", scores, axis=-1), value)
+        by_head = self.reshape(attended, [1, heads.queries, -1, heads.dim])
+        by_token = op("Transpose", by_head, perm=[0, 2, 1, 3])
+        return self.reshape(by_token, [-1, heads.queries * heads.dim])
 
     def _operands(self, layer: int, qkv: str) -> list[str]:
         """Return q, k and v, [1, T, width] each; fused ones as the first, if nothing is between."""
-        config, form = self.config, self.config.form
-        sizes = [config.heads, *[config.kv_heads] * 2]
-        widths = [heads * config.head_dim for heads in sizes]
+        form, kind, own = self.config.form, self.config.layer(layer), self.config.heads_of(layer)
+        widths = [heads * own.dim for heads in (own.queries, *[own.keys] * 2)]
         growth, normed = self.query_growth(), form.qk_norm in {"head", "heads"}
-        rope = config.layer(layer).rope
+        rope = kind.rope
         turns = rope is not None and self._rotates_before(rope)
         if not normed and not turns and growth is None:
             return [self.reshape(qkv, [1, -1, sum(widths)]), "", ""]
-        q, k, v = self.split(qkv, widths)
+        q, k, *values = self.split(qkv, widths[:2] if kind.tied_values else widths)
+        v = self._prepare_values(values[0] if values else k, own)
         module = f"model.layers.{layer}.self_attn"
-        q = self._prepare(q, f"{module}.q_norm", config.heads, rope if turns else None)
-        k = self._prepare(k, f"{module}.k_norm", config.kv_heads, rope if turns else None)
+        q = self._prepare(q, f"{module}.q_norm", own, rope if turns else None)
+        keys = Heads(own.keys, own.keys, own.dim)
+        k = self._prepare(k, f"{module}.k_norm", keys, rope if turns else None)
         if growth is not None:
             q = self.multiply(self.reshape(q, [-1, widths[0]]), self.reshape(growth, [-1, 1]))
         parts = zip((q, k, v), widths, strict=True)
@@ -134,26 +155,33 @@ class Contrib(FusedExperts):
         """Whether q and k are rotated before the operator: for its limits, or a late norm."""
         return self.config.form.qk_norm_late or len(rope.frequencies) % PAIRS_AT_ONCE != 0
 
-    def _prepare(self, x: str, norm: str, heads: int, rope: Rope | None) -> str:
+    def _prepare_values(self, v: str, heads: Heads) -> str:
+        """Norm each head of v [T, kv_heads · head_dim], if they are."""
+        if not self.config.form.value_norm:
+            return v
+        return self.norm_values(self.reshape(v, [-1, heads.keys, heads.dim]), heads)
+
+    def _prepare(self, x: str, norm: str, heads: Heads, rope: Rope | None) -> str:
         """Norm each head of x [T, heads · head_dim] and rotate it, in the form's order."""
         form = self.config.form
         if form.qk_norm_late and rope is not None:
             x = self._rotate(x, heads, rope)
         if form.qk_norm in {"head", "heads"}:
-            x = self.norm_heads(self.reshape(x, [-1, heads, self.config.head_dim]), norm, heads)
+            by_head = self.reshape(x, [-1, heads.queries, heads.dim])
+            x = self.norm_heads(by_head, norm, heads.queries)
         if not form.qk_norm_late and rope is not None:
             x = self._rotate(x, heads, rope)
         return x
 
-    def _rotate(self, x: str, heads: int, rope: Rope) -> str:
+    def _rotate(self, x: str, heads: Heads, rope: Rope) -> str:
         """Apply the rotary embedding to [T, heads · head_dim], or to [T, heads, head_dim]."""
         return self.graph.op(
             "RotaryEmbedding",
-            self.reshape(x, [1, -1, heads * self.config.head_dim]),
+            self.reshape(x, [1, -1, heads.queries * heads.dim]),
             self._slot_positions,
             *self.rotary_tables(rope),
             domain=MICROSOFT,
-            num_heads=heads,
+            num_heads=heads.queries,
             rotary_embedding_dim=2 * len(rope.frequencies),
             interleaved=int(rope.interleaved),
         )
@@ -166,6 +194,13 @@ class Contrib(FusedExperts):
                 window, self.bias, positions, self._cell_positions
             )
         return self._biases[window]
+
+    def _stacked_bias(self, window: int | None, group: int) -> str:
+        """Return the bias for stacked queries, [1, 1, group · T, total]; layers share it."""
+        if (window, group) not in self._stacked:
+            parts = [self._bias(window)] * group
+            self._stacked[window, group] = self.graph.op("Concat", *parts, axis=2)
+        return self._stacked[window, group]
 
     @cached_property
     def _cell_positions(self) -> str:

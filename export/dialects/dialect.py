@@ -13,7 +13,7 @@ Subclasses say which operators, and add the inputs that their attention needs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ from pilotfish.engines.artifact import HEADS, STORED, Precision
 from pilotfish.engines.artifact import Dialect as DialectName
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import ModelConfig, Rope
+from pilotfish.export.config import Heads, ModelConfig, Rope
 from pilotfish.export.dialects.kept import look_up, product, projection, rows_of
 from pilotfish.export.graph import ELEMENT, Dim, GraphWriter
 from pilotfish.export.quantize import quantize, quantize_rows
@@ -32,6 +32,7 @@ from pilotfish.export.weights import LAYER, XIELU, of_any
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
 HEAD_NORMS = ("q_norm", "k_norm")
 MICROSOFT = "com.microsoft"
+AXES_ARE_INPUTS = 18  # opset from which reductions take their axes so
 
 
 class WeightReader(Protocol):
@@ -43,6 +44,10 @@ class WeightReader(Protocol):
 
     def quantized(self, name: str) -> Quantized | None:
         """Read one weight as the blocks that it is stored in; None if it is stored in none."""
+        ...
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read one weight in parts, neighbouring rows each, few enough to be held."""
         ...
 
 
@@ -67,6 +72,8 @@ class Dialect(ABC):
         self.tokens = graph.input("input_ids", "int64", ["T"])
         self.positions = graph.input("position_ids", "int64", ["T"])
         self.logit_rows = graph.input("logit_rows", "int64", ["N"])
+        self._written: set[int] = set()  # layers whose keys and values this graph appends
+        self._given: set[int] = set()  # layers whose keys and values it is given
 
     # --- for subclasses --------------------------------------------------------------------
 
@@ -78,8 +85,9 @@ class Dialect(ABC):
     def attention(self, layer: int, qkv: str) -> str:
         """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q].
 
-        Which norms there are by head, and where, `config.form` says; rotation and window are those
-        of `config.layer(layer)`.
+        Which norms there are by head, and where, `config.form` says; rotation, window and widths
+        are those of `config.layer(layer)`. Of a layer that reads another one's keys and values,
+        `qkv` is q alone; where values are the keys before their norm, it has no v.
         """
 
     @abstractmethod
@@ -153,6 +161,44 @@ class Dialect(ABC):
         )
         return self.graph.op("Mul", self.cast(row, self.float), scale)
 
+    def embed_for_layers(self, name: str) -> str:
+        """Look up the packed tokens' rows of a table that holds a part for each layer, [T, width].
+
+        The table is written as it is read, some rows at a time; with quantised weights in int8,
+        each layer's part of a row with a scale.
+        """
+        own = self.config.token_inputs
+        assert own is not None
+        tokens, width = self.tokens, own.width
+        if own.rows < self.config.vocab_size:
+            inside = self.graph.op("Greater", self.graph.constant(own.rows, "int64"), tokens)
+            tokens = self.graph.op("Where", inside, tokens, self.graph.constant(0, "int64"))
+        kept = self.blocks(name)
+        if kept is not None and kept.order is None:
+            return look_up(self, name, kept, tokens)
+        shape = (own.rows, self.config.layers * width)
+        parts = self._source.rows(name)
+        if self.bits is None:
+            floats = (part.astype(self.float, copy=False) for part in parts)
+            return self.graph.op(
+                "Gather", self.graph.stacked(name, shape, self.float, floats), tokens
+            )
+        scales: list[NDArray[np.float32]] = []
+
+        def codes() -> Iterator[NDArray[np.int8]]:
+            for part in parts:
+                rounded, scale = quantize_rows(part.reshape(-1, width))
+                scales.append(scale)
+                yield rounded
+
+        table = self.graph.stacked(f"{name}.row_codes", shape, "int8", codes())
+        factors = np.concatenate(scales).reshape(own.rows, -1)
+        row = self.cast(self.graph.op("Gather", table, tokens), self.float)
+        scale = self.graph.op("Gather", self.graph.weight(f"{name}.row_scales", factors), tokens)
+        by_layer = self.reshape(row, [-1, self.config.layers, width])
+        factor = self.graph.op("Unsqueeze", scale, self.graph.constant([2], "int64"))
+        return self.multiply(by_layer, factor)
+
     def embed_positions(self, name: str) -> str:
         """Look up rows of a learned position table, [T, width]."""
         offset = self.graph.constant(self.config.position_offset, "int64")
@@ -187,6 +233,16 @@ class Dialect(ABC):
         bias = [self.weight(f"{name}.bias")] if biased else []
         epsilon = self.config.norm_eps
         return self.graph.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=epsilon)
+
+    def mean(self, x: str) -> str:
+        """Compute the mean over the last axis, which stays as 1."""
+        if self.opset < AXES_ARE_INPUTS:
+            return self.graph.op("ReduceMean", x, axes=[-1], keepdims=1)
+        return self.graph.op("ReduceMean", x, self.graph.constant([-1], "int64"), keepdims=1)
+
+    def norm_values(self, x: str, heads: Heads) -> str:
+        """Norm each head of v, the last axis of x, without weights; x where they are not normed."""
+        return self.rms_norm(x, self._ones(heads.dim)) if self.config.form.value_norm else x
 
     def norm_heads(self, x: str, name: str, heads: int, *, apart: int = 1) -> str:
         """Norm each head of q or k, the last axis of x; `name` is a module.
@@ -330,13 +386,36 @@ class Dialect(ABC):
 
     def cache(self, layer: int) -> tuple[str, str, str, str]:
         """Declare a layer's cache; return names of past key and value, present key and value."""
-        shape: list[Dim] = ["B", self.config.kv_heads, "C", self.config.head_dim]
         names = [f"{when}.{layer}.{what}" for when in ("past", "present") for what in KEY_VALUE]
         for name in names[:2]:
-            self.graph.input(name, self.float, shape)
+            self.graph.input(name, self.float, self._cache_shape(layer))
         for name in names[2:]:
-            self.graph.output(name, self.float, shape)
+            self.graph.output(name, self.float, self._cache_shape(layer))
+        self._written.add(layer)
         return names[0], names[1], names[2], names[3]
+
+    def cache_of(self, layer: int) -> tuple[str, str]:
+        """Return keys and values of an earlier layer, with this pass's.
+
+        A graph without that layer is given them (`export.reference`).
+        """
+        key, value = (f"present.{layer}.{what}" for what in KEY_VALUE)
+        if layer not in self._written | self._given:
+            self._given.add(layer)
+            for name in (key, value):
+                self.graph.input(name, self.float, self._cache_shape(layer))
+        return key, value
+
+    def _cache_shape(self, layer: int) -> list[Dim]:
+        heads = self.config.heads_of(layer)
+        return ["B", heads.keys, "C", heads.dim]
+
+    def scores(self, q: str, key: str, heads: Heads) -> str:
+        """Compute q · keyᵀ · scale, capped, of stacked queries q [B, kv_heads, group · S, dim]."""
+        config, op = self.config, self.graph.op
+        scaled = self.scaled(q, config.score_scale or heads.dim**-0.5)
+        scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
+        return self.capped(scores, config.score_cap)
 
     def _product(
         self,

@@ -39,7 +39,7 @@ class FusedExperts(GroupedExperts):
     def experts(self, x: str, scores: str, module: str) -> str:
         """Sum what the chosen experts make of x [T, hidden], weighted; → [T, hidden]."""
         experts = self.config.experts
-        if experts is None or self.config.activation != "silu" or self.keeps:
+        if experts is None or self.config.activation != "silu" or self.keeps or experts.beside:
             return super().experts(x, scores, module)
         name, hidden = f"{module}.experts", self.config.hidden
         first = self._projection(f"{name}.gate_up_proj", experts, (2 * experts.width, hidden))

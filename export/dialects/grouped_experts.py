@@ -39,7 +39,7 @@ class GroupedExperts(Dialect):
         op, experts = self.graph.op, self.config.experts
         if experts is None:
             raise ValueError(f"{module} has no experts")
-        routing = self._route(scores, experts)
+        routing = self._route(scores, experts, module)
         tokens = op("Div", routing.order, self.graph.constant(experts.chosen, "int64"))
         rows = op("Gather", x, tokens, axis=0)  # [P, hidden]
         gate_up = self._each(rows, routing.sizes, experts, module, "gate_proj", "up_proj")
@@ -52,7 +52,7 @@ class GroupedExperts(Dialect):
         weighted = self.multiply(by_token, weights)
         return op("ReduceSum", weighted, self.graph.constant([1], "int64"), keepdims=0)
 
-    def _route(self, scores: str, experts: Experts) -> _Routing:
+    def _route(self, scores: str, experts: Experts, module: str) -> _Routing:
         """Choose the experts of each token, from scores [T, experts]."""
         op, multi, constant = self.graph.op, self.graph.multi, self.graph.constant
         if self.float != "float32":
@@ -68,6 +68,9 @@ class GroupedExperts(Dialect):
         sizes = op("ReduceSum", self.cast(marks, "int64"), constant([0], "int64"), keepdims=0)
         if self.float != "float32":
             weights = self.cast(weights, self.float)
+        if experts.beside:
+            scale = self.weight(f"{module}.router_scale")
+            weights = self.multiply(weights, op("Gather", scale, chosen))
         return _Routing(weights, self._ranks(pairs), sizes)
 
     def _ranks(self, values: str) -> str:

@@ -74,12 +74,13 @@ def _shifted(net: Dialect, found: str, x: str, name: str, weight: Quantized) -> 
     return graph.op("Gemm", sums, _offsets(graph, name, weight), found, transB=1)
 
 
-def look_up(net: Dialect, name: str, weight: Quantized) -> str:
-    """Look up rows of a weight [V, K] at the packed tokens, [T, K]."""
+def look_up(net: Dialect, name: str, weight: Quantized, tokens: str | None = None) -> str:
+    """Look up rows of a weight [V, K] at the packed tokens, or at others [T]; [T, K]."""
     graph, op, weight = net.graph, net.graph.op, weight.without_zeros()
+    tokens = tokens or net.tokens
     last = graph.constant([-1], "int64")
     codes, scales = write_rows(graph, name, weight)
-    found = op("Gather", codes, net.tokens)  # [T, blocks, bytes]
+    found = op("Gather", codes, tokens)  # [T, blocks, bytes]
     if weight.bits == 4:
         wide, base = net.cast(found, "int32"), graph.constant(16, "int32")
         pair = (op(kind, wide, base) for kind in ("Mod", "Div"))
@@ -87,9 +88,9 @@ def look_up(net: Dialect, name: str, weight: Quantized) -> str:
         found = net.reshape(nibbles, [-1, weight.scales.shape[1], weight.block])
     middle = graph.constant(weight.zero_point, net.float)
     found = op("Sub", net.cast(found, net.float), middle)
-    found = op("Mul", found, op("Unsqueeze", op("Gather", scales, net.tokens), last))
+    found = op("Mul", found, op("Unsqueeze", op("Gather", scales, tokens), last))
     if weight.offsets is not None:
-        offsets = op("Gather", _offsets(graph, name, weight), net.tokens)
+        offsets = op("Gather", _offsets(graph, name, weight), tokens)
         found = op("Add", found, op("Unsqueeze", offsets, last))
     return net.reshape(found, [-1, weight.codes.shape[1]])
 

@@ -1,7 +1,8 @@
 """ONNX opset 17: primitives only, for ONNX Runtime ≤ 1.24 (Python 3.10) and TensorRT 8.6–10.14.
 
 The same graph as opset24, decomposed so that TensorRT's parser takes it: the cache is written by
-ScatterND with one index tensor for all layers, and nothing has more than four dimensions.
+ScatterND with one index tensor for all layers of as many key heads, and nothing has
+more than four dimensions.
 """
 
 from __future__ import annotations
@@ -32,18 +33,21 @@ class Opset17(PaddedAttention):
     ) -> None:
         super().__init__(graph, config, source, precision)
         self._angles_of: dict[Rope, tuple[str, str]] = {}
-        # Where each new entry goes, [B, kv_heads, S, 3]: slot, key head, cell.
-        op, one = graph.op, graph.constant([1], "int64")
+        self._cells = {config.kv_heads: self._places(config.kv_heads)}
+
+    def _places(self, kv_heads: int) -> str:
+        """Return where each new entry goes, [B, kv_heads, S, 3]: slot, key head, cell."""
+        graph, op, one = self.graph, self.graph.op, self.graph.constant([1], "int64")
         slots = op("Shape", self.unpack, start=0, end=1)
         size = op("Shape", self.unpack, start=1, end=2)
-        heads = graph.constant([self.config.kv_heads], "int64")
+        heads = graph.constant([kv_heads], "int64")
         index_shape = op("Concat", slots, heads, size, one, axis=0)
         slot = self.reshape(self._count(slots), [-1, 1, 1, 1])
-        head = graph.constant([[[[h]] for h in range(self.config.kv_heads)]], "int64")
+        head = graph.constant([[[[h]] for h in range(kv_heads)]], "int64")
         offset = self.reshape(self._count(size), [1, 1, -1, 1])
         cell = op("Add", self.reshape(self.write_indices, [-1, 1, 1, 1]), offset)
         spread = [op("Expand", part, index_shape) for part in (slot, head, cell)]
-        self._cells = op("Concat", *spread, axis=-1)
+        return op("Concat", *spread, axis=-1)
 
     def _count(self, size: str) -> str:
         """Count 0, 1, …, size − 1, of `size` [1]."""
@@ -86,9 +90,9 @@ class Opset17(PaddedAttention):
             self._angles_of[rope] = cos, sin
         return self._angles_of[rope]
 
-    def rotate(self, x: str, rope: Rope) -> str:
-        """Apply the rotary embedding to [B, heads, S, head_dim]."""
-        pairs, rest = len(rope.frequencies), self.config.head_dim - 2 * len(rope.frequencies)
+    def rotate(self, x: str, rope: Rope, width: int) -> str:
+        """Apply the rotary embedding to [B, heads, S, width]."""
+        pairs, rest = len(rope.frequencies), width - 2 * len(rope.frequencies)
         sizes = [2 * pairs, rest] if rest else [2 * pairs]
         turning, *still = self.split(x, sizes) if rest else [x]
         return self.concat(*self._turned(turning, rope), *still)
@@ -112,9 +116,11 @@ class Opset17(PaddedAttention):
         order = [index for pair in range(pairs) for index in (pair, pairs + pair)]
         return [op("Gather", both, self.graph.constant(order, "int64"), axis=-1)]
 
-    def append(self, past: str, new: str, present: str) -> None:
+    def append(self, past: str, new: str, present: str, kv_heads: int) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
-        self.graph.op("ScatterND", past, self._cells, new, name=present)
+        if kv_heads not in self._cells:
+            self._cells[kv_heads] = self._places(kv_heads)
+        self.graph.op("ScatterND", past, self._cells[kv_heads], new, name=present)
 
     def recall(self, rows: Sequence[str], lacking: str, states: Sequence[str]) -> str:
         """Write a state space as products over all pairs of tokens.

@@ -25,20 +25,19 @@ class Opset24(PaddedAttention):
         """Compute x · Φ(x), or its approximation by tanh."""
         return self.graph.op("Gelu", x, approximate="tanh" if tanh else "none")
 
-    def rotate(self, x: str, rope: Rope) -> str:
-        """Apply the rotary embedding to [B, heads, S, head_dim]."""
-        width = 2 * len(rope.frequencies)
-        whole = width == self.config.head_dim
+    def rotate(self, x: str, rope: Rope, width: int) -> str:
+        """Apply the rotary embedding to [B, heads, S, width]."""
+        turning = 2 * len(rope.frequencies)
         return self.graph.op(
             "RotaryEmbedding",
             x,
             *self.rotary_tables(rope),
             self.slot_positions,
             interleaved=int(rope.interleaved),
-            rotary_embedding_dim=0 if whole else width,
+            rotary_embedding_dim=0 if turning == width else turning,
         )
 
-    def append(self, past: str, new: str, present: str) -> None:
+    def append(self, past: str, new: str, present: str, kv_heads: int) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
         self.graph.op("TensorScatter", past, new, self.write_indices, name=present, axis=2)
 

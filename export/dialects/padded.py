@@ -19,7 +19,7 @@ from abc import abstractmethod
 from functools import cached_property
 
 from pilotfish.engines.artifact import Precision
-from pilotfish.export.config import ModelConfig, Rope
+from pilotfish.export.config import Heads, ModelConfig, Rope
 from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
 from pilotfish.export.graph import GraphWriter
@@ -38,56 +38,76 @@ class PaddedAttention(GroupedExperts):
         self.mask = graph.input("attention_mask", self.float, ["B", 1, "S", "C"])
         # Positions [B, S] of the tokens as they are laid out.
         self.slot_positions = graph.op("Gather", self.positions, self.unpack, axis=0)
-        self._masks: dict[int | None, str] = {}
-
-    @property
-    def group(self) -> int:
-        """Query heads per key head."""
-        return self.config.heads // self.config.kv_heads
+        self._windows: dict[int | None, str] = {}
+        self._masks: dict[tuple[int | None, int], str] = {}
+        self._rows: dict[tuple[int, int, int], str] = {}
+        self._sink_shapes: dict[int, str] = {}
 
     @abstractmethod
-    def rotate(self, x: str, rope: Rope) -> str:
-        """Apply the rotary embedding to [B, heads, S, head_dim]."""
+    def rotate(self, x: str, rope: Rope, width: int) -> str:
+        """Apply the rotary embedding to [B, heads, S, width]."""
 
     @abstractmethod
-    def append(self, past: str, new: str, present: str) -> None:
+    def append(self, past: str, new: str, present: str, kv_heads: int) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
 
     def attention(self, layer: int, qkv: str) -> str:
         """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
-        config, op = self.config, self.graph.op
-        heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
-        rows = self.reshape(qkv, [-1, dim])  # [T · (heads + 2 · kv_heads), head_dim]
-        qk = op("Gather", rows, self._qk_rows, axis=0)  # [B, heads + kv_heads, S, head_dim]
-        v = op("Gather", rows, self._v_rows, axis=0)  # [B, kv_heads, S, head_dim]
+        op, heads = self.graph.op, self.config.heads_of(layer)
+        rows = self.reshape(qkv, [-1, heads.dim])  # [T · heads of q, k and v, head_dim]
+        source = self.config.layer(layer).reads
+        if source is None:
+            q, key, value = self._append(rows, layer)
+        else:
+            q = op("Gather", rows, self._rows_of(0, heads.queries, heads.queries), axis=0)
+            q, (key, value) = self._prepare_query(q, layer), self.cache_of(source)
+        # The heads that share a key head stand one below the other: keys are read once.
+        stacked = self.reshape(q, [0, heads.keys, -1, heads.dim])
+        attended = self._attend(stacked, key, value, layer)
+        answers = op("Gather", self.reshape(attended, [-1, heads.dim]), self._answer_rows, axis=0)
+        return self.reshape(answers, [-1, heads.queries * heads.dim])  # from [T, heads, head_dim]
+
+    def _append(self, rows: str, layer: int) -> tuple[str, str, str]:
+        """Append a layer's keys and values; return q, and the cache's keys and values."""
+        op, heads = self.graph.op, self.config.heads_of(layer)
+        first = heads.queries + heads.keys  # rows of a token before its values
+        tied = self.config.layer(layer).tied_values
+        total = first if tied else first + heads.keys
+        qk = op("Gather", rows, self._rows_of(0, first, total), axis=0)
+        own = self._rows_of(heads.queries if tied else first, heads.keys, total)
+        v = op("Gather", rows, own, axis=0)  # [B, kv_heads, S, head_dim]
         q, k = self._prepare(qk, layer)
         past_key, past_value, key, value = self.cache(layer)
-        self.append(past_key, k, key)
-        self.append(past_value, v, value)
-        # The heads that share a key head stand one below the other: keys are read once.
-        stacked = self.reshape(q, [0, kv_heads, -1, dim])
-        attended = self._attend(stacked, key, value, layer)
-        answers = op("Gather", self.reshape(attended, [-1, dim]), self._answer_rows, axis=0)
-        return self.reshape(answers, [-1, heads * dim])  # from [T, heads, head_dim]
+        v = self.norm_values(v, heads)
+        self.append(past_key, k, key, heads.keys)
+        self.append(past_value, v, value, heads.keys)
+        return q, key, value
+
+    def _prepare_query(self, q: str, layer: int) -> str:
+        """Norm and rotate q [B, heads, S, head_dim] of a layer that has no k."""
+        rope, heads = self.config.layer(layer).rope, self.config.heads_of(layer)
+        if self.config.form.qk_norm is not None:
+            q = self.norm_heads(q, f"model.layers.{layer}.self_attn.q_norm", heads.queries, apart=2)
+        return q if rope is None else self.rotate(q, rope, heads.dim)
 
     def _prepare(self, qk: str, layer: int) -> tuple[str, str]:
         """Norm and rotate q and k: [B, heads + kv_heads, S, head_dim] → two of theirs."""
-        config, form = self.config, self.config.form
-        rope, sizes = config.layer(layer).rope, [config.heads, config.kv_heads]
+        config, form, heads = self.config, self.config.form, self.config.heads_of(layer)
+        rope, sizes = config.layer(layer).rope, [heads.queries, heads.keys]
 
         def turned(x: str) -> str:
-            return x if rope is None else self.rotate(x, rope)
+            return x if rope is None else self.rotate(x, rope, heads.dim)
 
         if form.qk_norm in {None, "all"}:
             q, k = self.split(turned(qk), sizes, axis=1)
         else:
             parts = []
-            for name, x, heads in zip("qk", self.split(qk, sizes, axis=1), sizes, strict=True):
+            for name, x, count in zip("qk", self.split(qk, sizes, axis=1), sizes, strict=True):
                 module = f"model.layers.{layer}.self_attn.{name}_norm"
                 if form.qk_norm_late:
-                    parts.append(self.norm_heads(turned(x), module, heads, apart=2))
+                    parts.append(self.norm_heads(turned(x), module, count, apart=2))
                 else:
-                    parts.append(turned(self.norm_heads(x, module, heads, apart=2)))
+                    parts.append(turned(self.norm_heads(x, module, count, apart=2)))
             q, k = parts
         return (self.multiply(q, self._growth) if config.query_growth else q), k
 
@@ -105,12 +125,9 @@ class PaddedAttention(GroupedExperts):
 
     def _attend(self, q: str, key: str, value: str, layer: int) -> str:
         """Compute softmax(q · keyᵀ · scale + mask) · value; q [B, kv_heads, group · S, …]."""
-        config, op = self.config, self.graph.op
-        scaled = self.scaled(q, config.score_scale or config.head_dim**-0.5)
-        scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
-        scores = op(
-            "Add", self.capped(scores, config.score_cap), self._mask(config.layer(layer).window)
-        )
+        config, op, heads = self.config, self.graph.op, self.config.heads_of(layer)
+        scores = self.scores(q, key, heads)
+        scores = op("Add", scores, self._mask(config.layer(layer).window, heads.group))
         if not config.form.sinks:
             return op("MatMul", op("Softmax", scores, axis=-1), value)
         weights = op("Softmax", self.concat(scores, self._sinks(layer)), axis=-1)
@@ -119,46 +136,52 @@ class PaddedAttention(GroupedExperts):
 
     def _sinks(self, layer: int) -> str:
         """Return the scores of no token, for the stacked queries: [B, kv_heads, group · S, 1]."""
-        config, name = self.config, f"model.layers.{layer}.self_attn.sinks"
-        shape = [1, config.kv_heads, self.group, 1]
+        heads, name = self.config.heads_of(layer), f"model.layers.{layer}.self_attn.sinks"
+        shape = [1, heads.keys, heads.group, 1]
         sinks = self.weight(name, self.read(name).reshape(shape))
         return self.reshape(
-            self.graph.op("Expand", sinks, self._sink_shape), [0, config.kv_heads, -1, 1]
+            self.graph.op("Expand", sinks, self._sink_shape(heads)), [0, heads.keys, -1, 1]
         )
 
-    @cached_property
-    def _sink_shape(self) -> str:
-        """[B, kv_heads, group, S]"""
-        slots, size = (self.graph.op("Shape", self.unpack, start=i, end=i + 1) for i in (0, 1))
-        heads = self.graph.constant([self.config.kv_heads, self.group], "int64")
-        return self.graph.op("Concat", slots, heads, size, axis=0)
+    def _sink_shape(self, heads: Heads) -> str:
+        """Return [B, kv_heads, group, S]; layers of as many heads share it."""
+        if heads.keys not in self._sink_shapes:
+            slots, size = (self.graph.op("Shape", self.unpack, start=i, end=i + 1) for i in (0, 1))
+            sizes = self.graph.constant([heads.keys, heads.group], "int64")
+            self._sink_shapes[heads.keys] = self.graph.op("Concat", slots, sizes, size, axis=0)
+        return self._sink_shapes[heads.keys]
 
-    def _mask(self, window: int | None) -> str:
+    def _mask(self, window: int | None, group: int) -> str:
         """Return the mask for the stacked queries, [B, 1, group · S, C]; layers share it."""
-        if window not in self._masks:
-            mask = self.mask
-            if window is not None:
-                axes = self.graph.constant([1, 3], "int64")
-                positions = self.graph.op("Unsqueeze", self.slot_positions, axes)
-                mask = self.hidden_beyond(window, mask, positions, self._cell_positions)
-            self._masks[window] = self.graph.op("Concat", *[mask] * self.group, axis=2)
-        return self._masks[window]
+        if (window, group) not in self._masks:
+            parts = [self._window(window)] * group
+            self._masks[window, group] = self.graph.op("Concat", *parts, axis=2)
+        return self._masks[window, group]
 
-    @cached_property
-    def _qk_rows(self) -> str:
-        """The row of [T · (heads + 2 · kv_heads)] for each of [B, heads + kv_heads, S]."""
-        return self._rows(0, self.config.heads + self.config.kv_heads)
+    def _window(self, window: int | None) -> str:
+        """Return the mask of a window, [B, 1, S, C]; layers share it."""
+        if window is None:
+            return self.mask
+        if window not in self._windows:
+            axes = self.graph.constant([1, 3], "int64")
+            positions = self.graph.op("Unsqueeze", self.slot_positions, axes)
+            self._windows[window] = self.hidden_beyond(
+                window, self.mask, positions, self._cell_positions
+            )
+        return self._windows[window]
 
-    @cached_property
-    def _v_rows(self) -> str:
-        """The row of [T · (heads + 2 · kv_heads)] for each of [B, kv_heads, S]."""
-        return self._rows(self.config.heads + self.config.kv_heads, self.config.kv_heads)
+    def _rows_of(self, first: int, count: int, total: int) -> str:
+        """Return the row of [T · total] for each of [B, count, S], from a token's row `first` on.
 
-    def _rows(self, first: int, count: int) -> str:
-        graph, total = self.graph, self.config.heads + 2 * self.config.kv_heads
-        tokens = graph.op("Mul", self.unpack, graph.constant(total, "int64"))
-        tokens = graph.op("Unsqueeze", tokens, graph.constant([1], "int64"))  # [B, 1, S]
-        return graph.op("Add", tokens, graph.constant([[first + i] for i in range(count)], "int64"))
+        Layers of as many heads share it.
+        """
+        if (first, count, total) not in self._rows:
+            graph = self.graph
+            tokens = graph.op("Mul", self.unpack, graph.constant(total, "int64"))
+            tokens = graph.op("Unsqueeze", tokens, graph.constant([1], "int64"))  # [B, 1, S]
+            heads = graph.constant([[first + i] for i in range(count)], "int64")
+            self._rows[first, count, total] = graph.op("Add", tokens, heads)
+        return self._rows[first, count, total]
 
     @cached_property
     def _answer_rows(self) -> str:

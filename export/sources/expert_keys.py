@@ -13,7 +13,7 @@ def read_experts(keys: ClassKeys) -> Experts | None:
         ExportError: if more are chosen than there are.
     """
     mixture = keys.architecture.mixture
-    if mixture is None:
+    if mixture is None or not _has_experts(keys):
         return None
     width = "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
     count, chosen = keys.count("num_experts"), keys.count("num_experts_per_tok")
@@ -32,6 +32,7 @@ def read_experts(keys: ClassKeys) -> Experts | None:
         shared_gate=mixture.shared_gate,
         steepness=keys.number("swiglu_alpha", otherwise=1.0),
         lift=mixture.lift,
+        beside=mixture.beside,
         limit=keys.optional("swiglu_limit"),
     )
 
@@ -42,7 +43,7 @@ def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
     Raises:
         ExportError: if the list of the others holds something else than layers.
     """
-    if keys.architecture.mixture is None:
+    if not _has_experts(keys):
         return [False] * layers
     if not keys.has("decoder_sparse_step"):
         return [True] * layers
@@ -50,3 +51,9 @@ def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
     if any(not isinstance(layer, int) or isinstance(layer, bool) for layer in plain):
         raise keys.fields.error(f"mlp_only_layers is {plain!r}, and must be a list of layers")
     return [i not in plain and (i + 1) % step == 0 for i in range(layers)]
+
+
+def _has_experts(keys: ClassKeys) -> bool:
+    """Whether the model has experts: by its class, or by a key."""
+    mixture = keys.architecture.mixture
+    return mixture is not None and (mixture.switch is None or keys.flag(mixture.switch))

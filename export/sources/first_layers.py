@@ -7,7 +7,7 @@ name, description and origin say that it is another model.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.source import WeightSource
-from pilotfish.export.weights import LAYER
+from pilotfish.export.weights import LAYER, TOKEN_PROJECTION, TOKEN_TABLE
 
 
 class FirstLayers:
@@ -59,7 +59,18 @@ class FirstLayers:
         """Read one of the weights that are left, as the whole model has it."""
         if not self._keeps(name):
             raise ExportError(f"{self.config.name} has no weight {name}")
-        return self._whole.tensor(name)
+        if name == TOKEN_TABLE:
+            return np.concatenate(list(self.rows(name)))
+        found = self._whole.tensor(name)
+        return found[: self._inputs] if name == f"{TOKEN_PROJECTION}.weight" else found
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read one of the weights that are left, in parts; of the layers' table, their columns."""
+        if name != TOKEN_TABLE or self.config.token_inputs is None:
+            yield self.tensor(name)
+            return
+        for part in self._whole.rows(name):
+            yield part[:, : self._layers * self.config.token_inputs.width]
 
     def blocks(self) -> Collection[str]:
         """Name the kinds of blocks that the whole model's weights are stored in."""
@@ -69,7 +80,18 @@ class FirstLayers:
         """Read the blocks of one of the weights that are left, as the whole model has them."""
         if not self._keeps(name):
             raise ExportError(f"{self.config.name} has no weight {name}")
-        return self._whole.quantized(name)
+        if name == TOKEN_TABLE:
+            return None  # its blocks may lie across the border of two layers
+        found = self._whole.quantized(name)
+        if found is None or name != f"{TOKEN_PROJECTION}.weight":
+            return found
+        return found.take(np.arange(self._inputs))
+
+    @property
+    def _inputs(self) -> int:
+        """Rows of what projects an embedding to the inputs of all layers that are left."""
+        own = self.config.token_inputs
+        return 0 if own is None else self._layers * own.width
 
     def _keeps(self, name: str) -> bool:
         layer = LAYER.search(name)

@@ -7,7 +7,7 @@ back here.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -107,6 +107,10 @@ class GgufSource:
         values = self._taker.take(name, origin, [self._stored(origin)])
         heads = self._interleaved_heads(name)
         return values if heads is None else _halves_apart(values, heads)
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read one weight, in one part: none of these classes has one that is looked up only."""
+        yield self.tensor(name)
 
     def _stored(self, origin: Origin) -> NDArray[np.float32]:
         """Read a tensor, or an expert's part; of a fused one, parts follow parts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -109,6 +109,15 @@ class DirectorySource:
         stored = [self._stored(each, origin.expert) for each in origin.stored]
         found = self._taker.take(name, origin, stored)
         return np.add(found, 1, dtype=np.float32) if self._adds_one(name) else found
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read one weight in parts; as a whole where it is not stored as it is."""
+        origin = self._origins.get(name)
+        place = None if origin is None else self._places[origin.stored[0]]
+        if origin is None or not isinstance(place, PlainTensor) or origin.part is not None:
+            yield self.tensor(name)
+        else:
+            yield from place.rows()
 
     def blocks(self) -> Collection[str]:
         """Name the method by which matrices are quantised in blocks of integers."""

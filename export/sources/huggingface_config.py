@@ -14,7 +14,14 @@ import msgspec
 
 from pilotfish.export.architectures import ARCHITECTURES, Architecture
 from pilotfish.export.architectures.architecture import ACTIVATIONS
-from pilotfish.export.config import Activation, Form, ModelConfig, Recurrence
+from pilotfish.export.config import (
+    Activation,
+    Form,
+    ModelConfig,
+    Recurrence,
+    Streams,
+    TokenInputs,
+)
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
@@ -71,6 +78,9 @@ class Description:
         for key in own.must_state:
             if fields.values.get(key) is None:
                 raise fields.error(f"{key} is missing, and by default it is another architecture's")
+        for key in own.not_null:
+            if fields.values.get(key, key) is None:
+                raise fields.error(f"{key} is null, and must be of type float")
         keys = ClassKeys(fields, own)
         self.config = _read(keys, model_type, name)
         self.settings = FileSettings(_called(keys, self.config), _switches(keys))
@@ -161,6 +171,8 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         / keys.number("logits_scaling", otherwise=1.0),
         recurrence=recurrence,
         factors=read_factors(keys),
+        token_inputs=_token_inputs(keys),
+        streams=_streams(keys),
         query_growth=_query_growth(keys),
     )
 
@@ -219,12 +231,18 @@ def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
 def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -> int:
     """Return the width of the feed-forward part; LFM2 computes it of what is stated.
 
-    Without a plain one it is that of an expert, or of the state spaces.
+    Without a plain one it is that of an expert, or of the state spaces; Gemma 3n may list one for
+    each layer (`export.sources.layer_sizes`).
     """
     if not keys.has("intermediate_size"):
         if recurrence is None or keys.has("moe_intermediate_size"):
             return keys.count("moe_intermediate_size")
         return recurrence.values
+    listed = keys.fields.values.get("intermediate_size")
+    if keys.has("activation_sparsity_pattern") and isinstance(listed, list) and listed:
+        keys.fields.touch("intermediate_size")
+        first = Fields({"intermediate_size": listed[0]}, keys.fields.where)
+        return first.count("intermediate_size")
     stated = keys.count("intermediate_size", null=4 * hidden)
     if not keys.has("block_ff_dim"):
         return stated
@@ -246,6 +264,36 @@ def _tied(keys: ClassKeys) -> bool:
     return tied
 
 
+def _token_inputs(keys: ClassKeys) -> TokenInputs | None:
+    """Read the embeddings for each layer; a width of 0 or null stands for none."""
+    if not keys.has("hidden_size_per_layer_input"):
+        return None
+    if keys.raw("hidden_size_per_layer_input") in (0, None) and not keys.has("altup_num_inputs"):
+        keys.raw("vocab_size_per_layer_input")
+        return None
+    return TokenInputs(
+        width=keys.count("hidden_size_per_layer_input"),
+        rows=keys.count("vocab_size_per_layer_input"),
+    )
+
+
+def _streams(keys: ClassKeys) -> Streams | None:
+    """Read Gemma 3n's AltUp and Laurel."""
+    if not keys.has("altup_num_inputs"):
+        return None
+    found = Streams(
+        count=keys.count("altup_num_inputs"),
+        active=keys.fields.get("altup_active_idx", int, keys.default("altup_active_idx")),
+        scaled=keys.flag("altup_correct_scale"),
+        rank=keys.count("laurel_rank"),
+    )
+    if not 0 <= found.active < found.count or found.count < 2:
+        raise keys.fields.error(
+            f"altup_active_idx {found.active} is none of altup_num_inputs {found.count} ≥ 2 streams"
+        )
+    return found
+
+
 def _activation(keys: ClassKeys) -> Activation:
     if not keys.has("hidden_act"):
         return ACTIVATIONS[keys.default("hidden_act")]
@@ -259,6 +307,8 @@ def _activation(keys: ClassKeys) -> Activation:
 
 
 def _score_scale(keys: ClassKeys, head_dim: int) -> float | None:
+    if keys.architecture.scores is not None:
+        return keys.architecture.scores
     if keys.has("key_multiplier"):  # Falcon-H1
         factor = keys.number("key_multiplier", otherwise=1.0)
         return None if factor == 1.0 else float(factor * head_dim**-0.5)
@@ -309,7 +359,7 @@ def _switches(keys: ClassKeys) -> dict[str, str]:
         if key:
             said = f"{key} {keys.flag(key)}"
             found |= {f"{module}.bias": said for module in modules}
-    if keys.has("num_experts"):
+    if keys.has("num_experts") and keys.raw("num_experts") is not None:
         found[".experts."] = f"{keys.called('num_experts')} {keys.count('num_experts')}"
     if keys.has("do_layer_norm_before"):
         found["model.norm."] = f"do_layer_norm_before {keys.flag('do_layer_norm_before')}"

@@ -11,6 +11,7 @@ from pilotfish.export.config import CACHED, Kind, Layer, Rope
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.expert_keys import layers_of_experts
 from pilotfish.export.sources.fields import Fields, shown
+from pilotfish.export.sources.layer_sizes import widths_of_heads, with_sizes
 from pilotfish.export.sources.rotary import RopeBase, read_table
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -33,14 +34,15 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
     window = _window(keys)
     kinds = _layer_types(keys, layers, window)
     rotated = _rotated(keys, layers, kinds, window)
-    ropes = {}
+    ropes, dims = {}, widths_of_heads(keys, kinds, head_dim)
     if any(rotated):
-        ropes = {kind: _rope(keys, kind, head_dim) for kind in dict.fromkeys(kinds)}
+        ropes = {kind: _rope(keys, kind, dims[kind]) for kind in dict.fromkeys(kinds)}
     mixed = layers_of_experts(keys, layers)
     pattern = [
         Layer(ropes[kind] if turns else None, window if kind == SLIDING else None, experts)
         for kind, turns, experts in zip(kinds, rotated, mixed, strict=True)
     ]
+    pattern = with_sizes(keys, kinds, pattern)
     return tuple(pattern[:1] if len(set(pattern)) == 1 else pattern)
 
 
@@ -141,6 +143,8 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
         if not isinstance(kind, str) or kind not in {*ALSO_FULL, SLIDING}:
             raise fields.error(f"layers of type {shown(kind)} are not supported (layer_types)")
     kinds = [SLIDING if kind == SLIDING else FULL for kind in stated]
+    if keys.architecture.full_last and kinds[-1] != FULL:
+        raise fields.error(f"the last layer of this class is of type {FULL} (layer_types)")
     if rule in {"listed", "switched"}:
         if SLIDING in kinds and window is None:
             raise fields.error("layer_types names windows, and no sliding_window is in effect")
@@ -177,6 +181,7 @@ def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str
             windowed = [i >= first for i in range(layers)]
     else:
         windowed = [every is None or bool((i + 1) % every) for i in range(layers)]
+        windowed[-1] = windowed[-1] and not own.full_last
     return [SLIDING if each and window is not None else FULL for each in windowed]
 
 
@@ -238,6 +243,11 @@ def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: F
     """Read Gemma 3's and OLMo 3's: a table a type, or before, a scaling of the full layers."""
     local = kind == SLIDING and keys.has("rope_local_base_freq")
     theta_key = "rope_local_base_freq" if local else "rope_theta"
+    default = keys.architecture.rope_default
+    if not new.values and default is not None:
+        if keys.fields.values.get("rope_parameters") is not None or old.values:
+            raise keys.fields.error(f"rope_parameters must have tables for {FULL} and {SLIDING}")
+        return _read(keys, Fields(default[kind], new.where, new.prefix), head_dim)
     if not new.values:
         _check_old_form(keys, old)
         scaling = old if kind == FULL else Fields({}, old.where, old.prefix)
@@ -246,6 +256,8 @@ def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: F
         raise keys.fields.error("rope_parameters and rope_scaling both stand there: remove one")
     if set(new.values) - {FULL, SLIDING}:
         raise keys.fields.error(f"rope_parameters must have a table for {FULL} and for {SLIDING}")
+    if default is not None and not new.table(kind).values:
+        raise keys.fields.error(f"rope_parameters has no table for {kind}")
     return _read(keys, new.table(kind), head_dim, theta_key)
 
 
@@ -266,7 +278,8 @@ def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_
     if any(isinstance(value, dict) for value in table.values.values()):
         raise keys.fields.error("rotary parameters that differ between layers are not supported")
     theta = keys.number(theta_key, otherwise=10000.0)
-    width = _turning(keys, table, head_dim)
+    proportional = table.values.get("rope_type") == "proportional"
+    width = head_dim if proportional else _turning(keys, table, head_dim)
     original = None
     if keys.has("original_max_position_embeddings"):
         original = keys.count("original_max_position_embeddings")
@@ -299,7 +312,8 @@ def _check_table(keys: ClassKeys, table: Fields) -> None:
     """Refuse a rotary table that the class would not take."""
     own = keys.architecture
     kind = table.values.get("rope_type", table.values.get("type", "default"))
-    if table.values and own.rotations is not None and kind not in own.rotations:
+    known = own.rotations is not None or kind != "proportional"
+    if table.values and not (known and kind in (own.rotations or (kind,))):
         raise table.error(f"this class takes no rotary scaling {kind!r}")
     for key in own.rope_states if table.values else ():
         if table.values.get(key) is None:

@@ -124,6 +124,21 @@ def _longrope(table: Fields, base: RopeBase) -> Rope:
     return Rope(sets[0], stated or scale, long=sets[1], short_context=original)
 
 
+def _proportional(table: Fields, base: RopeBase) -> Rope:
+    """Gemma 4's: the first pairs turn as in a head that turns whole; the others stay."""
+    turning = int(_part(table) * base.dim // 2)
+    frequencies = base.frequencies / table.positive("factor", 1.0)
+    frequencies[turning:] = 0
+    return Rope(_tuple(frequencies))
+
+
+def _part(table: Fields) -> float:
+    part = table.get("partial_rotary_factor", float, 1.0)
+    if not 0 <= part <= 1:
+        raise table.error(f"{table.prefix}partial_rotary_factor {part} is no part of a head")
+    return part
+
+
 SCALINGS: dict[str, Callable[[Fields, RopeBase], Rope]] = {
     "default": _default,
     "mrope": _default,  # for text, where all its positions are equal
@@ -133,6 +148,7 @@ SCALINGS: dict[str, Callable[[Fields, RopeBase], Rope]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "su": _longrope,  # what older files of Phi-3 call it
+    "proportional": _proportional,
 }
 
 

@@ -8,7 +8,7 @@ read through the package, which copies each of them twice and keeps the file's p
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.mapped_file import MappedFile
 
 BYTES_AT_ONCE = 1 << 24
+ROWS_BYTES = 1 << 24  # of a tensor that is read in parts
 INTEGERS: dict[str, type[np.generic]] = {
     "I64": np.int64,
     "I32": np.int32,
@@ -72,13 +73,22 @@ class SafetensorsFile:
             ExportError: if there is no such tensor, or it is not of floating point.
         """
         tensor = self._stored(name)
-        values = self._part(tensor, index).view(DTYPES[tensor.dtype])
-        if tensor.dtype == "BF16":  # the upper half of a float32
-            wide = values.astype(np.uint32)
-            wide <<= 16
-            values = wide.view(np.float32)
         shape = tensor.shape if index is None else tensor.shape[1:]
-        return values.astype(np.float32, copy=False).reshape(shape)
+        return _floats(self._part(tensor, index), tensor.dtype).reshape(shape)
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """The tensor in parts of neighbouring rows, of at most ROWS_BYTES each in the file.
+
+        Raises:
+            ExportError: as `tensor`.
+        """
+        tensor = self._stored(name)
+        size = (tensor.data_offsets[1] - tensor.data_offsets[0]) // max(tensor.shape[0], 1)
+        step = max(ROWS_BYTES // max(size, 1), 1)
+        for start in range(0, tensor.shape[0], step):
+            count = min(step, tensor.shape[0] - start)
+            part = self._bytes(tensor, start * size, count * size)
+            yield _floats(part, tensor.dtype).reshape(count, *tensor.shape[1:])
 
     def coded_shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of a tensor of bytes; None if it is of another type, or not there."""
@@ -155,3 +165,13 @@ class SafetensorsFile:
         header = msgspec.json.decode(self._file.data[8:end], type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         return end, {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
+
+
+def _floats(values: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
+    """Read bytes of this type as float32."""
+    stored = values.view(DTYPES[dtype])
+    if dtype == "BF16":  # the upper half of a float32
+        wide = stored.astype(np.uint32)
+        wide <<= 16
+        stored = wide.view(np.float32)
+    return stored.astype(np.float32, copy=False)

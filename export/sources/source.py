@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -70,6 +70,14 @@ class WeightSource(Protocol):
 
         Raises:
             ExportError: if the source has no such weight or cannot decode it.
+        """
+        ...
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read one weight as `tensor` would, in parts: neighbouring rows each, some megabytes.
+
+        Raises:
+            ExportError: as `tensor`.
         """
         ...
 

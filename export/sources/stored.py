@@ -10,7 +10,7 @@ numbers in 4 bits (E2M1) times a power of two (E8M0).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,6 +57,10 @@ class PlainTensor:
     def read(self, index: int | None) -> NDArray[np.float32]:
         """Read it, or a part along its first axis."""
         return self.file.tensor(self.name, index)
+
+    def rows(self) -> Iterator[NDArray[np.float32]]:
+        """Read it in parts of neighbouring rows."""
+        return self.file.rows(self.name)
 
     def holds_same(self, other: PlainTensor) -> bool:
         """Whether the other has the same type, shape and bytes."""

@@ -72,14 +72,14 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
             own = f"{prefix}{names.listed[entry[1]]}.weight"
             listed.setdefault(own, {})[int(entry[2])] = name
             continue
-        if rest in names.tensors:
-            place(prefix + names.tensors[rest], Origin((name,)))
-            continue
         if rest in names.stacked:
             parts = names.stacked[rest]
             for expert in range(stored[name][0] if stored[name] else 0):
                 for i, part in enumerate(parts):
                     place(prefix + _of(part, expert), Origin((name,), i, parts, expert))
+            continue
+        if rest in names.tensors or not module:
+            place(prefix + names.tensors.get(rest, rest), Origin((name,)))
             continue
         if module in names.fused:
             parts = names.fused[module]

@@ -12,6 +12,8 @@ from pilotfish.export.errors import ExportError
 TEXT_TYPES = {
     "aya_vision": "cohere2",
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
     "idefics3": "llama",
     "llava": "llama",
     "llava_next": "llama",

@@ -80,8 +80,7 @@ class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class KeptStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What layers keep of each slot besides keys and values (`engines.states`).
 
-    `layers` are these layers, from 0; `cached` are those with keys and values, None where that is
-    all others. For each token they keep `width` numbers, which a convolution
+    `layers` are these layers, from 0. For each token they keep `width` numbers, which a convolution
     of `taps` tokens reads; with `heads`, also a state of [heads, key_dim, value_dim] numbers.
     `window` is the number of tokens that a rollback takes back without reading others again; and
     such a model reads no token trees.
@@ -94,7 +93,14 @@ class KeptStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     key_dim: Annotated[int, msgspec.Meta(ge=0)] = 0
     value_dim: Annotated[int, msgspec.Meta(ge=0)] = 0
     window: Positive
-    cached: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
+
+
+class CachedLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys and values that a layer, counted from 0, keeps of each token."""
+
+    layer: Annotated[int, msgspec.Meta(ge=0)]
+    kv_heads: Positive
+    head_dim: Positive
 
 
 class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +127,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     for a whole model; in a stage all other fields but `files` describe the whole model. `window` is
     the smallest number of positions that a token of some layer sees; None where all layers see all.
     `states` describes layers that keep something else than keys and values; None without any.
+    `caches` are the layers with keys and values of their own, where they differ in shape, others
+    read theirs, or layers have neither these nor states, or both; None where all layers without
+    states keep those of `dimensions`.
     `cost` is what the precision costs, None where that was not measured. `trees` is whether the
     graph has a mask for token trees, `hidden_states` whether it gives hidden states: only graphs of
     the dialect genai may lack them.
@@ -147,6 +156,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stage: Cut | None = None
     window: Positive | None = None
     states: KeptStates | None = None
+    caches: list[CachedLayer] | None = None
     cost: PrecisionCost | None = None
     trees: bool = True
     hidden_states: bool = True
@@ -164,12 +174,29 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.dimensions.layers if self.stage is None else self.stage.layers
 
     @property
-    def cached(self) -> list[int]:
-        """The layers of the graph that have keys and values, from 0."""
-        if self.states is not None and self.states.cached is not None:
-            return self.states.cached
+    def cached(self) -> list[CachedLayer]:
+        """The layers of the graph that keep keys and values, counted from its first one."""
+        if self.caches is not None:
+            first = 0 if self.stage is None else self.stage.first_layer
+            own = range(first, first + self.layers)
+            return [
+                msgspec.structs.replace(each, layer=each.layer - first)
+                for each in self.caches
+                if each.layer in own
+            ]
         without = set() if self.states is None else set(self.states.layers)
-        return [layer for layer in range(self.layers) if layer not in without]
+        sizes = self.dimensions
+        return [
+            CachedLayer(layer=layer, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim)
+            for layer in range(self.layers)
+            if layer not in without
+        ]
+
+    @property
+    def shares(self) -> bool:
+        """Whether some layers read the keys and values of others."""
+        listed = self.caches is not None and self.states is None
+        return listed and len(self.cached) < self.layers
 
     @property
     def digest(self) -> str:
@@ -206,7 +233,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("ignored_keys", "left_out"):
             if not fields["source"][name]:
                 del fields["source"][name]  # likewise
-        for name in ("window", "states", "cost"):
+        for name in ("window", "states", "caches", "cost"):
             if fields[name] is None:
                 del fields[name]  # likewise
         for name in ("trees", "hidden_states"):
@@ -380,6 +407,8 @@ def _check(directory: Path, manifest: Manifest) -> None:
         problem = "states does not fit the dimensions"
     elif manifest.dialect == GENAI and (manifest.trees or manifest.stage or manifest.states):
         problem = "a graph of ONNX Runtime GenAI reads no trees, is no stage and has no states here"
+    elif manifest.caches is not None and not _are_caches(manifest.caches, manifest):
+        problem = "caches does not fit the dimensions"
     elif missing := _needed(manifest) - manifest.files.keys():
         problem = f"files does not name {', '.join(sorted(missing))}"
     elif manifest.stage is not None and not _fits(manifest.stage, manifest.dimensions.layers):
@@ -410,10 +439,17 @@ def _needed(manifest: Manifest) -> set[str]:
 def _fit(states: KeptStates, manifest: Manifest) -> bool:
     """Whether a model of these dimensions can have such states."""
     sizes = (states.heads, states.key_dim, states.value_dim)
-    listed = [states.layers, states.cached or []]
-    ascending = all(layers == sorted(set(layers)) for layers in listed)
-    inside = all(layer < manifest.dimensions.layers for layers in listed for layer in layers)
+    ascending = states.layers == sorted(set(states.layers))
+    inside = states.layers[-1] < manifest.dimensions.layers
     return ascending and inside and all(sizes) == any(sizes) and manifest.stage is None
+
+
+def _are_caches(caches: list[CachedLayer], manifest: Manifest) -> bool:
+    """Whether a model of these dimensions can have such caches."""
+    layers = [each.layer for each in caches]
+    inside = all(layer < manifest.dimensions.layers for layer in layers)
+    some = bool(layers) or manifest.states is not None
+    return some and inside and layers == sorted(set(layers))
 
 
 def _fits(stage: Cut, layers: int) -> bool:

@@ -1,15 +1,16 @@
 """The K/V cache of all slots: static buffers whose capacity grows.
 
-[2 · layers, slots, kv_heads, C, head_dim], of the layers that have any: key of the i-th at plane
-2i, value at 2i + 1; a pass over
-neighbouring slots gets a piece of each plane. Only cells below a slot's length are ever read, so a
-rollback only lowers the length.
+Of the layers that have any, the key of the i-th is plane 2i, its value plane 2i + 1; a pass over
+neighbouring slots gets a piece of each plane. Planes of one shape lie in one buffer, [planes,
+slots, kv_heads, C, head_dim]; nearly every model has one. Only cells below a slot's length are ever
+read, so a rollback only lowers the length.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,42 @@ from pilotfish.engines.artifact import Manifest
 
 STEP = 64  # capacities are multiples of this many cells
 GROWTH = 1.0625  # attention costs C, so spare capacity is kept small
+
+
+class PlaneShape(NamedTuple):
+    """What a plane keeps of each token: so many heads of such a width."""
+
+    kv_heads: int
+    head_dim: int
+
+
+class Layout(NamedTuple):
+    """Which planes share a buffer.
+
+    Attributes:
+        shapes: of each buffer's planes.
+        sizes: planes of each buffer.
+        places: buffer of each plane, and its place there.
+    """
+
+    shapes: list[PlaneShape]
+    sizes: list[int]
+    places: list[tuple[int, int]]
+
+
+def lay_out(manifest: Manifest) -> Layout:
+    """Sort a model's planes by shape."""
+    found = Layout([], [], [])
+    for each in manifest.cached:
+        shape = PlaneShape(each.kv_heads, each.head_dim)
+        if shape not in found.shapes:
+            found.shapes.append(shape)
+            found.sizes.append(0)
+        buffer = found.shapes.index(shape)
+        for _ in ("key", "value"):
+            found.places.append((buffer, found.sizes[buffer]))
+            found.sizes[buffer] += 1
+    return found
 
 
 class KVCache(ABC):
@@ -64,12 +101,13 @@ class HostCache(KVCache):
 
     def __init__(self, manifest: Manifest, slots: int, limit: int) -> None:
         super().__init__(manifest, slots, min(STEP, limit))
-        sizes = manifest.dimensions
         self._limit = limit
-        self._cells: NDArray[np.floating] = np.zeros(
-            (2 * len(manifest.cached), slots, sizes.kv_heads, self.capacity, sizes.head_dim),
-            self.dtype,
-        )
+        layout = lay_out(manifest)
+        self._places = layout.places
+        self._buffers: list[NDArray[np.floating]] = [
+            np.zeros((planes, slots, shape.kv_heads, self.capacity, shape.head_dim), self.dtype)
+            for planes, shape in zip(layout.sizes, layout.shapes, strict=True)
+        ]
 
     def reserve(self, cells: int) -> bool:
         """Make room for `cells` in every slot; true if the buffers moved."""
@@ -78,21 +116,24 @@ class HostCache(KVCache):
         wanted = max(cells, int(self.capacity * GROWTH))
         wanted = -(-wanted // STEP) * STEP
         self.capacity = min(wanted, max(cells, self._limit))  # more than the limit only for padding
-        planes, slots, heads, _, dim = self._cells.shape
-        old = self._cells
-        self._cells = np.zeros((planes, slots, heads, self.capacity, dim), self.dtype)
-        for slot, length in enumerate(self.lengths):
-            self._cells[:, slot, :, :length] = old[:, slot, :, :length]
+        for i, old in enumerate(self._buffers):
+            planes, slots, heads, _, dim = old.shape
+            new = np.zeros((planes, slots, heads, self.capacity, dim), self.dtype)
+            for slot, length in enumerate(self.lengths):
+                new[:, slot, :, :length] = old[:, slot, :, :length]
+            self._buffers[i] = new
         return True
 
     def piece(self, plane: int, first: int, count: int) -> NDArray[np.floating]:
         """Return `count` neighbouring slots of a plane: [count, kv_heads, C, head_dim]."""
-        return self._cells[plane, first : first + count]
+        buffer, place = self._places[plane]
+        return self._buffers[buffer][place, first : first + count]
 
     def take_in(self, slot: int, start: int, count: int) -> None:
         """Do nothing: runs write in place."""
 
     def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
-        # An index list among slices comes first: [n, planes, kv_heads, head_dim].
-        chosen = np.moveaxis(self._cells[:, slot, :, list(cells)], 0, 2)
-        self._cells[:, slot, :, target : target + len(cells)] = chosen
+        for buffer in self._buffers:
+            # An index list among slices comes first: [n, planes, kv_heads, head_dim].
+            chosen = np.moveaxis(buffer[:, slot, :, list(cells)], 0, 2)
+            buffer[:, slot, :, target : target + len(cells)] = chosen

@@ -83,6 +83,19 @@ KINDS: dict[str, dict[str, Any]] = {
         "logit_scale": 1.0,
     },
     "olmo2": {**_LLAMA, "model_type": "olmo2"},  # norms over all heads
+    # Layers of other heads, which read the keys and values of earlier ones; a table for each layer.
+    "gemma4": {
+        **{key: value for key, value in _LLAMA.items() if key != "rope_theta"},
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 264,
+    },
     "opt": _OPT,  # learned positions, as many keys as queries, projected embeddings
     "gpt_oss": {  # sinks, windows, experts with biases in all layers
         **_LLAMA,
@@ -120,8 +133,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 8,
     },
 }
-# What some layers keep of these is no keys and values; they have no trees, and no stages.
+# What some layers keep of these is no keys and values; they have no trees.
 STATEFUL = ("lfm2", "qwen3_5")
+# No stages are made of these: of states, and where layers read the keys and values of others.
+UNCUT = (*STATEFUL, "gemma4")
 # No plain operators say linear attention, so these have no opset17.
 LINEAR = ("qwen3_5",)
 # Protocols are tried with these.
@@ -199,7 +214,7 @@ def _middle(name: str) -> float:
         return 3.0  # seen on long texts, too
     if name.endswith(".A_log"):
         return -2.0  # states remember some dozens of tokens
-    return float("norm" in name and name.endswith("weight"))
+    return float(name.endswith("layer_scalar") or ("norm" in name and name.endswith("weight")))
 
 
 def _settle_routes(weights: dict[str, Floats], experts: int) -> None:

@@ -13,8 +13,8 @@ from pilotfish.selftest.models import (
     BOTH_ENDS,
     KINDS,
     LINEAR,
-    STATEFUL,
     TARGET,
+    UNCUT,
     drafter_of,
     tiny_models,
 )
@@ -54,7 +54,7 @@ class Shelf:
 
     def _tiny(self, provider: str, model: str, variant: Variant, *, first: bool) -> ProviderJob:
         whole = first and model == TARGET
-        cut = whole or (first and provider in STAGED and model not in STATEFUL)
+        cut = whole or (first and provider in STAGED and model not in UNCUT)
         both_ends = first and model in BOTH_ENDS
         return self._job(
             model,

@@ -9,7 +9,7 @@ from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import ArtifactError, CapacityError, ProviderError
 from tests.support.examples import examples
 from tests.support.runnable import hide_gpus, needs, runnable
-from tests.support.tiny import BASE, FAMILIES, RandomSource, tiny_artifact, tiny_config
+from tests.support.tiny import BASE, FAMILIES, SHARING, RandomSource, tiny_artifact, tiny_config
 
 CONTEXT = 256
 SLOTS = 5
@@ -95,7 +95,7 @@ def test_llama_equals_plain_numpy(tmp_path, family, dialect):
     np.testing.assert_allclose(out.hidden, hidden, atol=1e-3)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES | SHARING)
 def test_dialects_agree(tmp_path, family):
     outs = []
     for dialect in runnable():

@@ -20,7 +20,7 @@ CONTEXT = (
     "eyes are more sensitive to blue than to violet. At sunset the light passes through much more "
     "air, so that most of the blue is gone before it arrives. On the Moon, which has no air,"
 )
-ATTENTION = ["llama", "gemma2", "hunyuan"]  # gemma2 has a window of 24
+ATTENTION = ["llama", "gemma2", "hunyuan", "gemma4-e2b"]  # gemma2 has a window of 24
 SPACE = examples(25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

@@ -116,7 +116,8 @@ def test_damaged_graphs_are_refused_by_name(tmp_path: Path) -> None:
 
 class Emptied(HostCache):
     def take_in(self, slot: int, start: int, count: int) -> None:
-        self._cells.fill(0.0)
+        for buffer in self._buffers:
+            buffer.fill(0.0)
 
 
 class Forgetful(CpuBackend):

@@ -17,7 +17,7 @@ from pilotfish.export.model import export_model
 from pilotfish.export.reference import Reference, largest_part
 from pilotfish.export.sample_text import TEXT
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_gguf
-from tests.support.tiny import FAMILIES, RandomSource, tiny_config
+from tests.support.tiny import FAMILIES, SHARING, RandomSource, tiny_config
 
 CONFIG = LLAMA | {"hidden_size": 64, "max_position_embeddings": 600}
 
@@ -30,7 +30,7 @@ def source(path: Path) -> Path:
     return write_gguf(path / "tiny.gguf", CONFIG, weights=calm)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES | SHARING)
 def test_layer_by_layer_is_the_whole_model(tmp_path: Path, family: str) -> None:
     random = RandomSource(tiny_config(family), 3)
     whole = Decoder(export_model(random, tmp_path / "fp32"), provider="cpu")

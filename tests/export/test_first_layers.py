@@ -17,12 +17,12 @@ from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.first_layers import FirstLayers
 from tests.support.small_checkpoints import LLAMA, write_directory, write_gguf
-from tests.support.tiny import FAMILIES, RandomSource, tiny_config
+from tests.support.tiny import FAMILIES, SHARING, RandomSource, tiny_config
 
 FOUR = {**LLAMA, "num_hidden_layers": 4}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES | SHARING)
 def test_it_is_the_model_that_ends_there(tmp_path: Path, family: str) -> None:
     # weights depend on their names alone, so a model of two layers is the first two of three
     whole = RandomSource(tiny_config(family, layers=3), 1)

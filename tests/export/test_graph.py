@@ -4,7 +4,7 @@ import onnx
 import pytest
 
 from pilotfish.export.dialects import DIALECTS
-from tests.support.tiny import FAMILIES, tiny_artifact
+from tests.support.tiny import FAMILIES, SHARING, tiny_artifact
 
 STANDARD = [
     (name, precision)
@@ -22,7 +22,7 @@ PRIMITIVES = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES | SHARING)
 @pytest.mark.parametrize(("dialect", "precision"), STANDARD)
 def test_standard_dialects_pass_the_strict_checker(tmp_path, family, dialect, precision):
     artifact = tiny_artifact(
@@ -34,7 +34,7 @@ def test_standard_dialects_pass_the_strict_checker(tmp_path, family, dialect, pr
     assert [item.version for item in model.opset_import] == [artifact.manifest.opset]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES | SHARING)
 def test_opset17_is_primitives_of_at_most_four_dimensions(tmp_path, family):
     artifact = tiny_artifact(tmp_path / "a", architecture=family, dialect="opset17")
     model = onnx.shape_inference.infer_shapes(onnx.load(artifact.graph_path), strict_mode=True)
@@ -44,4 +44,6 @@ def test_opset17_is_primitives_of_at_most_four_dimensions(tmp_path, family):
     assert max(ranks) <= 4
     scatters = [node for node in model.graph.node if node.op_type == "ScatterND"]
     assert all(not node.attribute for node in scatters)  # TensorRT 10.1 asserts on `reduction`
-    assert len({node.input[1] for node in scatters}) == 1  # one index tensor for all layers
+    # One index tensor for all layers of as many key heads.
+    shapes = {each.kv_heads for each in artifact.manifest.cached}
+    assert len({node.input[1] for node in scatters}) == len(shapes)

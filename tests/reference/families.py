@@ -44,6 +44,10 @@ TWO = ["sliding_attention", "full_attention"]
 FOUR = ["sliding_attention"] * 3 + ["full_attention"]
 PATTERN = {"num_hidden_layers": 4, "layer_types": FOUR, "sliding_window": WINDOW}
 GEMMA = R | {"query_pre_attn_scalar": 20}
+GEMMA4 = R | PATTERN | {"head_dim": 16, "global_head_dim": 32, "final_logit_softcapping": 4.0}
+TOLD = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB}
+SPARSE = {"activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.0, 0.0], "laurel_rank": 32,
+          "final_logit_softcapping": 4.0}  # fmt: skip
 MULTIPLIERS = {
     "embedding_multiplier": 6.0,
     "logits_scaling": 2.5,
@@ -156,7 +160,7 @@ def wrapped(
     model_type: str, text_type: str, text: dict[str, Any], vision: dict[str, Any]
 ) -> Family:
     """A text model within one that sees, too."""
-    tied = bool(text.get("tie_word_embeddings", model_type == "gemma3"))
+    tied = bool(text.get("tie_word_embeddings", model_type in {"gemma3", "gemma4"}))
     settings = {
         "text_config": text | {"model_type": text_type, "tie_word_embeddings": tied},
         "vision_config": vision,
@@ -175,6 +179,9 @@ SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_
           "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
           "patch_size": 7}  # fmt: skip
 CLIP = SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 32}
+GEMMA4_VISION = {"model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 32,
+                 "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+                 "head_dim": 16, "patch_size": 4, "position_embedding_size": 64}  # fmt: skip
 QWEN_VL = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4,
            "out_hidden_size": 64, "num_position_embeddings": 16,
            "deepstack_visual_indexes": [0]}  # fmt: skip
@@ -210,6 +217,21 @@ FAMILIES: dict[str, Family] = {
                        | by_layer(rope(theta=1e6)), "qknorm"),
     "gemma3-4b": windowed("gemma3_text", GEMMA | WIDE | PATTERN
                           | by_layer(rope("linear", 1e6, factor=8.0)), "qknorm"),
+    "gemma4-e2b": windowed("gemma4_text", GEMMA4 | TOLD | {
+        "num_key_value_heads": 1, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+        "num_hidden_layers": 6, "layer_types": (TWO * 3)}, "qknorm"),
+    "gemma4-e4b": windowed("gemma4_text", GEMMA4 | TOLD | {
+        "num_kv_shared_layers": 2, "layer_types": TWO * 2}, "qknorm"),
+    "gemma4-31b": windowed("gemma4_text", GEMMA4 | {
+        "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        "use_bidirectional_attention": "vision"}, "qknorm"),
+    "gemma4-26b": windowed("gemma4_text", GEMMA4 | {
+        "num_experts": 4, "moe_intermediate_size": 32,
+        "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        "enable_moe_block": True, "top_k_experts": 2}, "qknorm experts"),
+    "gemma3n": windowed("gemma3n_text", R | PATTERN | TOLD | SPARSE | {
+        "head_dim": 16, "num_hidden_layers": 5, "layer_types": (TWO * 3)[1:],
+        "num_kv_shared_layers": 2, "intermediate_size": [96, 96, 96, 160, 96]}, "qknorm"),
     "phi-2": Family("phi", N | HALF, "partial"),
     "phi3-4k": windowed("phi3", R | {"num_key_value_heads": 4, "sliding_window": WINDOW}),
     "phi3-128k": Family("phi3", R | {"num_key_value_heads": 4} | ORIGINALLY | longrope(8),
@@ -315,6 +337,9 @@ FAMILIES: dict[str, Family] = {
     "falcon-mamba": Family("falcon_mamba", SELECTIVE | {
         "mixer_rms_eps": EPS, "use_bias": True, "conv_kernel": 3, "expand": 3,
         "tie_word_embeddings": False}, "states"),
+    "gemma4-vision": wrapped("gemma4", "gemma4_text", GEMMA4 | TOLD | {
+        "pad_token_id": 1,
+        "num_kv_shared_layers": 2, "layer_types": TWO * 2}, GEMMA4_VISION),
     "gemma3-vision": wrapped("gemma3", "gemma3_text", GEMMA | WIDE | PATTERN
                              | by_layer(rope("linear", 1e6, factor=8.0)), SIGLIP),
     "mistral3-ministral3": wrapped("mistral3", "ministral3", R | WIDE | TIED | MINISTRAL,
@@ -333,15 +358,6 @@ LATER: dict[str, Family] = {
     "olmo-clipped": Family("olmo", B | {"intermediate_size": 96, "clip_qkv": 1.5}),
     "phi-qknorm": Family("phi", N | QUARTER | {"qk_layernorm": True, "num_key_value_heads": 2},
                          "partial qknorm"),
-    "gemma3n": Family("gemma3n_text", R | {
-        "head_dim": 16, "sliding_window": WINDOW, "layer_types": TWO * 2, "num_hidden_layers": 4,
-        "intermediate_size": [96] * 4, "num_kv_shared_layers": 2, "laurel_rank": 8,
-        "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB,
-        "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0]}),
-    "gemma4": Family("gemma4_text", R | {
-        "head_dim": 16, "sliding_window": WINDOW, "layer_types": TWO * 2, "num_hidden_layers": 4,
-        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": VOCAB, "final_logit_softcapping": 4.0}),
 }  # fmt: skip
 EVERY = FAMILIES | LATER
 
@@ -368,20 +384,41 @@ def liven(model: Any) -> None:
     from transformers.pytorch_utils import Conv1D
 
     inputs_first = {id(m.weight) for m in model.modules() if isinstance(m, Conv1D)}
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    # Rows that have a scale: an embedding's, and a layer's part of one for all layers.
+    embeddings = {
+        id(module.weight): layers_of(name, module.weight)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding)
+    }
+    # Where nothing divides scores, attention would be so sharp that ties in rounding decide all.
+    unscaled = {"Gemma3nTextAttention", "Gemma4TextAttention"} & {
+        type(module).__name__ for module in model.modules()
+    }
     with torch.no_grad():
+        for name, number in model.named_buffers():
+            if name.endswith("layer_scalar"):  # no parameter, and yet stored
+                number.fill_(0.75 + 0.125 * (int(name.split(".")[-2]) % 3))
         for name, weight in model.named_parameters():
             if weight.dim() < 2:
                 if "A_log" not in name and "dt_bias" not in name:
                     weight.copy_((weight + 0.2 * torch.randn_like(weight)).half())
+                if unscaled and name.endswith("q_norm.weight"):
+                    weight.mul_(0.25)
                 continue
             across = id(weight) in inputs_first
             drawn = torch.randn_like(weight.T if across else weight)
             drawn *= 1.5 / drawn.shape[-1] ** 0.5
             if drawn.shape[-1] % 32 == 0:  # not a convolution's; of all experts at once
-                flat = on_grid(drawn.flatten(0, -2), whole_rows=id(weight) in embeddings)
-                drawn = flat.reshape(drawn.shape)
+                parts = embeddings.get(id(weight), 1)
+                by_part = drawn.reshape(-1, drawn.shape[-1] // parts)
+                drawn = on_grid(by_part, whole_rows=id(weight) in embeddings).reshape_as(drawn)
             weight.copy_(drawn.T if across else drawn)
+
+
+def layers_of(name: str, weight: Any) -> int:
+    """How many layers the rows of an embedding have a part for."""
+    width = TOLD["hidden_size_per_layer_input"]
+    return int(weight.shape[1] // width) if name.endswith("embed_tokens_per_layer") else 1
 
 
 def on_grid(weight: Any, *, whole_rows: bool) -> Any:

@@ -25,6 +25,7 @@ from tests.support.small_checkpoints import TOKENS as VOCABULARY
 Floats = NDArray[np.float32]
 LENGTH = 200
 TEXT = np.random.default_rng(1).integers(0, len(VOCABULARY), LENGTH)
+UNROUNDED = "altup.modality_router"  # which streams are mixed by, as experts are chosen
 BLOCK = 32  # inputs that share a scale
 # Tokens of each piece, and wrong ones behind it: more than a window, too.
 PIECES = ((1, 2), (2, 0), (9, 5), (1, 24), (30, 1), (5, 0), (17, 40), (1, 1), (25, 3))
@@ -132,8 +133,9 @@ class Reference:
         model = self.loaded.model
         products = [
             module
-            for module in model.modules()
-            if isinstance(module, nn.Linear | Conv1D) or type(module).__name__.endswith("Experts")
+            for name, module in model.named_modules()
+            if (isinstance(module, nn.Linear | Conv1D) and not name.endswith(UNROUNDED))
+            or type(module).__name__.endswith("Experts")
         ]
         with _hooks(products, lambda _, given: (_rounded(given[0]), *given[1:])):
             return answer(model, self.text)

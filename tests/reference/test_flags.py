@@ -258,7 +258,7 @@ def test_no_key_makes_another_model_in_silence(
 
 
 # Of a multimodal checkpoint: what its text model does not read.
-PARTS = ("vision_tower", "vision_model", "visual", "multi_modal_projector")
+PARTS = ("vision_tower", "embed_vision", "vision_model", "visual", "multi_modal_projector")
 LEFT_OUT = tuple(f"{prefix}{part}." for prefix in ("", "model.") for part in PARTS)
 
 
@@ -274,7 +274,7 @@ def spoilt(weights: dict[str, Floats]) -> Iterator[tuple[str, dict[str, Floats]]
         if name.endswith("weight") and bias not in weights:
             width = weights[name].shape[0]
             yield f"with {bias}", {**weights, bias: np.full(width, 0.5, np.float32)}
-    layer = next(name for name in last if ".1." in name)
+    layer = next(name for name in last if ".1." in name and "att" in name)
     prefix = layer[: layer.index(".1.") + 3]
     mixers = [name.rsplit(".", 2)[0] for name in last if "att" in name and prefix in name]
     for place in (prefix.rstrip("."), *mixers[:1]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from pilotfish.engines.artifact import Artifact, Precision, Source
 from pilotfish.export.architectures.architecture import ALL, ATTENTION, QKV
 from pilotfish.export.architectures.experts import EVERY
 from pilotfish.export.architectures.gemma import FOUR
-from pilotfish.export.blocks import Quantized
+from pilotfish.export.blocks import BLOCK, Quantized
 from pilotfish.export.config import (
     Experts,
     Factors,
@@ -27,14 +27,17 @@ from pilotfish.export.config import (
     Layer,
     ModelConfig,
     Recurrence,
+    Rope,
     Space,
+    Streams,
+    TokenInputs,
     plain_rope,
 )
 from pilotfish.export.model import export_model
 from pilotfish.export.quantize import quantize
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.rotary import RopeBase, read_table
-from pilotfish.export.weights import shapes
+from pilotfish.export.weights import TOKEN_TABLE, shapes
 
 EOS = "<|end|>"
 TEMPLATE = (
@@ -68,6 +71,17 @@ OPT = {
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
+# The first of 16 pairs turn, as in a head of 32 that turns whole; 1 in 4.
+PROPORTIONAL = Rope((*plain_rope(1e6, 32).frequencies[:4], *[0.0] * 12))
+GEMMA4 = {
+    "model_type": "gemma4_text",
+    "activation": "gelu_tanh",
+    "form": Form(norms=FOUR, qk_norm="head", value_norm=True, layer_scale=True),
+    "score_scale": 1.0,
+    "logit_cap": 8.0,
+    "embed_scale": 8.0,
+}
+WINDOWED = Layer(plain_rope(1e4, 16), 24)
 # Each family's differences from BASE, and one for each kind of attention.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -140,8 +154,47 @@ FAMILIES: dict[str, dict[str, Any]] = {
             Layer(plain_rope(1e4, 16), experts=True),
         ),
     },
+    # Heads of another width and number in each second layer, whose values are its keys; experts
+    # beside a feed-forward part.
+    "gemma4": {
+        **GEMMA4,
+        "experts": Experts(count=4, chosen=2, width=32, normed=True, beside=True),
+        "pattern": (
+            msgspec.structs.replace(WINDOWED, experts=True),
+            Layer(PROPORTIONAL, experts=True, head_dim=32, kv_heads=1, tied_values=True),
+        ),
+    },
     # Norms over all heads, behind the layers' parts.
     "olmo2": {"model_type": "olmo2", "form": Form(norms=FOUR[1::2], qk_norm="all")},
+}
+# Likewise, where layers read keys and values of earlier ones, and are told of tokens by a table of
+# their own: these are not cut into stages.
+SHARING: dict[str, dict[str, Any]] = {
+    "gemma4-e2b": {
+        **GEMMA4,
+        "layers": 4,
+        "token_inputs": TokenInputs(width=32, rows=128),
+        "pattern": (
+            WINDOWED,
+            Layer(PROPORTIONAL, head_dim=32),
+            Layer(plain_rope(1e4, 16), 24, intermediate=192, reads=0),
+            Layer(PROPORTIONAL, head_dim=32, intermediate=192, reads=1),
+        ),
+    },
+    "gemma3n": {
+        **GEMMA4,
+        "model_type": "gemma3n_text",
+        "form": Form(norms=FOUR, qk_norm="head", value_norm=True),
+        "layers": 4,
+        "token_inputs": TokenInputs(width=32, rows=100),
+        "streams": Streams(count=3, active=0, scaled=True, rank=32),
+        "pattern": (
+            msgspec.structs.replace(WINDOWED, sparsity=0.9),
+            Layer(plain_rope(1e6, 16)),
+            Layer(plain_rope(1e4, 16), 24, reads=0),
+            Layer(plain_rope(1e6, 16), reads=1),
+        ),
+    },
 }
 # Likewise, where some layers keep states: these read no trees, and are not cut into stages.
 STATEFUL: dict[str, dict[str, Any]] = {
@@ -193,7 +246,7 @@ def tiny_config(architecture: str = "llama", **changes: Any) -> ModelConfig:
     """Make the small configuration of a family, with `changes`."""
     plain = {"pattern": (Layer(plain_rope(1e4, changes.get("head_dim", BASE.head_dim))),)}
     return msgspec.structs.replace(
-        BASE, **{**plain, **(FAMILIES | STATEFUL)[architecture], **changes}
+        BASE, **{**plain, **(FAMILIES | SHARING | STATEFUL)[architecture], **changes}
     )
 
 
@@ -236,12 +289,20 @@ class RandomSource:
     def quantized(self, name: str) -> Quantized | None:
         """Have matrices in blocks of 8 bits, as a precision `stored` needs them."""
         found = self.tensor(name)
-        return quantize(name, found, 8) if found.ndim == 2 and "_norm" not in name else None
+        matrix = found.ndim == 2 and "_norm" not in name and found.shape[1] % BLOCK == 0
+        return quantize(name, found, 8) if matrix else None
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        yield from np.array_split(self.tensor(name), 3)
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         shape = self._shapes[name]
         random = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+        if name == TOKEN_TABLE:  # columns of a layer do not depend on how many layers there are
+            return random.standard_normal(shape[::-1], np.float32).T
         values = random.standard_normal(shape, np.float32)
+        if name.endswith("layer_scalar"):
+            return 1 + 0.1 * values
         if "norm" in name:
             return 0.1 * values + (1.0 if name.endswith("weight") else 0.0)
         if len(shape) == 1:

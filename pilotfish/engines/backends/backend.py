@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.artifact import Artifact, CachedLayer, Manifest
 from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.kv import KVCache
 from pilotfish.engines.states import StateCache, StateStep
@@ -106,6 +106,11 @@ class Backend(ABC):
 def kv_names(layers: Iterable[int]) -> list[str]:
     """Name these layers' planes without `past.` or `present.`: their keys and values by turns."""
     return [f"{layer}.{what}" for layer in layers for what in KEY_VALUE]
+
+
+def plane_names(cached: Iterable[CachedLayer]) -> list[str]:
+    """Name the planes of a cache in their order."""
+    return kv_names(each.layer for each in cached)
 
 
 def refuse_states(manifest: Manifest) -> None:

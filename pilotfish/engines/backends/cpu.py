@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, kv_names
+from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, plane_names
 from pilotfish.engines.kv import HostCache
 from pilotfish.engines.runtime import open_session
 from pilotfish.engines.states import StateCache, StateStep
@@ -31,7 +31,7 @@ class CpuBackend(Backend):
         self.cache: HostCache = HostCache(manifest, load.slots, load.context)
         if manifest.states is not None:
             self.states = StateCache(manifest.states, load.slots)
-        self._names = kv_names(manifest.cached)
+        self._names = plane_names(manifest.cached)
 
     def bind(self, first: int, count: int) -> Binding:
         """Bind the slots' pieces of the cache as past and as present."""

@@ -16,7 +16,7 @@ from pilotfish.engines.backends.backend import (
     Backend,
     Binding,
     Load,
-    kv_names,
+    plane_names,
     refuse_states,
 )
 from pilotfish.engines.backends.cpu import form
@@ -62,7 +62,7 @@ class CudaBackend(Backend):
         self.cache: DeviceCache = DeviceCache(
             self._cuda, manifest, load.slots, self.capacities(load), apart=self.apart
         )
-        self._names = kv_names(manifest.cached)
+        self._names = plane_names(manifest.cached)
 
     def options(self, load: Load) -> dict[str, str]:
         """Return the provider's own options."""
@@ -76,8 +76,9 @@ class CudaBackend(Backend):
     def bind(self, first: int, count: int) -> Binding:
         """Bind the slots' pieces of the cache."""
         binding = DeviceBinding(self._session, self._cuda)
-        shape, kind = self.cache.shape(count), self.cache.dtype.type
+        kind = self.cache.dtype.type
         for plane, name in enumerate(self._names):
+            shape = self.cache.shape(plane, count)
             past, present = self.cache.addresses(plane, first)
             binding.io.bind_input(f"past.{name}", self.device, 0, kind, shape, past)
             binding.io.bind_output(f"present.{name}", self.device, 0, kind, shape, present)

@@ -18,7 +18,7 @@ from pilotfish.engines.backends.backend import (
     Backend,
     Binding,
     Load,
-    kv_names,
+    plane_names,
     refuse_states,
 )
 from pilotfish.engines.cudart import Cuda, Memory
@@ -63,7 +63,7 @@ class TensorRTBackend(Backend):
         self.batches = True
         self.context = built.order.context
         self.narrow, self.widest = profiles.narrow, profiles.widest
-        self.names = kv_names(manifest.cached)
+        self.names = plane_names(manifest.cached)
         engine = built.engine
         self._dtypes = _tensors(engine)
         answers = ("hidden_states", "logits")
@@ -195,8 +195,9 @@ class TensorRTBinding(Binding):
         self._cache = {
             name: cache.addresses(plane, first) for plane, name in enumerate(backend.names)
         }
-        piece = cache.shape(count)
-        self._shapes: dict[str, Shape] = {f"past.{name}": piece for name in backend.names}
+        self._shapes: dict[str, Shape] = {
+            f"past.{name}": cache.shape(plane, count) for plane, name in enumerate(backend.names)
+        }
         self._arrays: dict[str, NDArray[Any]] = {}
 
     def input(self, name: str, shape: Shape, dtype: Any = np.int64) -> NDArray[Any]:

@@ -113,7 +113,6 @@ def input_shapes(
     manifest: Manifest, batch: int, size: int, total: int, rows: int, capacity: int
 ) -> Shapes:
     """Return input shapes: `batch` slots, widest pass of `size` tokens, `total` tokens in all."""
-    sizes = manifest.dimensions
     windowed = {} if manifest.window is None else {"cell_positions": (batch, capacity)}
     return {
         "input_ids": (total,),
@@ -125,7 +124,8 @@ def input_shapes(
         "attention_mask": (batch, 1, size, capacity),
         **windowed,
         **{
-            f"past.{name}": (batch, sizes.kv_heads, capacity, sizes.head_dim)
-            for name in kv_names(manifest.cached)
+            f"past.{name}": (batch, each.kv_heads, capacity, each.head_dim)
+            for each in manifest.cached
+            for name in kv_names([each.layer])
         },
     }

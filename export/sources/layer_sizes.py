@@ -1,0 +1,167 @@
+"""Read what differs in size between layers, and which layers read keys and values of others.
+
+Gemma 4 states its full layers' heads in keys of their own (`global_head_dim`), or as transformers
+saves them, layer by layer (`per_layer_config`); Gemma 3n lists the feed-forward parts' widths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pilotfish.export.config import Layer
+from pilotfish.export.sources.class_keys import ClassKeys
+
+FULL = "full_attention"
+OVERRIDES = "per_layer_config"
+
+
+def widths_of_heads(keys: ClassKeys, kinds: Sequence[str], head_dim: int) -> dict[str, int]:
+    """Return the width of a head in each type of layers.
+
+    Raises:
+        ExportError: if layers of one type differ.
+    """
+    found = {}
+    for kind, (width, _) in _global_heads(keys, kinds).items():
+        found[kind] = width or head_dim
+        if found[kind] % 2:
+            raise keys.fields.error(
+                f"heads of width {found[kind]} cannot be rotated: it must be even"
+            )
+    return {kind: found.get(kind, head_dim) for kind in kinds}
+
+
+def with_sizes(keys: ClassKeys, kinds: Sequence[str], pattern: list[Layer]) -> list[Layer]:
+    """Return the layers with their own sizes, and with what they read of others.
+
+    Raises:
+        ExportError: for a number of heads that does not divide the queries', lists of another
+            length than the model, or layers whose keys and values none has.
+    """
+    heads = _global_heads(keys, kinds)
+    reads = _sources(keys, kinds)
+    widths, sparsities = _inner_widths(keys, reads), _sparsities(keys, len(kinds))
+    tied = keys.has("attention_k_eq_v") and keys.flag("attention_k_eq_v")
+    found = []
+    for i, (kind, layer) in enumerate(zip(kinds, pattern, strict=True)):
+        head_dim, kv_heads = heads.get(kind, (None, None))
+        changes: dict[str, Any] = {
+            "head_dim": head_dim,
+            "kv_heads": kv_heads,
+            "intermediate": widths[i],
+            "reads": reads[i],
+            "tied_values": tied and kind == FULL and reads[i] is None,
+            "sparsity": sparsities[i],
+        }
+        found.append(msgspec.structs.replace(layer, **changes))
+    return found
+
+
+Own = tuple[int | None, int | None]
+"""Width of heads, and how many of keys; None where they are the model's."""
+
+
+def _global_heads(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, Own]:
+    """Return what types of layers have of their own."""
+    if not keys.architecture.global_heads:
+        return {}
+    width: int | None = keys.count("global_head_dim")
+    count = None
+    keys.fields.touch("num_global_key_value_heads")
+    if keys.flag("attention_k_eq_v") and keys.raw("num_global_key_value_heads") is not None:
+        count = keys.count("num_global_key_value_heads")
+    found = {FULL: (width, count)} if FULL in kinds else {}
+    if OVERRIDES in keys.fields.values:  # which goes first, even if it is null
+        found = _overrides(keys, kinds)
+    plain, heads = keys.count("head_dim"), keys.count("num_attention_heads")
+    usual = keys.count("num_key_value_heads")
+    for _, own in found.values():
+        if own is not None and heads % own:
+            raise keys.fields.error(
+                f"num_attention_heads {heads} is no multiple of {own} key heads"
+            )
+    return {
+        kind: (None if width == plain else width, None if own == usual else own)
+        for kind, (width, own) in found.items()
+    }
+
+
+def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, Own]:
+    """Read `per_layer_config`, in which layers of one type must agree."""
+    table = keys.fields.table(OVERRIDES)
+    plain = keys.count("head_dim"), keys.count("num_key_value_heads")
+    each: list[tuple[int, int]] = [plain] * len(kinds)
+    for name in table.values:
+        if not name.isdecimal() or int(name) >= len(kinds):
+            raise keys.fields.error(f"{OVERRIDES} names a layer {name!r} of {len(kinds)}")
+        own = table.table(name)
+        sizes = own.count("head_dim", plain[0]), own.count("num_key_value_heads", plain[1])
+        each[int(name)] = sizes
+    found: dict[str, Own] = {}
+    for kind, sizes in zip(kinds, each, strict=True):
+        if found.setdefault(kind, sizes) != sizes:
+            raise keys.fields.error(f"{OVERRIDES} differs between layers of type {kind}")
+    return found
+
+
+def _sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
+    """Return the layer whose keys and values each layer reads, None for its own.
+
+    The last `num_kv_shared_layers` layers read those of the last layer of their type before them.
+    """
+    none: list[int | None] = [None] * len(kinds)
+    if not keys.architecture.shares:
+        return none
+    name = "num_kv_shared_layers"
+    shared = keys.fields.get(keys.called(name), int, keys.default(name))
+    own = kinds[: max(len(kinds) - shared, 0)]
+    if shared < 0 or set(kinds) - set(own):
+        raise keys.fields.error(
+            f"{name} is {shared}: of {len(kinds)} layers, none before these has keys and values "
+            "of each type"
+        )
+    last = {kind: i for i, kind in enumerate(own)}
+    return [*none[: len(own)], *(last[kind] for kind in kinds[len(own) :])]
+
+
+def _inner_widths(keys: ClassKeys, reads: Sequence[int | None]) -> list[int | None]:
+    """Return the widths of feed-forward parts, None for the model's."""
+    listed = keys.fields.values.get(keys.called("intermediate_size"))
+    if "activation_sparsity_pattern" in keys.architecture.keys and isinstance(listed, list):
+        if len(listed) != len(reads) or not all(_is_count(each) for each in listed):
+            raise keys.fields.error(
+                f"intermediate_size must be a number, or one for each of {len(reads)} layers"
+            )
+        return [None if each == listed[0] else each for each in listed]
+    if keys.has("use_double_wide_mlp") and keys.flag("use_double_wide_mlp"):
+        width = keys.count("intermediate_size")
+        return [None if each is None else 2 * width for each in reads]
+    return [None] * len(reads)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _sparsities(keys: ClassKeys, layers: int) -> list[float]:
+    """Return the share of the gate's channels that each layer leaves out (Gemma 3n)."""
+    name = "activation_sparsity_pattern"
+    if not keys.has(name):
+        return [0.0] * layers
+    stated = keys.fields.items(name)
+    if stated is None:
+        sparse = SPARSE_LAYERS if layers > SPARSE_LAYERS else 0
+        return [SPARSITY] * sparse + [0.0] * (layers - sparse)
+    if len(stated) != layers or not all(_is_share(each) for each in stated):
+        raise keys.fields.error(f"{name} must be a list of {layers} numbers from 0 to below 1")
+    return [float(each) for each in stated]
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+
+
+SPARSE_LAYERS, SPARSITY = 10, 0.95  # where a Gemma 3n does not say it
