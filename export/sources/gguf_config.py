@@ -14,15 +14,13 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from pilotfish.export.architectures import ARCHITECTURES, Architecture, Gguf
-from pilotfish.export.config import Layer, ModelConfig
+from pilotfish.export.config import ModelConfig
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_names import (
-    DIVISORS,
     EPSILON,
     INERT,
     KEYS,
@@ -30,9 +28,14 @@ from pilotfish.export.sources.gguf_names import (
     NEUTRAL,
     OPTIONAL,
 )
-from pilotfish.export.sources.gguf_rope import ROPE_WORDS, rope_table
+from pilotfish.export.sources.gguf_rope import (
+    ROPE_WORDS,
+    divide_frequencies,
+    rope_table,
+    turning_part,
+)
 from pilotfish.export.sources.huggingface_config import Description
-from pilotfish.export.sources.layer_pattern import FULL, SLIDING
+from pilotfish.export.sources.layer_pattern import FULL, MOST_LAYERS, SLIDING
 from pilotfish.export.weights import EMBEDDING, HEAD, FileSettings
 
 # What file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
@@ -122,7 +125,7 @@ class _Translation:
             {fields.prefix + key: accepted for key, accepted in neutral.items()},
             ignored,
         )
-        config = self._with_divisors(self._with_biases(described.config))
+        config = divide_frequencies(self._with_biases(described.config), self._file)
         keys = {
             field: self._in_words_of_the_file(key) for field, key in described.settings.keys.items()
         }
@@ -219,20 +222,9 @@ class _Translation:
     def _say_rotation(self, width: int) -> None:
         """Say how much of a head turns, and how fast."""
         fields = self._fields
-        turning, key = (
-            fields.count("rope.dimension_count", width),
-            self._full("rope.dimension_count"),
-        )
-        if turning > width or turning % 2:
-            raise fields.error(f"{key} {turning} cannot be turned of heads of width {width}")
-        if turning != width and not self._knows("partial_rotary_factor"):
-            raise fields.error(
-                f"{key} {turning}: this class does not rotate a part of the head, of width {width}"
-            )
-        if self._knows("partial_rotary_factor"):
-            part = turning / width  # so that part · width is the number again, and not a hair less
-            whole = int(part * width) == turning
-            self._values["partial_rotary_factor"] = part if whole else math.nextafter(part, 2.0)
+        part = turning_part(fields, width, partial=self._knows("partial_rotary_factor"))
+        if part is not None:
+            self._values["partial_rotary_factor"] = part
         if self._class.unrotated == "all":
             return
         theta = self._values["rope_theta"]
@@ -273,7 +265,7 @@ class _Translation:
             self._values["layer_types"] = [SLIDING if each else FULL for each in stated]
         elif isinstance(stated, int) and self._knows("layer_types"):
             every, layers = fields.count(key), fields.count("block_count")
-            kinds = [SLIDING if (i + 1) % every else FULL for i in range(min(layers, 4096))]
+            kinds = [SLIDING if (i + 1) % every else FULL for i in range(min(layers, MOST_LAYERS))]
             self._values["layer_types"] = kinds
 
     def _say_tensors(self) -> None:
@@ -297,32 +289,6 @@ class _Translation:
         )
         return msgspec.structs.replace(
             config, form=msgspec.structs.replace(config.form, biases=biases)
-        )
-
-    def _with_divisors(self, config: ModelConfig) -> ModelConfig:
-        """Divide the frequencies, as the converter says Llama 3's scaling."""
-        if DIVISORS not in self._file.tensors:
-            return config
-        divisors = self._file.tensor(DIVISORS).ravel().astype(np.float64)
-
-        def divided(layer: Layer) -> Layer:
-            rope = layer.rope
-            if rope is None:
-                return layer
-            if len(divisors) != len(rope.frequencies) or not (divisors > 0).all():
-                raise ExportError(
-                    f"{self._file.path}: {DIVISORS} has {len(divisors)} entries, not "
-                    f"{len(rope.frequencies)} above 0"
-                )
-            found = tuple((np.array(rope.frequencies) / divisors).tolist())
-            return msgspec.structs.replace(
-                layer, rope=msgspec.structs.replace(rope, frequencies=found)
-            )
-
-        if all(layer.rope is None for layer in config.pattern):
-            raise ExportError(f"{self._file.path} has {DIVISORS}, and no layer is rotated")
-        return msgspec.structs.replace(
-            config, pattern=tuple(divided(layer) for layer in config.pattern)
         )
 
     def _in_words_of_the_file(self, text: str) -> str:

@@ -1,13 +1,21 @@
-"""Rotary scaling of a GGUF file as a table of Hugging Face's (`export.sources.rotary`)."""
+"""The rotary embedding of a GGUF file, as Hugging Face's keys and tables say it.
+
+In: keys, and the tensors of divisors. Out: a table for `export.sources.rotary`.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import msgspec
+import numpy as np
+
+from pilotfish.export.config import Layer, ModelConfig
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
-from pilotfish.export.sources.gguf_names import LONG, SHORT
+from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT
 
 # Keys of such a table → GGUF's, for errors.
 ROPE_WORDS = {
@@ -83,3 +91,50 @@ def _longrope(file: GgufFile, fields: Fields) -> dict[str, Any]:
     }
     table["attention_factor"] = fields.positive("rope.scaling.attn_factor", 1.0)
     return table
+
+
+def turning_part(fields: Fields, width: int, *, partial: bool) -> float | None:
+    """Return how much of a head of this width turns; None in a class that turns whole heads.
+
+    Raises:
+        ExportError: if it is no part of the head, or a part although the class is not `partial`.
+    """
+    turning, key = fields.count("rope.dimension_count", width), "rope.dimension_count"
+    if turning > width or turning % 2:
+        raise fields.error(f"{fields.prefix}{key} {turning} is no part of heads of width {width}")
+    if turning != width and not partial:
+        raise fields.error(
+            f"{fields.prefix}{key} {turning}: this class does not rotate a part of the head, "
+            f"of width {width}"
+        )
+    if not partial:
+        return None
+    part = turning / width  # so that part · width is the number again, and not a hair less
+    return part if int(part * width) == turning else math.nextafter(part, 2.0)
+
+
+def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
+    """Divide all frequencies by the file's tensor: so the converter says Llama 3's scaling.
+
+    Raises:
+        ExportError: if they are no divisors of the model's.
+    """
+    if DIVISORS not in file.tensors:
+        return config
+    divisors = file.tensor(DIVISORS).ravel().astype(np.float64)
+
+    def divided(layer: Layer) -> Layer:
+        rope = layer.rope
+        if rope is None:
+            return layer
+        if len(divisors) != len(rope.frequencies) or not (divisors > 0).all():
+            raise ExportError(
+                f"{file.path}: {DIVISORS} has {len(divisors)} entries, not "
+                f"{len(rope.frequencies)} above 0"
+            )
+        found = tuple((np.array(rope.frequencies) / divisors).tolist())
+        return msgspec.structs.replace(layer, rope=msgspec.structs.replace(rope, frequencies=found))
+
+    if all(layer.rope is None for layer in config.pattern):
+        raise ExportError(f"{file.path} has {DIVISORS}, and no layer is rotated")
+    return msgspec.structs.replace(config, pattern=tuple(map(divided, config.pattern)))
