@@ -86,16 +86,12 @@ class Ends(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ends(default_artifacts: Pair) -> Iterator[Ends]:
-    import torch
-
     draft, target = default_artifacts
-    model, threads = smollm2(), torch.get_num_threads()
+    model = smollm2()
     eos = model.generation_config.eos_token_id = list(Artifact.open(target).manifest.eos_ids)
     model.generation_config.pad_token_id = eos[0]
-    torch.set_num_threads(1)  # more of them wait for one another where the edge has the cores
     with EdgeServer(target, threads=1) as edge, Device(draft, edge.endpoint, threads=1) as device:
         yield Ends(device, model)
-    torch.set_num_threads(threads)
 
 
 def shaped(
