@@ -237,8 +237,13 @@ def _manifest(
 
 
 def _states(config: ModelConfig) -> KeptStates | None:
-    """Describe what layers keep besides keys and values."""
+    """Describe what layers keep besides keys and values; the manifest says nothing else of them."""
     own, layers = config.recurrence, config.recurrent
+    if not layers and not _complete(config):
+        raise ExportError(
+            f"{config.name} has layers of a feed-forward part alone, and none with a state, which "
+            "is not supported: keep a layer with a state, or more layers"
+        )
     if own is None or not layers:
         return None
     return KeptStates(

@@ -15,6 +15,7 @@ from pilotfish.engines.backends.tensorrt_ep import TensorRTProviderBackend
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import ArtifactError, ProviderError, TreeError
 from pilotfish.engines.states import WINDOW, StateCache
+from pilotfish.export.config import Layer
 from pilotfish.export.errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.split import split_artifact
@@ -265,6 +266,12 @@ def test_layers_of_one_part_and_of_both_keep_what_they_have(tmp_path):
     assert manifest.states.layers == [0, 3, 4]
     assert [each.layer for each in manifest.cached] == [2, 3]
     assert manifest.states.width == 4 * 8 + 2 * 2 * 16 + 4
+
+
+def test_layers_of_one_part_need_a_state_beside_them(tmp_path):
+    pattern = (Layer(kind="none"), Layer(fed=False))
+    with pytest.raises(ExportError, match="none with a state"):
+        tiny_artifact(tmp_path / "a", architecture="mamba2", pattern=pattern, dialect="opset17")
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "mamba"])
