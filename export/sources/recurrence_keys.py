@@ -121,13 +121,16 @@ def _selective(keys: ClassKeys) -> Recurrence:
         rank = -(-hidden // 16)
     else:
         rank = keys.fields.count("time_step_rank")
+    epsilon = None
+    if keys.has("mixer_rms_eps"):
+        epsilon = keys.number("mixer_rms_eps", otherwise=1e-6)
     return Recurrence(
         taps=_taps(keys, "conv_kernel"),
         heads=hidden * keys.count("expand"),
         key_heads=1,
         key_dim=keys.count("state_size"),
         value_dim=1,
-        space=Space(norm=None, rank=rank, epsilon=keys.optional("mixer_rms_eps")),
+        space=Space(norm=None, rank=rank, epsilon=epsilon),
     )
 
 
