@@ -237,9 +237,9 @@ def _manifest(
 
 
 def _states(config: ModelConfig) -> KeptStates | None:
-    """Describe what layers keep besides keys and values; the manifest says nothing else of them."""
+    """Describe what layers keep besides keys and values."""
     own, layers = config.recurrence, config.recurrent
-    if not layers and not _complete(config):
+    if not layers and not all(config.layer(i).mixes for i in range(config.layers)):
         raise ExportError(
             f"{config.name} has layers of a feed-forward part alone, and none with a state, which "
             "is not supported: keep a layer with a state, or more layers"

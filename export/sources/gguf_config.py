@@ -106,6 +106,10 @@ class _Translation:
         # Llama's keys → values; the class's keys → the file's, for errors
         self._values: dict[str, Any] = {}
         self._words = {own: f"{prefix}{key}" for own, key in ROPE_WORDS.items()}
+        self._words |= {
+            own.replace("rope_scaling", "rope_parameters.full_attention"): key
+            for own, key in self._words.items()
+        }
         self._words["model_type"] = "general.architecture"
 
     def read(self, ignored: Collection[str]) -> tuple[ModelConfig, FileSettings]:
@@ -248,7 +252,14 @@ class _Translation:
             self._values[original] = table.get(original) or fields.count(
                 "rope.scaling.original_context_length", self._values["max_position_embeddings"]
             )
-        if self._class.rope_default or table["rope_type"] != "default":
+        if self._class.rope_by_type and not self._knows("rope_local_base_freq"):
+            # a scaling is of the full layers alone, their θ of all
+            plain = {"rope_type": "default", "rope_theta": theta}
+            self._values["rope_parameters"] = {
+                "full_attention": table | {"rope_theta": theta},
+                "sliding_attention": plain,
+            }
+        elif self._class.rope_default or table["rope_type"] != "default":
             self._values["rope_scaling"] = {**table, "rope_theta": theta}
 
     def _say_windows(self) -> None:

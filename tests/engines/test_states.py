@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.engines.artifact import Artifact, KeptStates
+from pilotfish.engines.artifact import Artifact, CachedLayer, KeptStates
 from pilotfish.engines.backends import Load
 from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.backends.tensorrt import TensorRTBackend
@@ -223,10 +223,17 @@ def test_the_manifest_says_what_is_kept(tmp_path):
     same(got, feed(decoder, TEXT[:20]))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"layers": [0, 3]}, {"layers": [1, 0]}, {"heads": 2}, {"cached": [3]}, {"cached": [1, 1]}],
-)
+@pytest.mark.parametrize("layers", [[3], [1, 1]])
+def test_caches_that_do_not_fit_are_refused(layers, tmp_path):
+    artifact = tiny_artifact(tmp_path / "a", architecture="lfm2")
+    caches = [CachedLayer(layer=layer, kv_heads=1, head_dim=8) for layer in layers]
+    spoilt = msgspec.structs.replace(artifact.manifest, caches=caches)
+    (tmp_path / "a" / "manifest.json").write_bytes(spoilt.encode())
+    with pytest.raises(ArtifactError, match="caches does not fit the dimensions"):
+        Artifact.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize("changes", [{"layers": [0, 3]}, {"layers": [1, 0]}, {"heads": 2}])
 def test_states_that_do_not_fit_are_refused(changes, tmp_path):
     artifact = tiny_artifact(tmp_path / "a", architecture="lfm2")
     states = msgspec.structs.replace(artifact.manifest.states, **changes)
