@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from pilotfish.engines.artifact import MOST_LAYERS
 from pilotfish.export.architectures import ARCHITECTURES, Architecture, Gguf
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.errors import ExportError
@@ -35,7 +36,7 @@ from pilotfish.export.sources.gguf_rope import (
     turning_part,
 )
 from pilotfish.export.sources.huggingface_config import Description
-from pilotfish.export.sources.layer_pattern import FULL, MOST_LAYERS, SLIDING
+from pilotfish.export.sources.layer_pattern import FULL, SLIDING
 from pilotfish.export.weights import EMBEDDING, HEAD, FileSettings
 
 # What file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
@@ -256,8 +257,8 @@ class _Translation:
             # a scaling is of the full layers alone, their θ of all
             plain = {"rope_type": "default", "rope_theta": theta}
             self._values["rope_parameters"] = {
-                "full_attention": table | {"rope_theta": theta},
-                "sliding_attention": plain,
+                FULL: table | {"rope_theta": theta},
+                SLIDING: plain,
             }
         elif self._class.rope_default or table["rope_type"] != "default":
             self._values["rope_scaling"] = {**table, "rope_theta": theta}
