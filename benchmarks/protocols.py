@@ -32,7 +32,7 @@ from _common import Rows, Steps, conclude, options
 from pilotfish import Device
 from pilotfish.cli.export import default_artifact, default_pair
 from pilotfish.device_runtime.plan import AUTO, Options
-from pilotfish.engines.artifact import Precision
+from pilotfish.engines.manifest import Precision
 from pilotfish.wire.protocols import STREAM
 
 CASES: dict[str, Options] = {

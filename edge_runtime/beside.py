@@ -23,9 +23,10 @@ import numpy as np
 from pilotfish.edge_runtime.config import EdgeConfig
 from pilotfish.edge_runtime.hints import Offer
 from pilotfish.edge_runtime.tally import Tally
-from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.language_model import LanguageModel, open_model
+from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.pace import pass_times
 from pilotfish.engines.passes import Pass
 from pilotfish.speculation.ahead import FLOOR

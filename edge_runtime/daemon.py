@@ -26,9 +26,10 @@ from pilotfish.edge_runtime.supplies import Supplies
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets import Opening, Target, open_target
 from pilotfish.edge_runtime.targets.target import pass_s
-from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import GrammarError
 from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.pace import least_times
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.keys import EdgeKeys

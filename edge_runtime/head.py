@@ -28,7 +28,7 @@ from pilotfish.edge_runtime.head_file import (
     read_head,
     write_head,
 )
-from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.channel import Channel
 from pilotfish.wire.codecs.hidden import HiddenFormat
 from pilotfish.wire.errors import HeadError, PairMismatchError

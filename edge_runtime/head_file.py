@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import FormatNumber, Stored
 from pilotfish.engines.cache import replace_file
+from pilotfish.engines.manifest import FormatNumber, Stored
 from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.codecs.hidden import HiddenFormat
 from pilotfish.wire.errors import HeadError, PilotfishError

@@ -14,8 +14,8 @@ from pilotfish.edge_runtime.exposition import Exposition
 from pilotfish.edge_runtime.service import Service
 from pilotfish.edge_runtime.tally import Tally
 from pilotfish.edge_runtime.targets.target import Target
-from pilotfish.engines.artifact import Manifest
 from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.manifest import Manifest
 from pilotfish.wire.errors import ListenError, UnsupportedError
 from pilotfish.wire.metrics import families, metric
 from pilotfish.wire.transport import Listener

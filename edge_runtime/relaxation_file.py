@@ -10,8 +10,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from pilotfish.edge_runtime.head_file import End, read_bounded
-from pilotfish.engines.artifact import FormatNumber, Manifest
 from pilotfish.engines.cache import replace_file
+from pilotfish.engines.manifest import FormatNumber, Manifest
 from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.wire.errors import PairMismatchError, RelaxationError
 from pilotfish.wire.protocols.adaptive import Ratio, Share

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from pilotfish.edge_runtime.head import DecisionHead, HeadJudge, shipped
 from pilotfish.edge_runtime.relaxation_file import read_relaxation
-from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.manifest import Manifest
 from pilotfish.wire.errors import MalformedError, PairMismatchError, UnsupportedError
 from pilotfish.wire.messages import Begin, DecisionConditions
 from pilotfish.wire.protocols import EXCHANGES, Exchange, ProtocolOptions

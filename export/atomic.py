@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pilotfish.engines.artifact import MANIFEST_NAME, Artifact
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import EngineError
+from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.errors import ExportError
 
 OLD = "-old"  # suffix of the old content's name while it is being replaced

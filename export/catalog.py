@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from pilotfish.engines.artifact import MANIFEST_NAME, Artifact
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.manifest import MANIFEST_NAME
 
 
 class ListedArtifact(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Artifact, PrecisionCost
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.manifest import PrecisionCost
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.reference import Reference, largest_part

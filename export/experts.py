@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from statistics import NormalDist
 
-from pilotfish.export.config import Experts
 from pilotfish.export.dialects import Dialect
+from pilotfish.export.parts import Experts
 
 
 def write_experts(net: Dialect, experts: Experts, module: str, h: str) -> str:

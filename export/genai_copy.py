@@ -12,20 +12,19 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from pilotfish.engines.artifact import (
+from pilotfish.engines.artifact import Artifact, file_sha256
+from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.genai.config import HIDDEN, GenaiConfig, read_genai_config
+from pilotfish.engines.manifest import (
     GENAI,
     GENAI_NAME,
     GRAPH_NAME,
     MANIFEST_NAME,
     TOKENIZER_NAME,
-    Artifact,
     Dimensions,
     Manifest,
     Source,
-    file_sha256,
 )
-from pilotfish.engines.errors import ArtifactError
-from pilotfish.engines.genai.config import HIDDEN, GenaiConfig, read_genai_config
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.atomic import link_or_copy, replacing
 from pilotfish.export.errors import ExportError

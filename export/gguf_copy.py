@@ -12,17 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pilotfish.engines.artifact import (
+from pilotfish.engines.artifact import Artifact, file_sha256
+from pilotfish.engines.manifest import (
     GGUF_NAME,
     LLAMACPP,
     MANIFEST_NAME,
     MOST_LAYERS,
     TOKENIZER_NAME,
-    Artifact,
     Dimensions,
     Manifest,
     Source,
-    file_sha256,
 )
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.atomic import link_or_copy, replacing

@@ -14,7 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import (
+from pilotfish.engines.artifact import Artifact, file_sha256
+from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.manifest import (
     GENAI,
     GRAPH_NAME,
     HEADS,
@@ -22,15 +24,12 @@ from pilotfish.engines.artifact import (
     MANIFEST_NAME,
     STORED,
     TOKENIZER_NAME,
-    Artifact,
     CachedLayer,
     Dimensions,
     KeptStates,
     Manifest,
     Precision,
-    file_sha256,
 )
-from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.runtime import runtime_version
 from pilotfish.engines.states import WINDOW
 from pilotfish.engines.tokenizer import Tokenizer

@@ -26,7 +26,8 @@ from pilotfish.export.network import write_embedding, write_head, write_layer
 from pilotfish.export.sources import WeightSource
 from pilotfish.export.streams import open_streams
 from pilotfish.export.token_inputs import write_token_inputs
-from pilotfish.export.weights import LAYER, weights
+from pilotfish.export.weight_sizes import LAYER
+from pilotfish.export.weights import weights
 
 CPU = "CPUExecutionProvider"
 STATES, NEXT = "states", "next_states"

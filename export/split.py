@@ -16,18 +16,16 @@ import msgspec
 import onnx
 from onnx import ModelProto, TensorProto
 
-from pilotfish.engines.artifact import (
+from pilotfish.engines.artifact import Artifact, file_sha256, open_stages
+from pilotfish.engines.cut import Cut
+from pilotfish.engines.manifest import (
     GENAI,
     GRAPH_NAME,
     HEAD_NAME,
     LLAMACPP,
     MANIFEST_NAME,
     TOKENIZER_NAME,
-    Artifact,
-    file_sha256,
-    open_stages,
 )
-from pilotfish.engines.cut import Cut
 from pilotfish.export.atomic import replacing
 from pilotfish.export.data_file import DataFile
 from pilotfish.export.errors import ExportError

@@ -13,8 +13,9 @@ import math
 
 import numpy as np
 
-from pilotfish.export.config import ModelConfig, Recurrence, Space
+from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects import Dialect
+from pilotfish.export.parts import Recurrence, Space
 from pilotfish.export.recurrent import (
     ALL,
     convolved,

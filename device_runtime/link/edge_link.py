@@ -23,7 +23,7 @@ from pilotfish.device_runtime.link.loss import (
     Patience,
     backoff,
 )
-from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.manifest import Manifest
 from pilotfish.wire.errors import (
     DrainingError,
     EdgeLostError,

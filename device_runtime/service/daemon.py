@@ -29,9 +29,9 @@ from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.metrics import Metrics
 from pilotfish.device_runtime.service.status import Status
 from pilotfish.device_runtime.service.tls import tls_context
-from pilotfish.engines.artifact import Manifest
 from pilotfish.engines.errors import EngineError
 from pilotfish.engines.inspection import Inspection
+from pilotfish.engines.manifest import Manifest
 from pilotfish.wire.errors import CertificateError, PilotfishError
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.settings import adopted, fixed_changes

@@ -18,7 +18,7 @@ from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.listed import Federation, ListedWorker, lacks_room
 from pilotfish.edge_runtime.targets.peer import NodeAddress, Peer
 from pilotfish.edge_runtime.targets.target import Opening, Span
-from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.ensemble import TopRows
 from pilotfish.wire.codecs.topk import decode_topk
 from pilotfish.wire.errors import MalformedError

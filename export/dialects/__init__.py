@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pilotfish.engines.artifact import Precision
+from pilotfish.engines.manifest import Precision
 from pilotfish.engines.runtime import OPSET24_SINCE
 from pilotfish.export.dialects.contrib import Contrib
 from pilotfish.export.dialects.dialect import Dialect

@@ -16,14 +16,15 @@ from functools import cached_property
 
 import numpy as np
 
-from pilotfish.engines.artifact import Precision
+from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import Heads, ModelConfig, Rope
+from pilotfish.export.config import Heads, ModelConfig
 from pilotfish.export.dialects.dialect import MICROSOFT, WeightReader
 from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts
 from pilotfish.export.dialects.kept import write_rows
 from pilotfish.export.errors import ExportError
 from pilotfish.export.graph import GraphWriter, pack_nibbles
+from pilotfish.export.parts import Rope
 
 HEAD_STEP = 8  # GroupQueryAttention takes heads of multiples of so many channels
 PAIRS_AT_ONCE = 8  # GroupQueryAttention rotates multiples of so many pairs

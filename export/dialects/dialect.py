@@ -1,4 +1,4 @@
-"""The building blocks that every dialect offers to the network (`export.network`).
+"""The layers that every dialect offers to the network (`export.network`).
 
 A dialect turns layers (linear, norm, attention) into ONNX operators. Tokens of all slots stand
 packed in one row of T, without padding, except inside attention, where a slot is a batch entry:
@@ -19,20 +19,20 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import HEADS, STORED, Precision
-from pilotfish.engines.artifact import Dialect as DialectName
-from pilotfish.engines.passes import HIDDEN_FROM_VIEW
+from pilotfish.engines.manifest import HEADS, STORED, Precision
+from pilotfish.engines.manifest import Dialect as DialectName
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import Heads, ModelConfig, Rope
+from pilotfish.export.config import Heads, ModelConfig
+from pilotfish.export.dialects.attending import Attending
 from pilotfish.export.dialects.kept import look_up, product, projection, rows_of
-from pilotfish.export.graph import ELEMENT, Dim, GraphWriter
+from pilotfish.export.graph import ELEMENT, GraphWriter
 from pilotfish.export.quantize import quantize, quantize_rows
-from pilotfish.export.weights import LAYER, XIELU, of_any
+from pilotfish.export.weight_sizes import LAYER, of_any
+from pilotfish.export.weights import XIELU
 
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
 HEAD_NORMS = ("q_norm", "k_norm")
 MICROSOFT = "com.microsoft"
-AXES_ARE_INPUTS = 18  # opset from which reductions take their axes so
 
 
 class WeightReader(Protocol):
@@ -51,29 +51,22 @@ class WeightReader(Protocol):
         ...
 
 
-class Dialect(ABC):
+class Dialect(Attending, ABC):
     """Writes layers of one model into one graph, in the operators of one dialect."""
 
     name: ClassVar[DialectName]
-    opset: ClassVar[int]
     contrib: ClassVar[bool] = False
     precisions: ClassVar[Sequence[str]]
 
     def __init__(
         self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
     ) -> None:
-        self.graph = graph
-        self.config = config
-        self.read = source.tensor
+        floats = "float16" if precision == "fp16" else "float32"
+        super().__init__(graph, config, source.tensor, floats)
         self._source, self.keeps = source, precision == STORED
         self.bits = BITS.get(precision)
         self.head_bits = BITS.get(HEADS.get(precision, precision))
-        self.float = "float16" if precision == "fp16" else "float32"
-        self.tokens = graph.input("input_ids", "int64", ["T"])
-        self.positions = graph.input("position_ids", "int64", ["T"])
         self.logit_rows = graph.input("logit_rows", "int64", ["N"])
-        self._written: set[int] = set()  # layers whose keys and values this graph appends
-        self._given: set[int] = set()  # layers whose keys and values it is given
 
     # --- for subclasses --------------------------------------------------------------------
 
@@ -106,13 +99,6 @@ class Dialect(ABC):
         """
 
     # --- layers ----------------------------------------------------------------------------
-
-    def weight(self, name: str, array: NDArray[np.float32] | None = None) -> str:
-        """Write a weight in the graph's floating-point type, once."""
-        if self.graph.has(name):
-            return name
-        values = self.read(name) if array is None else array
-        return self.graph.weight(name, values.astype(self.float, copy=False))
 
     def linear(self, x: str, *names: str, rounded: bool = True) -> str:
         """Project x [T, K] → [T, ΣN]: one product for several projections of the same x.
@@ -205,24 +191,6 @@ class Dialect(ABC):
         rows = self.graph.op("Add", self.positions, offset)
         return self.graph.op("Gather", self.weight(name), rows)
 
-    def add(self, x: str, y: str) -> str:
-        """Add x and y."""
-        return self.graph.op("Add", x, y)
-
-    def multiply(self, x: str, y: str) -> str:
-        """Multiply x by y, element by element."""
-        return self.graph.op("Mul", x, y)
-
-    def scaled(self, x: str, factor: float) -> str:
-        """Multiply x by a number."""
-        return x if factor == 1.0 else self.multiply(x, self.graph.constant(factor, self.float))
-
-    def capped(self, x: str, cap: float | None) -> str:
-        """Compute cap · tanh(x / cap); x where there is no cap."""
-        if cap is None:
-            return x
-        return self.scaled(self.graph.op("Tanh", self.scaled(x, 1 / cap)), cap)
-
     def norm(self, x: str, name: str) -> str:
         """Norm x over the last axis, as `config.form` says; `name` is a module."""
         form = self.config.form
@@ -233,12 +201,6 @@ class Dialect(ABC):
         bias = [self.weight(f"{name}.bias")] if biased else []
         epsilon = self.config.norm_eps
         return self.graph.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=epsilon)
-
-    def mean(self, x: str) -> str:
-        """Compute the mean over the last axis, which stays as 1."""
-        if self.opset < AXES_ARE_INPUTS:
-            return self.graph.op("ReduceMean", x, axes=[-1], keepdims=1)
-        return self.graph.op("ReduceMean", x, self.graph.constant([-1], "int64"), keepdims=1)
 
     def norm_values(self, x: str, heads: Heads) -> str:
         """Norm each head of v, the last axis of x, without weights; x where they are not normed."""
@@ -272,14 +234,6 @@ class Dialect(ABC):
             return self._xielu(x, f"{module}.act_fn")
         positive = op("Relu", x)
         return positive if kind == "relu" else self.multiply(positive, positive)
-
-    def sigmoid(self, x: str) -> str:
-        """Compute 1 / (1 + e⁻ˣ)."""
-        return self.graph.op("Sigmoid", x)
-
-    def silu(self, x: str) -> str:
-        """Compute x · sigmoid(x)."""
-        return self.multiply(x, self.sigmoid(x))
 
     def recall(self, rows: Sequence[str], lacking: str, states: Sequence[str]) -> str:
         """Take tokens into a layer's state; return the answers of this pass's, f32 [1, T, values].
@@ -333,90 +287,6 @@ class Dialect(ABC):
         self._output("hidden_states", rows, self.config.embedding or self.config.hidden)
         self._output("logits", logits, self.config.vocab_size)
 
-    # --- building blocks -------------------------------------------------------------------
-
-    def split(self, x: str, sizes: Sequence[int], axis: int = -1) -> list[str]:
-        """Split into neighbouring parts of these sizes."""
-        names = self.graph.fresh("Split", len(sizes))
-        count = self.graph.constant(sizes, "int64")
-        return self.graph.multi("Split", x, count, names=names, axis=axis)
-
-    def concat(self, *parts: str) -> str:
-        """Concatenate along the last axis."""
-        return self.graph.op("Concat", *parts, axis=-1)
-
-    def reshape(self, x: str, shape: Sequence[int]) -> str:
-        """Reshape to constants; 0 keeps a dimension, −1 is inferred."""
-        return self.graph.op("Reshape", x, self.graph.constant(shape, "int64"))
-
-    def cast(self, x: str, dtype: str) -> str:
-        """Cast x to another dtype."""
-        return self.graph.op("Cast", x, to=ELEMENT[dtype])
-
-    def rotary_tables(self, rope: Rope) -> tuple[str, str]:
-        """Write cos and sin of every position's angles, [context, pairs] each; once a rope."""
-        kinds = list(dict.fromkeys(layer.rope for layer in self.config.pattern))
-        names = [f"rotary.{kinds.index(rope)}.{table}" for table in ("cos", "sin")]
-        if not self.graph.has(names[0]):
-            angles = rope.angles(self.config.context)
-            for name, function in zip(names, (np.cos, np.sin), strict=True):
-                self.weight(name, (function(angles) * rope.scale).astype(np.float32))
-        return names[0], names[1]
-
-    def query_growth(self) -> str | None:
-        """Look up the factor of each token's queries, [T]; None if queries do not grow."""
-        if self.config.query_growth is None:
-            return None
-        if not self.graph.has("query_growth"):
-            beta, period = self.config.query_growth
-            periods = np.arange(self.config.context) // period
-            self.weight("query_growth", (1 + beta * np.log1p(periods)).astype(np.float32))
-        return self.graph.op("Gather", "query_growth", self.positions)
-
-    def hidden_beyond(self, window: int, mask: str, positions: str, cells: str) -> str:
-        """Hide from `mask` [..., tokens, cells] the cells that lie before a token's window.
-
-        `positions` of tokens and of `cells` broadcast against the mask. Cells have positions of
-        their own, since the nodes of a tree lie behind theirs.
-        """
-        op = self.graph.op
-        oldest = op("Sub", positions, self.graph.constant(window, "int64"))
-        beyond = self.graph.constant(HIDDEN_FROM_VIEW, self.float)
-        return op("Where", op("Greater", cells, oldest), mask, beyond)
-
-    def cache(self, layer: int) -> tuple[str, str, str, str]:
-        """Declare a layer's cache; return names of past key and value, present key and value."""
-        names = [f"{when}.{layer}.{what}" for when in ("past", "present") for what in KEY_VALUE]
-        for name in names[:2]:
-            self.graph.input(name, self.float, self._cache_shape(layer))
-        for name in names[2:]:
-            self.graph.output(name, self.float, self._cache_shape(layer))
-        self._written.add(layer)
-        return names[0], names[1], names[2], names[3]
-
-    def cache_of(self, layer: int) -> tuple[str, str]:
-        """Return keys and values of an earlier layer, with this pass's.
-
-        A graph without that layer is given them (`export.reference`).
-        """
-        key, value = (f"present.{layer}.{what}" for what in KEY_VALUE)
-        if layer not in self._written | self._given:
-            self._given.add(layer)
-            for name in (key, value):
-                self.graph.input(name, self.float, self._cache_shape(layer))
-        return key, value
-
-    def _cache_shape(self, layer: int) -> list[Dim]:
-        heads = self.config.heads_of(layer)
-        return ["B", heads.keys, "C", heads.dim]
-
-    def scores(self, q: str, key: str, heads: Heads) -> str:
-        """Compute q · keyᵀ · scale, capped, of stacked queries q [B, kv_heads, group · S, dim]."""
-        config, op = self.config, self.graph.op
-        scaled = self.scaled(q, config.score_scale or heads.dim**-0.5)
-        scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
-        return self.capped(scores, config.score_cap)
-
     def _product(
         self,
         x: str,
@@ -465,6 +335,3 @@ class Dialect(ABC):
             self.graph.op("Identity", value, name=name)
         else:
             self.graph.op("Cast", value, name=name, to=ELEMENT["float32"])
-
-
-KEY_VALUE = ("key", "value")

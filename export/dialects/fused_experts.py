@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.blocks import BLOCK, Quantized
-from pilotfish.export.config import Experts
 from pilotfish.export.dialects.dialect import MICROSOFT
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
 from pilotfish.export.graph import pack_nibbles
+from pilotfish.export.parts import Experts
 from pilotfish.export.quantize import quantize
 
 INT8_ACTIVATIONS = 4  # accuracy_level: products in int8, sums in float32

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pilotfish.export.config import Experts
 from pilotfish.export.dialects.dialect import Dialect
+from pilotfish.export.parts import Experts
 
 
 class _Routing(NamedTuple):

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pilotfish.engines.artifact import Precision
+from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import ModelConfig, Rope
+from pilotfish.export.config import ModelConfig
 from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.dialects.padded import PaddedAttention
 from pilotfish.export.dialects.pairs import recall_pairs
 from pilotfish.export.errors import ExportError
 from pilotfish.export.graph import GraphWriter
+from pilotfish.export.parts import Rope
 
 
 class Opset17(PaddedAttention):

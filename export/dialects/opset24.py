@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.config import Rope
 from pilotfish.export.dialects.padded import PaddedAttention
+from pilotfish.export.parts import Rope
 
 
 class Opset24(PaddedAttention):

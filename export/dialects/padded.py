@@ -18,11 +18,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from functools import cached_property
 
-from pilotfish.engines.artifact import Precision
-from pilotfish.export.config import Heads, ModelConfig, Rope
+from pilotfish.engines.manifest import Precision
+from pilotfish.export.config import Heads, ModelConfig
 from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
 from pilotfish.export.graph import GraphWriter
+from pilotfish.export.parts import Rope
 
 
 class PaddedAttention(GroupedExperts):

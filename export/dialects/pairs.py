@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pilotfish.export.config import Recurrence
+from pilotfish.export.parts import Recurrence
 
 if TYPE_CHECKING:
     from pilotfish.export.dialects.dialect import Dialect

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pilotfish.export.config import Experts
+from pilotfish.export.parts import Experts
 from pilotfish.export.sources.class_keys import ClassKeys
 
 

@@ -13,12 +13,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Source
+from pilotfish.engines.manifest import Source
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.source import WeightSource
-from pilotfish.export.weights import LAYER, TOKEN_PROJECTION, TOKEN_TABLE
+from pilotfish.export.weight_sizes import LAYER
+from pilotfish.export.weights import TOKEN_PROJECTION, TOKEN_TABLE
 
 
 class FirstLayers:

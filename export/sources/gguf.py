@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Source
+from pilotfish.engines.manifest import Source
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.errors import ExportError
@@ -26,8 +26,8 @@ from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT, gguf_name
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.sources.tensor_names import Origin, Taker, find_weights, stored_name
+from pilotfish.export.sources.weight_check import check_weights
 from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
-from pilotfish.export.weights import check_weights
 
 T = TypeVar("T", np.float32, np.int64)
 FLOATS = frozenset({"F32", "F16", "BF16", "F64"})

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.engines.artifact import MOST_LAYERS
+from pilotfish.engines.manifest import MOST_LAYERS
 from pilotfish.export.architectures import ARCHITECTURES, Architecture, Gguf
 from pilotfish.export.config import ModelConfig
 from pilotfish.export.errors import ExportError
@@ -37,7 +37,8 @@ from pilotfish.export.sources.gguf_rope import (
 )
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.layer_pattern import FULL, SLIDING
-from pilotfish.export.weights import EMBEDDING, HEAD, FileSettings
+from pilotfish.export.sources.weight_check import FileSettings
+from pilotfish.export.weights import EMBEDDING, HEAD
 
 # What file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
 PRECISION_SUFFIX = re.compile(

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import GENAI, GENAI_NAME, Source
 from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.manifest import GENAI, GENAI_NAME, Source
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.errors import ExportError
@@ -31,8 +31,9 @@ from pilotfish.export.sources.safetensors_file import SafetensorsFile
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.sources.stored import PlainTensor, StoredTensor, join_blocks
 from pilotfish.export.sources.tensor_names import Origin, Taker, find_weights, stored_name
+from pilotfish.export.sources.weight_check import FileSettings, check_weights
 from pilotfish.export.sources.wrapped import text_config, text_weights
-from pilotfish.export.weights import EMBEDDING, HEAD, FileSettings, check_weights, shapes
+from pilotfish.export.weights import EMBEDDING, HEAD, shapes
 
 log = logging.getLogger("pilotfish.export")
 BARE_INFINITY = re.compile(rb"(?<=[\s,\[:])Infinity(?=[\s,\]}])")

@@ -14,14 +14,8 @@ import msgspec
 
 from pilotfish.export.architectures import ARCHITECTURES, Architecture
 from pilotfish.export.architectures.architecture import ACTIVATIONS
-from pilotfish.export.config import (
-    Activation,
-    Form,
-    ModelConfig,
-    Recurrence,
-    Streams,
-    TokenInputs,
-)
+from pilotfish.export.config import Activation, Form, ModelConfig
+from pilotfish.export.parts import Recurrence, Streams, TokenInputs
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
@@ -33,7 +27,8 @@ from pilotfish.export.sources.recurrence_keys import (
     read_factors,
     read_recurrence,
 )
-from pilotfish.export.weights import HEAD, FileSettings
+from pilotfish.export.sources.weight_check import FileSettings
+from pilotfish.export.weights import HEAD
 
 UNBOUNDED = 2**18  # positions of a model whose size does not follow from their number
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.engines.artifact import MOST_LAYERS
-from pilotfish.export.config import CACHED, Kind, Layer, Rope
+from pilotfish.engines.manifest import MOST_LAYERS
+from pilotfish.export.config import CACHED, Kind, Layer
+from pilotfish.export.parts import Rope
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.expert_keys import layers_of_experts
 from pilotfish.export.sources.fields import Fields, shown

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from pilotfish.export.architectures.architecture import ACTIVATIONS
-from pilotfish.export.config import Factors, Layer, Recurrence, Space
+from pilotfish.export.config import Layer
+from pilotfish.export.parts import Factors, Recurrence, Space
 from pilotfish.export.sources.class_keys import ClassKeys
 
 MOST_TAPS = 16

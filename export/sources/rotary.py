@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.export.config import Rope
+from pilotfish.export.parts import Rope
 from pilotfish.export.sources.fields import Fields, shown
 
 Frequencies = NDArray[np.float64]

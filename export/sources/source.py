@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Source
+from pilotfish.engines.manifest import Source
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.config import ModelConfig
 

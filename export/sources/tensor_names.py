@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from pilotfish.export.architectures import Names
 from pilotfish.export.config import Layer, ModelConfig
 from pilotfish.export.errors import ExportError
-from pilotfish.export.weights import LAYER, of_any, shapes
+from pilotfish.export.weight_sizes import LAYER, of_any
+from pilotfish.export.weights import shapes
 
 T = TypeVar("T", np.float32, np.int64)
 LISTED = re.compile(r"(.*)\.(\d+)\.weight")

@@ -17,9 +17,10 @@ from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
-from pilotfish.engines.artifact import GENAI, HEADS, LLAMACPP, Artifact, Precision
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.manifest import GENAI, HEADS, LLAMACPP, Precision
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 from pilotfish.wire.settings import setting
 

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.progress import Bars
-from pilotfish.engines.artifact import STORED, Artifact, Precision
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import EngineError
+from pilotfish.engines.manifest import STORED, Precision
 from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from rich.table import Table
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
-from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.settings import EngineSettings
 from pilotfish.wire.settings import setting
 

@@ -27,7 +27,8 @@ from pilotfish.deploy import manifest, signatures, wheelhouse
 from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.install import ARTIFACTS
 from pilotfish.deploy.manifest import BundleManifest, Progress
-from pilotfish.engines.artifact import LLAMACPP, Artifact
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.manifest import LLAMACPP
 from pilotfish.wire import keys
 from pilotfish.wire.errors import KeysError, UnsupportedError
 from pilotfish.wire.transport import is_loopback

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pilotfish.engines.artifact import Manifest
 from pilotfish.engines.cudart import Cuda, Memory
 from pilotfish.engines.kv import KVCache, PlaneShape, lay_out
+from pilotfish.engines.manifest import Manifest
 
 
 @dataclass

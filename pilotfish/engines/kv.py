@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Manifest
+from pilotfish.engines.manifest import Manifest
 
 STEP = 64  # capacities are multiples of this many cells
 GROWTH = 1.0625  # attention costs C, so spare capacity is kept small

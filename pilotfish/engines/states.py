@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import KeptStates
+from pilotfish.engines.manifest import KeptStates
 
 WINDOW = 16  # tokens that can be taken back without reading others again
 TRAIL = 64  # tokens; more than a window, since snapshots are not at every position

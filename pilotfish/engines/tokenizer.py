@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
-from pilotfish.engines.artifact import TOKENIZER_NAME, Artifact
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ArtifactError, TextTooLongError
+from pilotfish.engines.manifest import TOKENIZER_NAME
 from pilotfish.engines.unigram import expect_marks, hide_controls, is_unigram
 
 # Texts are encoded one by one, each by the calling thread: a pool of threads would take the cores

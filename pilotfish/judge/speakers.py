@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge import Bridge, Pair, Prompt
 from pilotfish.edge_runtime.head_file import End
-from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.judge.reading import DRAFTER, TARGET, Floats, Ids, Look, Procedure, Readers, Sight

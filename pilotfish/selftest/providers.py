@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import NamedTuple
 
-from pilotfish.engines.artifact import Manifest, Precision
 from pilotfish.engines.backends import PROVIDERS
 from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.errors import EngineError
+from pilotfish.engines.manifest import Manifest, Precision
 from pilotfish.engines.runtime import (
     LINEAR_ATTENTION_SINCE,
     OPSET24_SINCE,

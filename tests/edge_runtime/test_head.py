@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.head import DecisionHead, token_buckets
 from pilotfish.edge_runtime.head_file import End, LinkScale
-from pilotfish.engines.artifact import Manifest, Source
+from pilotfish.engines.manifest import Manifest, Source
 from pilotfish.speculation.channel import Channel
 from pilotfish.wire.errors import PairMismatchError
 from tests.engines.test_artifact import MANIFEST

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pilotfish.engines.artifact import Artifact, Dimensions, Manifest, Source
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.manifest import Dimensions, Manifest, Source
 from pilotfish.export.catalog import list_artifacts
 
 FILES = {"model.onnx": b"graph", "model.onnx.data": b"weights", "tokenizer.json": b"{}"}

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.engines.artifact import Artifact, CachedLayer, KeptStates
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Load
 from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.backends.tensorrt import TensorRTBackend
 from pilotfish.engines.backends.tensorrt_ep import TensorRTProviderBackend
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import ArtifactError, ProviderError, TreeError
+from pilotfish.engines.manifest import CachedLayer, KeptStates
 from pilotfish.engines.states import WINDOW, StateCache
 from pilotfish.export.config import Layer
 from pilotfish.export.errors import ExportError

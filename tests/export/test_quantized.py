@@ -12,8 +12,9 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from pilotfish.engines.artifact import Artifact, Precision
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.manifest import Precision
 from pilotfish.export.model import export_model
 from pilotfish.export.quantize import BLOCK, quantize
 from pilotfish.export.sources import open_source

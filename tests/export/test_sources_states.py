@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pilotfish.export.config import Layer, Recurrence, Space
+from pilotfish.export.config import Layer
 from pilotfish.export.errors import ExportError
+from pilotfish.export.parts import Recurrence, Space
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.huggingface import describe_directory
 from pilotfish.export.sources.huggingface_config import read_config

@@ -15,9 +15,10 @@ import onnx
 import pytest
 from onnx import external_data_helper, numpy_helper
 
-from pilotfish.engines.artifact import MANIFEST_NAME, Artifact, Manifest, open_stages
+from pilotfish.engines.artifact import Artifact, open_stages
 from pilotfish.engines.cut import Cut, check_chain
 from pilotfish.engines.errors import ArtifactError
+from pilotfish.engines.manifest import MANIFEST_NAME, Manifest
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export import atomic
 from pilotfish.export.atomic import replacing

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pilotfish.cli import main
-from pilotfish.engines.artifact import MANIFEST_NAME, Artifact, open_stages
+from pilotfish.engines.artifact import Artifact, open_stages
+from pilotfish.engines.manifest import MANIFEST_NAME
 from tests.support.tiny import tiny_artifact
 
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Artifact, Precision
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder, Pass
+from pilotfish.engines.manifest import Precision
 from pilotfish.export.errors import ExportError
 from pilotfish.export.model import export_model
 from tests.reference.families import EVERY, ORIGINAL, write_checkpoint

@@ -12,8 +12,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from pilotfish.engines.artifact import Precision
 from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.manifest import Precision
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.errors import ExportError
 from tests.reference.families import FAMILIES

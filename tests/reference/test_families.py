@@ -17,9 +17,9 @@ import re
 import numpy as np
 import pytest
 
-from pilotfish.engines.artifact import Precision
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.engines.errors import TreeError
+from pilotfish.engines.manifest import Precision
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.errors import ExportError
 from tests.reference.families import CONTEXT, EVERY, FAMILIES, LATER, ORIGINAL

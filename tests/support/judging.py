@@ -9,7 +9,8 @@ import numpy as np
 
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.edge_runtime.head_file import End, HeadCard, LinkScale, Training
-from pilotfish.engines.artifact import Artifact, Manifest
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire import messages as m
 

@@ -15,17 +15,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Artifact, Precision, Source
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.manifest import Precision, Source
 from pilotfish.export.architectures.architecture import ALL, ATTENTION, QKV
 from pilotfish.export.architectures.experts import EVERY
 from pilotfish.export.architectures.gemma import FOUR
 from pilotfish.export.blocks import BLOCK, Quantized
-from pilotfish.export.config import (
+from pilotfish.export.config import Form, Layer, ModelConfig
+from pilotfish.export.model import export_model
+from pilotfish.export.parts import (
     Experts,
     Factors,
-    Form,
-    Layer,
-    ModelConfig,
     Recurrence,
     Rope,
     Space,
@@ -33,7 +33,6 @@ from pilotfish.export.config import (
     TokenInputs,
     plain_rope,
 )
-from pilotfish.export.model import export_model
 from pilotfish.export.quantize import quantize
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.rotary import RopeBase, read_table

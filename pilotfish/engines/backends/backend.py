@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Artifact, CachedLayer, Manifest
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.kv import KVCache
+from pilotfish.engines.manifest import CachedLayer, Manifest
 from pilotfish.engines.states import StateCache, StateStep
 
 KEY_VALUE = ("key", "value")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Manifest
 from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load
 from pilotfish.engines.backends.cpu import CpuBinding
 from pilotfish.engines.errors import ArtifactError
@@ -26,6 +25,7 @@ from pilotfish.engines.genai.config import (
     read_genai_config,
 )
 from pilotfish.engines.kv import HostCache
+from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.runtime import open_session
 
 RUN = 128  # tokens of a run at most, whose logits are all in memory

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pilotfish.engines.artifact import GENAI
 from pilotfish.engines.backends import Backend, Binding, Load, open_backend
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.genai.backend import GenaiBackend
+from pilotfish.engines.manifest import GENAI
 from pilotfish.engines.passes import Pass
 
 PROVIDERS = {"cpu": "pilotfish.engines.genai.backend:GenaiBackend"}

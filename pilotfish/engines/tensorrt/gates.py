@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pilotfish.engines.artifact import GENAI, LLAMACPP, Manifest
 from pilotfish.engines.errors import BuildError, ProviderError
+from pilotfish.engines.manifest import GENAI, LLAMACPP, Manifest
 
 if TYPE_CHECKING:
     import tensorrt as trt

@@ -12,9 +12,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from pilotfish.engines.artifact import Manifest
 from pilotfish.engines.backends.backend import kv_names
 from pilotfish.engines.device_cache import doubling
+from pilotfish.engines.manifest import Manifest
 
 NARROW = 16  # a chain, or a small tree
 CHUNK = 128  # what Decoder.prefill feeds at once

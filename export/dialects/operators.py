@@ -1,0 +1,86 @@
+"""The arithmetic that layers are written in, and their weights, once each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.graph import ELEMENT, GraphWriter
+
+AXES_ARE_INPUTS = 18  # opset from which reductions take their axes so
+
+
+class Operators:
+    """Writes operators into a graph. `float` is its floating-point type, as numpy calls it."""
+
+    opset: ClassVar[int]
+
+    def __init__(
+        self,
+        graph: GraphWriter,
+        config: ModelConfig,
+        read: Callable[[str], NDArray[np.float32]],
+        floats: str,
+    ) -> None:
+        self.graph, self.config, self.read, self.float = graph, config, read, floats
+
+    def weight(self, name: str, array: NDArray[np.float32] | None = None) -> str:
+        """Write a weight in the graph's floating-point type, once."""
+        if self.graph.has(name):
+            return name
+        values = self.read(name) if array is None else array
+        return self.graph.weight(name, values.astype(self.float, copy=False))
+
+    def add(self, x: str, y: str) -> str:
+        """Add x and y."""
+        return self.graph.op("Add", x, y)
+
+    def multiply(self, x: str, y: str) -> str:
+        """Multiply x by y, element by element."""
+        return self.graph.op("Mul", x, y)
+
+    def scaled(self, x: str, factor: float) -> str:
+        """Multiply x by a number."""
+        return x if factor == 1.0 else self.multiply(x, self.graph.constant(factor, self.float))
+
+    def capped(self, x: str, cap: float | None) -> str:
+        """Compute cap · tanh(x / cap); x where there is no cap."""
+        if cap is None:
+            return x
+        return self.scaled(self.graph.op("Tanh", self.scaled(x, 1 / cap)), cap)
+
+    def mean(self, x: str) -> str:
+        """Compute the mean over the last axis, which stays as 1."""
+        if self.opset < AXES_ARE_INPUTS:
+            return self.graph.op("ReduceMean", x, axes=[-1], keepdims=1)
+        return self.graph.op("ReduceMean", x, self.graph.constant([-1], "int64"), keepdims=1)
+
+    def sigmoid(self, x: str) -> str:
+        """Compute 1 / (1 + e⁻ˣ)."""
+        return self.graph.op("Sigmoid", x)
+
+    def silu(self, x: str) -> str:
+        """Compute x · sigmoid(x)."""
+        return self.multiply(x, self.sigmoid(x))
+
+    def split(self, x: str, sizes: Sequence[int], axis: int = -1) -> list[str]:
+        """Split into neighbouring parts of these sizes."""
+        names = self.graph.fresh("Split", len(sizes))
+        count = self.graph.constant(sizes, "int64")
+        return self.graph.multi("Split", x, count, names=names, axis=axis)
+
+    def concat(self, *parts: str) -> str:
+        """Concatenate along the last axis."""
+        return self.graph.op("Concat", *parts, axis=-1)
+
+    def reshape(self, x: str, shape: Sequence[int]) -> str:
+        """Reshape to constants; 0 keeps a dimension, −1 is inferred."""
+        return self.graph.op("Reshape", x, self.graph.constant(shape, "int64"))
+
+    def cast(self, x: str, dtype: str) -> str:
+        """Cast x to another dtype."""
+        return self.graph.op("Cast", x, to=ELEMENT[dtype])

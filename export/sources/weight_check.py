@@ -1,0 +1,97 @@
+"""Whether a file has the weights that its configuration asks for, and no others.
+
+In: a `ModelConfig`, and the shapes that a file states. Out: nothing, or an ExportError that names
+the tensor and the setting that contradict each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import NamedTuple
+
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.errors import ExportError
+from pilotfish.export.weight_sizes import LAYER, Size
+from pilotfish.export.weights import weights
+
+
+class FileSettings(NamedTuple):
+    """What a file calls the settings of its model, for errors.
+
+    Attributes:
+        keys: field of `ModelConfig`, or "experts." and one of `Experts` → the file's key.
+        switches: part of a weight's name → the setting that decides whether it exists.
+    """
+
+    keys: Mapping[str, str]
+    switches: Mapping[str, str]
+
+    def say(self, config: ModelConfig, *fields: str) -> str:
+        """Format keys and their values, as in "num_attention_heads 4 × head_dim 8"."""
+        return " × ".join(f"{self.keys[name]} {attrgetter(name)(config)}" for name in fields)
+
+    def why(self, config: ModelConfig, name: str) -> str:
+        """Name the setting that decides whether there is such a weight."""
+        for part, setting in self.switches.items():
+            if part in name:
+                return setting
+        return self.say(config, "model_type")
+
+    def blame(self, config: ModelConfig, sizes: tuple[Size, ...], found: tuple[int, ...]) -> str:
+        """Name the settings behind the dimensions that differ."""
+        if len(sizes) != len(found):
+            return self.say(config, "model_type")
+        pairs = zip(sizes, found, strict=True)
+        wrong = [size.fields for size, there in pairs if size.value != there]
+        return ", ".join(self.say(config, *fields) for fields in dict.fromkeys(wrong))
+
+
+def check_weights(
+    config: ModelConfig,
+    found: Mapping[str, tuple[int, ...]],
+    settings: FileSettings,
+    where: str,
+    called: Callable[[str], str] = str,
+) -> None:
+    """Check that a file has the weights that its configuration asks for, and no others.
+
+    Args:
+        config: the model's configuration.
+        found: the shape of each weight there is.
+        settings: what the file calls its settings.
+        where: path of the file, for errors.
+        called: a weight's name → the file's, for errors.
+
+    Raises:
+        ExportError: naming the first weight that is missing, left over or of another shape, and
+            the setting that it contradicts.
+    """
+    wanted = set()
+    for name, sizes in weights(config):
+        wanted.add(name)
+        if name not in found:
+            absent = not any(_layer(other) == _layer(name) for other in found)
+            asking = settings.why(config, name)
+            if absent and _layer(name) is not None:
+                asking = settings.say(config, "layers")
+            raise ExportError(f"{where} has no {called(name)}, which {asking} asks for")
+        shape = tuple(size.value for size in sizes)
+        if found[name] != shape:
+            raise ExportError(
+                f"{where}: {called(name)} has shape {list(found[name])}, but "
+                f"{settings.blame(config, sizes, found[name])} asks for {list(shape)}"
+            )
+    for name in found:
+        if name not in wanted:
+            beyond = (_layer(name) or 0) >= config.layers
+            asking = settings.say(config, "layers") if beyond else settings.why(config, name)
+            raise ExportError(
+                f"{where} holds {called(name)}, for which {asking} has no use: the model might "
+                "come out as another one"
+            )
+
+
+def _layer(name: str) -> int | None:
+    match = LAYER.search(name)
+    return None if match is None else int(match[1])

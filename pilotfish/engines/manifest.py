@@ -1,0 +1,340 @@
+"""`manifest.json`: what a program must know of an artifact before it loads its graph.
+
+`read_manifest` reads and checks it; `Manifest.encode` returns the bytes to write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from pilotfish.engines.cut import Cut
+from pilotfish.engines.errors import ArtifactError
+
+MANIFEST_NAME = "manifest.json"
+GRAPH_NAME = "model.onnx"
+GGUF_NAME = "model.gguf"  # in place of the graph, where llama.cpp runs the model
+GENAI_NAME = "genai_config.json"  # beside the graph, where ONNX Runtime GenAI's builder wrote it
+HEAD_NAME = "head.onnx"  # of a first stage: hidden states to logits
+TOKENIZER_NAME = "tokenizer.json"
+FORMAT = 1
+
+Precision = Literal["fp32", "fp16", "int8", "int4", "stored"]
+STORED: Literal["stored"] = "stored"  # every weight as the checkpoint has it, in its own blocks
+# The precision of the output projection, where it differs from the other weights': 4 bits cost a
+# drafter more acceptance here than anywhere else, and 8 cost hardly any time.
+HEADS: dict[Precision, Precision] = {"int4": "int8"}
+# As an artifact says it; "gguf": the blocks of the GGUF file that it holds, of whatever types;
+# "genai": what the graph of ONNX Runtime GenAI's builder has.
+Stored = Literal[Precision, "gguf", "genai"]
+LLAMACPP: Literal["llamacpp"] = "llamacpp"
+GENAI: Literal["genai"] = "genai"
+Dialect = Literal["opset24", "opset17", "contrib", "llamacpp", "genai"]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+MOST_LAYERS = 4096
+Layers = Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
+Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+TokenId = Annotated[int, msgspec.Meta(ge=0)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the weights came from.
+
+    `location` is a hub id, a file name or a directory name; not its path, which would tell about
+    the machine. `sha256` covers the files that were read. `first_layers` is the number of layers
+    kept of a model that was cut down. `ignored_keys` are keys of its configuration that the
+    exporter did not know and was told to ignore. `left_out` are parts of a multimodal checkpoint
+    that are not of its text model.
+    """
+
+    kind: Literal["default", "gguf", "directory", "hub", "random"]
+    location: str
+    revision: str | None = None
+    sha256: dict[str, Sha256] = {}
+    ignored_keys: list[str] = []
+    left_out: list[str] = []
+    first_layers: Positive | None = None
+
+
+class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of the model; `context` is the largest number of positions."""
+
+    layers: Layers
+    hidden: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    intermediate: Size
+    context: Size
+
+
+class KeptStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What layers keep of each slot besides keys and values (`engines.states`).
+
+    `layers` are these layers, from 0. For each token they keep `width` numbers, which a convolution
+    of `taps` tokens reads; with `heads`, also a state of [heads, key_dim, value_dim] numbers.
+    `window` is the number of tokens that a rollback takes back without reading others again; and
+    such a model reads no token trees.
+    """
+
+    layers: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
+    taps: Annotated[int, msgspec.Meta(ge=2, le=16)]
+    width: Positive
+    heads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    key_dim: Annotated[int, msgspec.Meta(ge=0)] = 0
+    value_dim: Annotated[int, msgspec.Meta(ge=0)] = 0
+    window: Positive
+
+
+class CachedLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys and values that a layer, counted from 0, keeps of each token."""
+
+    layer: Annotated[int, msgspec.Meta(ge=0)]
+    kv_heads: Positive
+    head_dim: Positive
+
+
+class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What rounding weights and activations changes, along a text of so many `tokens`.
+
+    Between the distributions p of the same model in float32 and q of the artifact, at temperature
+    1: `kl` is the mean of KL(p ‖ q) in nats, `acceptance` that of Σ min(p, q).
+    """
+
+    kl: Annotated[float, msgspec.Meta(ge=0)]
+    acceptance: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    tokens: Positive
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of `manifest.json`.
+
+    `vocab_size` counts the tokenizer's tokens; `padded_vocab_size` is the width of the graph's
+    logits. `tokenizer_fingerprint` hashes the token strings in the order of their ids, so two
+    artifacts with equal vocabularies agree whatever files they came from. `head` is the precision
+    of the output projection, None where it is `precision`. `chat_templates` are further templates
+    by their names; "tool_use" takes the place of `chat_template` where there are tools. Without a
+    graph, under the dialect llamacpp, `opset` is None and `kv_dtype` has no effect. `stage` is None
+    for a whole model; in a stage all other fields but `files` describe the whole model. `window` is
+    the smallest number of positions that a token of some layer sees; None where all layers see all.
+    `states` describes layers that keep something else than keys and values; None without any.
+    `caches` are the layers with keys and values of their own, where they differ in shape, others
+    read theirs, or layers have neither these nor states, or both; None where all layers without
+    states keep those of `dimensions`.
+    `cost` is what the precision costs, None where that was not measured. `trees` is whether the
+    graph has a mask for token trees, `hidden_states` whether it gives hidden states: only graphs of
+    the dialect genai may lack them.
+    """
+
+    format: int = FORMAT
+    model: str
+    source: Source
+    architecture: str
+    precision: Stored
+    head: Precision | None = None
+    dialect: Dialect
+    opset: Positive | None
+    dimensions: Dimensions
+    vocab_size: Size
+    padded_vocab_size: Size
+    kv_dtype: Literal["float32", "float16"]
+    bos_id: TokenId | None
+    eos_ids: list[TokenId]
+    chat_template: str | None
+    chat_templates: dict[str, str] = {}
+    tokenizer_fingerprint: Sha256
+    files: dict[str, Sha256]
+    stage: Cut | None = None
+    window: Positive | None = None
+    states: KeptStates | None = None
+    caches: list[CachedLayer] | None = None
+    cost: PrecisionCost | None = None
+    trees: bool = True
+    hidden_states: bool = True
+
+    @property
+    def chained(self) -> str | None:
+        """Why the model reads chains of tokens alone, as a predicate; None if it reads trees."""
+        if self.states is not None:
+            return "keeps states that follow one chain of tokens"
+        return None if self.trees else "has a graph without a mask for token trees"
+
+    @property
+    def layers(self) -> int:
+        """Number of layers in the graph and in its cache."""
+        return self.dimensions.layers if self.stage is None else self.stage.layers
+
+    @property
+    def cached(self) -> list[CachedLayer]:
+        """The layers of the graph that keep keys and values, counted from its first one."""
+        if self.caches is not None:
+            first = 0 if self.stage is None else self.stage.first_layer
+            own = range(first, first + self.layers)
+            return [
+                msgspec.structs.replace(each, layer=each.layer - first)
+                for each in self.caches
+                if each.layer in own
+            ]
+        without = set() if self.states is None else set(self.states.layers)
+        sizes = self.dimensions
+        return [
+            CachedLayer(layer=layer, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim)
+            for layer in range(self.layers)
+            if layer not in without
+        ]
+
+    @property
+    def shares(self) -> bool:
+        """Whether some layers read the keys and values of others."""
+        listed = self.caches is not None and self.states is None
+        return listed and len(self.cached) < self.layers
+
+    @property
+    def digest(self) -> str:
+        """The artifact's identity in 16 hex digits: a hash of its files' names and hashes."""
+        listed = "".join(f"{name} {value}\n" for name, value in sorted(self.files.items()))
+        return hashlib.sha256(listed.encode()).hexdigest()[:16]
+
+    @property
+    def origin(self) -> str:
+        """The weights' identity in 16 hex digits, the same for all precisions and dialects.
+
+        A hash of the SHA-256s of the files that were read, in the order of the files' names, which
+        do not count; without such files (random weights), of the source and the dimensions. A model
+        that was cut down has another origin.
+        """
+        source = self.source
+        hashes = [value for _, value in sorted(source.sha256.items())]
+        if hashes and source.first_layers is not None:
+            hashes.append(f"first {source.first_layers} layers")
+        made = (source.kind, source.location, source.revision, self.dimensions)
+        return hashlib.sha256(msgspec.json.encode(hashes or made)).hexdigest()[:16]
+
+    def encode(self) -> bytes:
+        """Encode as indented JSON, ready to be written to `manifest.json`."""
+        fields = msgspec.to_builtins(self)
+        if self.stage is None:
+            del fields["stage"]  # whole models are written as they were before there were stages
+        if self.head is None:
+            del fields["head"]  # likewise
+        if not self.chat_templates:
+            del fields["chat_templates"]  # likewise
+        if self.source.first_layers is None:
+            del fields["source"]["first_layers"]  # likewise
+        for name in ("ignored_keys", "left_out"):
+            if not fields["source"][name]:
+                del fields["source"][name]  # likewise
+        for name in ("window", "states", "caches", "cost"):
+            if fields[name] is None:
+                del fields[name]  # likewise
+        for name in ("trees", "hidden_states"):
+            if fields[name]:
+                del fields[name]  # likewise
+        return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest of `directory`, and check what its types do not say."""
+    try:
+        data = (directory / MANIFEST_NAME).read_bytes()
+    except FileNotFoundError:
+        state = "holds no manifest.json" if directory.is_dir() else "does not exist"
+        raise ArtifactError(
+            f"{directory} is not an artifact: it {state}. "
+            "Make one with `pilotfish export model SOURCE --out DIR`"
+        ) from None
+    except OSError as error:
+        raise ArtifactError(f"{directory / MANIFEST_NAME} cannot be read: {error}") from None
+    try:
+        found = msgspec.json.decode(data, type=FormatNumber).format
+        if found != FORMAT:
+            raise ArtifactError(
+                f"{directory} has manifest format {found}, and this version reads {FORMAT}: "
+                "export the model again, or install the version that made it"
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _invalid(directory, str(error)) from None
+    _check(directory, manifest)
+    return manifest
+
+
+class FormatNumber(msgspec.Struct):
+    """Reads the number of a file's format alone: a newer format may have any other fields."""
+
+    format: int
+
+
+def _check(directory: Path, manifest: Manifest) -> None:
+    """Refuse a manifest whose parts contradict each other."""
+    problem = None
+    if manifest.vocab_size > manifest.padded_vocab_size:
+        problem = "vocab_size exceeds padded_vocab_size"
+    elif any(token >= manifest.vocab_size for token in manifest.eos_ids):
+        problem = "an eos id is outside the vocabulary"
+    elif manifest.bos_id is not None and manifest.bos_id >= manifest.vocab_size:
+        problem = "bos_id is outside the vocabulary"
+    elif any(Path(name).name != name for name in manifest.files):
+        problem = "files must be plain names, without a path"
+    elif manifest.states is not None and not _fit(manifest.states, manifest):
+        problem = "states does not fit the dimensions"
+    elif manifest.dialect == GENAI and (manifest.trees or manifest.stage or manifest.states):
+        problem = "a graph of ONNX Runtime GenAI reads no trees, is no stage and has no states here"
+    elif manifest.caches is not None and not _are_caches(manifest.caches, manifest):
+        problem = "caches does not fit the dimensions"
+    elif missing := _needed(manifest) - manifest.files.keys():
+        problem = f"files does not name {', '.join(sorted(missing))}"
+    elif manifest.stage is not None and not _fits(manifest.stage, manifest.dimensions.layers):
+        problem = f"{manifest.stage} is no part of {manifest.dimensions.layers} layers"
+    if problem:
+        raise _invalid(directory, problem)
+
+
+def _invalid(directory: Path, problem: str) -> ArtifactError:
+    return ArtifactError(
+        f"{directory / MANIFEST_NAME} is not valid ({problem}): export the model again, or restore "
+        "a copy of it"
+    )
+
+
+def _needed(manifest: Manifest) -> set[str]:
+    """Return the files that an artifact must have."""
+    stage = manifest.stage
+    if manifest.dialect == LLAMACPP:
+        return {GGUF_NAME, TOKENIZER_NAME}
+    if manifest.dialect == GENAI:
+        return {GRAPH_NAME, GENAI_NAME, TOKENIZER_NAME}
+    if stage is None:
+        return {GRAPH_NAME, TOKENIZER_NAME}
+    return {GRAPH_NAME, TOKENIZER_NAME, HEAD_NAME} if stage.first else {GRAPH_NAME}
+
+
+def _fit(states: KeptStates, manifest: Manifest) -> bool:
+    """Whether a model of these dimensions can have such states."""
+    sizes = (states.heads, states.key_dim, states.value_dim)
+    ascending = states.layers == sorted(set(states.layers))
+    inside = states.layers[-1] < manifest.dimensions.layers
+    return ascending and inside and all(sizes) == any(sizes) and manifest.stage is None
+
+
+def _are_caches(caches: list[CachedLayer], manifest: Manifest) -> bool:
+    """Whether a model of these dimensions can have such caches."""
+    layers = [each.layer for each in caches]
+    inside = all(layer < manifest.dimensions.layers for layer in layers)
+    some = bool(layers) or manifest.states is not None
+    return some and inside and layers == sorted(set(layers))
+
+
+def _fits(stage: Cut, layers: int) -> bool:
+    """Whether a model of so many layers can have this stage."""
+    before, after = stage.index - 1, stage.count - stage.index  # stages, of a layer at least
+    return (
+        before <= stage.first_layer
+        and 0 <= after <= layers - stage.end
+        and stage.first == (stage.first_layer == 0)
+        and stage.last == (stage.end == layers)
+    )
