@@ -8,7 +8,9 @@ use: tokenizers that it does not know, and models that cannot be rolled back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +38,9 @@ from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
 
 # Keys of models with a state that every token changes (Mamba, RWKV, LFM2, hybrids of them).
 STATES = ("ssm.", "wkv.", "shortconv.")
+EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+BLOCK = re.compile(r"blk\.(\d+)\.")
+EXPERT = re.compile(r"\.ffn_\w+\.\d+\.")  # of files of before 2024
 
 
 def copy_gguf(source: str, out: str | Path, *, progress: Progress | None = None) -> Artifact:
@@ -113,7 +118,7 @@ def _dimensions(file: GgufFile) -> Dimensions:
     layers = fields.count("block_count")
     if layers > MOST_LAYERS:
         raise fields.error(f"{prefix}block_count is {layers}, and {MOST_LAYERS} are the most")
-    return Dimensions(
+    found = Dimensions(
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -122,6 +127,26 @@ def _dimensions(file: GgufFile) -> Dimensions:
         intermediate=fields.count("feed_forward_length", _expert(own, hidden)),
         context=fields.count("context_length"),
     )
+    _expect_sound(fields, file.tensors, layers)
+    return found
+
+
+def _expect_sound(fields: Fields, tensors: Collection[str], layers: int) -> None:
+    """Refuse contradictions over which llama.cpp would end its whole process."""
+    for key in EPSILONS:
+        if key in fields.values and not math.isfinite(fields.positive(key)):
+            raise fields.error(f"{fields.prefix}{key} is no number")
+    there = {int(found[1]) for found in map(BLOCK.match, tensors) if found is not None}
+    if there != set(range(layers)):
+        raise fields.error(
+            f"{fields.prefix}block_count is {layers}, and the file has tensors of {len(there)}"
+        )
+    experts = fields.get("expert_count", int, 0)
+    if experts and not any("_exps." in name or EXPERT.search(name) for name in tensors):
+        raise fields.error(f"{fields.prefix}expert_count is {experts}, and no tensor is of experts")
+    used = fields.get("expert_used_count", int, 0)
+    if used > experts:
+        raise fields.error(f"{fields.prefix}expert_used_count is {used}, of {experts} experts")
 
 
 def _largest(value: object) -> object:

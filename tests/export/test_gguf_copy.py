@@ -30,6 +30,7 @@ HYBRID = {
     "attention.key_length": 16,
     "expert_feed_forward_length": 24,
 }
+SOME = {"token_embd.weight": (264, 32)} | {f"blk.{i}.attn_norm.weight": (32,) for i in range(4)}
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_a_file_on_another_file_system_is_copied(tmp_path, monkeypatch):
 
 
 def test_an_architecture_that_our_exporter_does_not_know_is_kept(tmp_path):
-    file = write_foreign(tmp_path / "odd.gguf", "granitemoe", HYBRID)
+    file = write_foreign(tmp_path / "odd.gguf", "granitemoe", HYBRID, SOME)
     sizes = keep(file, tmp_path / "kept").manifest.dimensions
     assert (sizes.layers, sizes.heads, sizes.kv_heads, sizes.head_dim) == (4, 4, 2, 16)
     assert (sizes.intermediate, sizes.context, sizes.hidden) == (24, 4096, 32)
@@ -109,8 +110,26 @@ def test_models_of_no_use_are_refused(tmp_path, changes, architecture, said):
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"block_count": 3}, "block_count is 3, and the file has tensors of 4"),
+        ({"block_count": 4096}, "block_count is 4096, and the file has tensors of 4"),
+        ({"expert_count": 4}, "expert_count is 4, and no tensor is of experts"),
+        ({"expert_used_count": 9}, "expert_used_count is 9, of 0 experts"),
+        ({"attention.layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),
+        ({"attention.layer_norm_rms_epsilon": -1.0}, "epsilon is -1.0"),
+        ({"attention.layer_norm_epsilon": float("inf")}, "epsilon is"),
+    ],
+)
+def test_what_would_end_llama_cpps_process_is_refused(tmp_path, changes, said):
+    file = write_foreign(tmp_path / "odd.gguf", "llama", {**HYBRID, **changes}, SOME)
+    with pytest.raises(ExportError, match=said):
+        keep(file, tmp_path / "kept")
+
+
 def test_a_tokenizer_that_is_not_known_is_refused_with_its_name(tmp_path):
-    file = write_foreign(tmp_path / "odd.gguf", "gemma2", HYBRID, pretokenizer="martian")
+    file = write_foreign(tmp_path / "odd.gguf", "gemma2", HYBRID, SOME, pretokenizer="martian")
     with pytest.raises(ExportError, match="martian"):
         keep(file, tmp_path / "kept")
 
