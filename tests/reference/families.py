@@ -332,11 +332,11 @@ FAMILIES: dict[str, Family] = {
         "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8,
         "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16, "bos_token_id": 0,
         "eos_token_id": 259, "pad_token_id": None, "layer_norm_epsilon": EPS,
-        "time_step_limit": (0.3, 2.5)}, "states"),
-    "mamba": Family("mamba", SELECTIVE, "states"),
+        "time_step_limit": (0.3, 2.5)}, "states unbounded"),
+    "mamba": Family("mamba", SELECTIVE, "states unbounded"),
     "falcon-mamba": Family("falcon_mamba", SELECTIVE | {
         "mixer_rms_eps": EPS, "use_bias": True, "conv_kernel": 3, "expand": 3,
-        "tie_word_embeddings": False}, "states"),
+        "tie_word_embeddings": False}, "states unbounded"),
     "gemma4-vision": wrapped("gemma4", "gemma4_text", GEMMA4 | TOLD | {
         "pad_token_id": 1,
         "num_kv_shared_layers": 2, "layer_types": TWO * 2}, GEMMA4_VISION),

@@ -22,6 +22,7 @@ from pilotfish.engines.errors import TreeError
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.huggingface_config import UNBOUNDED
 from tests.reference.families import CONTEXT, EVERY, FAMILIES, LATER, ORIGINAL
 from tests.reference.parity import TEXT, Answer, Floats, Library, Reference, read_in_pieces
 from tests.support.runnable import needs
@@ -66,8 +67,9 @@ def decoder_of(
         pytest.skip(refused)
     manifest = artifact.manifest
     assert (manifest.dialect, manifest.precision) == (dialect, precision)
-    cut = "longrope" in FAMILIES[name].kinds
-    assert manifest.dimensions.context == (ORIGINAL if cut else CONTEXT)
+    context = {"longrope": ORIGINAL, "unbounded": UNBOUNDED}
+    wanted = [context[kind] for kind in context if kind in FAMILIES[name].kinds]
+    assert [manifest.dimensions.context] == (wanted or [CONTEXT])
     return Decoder(artifact, slots=slots, threads=1)
 
 

@@ -274,9 +274,10 @@ def spoilt(weights: dict[str, Floats]) -> Iterator[tuple[str, dict[str, Floats]]
         if name.endswith("weight") and bias not in weights:
             width = weights[name].shape[0]
             yield f"with {bias}", {**weights, bias: np.full(width, 0.5, np.float32)}
-    layer = next(name for name in last if ".1." in name and "att" in name)
+    mixing = [name for name in last if "att" in name] or [name for name in last if "mixer" in name]
+    layer = next(name for name in mixing if ".1." in name)
     prefix = layer[: layer.index(".1.") + 3]
-    mixers = [name.rsplit(".", 2)[0] for name in last if "att" in name and prefix in name]
+    mixers = [name.rsplit(".", 2)[0] for name in mixing if prefix in name]
     for place in (prefix.rstrip("."), *mixers[:1]):
         for norm in ("q_norm", "k_norm", "sinks", "post_feedforward_layernorm", "strange"):
             name = f"{place}.{norm}" if norm == "sinks" else f"{place}.{norm}.weight"
