@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.parts import plain_rope
 from pilotfish.export.sources import WeightSource
 
 Step = Callable[[int], None]
@@ -185,7 +187,7 @@ def huggingface_directory(source: WeightSource, work: Path) -> Path:
                 "head_dim": config.head_dim,
                 "max_position_embeddings": config.context,
                 "rms_norm_eps": config.norm_eps,
-                "rope_theta": config.rope_theta,
+                "rope_theta": plain_theta(config),
                 "vocab_size": config.vocab_size,
                 "tie_word_embeddings": config.tied,
                 "hidden_act": "silu",
@@ -196,6 +198,16 @@ def huggingface_directory(source: WeightSource, work: Path) -> Path:
         )
     )
     return out
+
+
+def plain_theta(config: ModelConfig) -> float:
+    """θ of a model all of whose layers turn whole heads, without scaling."""
+    [layer] = config.pattern
+    assert layer.rope is not None
+    assert 2 * len(layer.rope.frequencies) == config.head_dim
+    theta = layer.rope.frequencies[1] ** (-config.head_dim / 2)
+    assert np.allclose(plain_rope(theta, config.head_dim).frequencies, layer.rope.frequencies)
+    return round(theta, 6)
 
 
 GGUF_NAMES = {
@@ -227,7 +239,7 @@ def write_gguf(source: WeightSource, path: Path) -> None:
     writer.add_head_count(config.heads)
     writer.add_head_count_kv(config.kv_heads)
     writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(config.rope_theta or 10000.0)
+    writer.add_rope_freq_base(plain_theta(config))
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("llama")

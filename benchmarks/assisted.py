@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from _common import Rows, Steps, conclude, options
 from _pair_prompts import Prompt, chats, questions
+from _peers import plain_theta
 
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.export.sources import WeightSource, open_source
@@ -74,8 +75,6 @@ class Peer:
         import transformers
 
         config = source.config
-        assert config.rope_scaling is None
-        assert config.rope_divisors is None
         shape: dict[str, Any] = {
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden,
@@ -85,7 +84,7 @@ class Peer:
             "num_key_value_heads": config.kv_heads,
             "max_position_embeddings": config.context,
             "rms_norm_eps": config.norm_eps,
-            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+            "rope_parameters": {"rope_type": "default", "rope_theta": plain_theta(config)},
             "tie_word_embeddings": config.tied,
             "bos_token_id": source.bos_id,
             "eos_token_id": source.eos_ids,
