@@ -6,12 +6,12 @@ right. Weights are not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.genai.config import GenaiConfig, GraphForm, Port, Ports, check_graph
@@ -19,7 +19,11 @@ from pilotfish.export.errors import ExportError
 
 MOST_BYTES = 2**31  # of a graph: more is no protobuf message
 _ATTENTION = "GroupQueryAttention"  # may read and write one buffer of keys and values
-_KINDS = {TensorProto.INT64: "int64", TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16"}
+_KINDS: dict[int, str] = {
+    TensorProto.INT64: "int64",
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float16",
+}
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,9 @@ def read_graph(folder: Path, config: GenaiConfig) -> GenaiGraph:
     )
 
 
-def _ports(values: object) -> Ports:
+def _ports(values: Iterable[ValueInfoProto]) -> Ports:
     ports = {}
-    for value in values:  # type: ignore[attr-defined]
+    for value in values:
         tensor = value.type.tensor_type
         shape = tuple(
             size.dim_value if size.HasField("dim_value") else size.dim_param or None

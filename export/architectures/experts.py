@@ -62,6 +62,19 @@ GRANITE_MOE = Architecture(
     gguf=replace(GRANITE_GGUF, name="granitemoe"),
 )
 
+WITH_SHARED = replace(
+    GRANITE_MOE.names,
+    modules={
+        **GRANITE_MOE.names.modules,
+        "shared_mlp.output_linear": "mlp.shared_expert.down_proj",
+    },
+    fused={
+        "shared_mlp.input_linear": (
+            "mlp.shared_expert.gate_proj",
+            "mlp.shared_expert.up_proj",
+        )
+    },
+)
 MIXTURES: dict[str, Architecture] = {
     "mixtral": Architecture(
         models="Mixtral",
@@ -152,19 +165,7 @@ MIXTURES: dict[str, Architecture] = {
         models="Granite MoE with a shared expert",
         keys={**GRANITE_MOE.keys, "shared_expert_intermediate_size": REQUIRED},
         called={**LOCAL, "shared_expert_intermediate_size": "shared_intermediate_size"},
-        names=replace(
-            GRANITE_MOE.names,
-            modules={
-                **GRANITE_MOE.names.modules,
-                "shared_mlp.output_linear": "mlp.shared_expert.down_proj",
-            },
-            fused={
-                "shared_mlp.input_linear": (
-                    "mlp.shared_expert.gate_proj",
-                    "mlp.shared_expert.up_proj",
-                )
-            },
-        ),
+        names=WITH_SHARED,
         gguf=replace(GRANITE_GGUF, name="granitemoe", when="expert_shared_feed_forward_length"),
     ),
     "gpt_oss": Architecture(

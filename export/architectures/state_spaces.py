@@ -14,7 +14,7 @@ from pilotfish.export.architectures.architecture import (
     Architecture,
     Names,
 )
-from pilotfish.export.architectures.experts import GRANITE_MOE
+from pilotfish.export.architectures.experts import GRANITE_MOE, WITH_SHARED
 from pilotfish.export.architectures.llama import GRANITE
 from pilotfish.export.config import Form, Kind
 
@@ -45,6 +45,14 @@ BLOCK = {"norm": "input_layernorm", "mixer": "mamba"} | {
     for part in ("in_proj", "out_proj", "conv1d", "norm", "x_proj", "dt_proj")
 }
 PUBLISHED = frozenset({"normalization_function", "init_method", "shared_expert_num_layers"})
+
+FED = Names(
+    outer={"final_layernorm": "norm"},
+    modules={
+        "pre_ff_layernorm": "post_attention_layernorm",
+        **{f"feed_forward.{name[4:]}": name for name in MLP},
+    },
+)
 
 GRANITE_HYBRID = replace(
     GRANITE,
@@ -127,19 +135,7 @@ STATE_SPACES: dict[str, Architecture] = {
             neutral={},
             inert=UNREAD | PUBLISHED | GRANITE_MOE.inert,
             mixture=GRANITE_MOE.mixture,
-            names=replace(
-                GRANITE_MOE.names,
-                modules={
-                    **GRANITE_MOE.names.modules,
-                    "shared_mlp.output_linear": "mlp.shared_expert.down_proj",
-                },
-                fused={
-                    "shared_mlp.input_linear": (
-                        "mlp.shared_expert.gate_proj",
-                        "mlp.shared_expert.up_proj",
-                    )
-                },
-            ),
+            names=WITH_SHARED,
         ),
     ),
     "bamba": Architecture(
@@ -162,13 +158,7 @@ STATE_SPACES: dict[str, Architecture] = {
             "mamba_proj_bias": PROJECTIONS,
         },
         states=LINEAR,
-        names=Names(
-            outer={"final_layernorm": "norm"},
-            modules={
-                "pre_ff_layernorm": "post_attention_layernorm",
-                **{f"feed_forward.{name[4:]}": name for name in MLP},
-            },
-        ),
+        names=FED,
     ),
     "falcon_h1": Architecture(
         models="Falcon-H1",
@@ -204,13 +194,7 @@ STATE_SPACES: dict[str, Architecture] = {
             "projectors_bias": PROJECTIONS[1:],
         },
         states={"hybrid": "both"},
-        names=Names(
-            outer={"final_layernorm": "norm"},
-            modules={
-                "pre_ff_layernorm": "post_attention_layernorm",
-                **{f"feed_forward.{name[4:]}": name for name in MLP},
-            },
-        ),
+        names=FED,
     ),
     "nemotron_h": Architecture(
         models="Nemotron-H, Nemotron Nano 2",

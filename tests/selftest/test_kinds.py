@@ -111,7 +111,7 @@ def two_slots_share_their_states(patch: Patch) -> None:
     real = StateCache.__init__
 
     def make(cache: StateCache, *arguments: object) -> None:
-        real(cache, *arguments)  # type: ignore[arg-type]
+        real(cache, *arguments)  # type: ignore[arg-type]  # as it was called
         cache._paths[3:] = cache._paths[2:3] * len(cache._paths[3:])  # the reference has one slot
 
     patch.setattr(StateCache, "__init__", make)
