@@ -95,7 +95,7 @@ KEYS: Mapping[str, str] = {
     "use_parallel_residual": "use_parallel_residual",
 }
 EPSILON = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
-# Those of which 0 says that there is none.
+# Under these keys 0 means: there is none.
 OPTIONAL = frozenset({
     "attention.scale", "attention.sliding_window", "embedding_scale", "residual_scale",
     "logit_scale", "rope.freq_base_swa",

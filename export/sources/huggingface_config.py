@@ -284,7 +284,8 @@ def _streams(keys: ClassKeys) -> Streams | None:
     )
     if not 0 <= found.active < found.count or found.count < 2:
         raise keys.fields.error(
-            f"altup_active_idx {found.active} is none of altup_num_inputs {found.count} ≥ 2 streams"
+            f"altup_active_idx {found.active} must be from 0 to below altup_num_inputs, which is "
+            f"{found.count} and must be at least 2"
         )
     return found
 

@@ -61,7 +61,7 @@ class Binding(ABC):
 
         Called only if `Backend.states` is set; a backend that sets it overrides this.
         """
-        raise NotImplementedError  # by backends that refuse models with states when they load
+        raise NotImplementedError  # never called: it refuses such models when they load
 
     @abstractmethod
     def run(self, answers: Answers, row: int, rows: int) -> None:
