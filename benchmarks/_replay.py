@@ -15,7 +15,7 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish import PilotfishError
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.channel import EdgeChannel
@@ -50,7 +50,9 @@ class Recording:
     vocab: int
 
 
-def record(drafter: Drafter, target: Decoder, prompt: Ids, window: int, tokens: int) -> Recording:
+def record(
+    drafter: ModelDrafter, target: Decoder, prompt: Ids, window: int, tokens: int
+) -> Recording:
     """Speculate in this process for about so many tokens, or until the answer ends."""
     ends = set(drafter.manifest.eos_ids)
     committed = Committed()

@@ -37,7 +37,7 @@ from _common import (
 from _replay import Recording, Replay, Tally, record, replay
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.wire.keys import DeviceKeys
@@ -159,7 +159,7 @@ def main() -> int:
     decoder = Decoder(target, slots=DEVICES, context=2048)
     with Device(draft) as device:
         prompts = [device.prompt(prompt).ids for prompt in PROMPTS[:DEVICES]]
-    drafter = Drafter(Artifact.open(draft), provider="auto", threads=None, context=None)
+    drafter = ModelDrafter(Artifact.open(draft), provider="auto", threads=None, context=None)
     recordings: dict[int, list[Recording]] = {window: [] for window in WINDOWS}
     for window in WINDOWS:
         for prompt in prompts:

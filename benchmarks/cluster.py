@@ -31,7 +31,7 @@ from _common import (
 from _replay import Recording, Replay, record, replay
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
 from pilotfish.wire.keys import DeviceKeys
@@ -83,7 +83,7 @@ def main() -> int:
     tokens, rounds = (32, 8) if args.quick else (96, 40)
     with Device(draft) as device:
         prompts = [device.prompt(prompt).ids for prompt in PROMPTS[: max(COUNTS)]]
-    drafter = Drafter(Artifact.open(draft), provider="auto", threads=None, context=None)
+    drafter = ModelDrafter(Artifact.open(draft), provider="auto", threads=None, context=None)
     decoder = Decoder(target)
     recordings = [record(drafter, decoder, prompt, WINDOW, tokens) for prompt in prompts]
     del decoder, drafter

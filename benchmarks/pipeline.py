@@ -58,7 +58,7 @@ from _rounds import NODES, PROMPT, RATIOS, rounds
 from _stages import Bench, Edge, Pipeline
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
@@ -180,7 +180,7 @@ def recorded(bench: Bench) -> Recording:
     """Greedy windows of 4."""
     with Device(bench.draft) as device:
         prompt = device.prompt(PROMPT).ids
-    drafter = Drafter(Artifact.open(bench.draft), provider="auto", threads=None, context=None)
+    drafter = ModelDrafter(Artifact.open(bench.draft), provider="auto", threads=None, context=None)
     return record(drafter, Decoder(bench.target, context=512), prompt, 4, 40)
 
 

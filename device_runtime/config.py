@@ -17,7 +17,25 @@ from pilotfish.wire.settings import setting
 class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
     """The drafter, the edge, and what to do when the link breaks; see `Device`."""
 
-    draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")]
+    draft: Annotated[
+        Path,
+        setting(
+            "drafter's artifact; or text: no model, but what followed the same words before, in "
+            "this conversation or an earlier one",
+            metavar="DIR|text",
+        ),
+    ]
+    draft_text: Annotated[
+        bool, setting("let an artifact draft by the text, too, where it repeats itself")
+    ] = False
+    texts: Annotated[
+        Path | None,
+        setting(
+            "keep earlier conversations there for drafting by text, readable by you alone; off: "
+            "use none (default: in memory, until the device stops)",
+            metavar="DIR|off",
+        ),
+    ] = None
     edge: Annotated[
         str | None,
         setting("tcp://HOST:PORT; protocol local needs none", metavar="ADDRESS", live=True),

@@ -12,7 +12,7 @@ from pilotfish.device_runtime.advice import advice
 from pilotfish.device_runtime.answer import AnswerBuffer, outline_of
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.choice import POLICIES
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.learned import Learned
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import AWAY, Interrupt, LossLog, Patience
@@ -59,7 +59,7 @@ class Conversation:
         on_round: Callable[[Round], None] | None,
     ) -> None:
         self._target = target
-        self._trees = drafter.trees
+        self._trees, self._speaks = not drafter.unbranched, drafter.alone
         self._link = link
         self._learned = learned
         self._patience = patience
@@ -116,6 +116,7 @@ class Conversation:
             if plan.streams or not finished:
                 session.edge.cancel()
             session.truncate(len(prompt) + len(answer.tokens))
+            session.end()
             self._learned.add(plan, rounds, state)
         losses.end(time.monotonic_ns())
         after = link.gauge.probing if link else Probing()
@@ -171,7 +172,7 @@ class Conversation:
         """List the plans that "auto" may choose from."""
         link = self._link
         if link is None:
-            return alternatives(wish.auto, wish.options, offered=[LOCAL])
+            return alternatives(wish.auto, wish.options, offered=self._drafted([LOCAL]))
         if link.welcome is None:  # not greeted yet: it may have a decision head or not
             plans = alternatives(
                 wish.auto, wish.options, offered=self._drafted([*EXCHANGES, STREAM, LOCAL])
@@ -186,8 +187,10 @@ class Conversation:
 
     def _drafted(self, protocols: Sequence[str]) -> list[str]:
         """Return those protocols for which the drafter can draft."""
-        trees = {name for name, one in EXCHANGES.items() if one.branches}
-        return [name for name in protocols if self._trees or name not in trees]
+        beyond = set() if self._speaks else {LOCAL}
+        if not self._trees:
+            beyond |= {name for name, one in EXCHANGES.items() if one.branches}
+        return [name for name in protocols if name not in beyond]
 
     def _choose(self, wish: Choosable, here: bool) -> tuple[Plan, Choice, LinkState | None]:
         """Choose a plan by the link's state, measuring it first if needed."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, cast
 from pilotfish.device_runtime.bridge import Asked, Prompt, Talk, are_messages
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Choosable, Conversation
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import Drafter
+from pilotfish.device_runtime.drafting.opening import Opening
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.family import Family, load_keys
 from pilotfish.device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
@@ -20,11 +21,9 @@ from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.partners import Partners
 from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
-from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.families import Tools
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import PairMismatchError, UnsupportedError
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.messages import Welcome
@@ -42,8 +41,12 @@ _TALK = ("tools", "tool_choice", "parallel_tool_calls", "thinking")  # options o
 class Device:
     """A drafter and its edge. One generation at a time; `beside` makes devices for more.
 
-    draft: the drafter's artifact. If its vocabulary differs from the target's, the target's is
-    fetched from the edge and cached; on_fetch is called with the bytes fetched and their total.
+    draft: the drafter's artifact, or "text": what followed before, in this text or an earlier one,
+    without a model. If its vocabulary differs from the target's, the target's is fetched from the
+    edge and cached; on_fetch is called with the bytes fetched and their total.
+    draft_text: an artifact drafts by the text, too, where it repeats itself.
+    texts: the folder where earlier conversations are kept for that, or "off": each has its own text
+    alone; None: they are kept in memory.
     edge: ``tcp://host:port``, or None when only ``local`` is used.
     keys: the folder with ``device.key`` and ``edge.pub``; None is allowed on loopback only.
     on_round: is called with every round at its end.
@@ -74,6 +77,8 @@ class Device:
         lanes: int = 1,
         on_link_loss: OnLinkLoss = "fail",
         patience_s: float = 120.0,
+        draft_text: bool = False,
+        texts: str | Path | None = None,
     ) -> None:
         if lanes < 1:
             raise UnsupportedError(f"A device has at least one lane, not {lanes}.")
@@ -81,17 +86,22 @@ class Device:
         self._on_round = on_round
         self._interrupt = Interrupt()
         self._link: EdgeLink | None = None
-        artifact = Artifact.open(draft)
+        opening = Opening.of(draft, text=draft_text, kept=texts)
+        if opening.artifact is None and (edge is None or on_link_loss == "local"):
+            raise UnsupportedError(
+                "The drafter text repeats what was said, and can say nothing by itself: give it an "
+                'edge, and on_link_loss "wait" or "fail".'
+            )
+        self._hello = opening.hello
         # the edge first: its absence shows at once, while loading a model takes long
         if edge is not None:
             self._family = Family(edge, load_keys(edge, keys))
-            self._link = self._dial(artifact, self._interrupt)
+            self._link = self._dial(self._interrupt)
         try:
-            drafter = Drafter(
-                artifact, provider=provider, threads=threads, context=context, lanes=lanes
+            drafter = opening.load(provider=provider, threads=threads, context=context, lanes=lanes)
+            self._partners = Partners(
+                opening.vocabulary, drafter.pace, self._hello.hidden_size, on_fetch
             )
-            hidden = artifact.manifest.dimensions.hidden
-            self._partners = Partners(Vocabulary.of(artifact), drafter.pace, hidden, on_fetch)
             if self._link is not None and self._patience.starts_alone:
                 self._link.look_out()
             self._occupy(drafter)
@@ -100,11 +110,11 @@ class Device:
                 self._link.close()
             raise
 
-    def _dial(self, artifact: Artifact, interrupt: Interrupt) -> EdgeLink:
+    def _dial(self, interrupt: Interrupt) -> EdgeLink:
         """Open a link and, unless the policy allows a later edge, wait for the connection."""
         link = self._family.open(self._patience, interrupt)
         try:
-            link.introduce(artifact.manifest)
+            link.introduce(self._hello)
             if not self._patience.starts_alone:
                 link.reach()
                 link.greet()
@@ -124,7 +134,7 @@ class Device:
     def _start_conversation(self) -> None:
         """Start a conversation in the partner's vocabulary."""
         _, pair, learned = self._partner
-        self._drafter.cross(pair.bridge())
+        self._drafter.cross(pair.bridge(), pair.fingerprint)
         if self._link is not None:
             self._link.require_vocabulary(pair.fingerprint)
         self._conversation = Conversation(
@@ -169,7 +179,7 @@ class Device:
         drafter = self._drafter.beside()
         try:
             if self._link is not None:
-                other._link = self._dial(drafter.artifact, other._interrupt)
+                other._link = self._dial(other._interrupt)
                 if other._link.met is None:  # not greeted yet: assume the same edge
                     other._link.meet(self._link.met)
             other._occupy(drafter)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.speculation.ahead import FLOOR
@@ -69,7 +69,7 @@ class Forerunner:
         self._room = drafter.room(committed)
         self._incarnation = edge.incarnation
         self._forced: list[int] = []  # positions of drafts that a grammar forced
-        self._stuck = False  # the drafter cannot say what the grammar allows
+        self._stuck = False  # the drafter cannot say what may follow
         self._pace_s = self._told_s = self._spent_s = 0.0
         self._drafted = self._sent_bytes = self._hints = self._missed = 0
 
@@ -80,11 +80,14 @@ class Forerunner:
             self._tell()
             return False
         started_s = time.monotonic()
-        found = self._next()
+        committed, drafts = lead.text.ids[: lead.committed], lead.drafts
+        if self._drafter.catch_up(committed, drafts):
+            return True
+        found = self._next(committed, drafts)
         if found is None:
-            return not self._stuck  # there is more of the prompt to read
-        token, margin = found
-        lead.grow(token, self._odds.of(margin), margin)
+            self._stuck = True
+            return False
+        lead.grow(*found)
         now_s = time.monotonic()
         self._drafted += 1
         self._spent_s += now_s - started_s
@@ -94,22 +97,28 @@ class Forerunner:
             self._tell()
         return True
 
-    def _next(self) -> tuple[int, float] | None:
-        """Return the next draft and its margin, by a pass unless a grammar forces it."""
-        lead, shaper = self._lead, self._shaper
-        committed, drafts = lead.text.ids[: lead.committed], lead.drafts
+    def _next(self, committed: Ids, drafts: Ids) -> tuple[int, float, float | None] | None:
+        """Return the next draft, its odds and its margin; None if the drafter knows of none.
+
+        margin: by which the odds were told; None if the drafter told them itself.
+        """
+        shaper, position = self._shaper, self._lead.committed + len(drafts)
         if shaper is not None:
             token = shaper.forced(committed, drafts.tolist())
             if token is not None and self._drafter.bridge.has(token):
-                self._forced.append(len(lead.text))
-                return token, math.inf
-        logits = self._drafter.advance(committed, drafts)
-        if logits is None:
+                self._forced.append(position)
+                return token, self._odds.of(math.inf), math.inf
+        level = self._drafter.advance(committed, drafts)
+        if level is None:
             return None
         if shaper is not None:
-            dead = shaper.shape(logits[None], committed, [drafts.tolist()])
-            self._stuck = len(dead) > 0 or bool(np.isneginf(logits.max()))
-        return None if self._stuck else drawn(logits, self._plan.drafting, len(lead.text))
+            dead = shaper.shape(level.logits, committed, [drafts.tolist()])
+            if dead or np.isneginf(level.logits.max()):
+                return None
+        token, margin = drawn(level.logits[0], self._plan.drafting, position)
+        if level.odds is None:
+            return token, self._odds.of(margin), margin
+        return token, level.odds[0], None
 
     def _done(self) -> bool:
         """Whether a further draft is not worth a pass, or there is no room for it."""
@@ -147,7 +156,8 @@ class Forerunner:
             self._missed = 0
             self._lead.tell_again()
         for at, margin in enumerate(met.margins):
-            self._odds.learn(margin, at < met.agreed)
+            if margin is not None:
+                self._odds.learn(margin, at < met.agreed)
         self._room = self._drafter.room(self._lead.text.ids[: self._lead.committed])
         self._pace_s = pass_s
         forced = self._met_forced(begin, met.agreed) if self._forced else ()

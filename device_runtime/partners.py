@@ -19,6 +19,17 @@ from pilotfish.wire.protocols.exchange import Sizes
 
 _log = logging.getLogger("pilotfish.device")
 
+# A drafter of any vocabulary knows no token until an edge is greeted.
+UNKNOWN = Vocabulary(
+    model="none: no edge was greeted",
+    tokenizer_json='{"model": {"type": "BPE", "vocab": {"?": 0}, "merges": []}, "decoder": '
+    '{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true}}',
+    vocab_size=1,
+    bos_id=None,
+    eos_ids=[],
+    chat_template=None,
+)
+
 # Vocabularies kept in memory beside the drafter's, up to 100 MB each.
 _MOST = 3
 
@@ -37,30 +48,32 @@ class Partner(NamedTuple):
 class Partners:
     """The partners of a device, shared by its lanes. Thread-safe.
 
-    pace: seconds of the drafter's pass by the number of its tokens. hidden_size: d of its states.
+    own: the drafter's vocabulary; None: it drafts in any target's. pace: seconds of its pass by the
+    number of its tokens. hidden_size: d of its states.
     """
 
     def __init__(
         self,
-        own: Vocabulary,
+        own: Vocabulary | None,
         pace: Mapping[int, float],
         hidden_size: int,
         progress: Progress | None,
     ) -> None:
-        self._own = own
+        self._any = own is None
+        self._own = own or UNKNOWN
         self._hidden = hidden_size
         self._pace = pace
         self._progress = progress
         # the drafter by itself, until an edge is greeted
-        self.latest = self._alone = self._partner(own.digest, own)
+        self.latest = self._alone = self._partner(self._own.digest, self._own)
         # by the digest of the target's vocabulary; the drafter's own comes first
-        self._known = {own.digest: self.latest}
+        self._known = {self._own.digest: self.latest}
         # the last digest that does not fit the drafter, and the error: the check takes seconds, and
         # under `local` would be repeated before every answer
         self._hopeless = ("", "")
 
     def _partner(self, name: str, target: Vocabulary) -> Partner:
-        pair = Pair(self._own, target)
+        pair = Pair(target if self._any else self._own, target)
         return Partner(name, pair, Learned(self._pace, Sizes(target.vocab_size, self._hidden)))
 
     def expect(self, welcome: Welcome) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.advice import Advice
 from pilotfish.device_runtime.bridge import Prompt
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession, Streamed, Verified
 from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.link.edge_link import EdgeLink
@@ -102,16 +102,7 @@ class Session:
                 f"The prompt has {len(prompt.own)} tokens of the drafter's, which takes at most "
                 f"{self._drafter.context}."
             )
-        if not self._drafter.trees and any(count > 1 for count in plan.expansion):
-            raise UnsupportedError(
-                f"The drafter {self._drafter.manifest.model} {self._drafter.manifest.chained}, so "
-                f"it drafts no trees for protocol {plan.protocol}: use greedy or tslt."
-            )
-        if plan.needs and not self._drafter.manifest.hidden_states:
-            raise UnsupportedError(
-                f"The drafter {self._drafter.manifest.model} has a graph without hidden states, "
-                f"which protocol {plan.protocol} needs: use greedy or tslt."
-            )
+        self._check_drafter(plan)
         biased = max(plan.law.shaping.logit_bias, default=0)
         if biased >= self._vocab:
             raise TokenOutOfRangeError(
@@ -126,6 +117,25 @@ class Session:
         self.prompt_logprobs, self._prompt_length = [], len(ids)
         self.edge.truncate(kept)
         self.edge.prepare(plan, len(ids), self._conditions(plan, channel))
+
+    def _check_drafter(self, plan: Plan) -> None:
+        """Raise `UnsupportedError` for a plan that this drafter cannot follow."""
+        drafter = self._drafter
+        if drafter.unbranched and any(count > 1 for count in plan.expansion):
+            raise UnsupportedError(
+                f"The drafter {drafter.name} {drafter.unbranched}, so it drafts no trees for "
+                f"protocol {plan.protocol}: use greedy or tslt."
+            )
+        if plan.needs and not drafter.hidden_size:
+            raise UnsupportedError(
+                f"The drafter {drafter.name} has no hidden states, which protocol {plan.protocol} "
+                "needs: use greedy or tslt."
+            )
+        if plan.protocol == LOCAL and not drafter.alone:
+            raise UnsupportedError(
+                f"The drafter {drafter.name} repeats what was said, and can say nothing by itself: "
+                "protocol local needs a model."
+            )
 
     def shared(self, prompt: NDArray[np.uint32]) -> int:
         """Count the first tokens of the prompt that the session holds already."""
@@ -145,8 +155,8 @@ class Session:
         if not plan.by_link:
             return None
         return DecisionConditions(
-            drafter=self._drafter.manifest.origin,
-            hidden_size=self._drafter.manifest.dimensions.hidden,
+            drafter=self._drafter.origin,
+            hidden_size=self._drafter.hidden_size,
             rtt_s=channel.rtt_s,
             up_bps=channel.up_bps,
             down_bps=channel.down_bps,
@@ -157,6 +167,10 @@ class Session:
         """Drop all but ``length`` committed tokens: the answer ended within a round."""
         self.committed.truncate(length)
         self.edge.truncate(length)
+
+    def end(self) -> None:
+        """Note that the answer is complete."""
+        self._drafter.end(self.committed.ids)
 
     # Speculation
 

@@ -245,7 +245,8 @@ class Beside(threading.Thread):
         self.lessons.clear()
         for greedy, met in lessons:
             for at, margin in enumerate(met.margins):
-                self._odds[greedy].learn(margin, at < met.agreed)
+                if margin is not None:
+                    self._odds[greedy].learn(margin, at < met.agreed)
 
     def _next(self) -> list[_Task]:
         """Choose the trails of the next pass: that which waits longest, and those beside it.

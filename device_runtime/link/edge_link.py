@@ -23,7 +23,6 @@ from pilotfish.device_runtime.link.loss import (
     Patience,
     backoff,
 )
-from pilotfish.engines.manifest import Manifest
 from pilotfish.wire.errors import (
     DrainingError,
     EdgeLostError,
@@ -36,7 +35,7 @@ from pilotfish.wire.errors import (
 )
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.messages import VERSION, Buffer, Failure, Hello, Reply, Request, Welcome
+from pilotfish.wire.messages import Buffer, Failure, Hello, Reply, Request, Welcome
 
 _log = logging.getLogger("pilotfish.device")
 
@@ -87,17 +86,9 @@ class EdgeLink(Line):
 
     # Suitable edges
 
-    def introduce(self, manifest: Manifest) -> None:
-        """Set what `Hello` says of the drafter."""
-        self._hello = Hello(
-            version=VERSION,
-            tokenizer=manifest.tokenizer_fingerprint,
-            vocab_size=manifest.vocab_size,
-            padded_vocab_size=manifest.padded_vocab_size,
-            hidden_size=manifest.dimensions.hidden,
-            bridges=True,
-            drafter=manifest.origin,
-        )
+    def introduce(self, hello: Hello) -> None:
+        """Greet edges with what this says of the drafter."""
+        self._hello = hello
 
     def require_vocabulary(self, fingerprint: str | None) -> None:
         """Accept only edges with this vocabulary from now on; None: any."""

@@ -31,7 +31,6 @@ from pilotfish.device_runtime.service.status import Status
 from pilotfish.device_runtime.service.tls import tls_context
 from pilotfish.engines.errors import EngineError
 from pilotfish.engines.inspection import Inspection
-from pilotfish.engines.manifest import Manifest
 from pilotfish.wire.errors import CertificateError, PilotfishError
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.settings import adopted, fixed_changes
@@ -60,7 +59,7 @@ class Daemon:
     def __init__(
         self,
         config: ServiceConfig,
-        manifest: Manifest,
+        drafter: str,
         devices: list[Device],
         access: Access,
         supervisor: Supervisor,
@@ -72,7 +71,7 @@ class Daemon:
         self._devices = devices
         self._access = access
         self.metrics = Metrics()
-        self.status = Status(drafter=manifest.model, lanes=len(devices), energy=self.metrics.energy)
+        self.status = Status(drafter=drafter, lanes=len(devices), energy=self.metrics.energy)
         self._supervisor = supervisor
         self._reread = reread
         self._inspection = inspection

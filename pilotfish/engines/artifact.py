@@ -72,6 +72,11 @@ class Artifact:
         return self.path / GGUF_NAME
 
     @property
+    def paths(self) -> dict[str, Path]:
+        """Its files but for the manifest, by their names there."""
+        return {name: self.path / name for name in self.manifest.files}
+
+    @property
     def tokenizer_path(self) -> Path:
         """The `tokenizer.json` of the model."""
         return self.path / TOKENIZER_NAME

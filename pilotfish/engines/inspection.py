@@ -27,24 +27,25 @@ PIECE_BYTES = 1 << 18  # well below a millisecond's work, so that a pass hardly 
 class Inspection:
     """Hashes an artifact's files in a thread.
 
-    The files are held open until they are read, so that a model in their place is not mistaken for
-    them. passed: every file equals the manifest. damage: what is wrong, also logged; "" while
-    nothing is. Either is set once; both may be read from any thread.
+    Without an artifact, as for a drafter without a model, there is nothing to hash. The files are
+    held open until they are read, so that a model in their place is not mistaken for them. passed:
+    every file equals the manifest. damage: what is wrong, also logged; "" while nothing is. Either
+    is set once; both may be read from any thread.
 
     Raises:
         ArtifactError: if a file cannot be opened.
     """
 
-    def __init__(self, artifact: Artifact) -> None:
-        self.passed = False
+    def __init__(self, artifact: Artifact | None) -> None:
+        self.passed = artifact is None
         self.damage = ""
         self._artifact = artifact
         self._files: dict[str, RawIOBase] = {}
         self._close = threading.Event()
         self._thread = threading.Thread(target=self._inspect, name="inspection", daemon=True)
+        paths = artifact.paths if artifact is not None else {}
         with ExitStack() as stack:
-            for name in artifact.manifest.files:
-                path = artifact.path / name
+            for name, path in paths.items():
                 try:
                     self._files[name] = stack.enter_context(path.open("rb", buffering=0))
                 except OSError as error:
@@ -65,6 +66,8 @@ class Inspection:
         self._opened.close()
 
     def _inspect(self) -> None:
+        if self._artifact is None:
+            return
         began_s = time.monotonic()
         path = self._artifact.path
         try:

@@ -74,6 +74,24 @@ def probabilities(logits: Floats, sampling: Sampling) -> Floats:
     return weights
 
 
+def mixed(logits: Floats, other: Floats) -> Floats:
+    """Return logits [n, V] of the even mixture of two distributions, given by theirs, [n, V] each.
+
+    A row of the other in which all are −∞ counts for nothing.
+    """
+    out: Floats = logits.copy()
+    for at in np.flatnonzero(np.isfinite(other.max(axis=1))):
+        out[at] = np.logaddexp(_normalised(logits[at]), _normalised(other[at]))
+    return out
+
+
+def _normalised(logits: Floats) -> Floats:
+    """Return the logarithms of a row's probabilities, [V]."""
+    above: Floats = logits - logits.max()
+    above -= np.log(np.exp(above).sum())
+    return above
+
+
 def _kth_largest(weights: Floats, k: int) -> float:
     """Return the k-th largest of ``weights`` [V] ≥ 0; 0 where fewer are above 0."""
     # Zeros are left out: where many are equal, as across a bridge, np.partition takes milliseconds.

@@ -21,6 +21,7 @@ Repeats follow the same curves: their scale is a few tokens, and more of them go
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,7 @@ _FLAT = 1.0 - np.array(list(_FLOORS))  # f64 [floors]
 _CEILING = np.array(list(_CEILINGS))  # f64 [ceilings]
 
 
+@lru_cache(maxsize=128)  # of repeats, a few lengths come again and again
 def _curves(margin: float) -> NDArray[np.float64]:
     """Return what each curve says, f64 [scales, floors, ceilings], all in (0, 1)."""
     missed = np.exp(-max(0.0, margin) / _SCALES)  # in this order: 0 for what is no number

@@ -60,26 +60,34 @@ def repeat(ids: Ids, least: int = 1) -> Repeat | None:
     Of the latest 32 places at which the text's last ``least`` ≥ 1 tokens stood before, it is the
     one with most tokens before it as at the end, counted to 16, and of several the latest.
     """
-    end = len(ids)
-    if end <= least:
-        return None
-    # bool [n - least]: whether the `least` tokens from here on are the last ones
-    same = ids[least - 1 : -1] == ids[-1]
-    for back in range(2, least + 1):
-        same &= ids[least - back : -back] == ids[-back]
-    starts = np.flatnonzero(same)[-_PLACES:] + least
+    starts = places(ids, ids, least, _PLACES)
     if not len(starts):
         return None
-    lengths = _matches(ids, starts)
+    lengths = matches(ids, starts, ids)
     best = len(starts) - 1 - int(lengths[::-1].argmax())
-    return Repeat(int(starts[best]), end, int(lengths[best]))
+    return Repeat(int(starts[best]), len(ids), int(lengths[best]))
 
 
-def _matches(ids: Ids, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count how many ids before each of ``starts`` [m] equal the last ones; at most 16."""
-    back = np.arange(1, min(_DEEP, len(ids)) + 1)
+def places(ids: Ids, text: Ids, least: int, most: int) -> NDArray[np.int64]:
+    """Return where ``ids`` u32 [n] goes on behind the text's last ``least`` ≥ 1 tokens.
+
+    A place is the index of the token that follows, i64 [m], each below n, ascending: the last
+    ``most`` of them.
+    """
+    if len(ids) <= least or len(text) < least:
+        return np.empty(0, np.int64)
+    # bool [n - least]: whether the `least` tokens from here on are the last ones
+    same = ids[least - 1 : -1] == text[-1]
+    for back in range(2, least + 1):
+        same &= ids[least - back : -back] == text[-back]
+    return np.flatnonzero(same)[-most:] + least
+
+
+def matches(ids: Ids, starts: NDArray[np.int64], text: Ids) -> NDArray[np.int64]:
+    """Count how many ids before each of ``starts`` [m] equal the text's last ones; at most 16."""
+    back = np.arange(1, min(_DEEP, len(text)) + 1)
     at = starts[:, None] - back
-    differ = ids.take(at, mode="clip") != ids[-back]
+    differ = ids.take(at, mode="clip") != text[-back]
     differ |= at < 0
     lengths: NDArray[np.int64] = np.where(differ.any(axis=1), differ.argmax(axis=1), len(back))
     return lengths

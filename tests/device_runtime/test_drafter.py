@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
@@ -22,7 +22,7 @@ def artifact(tmp_path_factory):
 
 
 def fresh(artifact):
-    return Drafter(artifact, provider="cpu", threads=1, context=None)
+    return ModelDrafter(artifact, provider="cpu", threads=1, context=None)
 
 
 @pytest.mark.parametrize("expansion", [(1, 1, 1), (2, 2, 2), (4, 2, 1), (1, 3, 2)])

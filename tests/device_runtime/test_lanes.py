@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pilotfish import Device, EdgeServer, Generation, Round
-from pilotfish.device_runtime.turns import Turns
+from pilotfish.device_runtime.drafting.turns import Turns
 from pilotfish.wire.errors import UnsupportedError
 from tests.conftest import Pair
 

@@ -14,7 +14,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.link.edge_link import EdgeLink, Sent
 from pilotfish.device_runtime.link.gauge import TimedReply
 from pilotfish.device_runtime.record import Generation
@@ -280,7 +280,7 @@ def test_forgiving_depends_on_neither_format_nor_way(device: Device) -> None:
 def test_the_states_are_those_of_the_drafted_tokens(pair: Pair) -> None:
     """After verdicts of all kinds, as one pass over the whole text has them."""
     artifact = Artifact.open(pair.draft)
-    drafter = Drafter(artifact, provider="cpu", threads=1, context=None)
+    drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
     fresh, random = Decoder(artifact), np.random.default_rng(2)
     ids, law = np.array(PROMPT, np.uint32), Law(sampling=Sampling(), seed=0)
     for window in (5, 1, 8, 0, 3, 16):

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Round
@@ -40,13 +40,13 @@ SLOW_S = 0.05
 @pytest.fixture
 def slow(pair: Pair, edge: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A device that is slower to read a window's last token than the edge is to answer."""
-    read_last = Drafter.read_last
+    read_last = ModelDrafter.read_last
 
-    def slowly(drafter: Drafter) -> None:
+    def slowly(drafter: ModelDrafter) -> None:
         time.sleep(SLOW_S)
         read_last(drafter)
 
-    monkeypatch.setattr(Drafter, "read_last", slowly)
+    monkeypatch.setattr(ModelDrafter, "read_last", slowly)
     with Device(pair.draft, edge.endpoint, threads=1) as device:
         yield device
 
@@ -114,14 +114,14 @@ def test_states_that_the_format_cannot_hold(
     form: str,
     told: str,
 ) -> None:
-    states = Drafter.states
+    states = ModelDrafter.states
     with Device(pair.draft, edge.endpoint, threads=1) as device:
         with monkeypatch.context() as patched:
 
-            def huge(drafter: Drafter, at: NDArray[np.int64]) -> NDArray[np.float32]:
+            def huge(drafter: ModelDrafter, at: NDArray[np.int64]) -> NDArray[np.float32]:
                 return states(drafter, at) * np.float32(factor)
 
-            patched.setattr(Drafter, "states", huge)
+            patched.setattr(ModelDrafter, "states", huge)
             with pytest.raises(UnsupportedError, match=f"{form} cannot hold.*{told}"):
                 device.generate(LONG, protocol=protocol, hidden=form, **WISH)
         assert device.generate(LONG, protocol=protocol, hidden=form, **WISH).tokens

@@ -76,13 +76,13 @@ class Met(NamedTuple):
 
     depth: tokens committed since the last correction, those included that came before there was a
     draft of them. compared: drafts of these positions, up to the first that was wrong. agreed: of
-    these. margins: of those compared.
+    these. margins: of those compared, None where the odds were not told by one.
     """
 
     depth: int
     compared: int
     agreed: int
-    margins: Sequence[float]
+    margins: Sequence[float | None]
 
 
 class Lead:
@@ -95,7 +95,7 @@ class Lead:
         self.text = Committed()
         self.committed = 0
         self._odds: list[float] = []  # of each draft, given those before it
-        self._margins: list[float] = []
+        self._margins: list[float | None] = []
         self._depth = 0
         self._told = 0  # tokens before this one need not be sent
         self._told_hash = self.text.hash
@@ -138,8 +138,8 @@ class Lead:
         """How many drafts have not been sent."""
         return len(self.text) - max(self._told, self.committed)
 
-    def grow(self, token: int, odds: float, margin: float) -> None:
-        """Add a draft; margin: by which the odds were told."""
+    def grow(self, token: int, odds: float, margin: float | None) -> None:
+        """Add a draft; margin: by which the odds were told, if they were."""
         self.text.extend([token])
         self._odds.append(odds)
         self._margins.append(margin)

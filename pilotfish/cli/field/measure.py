@@ -25,6 +25,7 @@ from pilotfish.cli.options import (
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.drafting.text import TEXT
 from pilotfish.engines.artifact import Artifact
 from pilotfish.field import host, matrix
 from pilotfish.field.measure import Measurement, MeasureSettings, RoundLog
@@ -186,7 +187,6 @@ def _facts(
     keys: Path | None,
 ) -> Facts:
     """What will hold for the run; a typed error if the pair cannot do what is asked."""
-    manifest = Artifact.open(draft).manifest
     welcome = device.welcome
     if welcome is not None:
         matrix.check_edge(settings, welcome)
@@ -195,15 +195,22 @@ def _facts(
         software=wire.SOFTWARE,
         settings=settings,
         starts=(Start(unix_s=time.time(), host=host.facts()),),
-        drafter=Model(manifest.model, manifest.precision, manifest.digest),
+        drafter=_model(draft),
         target=None if welcome is None else Model(welcome.model, digest=welcome.digest or None),
         edge=edge,
         edge_software=None if welcome is None else welcome.software,
-        draft_path=str(draft.resolve()),
+        draft_path=TEXT if str(draft) == TEXT else str(draft.resolve()),
         keys_path=None if keys is None else str(keys.resolve()),
         note=note.encode(errors="replace").decode(),
         energy=energy.source(energy.rails()),
     )
+
+
+def _model(draft: Path) -> Model:
+    if str(draft) == TEXT:
+        return Model(TEXT)
+    manifest = Artifact.open(draft).manifest
+    return Model(manifest.model, manifest.precision, manifest.digest)
 
 
 def _table(found: Sequence[Figures]) -> Table:

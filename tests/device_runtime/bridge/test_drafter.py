@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge import Pair, Prompt
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Sampling
@@ -42,9 +42,9 @@ def pair(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(Vocabulary.of(artifact), Vocabulary.of(target))
 
 
-def fresh(artifact: Artifact, pair: Pair, lanes: int = 1) -> Drafter:
+def fresh(artifact: Artifact, pair: Pair, lanes: int = 1) -> ModelDrafter:
     """A drafter that has read nothing."""
-    drafter = Drafter(artifact, provider="cpu", threads=1, context=None, lanes=lanes)
+    drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None, lanes=lanes)
     drafter.cross(pair.bridge())
     return drafter
 
@@ -56,7 +56,7 @@ def committed(pair: Pair, text: str) -> NDArray[np.uint32]:
 class Passes:
     """What a drafter's decoder is given to read, in tokens; all its lanes together."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: ModelDrafter) -> None:
         self._forward = drafter._decoder.forward
         drafter._decoder.forward = self
         self.counts: list[int] = []
@@ -112,7 +112,7 @@ def test_after_every_verdict_the_drafter_is_where_a_fresh_one_would_be(
         drafter.draft(text, expansion, exchange, LAW, ends=())  # and it goes on from there
 
 
-def draft_of(drafter: Drafter, prompt: Any, expansion: tuple[int, ...]) -> Any:
+def draft_of(drafter: ModelDrafter, prompt: Any, expansion: tuple[int, ...]) -> Any:
     drafter.start(prompt)
     return drafter.draft(prompt.ids, expansion, EXCHANGES["tree"], LAW, ends=())
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pilotfish.device_runtime.drafter
+import pilotfish.device_runtime.drafting.drafter
 from pilotfish.device_runtime.bridge.shared import Projection, SharedTokens
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.speculation.confidence import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
@@ -107,10 +107,10 @@ def test_windows_of_the_real_drafter_across_a_bridge_are_exact(
     """`Drafter.draft` with ``auto`` and the target's end token, on a random model."""
     pair = pair_of(words)
     artifact = tiny_artifact(tmp_path, tokens=WORDS[words][0], eos=END, seed=3)
-    drafter = Drafter(artifact, provider="cpu", threads=1, context=None)
+    drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
     drafter.cross(pair.bridge())
     drafter.start(pair.prompt(PROMPT))
-    monkeypatch.setattr(pilotfish.device_runtime.drafter, "ENOUGH", 0.7)
+    monkeypatch.setattr(pilotfish.device_runtime.drafting.drafter, "ENOUGH", 0.7)
     depths = set()
 
     def window(setting, exchange, law, committed):

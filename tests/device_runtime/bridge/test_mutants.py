@@ -12,7 +12,7 @@ import pytest
 
 from pilotfish.device_runtime.bridge.bridge import SharedTokensBridge
 from pilotfish.device_runtime.bridge.shared import Projection, SharedTokens
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.speculation.candidates import choose
 from pilotfish.speculation.distributions import Sampling, probabilities
@@ -128,7 +128,7 @@ LAW = Law(sampling=ONE, seed=3)
 ROUNDS = 10
 
 
-class KeepsWhatWasDiscarded(Drafter):
+class KeepsWhatWasDiscarded(ModelDrafter):
     """It goes by how much was read, not by what."""
 
     def _roll_back(self, wanted):
@@ -178,7 +178,7 @@ def artifacts(tmp_path_factory):
     )
 
 
-def furthest_off(words, artifact, expansion, drafter=Drafter, bridge=None):
+def furthest_off(words, artifact, expansion, drafter=ModelDrafter, bridge=None):
     """How far the logits after committed tokens are from those of a drafter that has read these
     alone, at most, in rounds that are accepted in part.
     """

@@ -12,7 +12,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.bridge import Pair, Prompt
-from pilotfish.device_runtime.drafter import Drafter
+from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.partners import Partners
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import PairMismatchError
@@ -72,13 +72,13 @@ def test_a_prompt_that_was_made_for_another_drafter_is_read_anew(
     models: Models, server: EdgeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[list[int]] = []
-    start = Drafter.start
+    start = ModelDrafter.start
 
-    def noted(self: Drafter, prompt: Prompt) -> None:
+    def noted(self: ModelDrafter, prompt: Prompt) -> None:
         read.append(prompt.own.tolist())
         start(self, prompt)
 
-    monkeypatch.setattr(Drafter, "start", noted)
+    monkeypatch.setattr(ModelDrafter, "start", noted)
     with (
         opened(models, server.endpoint) as device,
         Device(models.target, server.endpoint, threads=1) as akin,

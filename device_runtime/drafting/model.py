@@ -1,31 +1,42 @@
-"""Draft windows with the small model: a chain, or a token tree level by level."""
+"""The small model of a session, alone or with what the text has said before.
+
+It reads its own tokens, which a bridge makes of the target's. A new sequence reuses the K/V of the
+longest prefix that it shares with the last one.
+
+With a `Recollection` beside it: in a chain a long match of the text takes the place of the model's
+pass, and the model reads those tokens later, many in a pass. In a tree q is the even mixture of
+both, so that branches are drawn of either.
+"""
+
+from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
-from pilotfish.device_runtime.turns import Turns
+from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
+from pilotfish.device_runtime.drafting.text import Recollection, rows
+from pilotfish.device_runtime.drafting.turns import Turns
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.language_model import open_model
 from pilotfish.engines.pace import pass_times
 from pilotfish.engines.passes import Pass
-from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
-from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.shaping import Shaper
+from pilotfish.speculation.distributions import Floats, mixed
+from pilotfish.speculation.recall import Echo
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
 from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_WINDOW
-from pilotfish.wire.protocols import Draft, Exchange, Law, Place
-
-Ids = NDArray[np.uint32]
+from pilotfish.wire.protocols import Exchange
 
 _WIDTHS = (1, 2, 4)
+_SURE = 0.8  # odds by which the text takes the place of a pass
 _CHUNK = 128  # tokens of a prompt read in one pass
 _PIECE = 32  # likewise, where the target's tokens wait for the pass
 
@@ -74,15 +85,14 @@ class SharedModel:
             self._free.append(slot)
 
 
-class Drafter:
+class ModelDrafter(Drafter):
     """The small model of one session: its K/V follow the committed tokens and the open window.
 
-    It reads its own tokens, which a bridge makes of the target's. A new sequence reuses the K/V of
-    the longest prefix that it shares with the last one.
-
-    One thread at a time; drafters made `beside` it may run in other threads. They share the
-    weights, and take turns at the model.
+    text: what drafts where it has a long match. Drafters made `beside` it share the weights, and
+    take turns at the model.
     """
+
+    alone = True
 
     def __init__(
         self,
@@ -92,19 +102,24 @@ class Drafter:
         threads: int | None,
         context: int | None,
         lanes: int = 1,
+        text: Recollection | None = None,
     ) -> None:
-        self.artifact = artifact
-        self.manifest = artifact.manifest
+        super().__init__()
+        self.manifest = manifest = artifact.manifest
         shared = SharedModel(
             artifact, provider=provider, threads=threads, context=context, lanes=lanes
         )
+        self.name, self.origin = manifest.model, manifest.origin
         self.context = shared.decoder.context
-        self.trees = artifact.manifest.chained is None  # whether it drafts any
-        self.pace = shared.pace  # seconds by nodes of a level
-        self.bridge: Bridge = TrivialBridge(self.manifest.vocab_size)
+        self.hidden_size = manifest.dimensions.hidden if manifest.hidden_states else 0
+        self.unbranched = manifest.chained or ""
+        self.pace = shared.pace
+        self.bridge: Bridge = TrivialBridge(manifest.vocab_size)
+        self._text = text
         self._take(shared)
 
     def _take(self, lanes: SharedModel) -> None:
+        self._window, self._forced = Tree(), []
         self._lanes = lanes
         self._decoder = lanes.decoder
         self._slot = lanes.take()
@@ -112,15 +127,15 @@ class Drafter:
         self._ids = np.empty(self.context, dtype=np.int64)  # i64 [n]: own tokens in the K/V cache
         self._chain_length = 0  # of these, read as a chain; nodes of a tree may follow
         self._trunk = 0  # of these, before the window
-        self._window = Tree()  # drafted last
-        self._forced: list[int] = []  # its tokens that a grammar forced, numbered from 0
-        # f32 [γ, d]: the hidden states at the tokens of that window that have been read
+        self._context: NDArray[Any] = self._ids[:0]  # own tokens before the window
+        # f32 [γ, d]: the hidden states at the tokens of the window that have been read
         self._states = np.empty((MAX_WINDOW, self._decoder.hidden_size), dtype=np.float32)
         self._tree: Tree | None = None  # the tree behind the chain
 
-    def beside(self) -> "Drafter":
+    def beside(self) -> Self:
         """Make a drafter for another session; `UnsupportedError` if no lane is free."""
         other = copy(self)
+        other._text = self._text.beside() if self._text else None
         other._take(self._lanes)
         return other
 
@@ -130,20 +145,24 @@ class Drafter:
             self._released = True
             self._lanes.give_back(self._slot)
 
-    def cross(self, bridge: Bridge) -> None:
-        """Use this bridge to the target from now on."""
-        self.bridge = bridge
+    def cross(self, bridge: Bridge, vocabulary: str = "") -> None:
+        """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
+        self.bridge, self._vocabulary = bridge, vocabulary
 
     def start(self, prompt: Prompt) -> None:
         """Begin a generation; keeps the K/V of the prompt's known prefix."""
         self.bridge.start(prompt)
         self._roll_back(prompt.own[:-1])
+        if self._text is not None:
+            self._text.start(self._vocabulary, self.bridge.vocab_size)
+
+    def end(self, committed: Ids) -> None:
+        """Note that an answer is complete: prompt and answer are u32 [n]."""
+        if self._text is not None:
+            self._text.end(committed)
 
     def room(self, committed: Ids) -> int:
-        """Count the tokens that fit into the drafter's context after the committed ones.
-
-        Negative if the committed ones do not fit.
-        """
+        """Count the tokens that it can read after the committed ones; negative if not those."""
         return self.context - len(self.bridge.context(committed))
 
     @property
@@ -206,7 +225,7 @@ class Drafter:
             self._append(part)
 
     def logits(self, committed: Ids) -> Floats:
-        """Return the logits [V], over the target's tokens, after the committed ones."""
+        """Return the model's logits [V], over the target's tokens, after the committed ones."""
         return self._logits(self.bridge.context(committed))
 
     def _logits(self, context: NDArray[Any]) -> Floats:
@@ -216,24 +235,35 @@ class Drafter:
         self._append(rest)
         return logits
 
-    def advance(self, committed: Ids, drafts: Ids) -> Floats | None:
-        """Read on towards the end of these tokens, in one pass; returns the logits [V] behind it.
+    def catch_up(self, committed: Ids, drafts: Ids) -> bool:
+        """Read a piece of these tokens if it is far behind their end; returns whether it was."""
+        rest = self._unread(self._with(committed, drafts))
+        if len(rest) <= _PIECE:
+            return False
+        with self._lanes.turns:
+            piece = rest[:_PIECE]
+            self._decoder.forward([Pass(slot=self._slot, tokens=piece, rows=0)])
+        self._append(piece)
+        return True
 
-        None: it is farther off than `_PIECE` tokens, and one such piece has been read. Both
-        together must fit into the drafter's context.
-        """
-        context = np.concatenate([self.bridge.context(committed), self.bridge.own(drafts)])
-        self._roll_back(context[:-1])
-        rest = context[self._chain_length :].astype(np.int64)
-        logits = None
-        if len(rest) > _PIECE:
-            rest = rest[:_PIECE]
-            with self._lanes.turns:
-                self._decoder.forward([Pass(slot=self._slot, tokens=rest, rows=0)])
-        else:
-            logits = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))[0]
+    def advance(self, committed: Ids, drafts: Ids) -> Level:
+        """Return what may follow these tokens, after `catch_up`."""
+        if self._text is not None:
+            self._text.follow(committed)
+            if (level := self._said(drafts.tolist())) is not None:
+                return level
+        rest = self._unread(self._with(committed, drafts))
+        logits = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))
         self._append(rest)
-        return logits
+        return Level(logits)
+
+    def _with(self, committed: Ids, drafts: Ids) -> NDArray[Any]:
+        return np.concatenate([self.bridge.context(committed), self.bridge.own(drafts)])
+
+    def _unread(self, context: NDArray[Any]) -> NDArray[np.int64]:
+        """Return those of the drafter's ids that are to be read, the last one at least."""
+        self._roll_back(context[:-1])
+        return context[self._chain_length :].astype(np.int64)
 
     def _forward(self, passed: Pass, states: Floats | None = None) -> Floats:
         """Run a pass and return its logits; writes hidden states to ``states`` if given."""
@@ -244,83 +274,48 @@ class Drafter:
                 states[:] = output.hidden
             return self.bridge.project(output.logits)
 
-    def draft(
-        self,
-        committed: Ids,
-        expansion: Expansion,
-        exchange: Exchange[Any],
-        law: Law,
-        ends: Collection[int],
-        *,
-        shaper: Shaper | None = None,
-        auto: bool = False,
-    ) -> Draft:
-        """Draft a window after the committed tokens, level by level, at most ``expansion``.
+    # A window
 
-        Stops early when every branch ends in an end token or, if ``auto``, when no further token is
-        likely to be accepted. shaper: of logits over the target's tokens; in a chain, what a
-        grammar forces is drafted without a pass.
-        """
-        tree = Tree()
-        self._forced.clear()
-        # states of all tokens are needed under protocols that judge by them
-        chain = shaper is not None and not exchange.needs and {*expansion} == {1}
-        rows: list[Any] = []
-        context = self.bridge.context(committed)
-        while expansion and nodes_at_most(expansion) > self.context - len(context):
+    def _open(self, committed: Ids, expansion: Expansion, exchange: Exchange[Any]) -> Expansion:
+        """Begin a window behind the committed tokens; returns how large it may be."""
+        self._context = self.bridge.context(committed)
+        while expansion and nodes_at_most(expansion) > self.context - len(self._context):
             expansion = expansion[:-1]
-        hopes = [1.0]  # of each node of the level, the predicted probability of its acceptance
-        for depth, count in enumerate(expansion):
-            # [nodes of the level, V]
-            if shaper is not None and chain:
-                found = self._constrained(shaper, committed, context, tree)
-            else:
-                found = self._read_level(tree) if depth else self._root(context)
-                if shaper is not None:
-                    paths = [tree.tokens(tree.path(node)) for node in tree.level]
-                    found = _shaped(shaper, found, committed, paths)
-            if found is None:
-                break
-            logits = found
-            drawn = []
-            for at, row in enumerate(logits):
-                place = Place(len(committed), depth, range(at * count, (at + 1) * count))
-                tokens, q = exchange.draw(row, law, place)
-                drawn.append(tokens)
-                rows.append(q)
-                if auto:
-                    hopes[at] *= predicted_acceptance(row, count)
-            tree.grow(drawn)
-            if all(token in ends for tokens in drawn for token in tokens):
-                break
-            if auto and max(hopes) < ENOUGH:
-                break
-            hopes = [hopes[at] for at, tokens in enumerate(drawn) for _ in set(tokens)]
-        self._window = tree
-        draft: Draft = exchange.carry(exchange.pack(tree, rows), self.states)
-        return draft
+        self._trunk = len(self._context)
+        self._heard = not exchange.needs
+        if self._text is not None:
+            self._text.follow(committed)
+        return expansion
 
-    def _constrained(
-        self, shaper: Shaper, committed: Ids, context: NDArray[Any], tree: Tree
-    ) -> Floats | None:
-        """Return shaped logits [1, V] behind a chain, of which any part may not be read yet.
+    def _level(self, tree: Tree, *, unread: bool) -> Level:
+        """Return what may follow the deepest level, by the text where it has a long match."""
+        if unread:
+            level = self._said(tree.ids.tolist())
+            if level is None:
+                own = self.bridge.own(tree.ids)
+                level = Level(self._logits(np.concatenate([self._context, own]))[None])
+            return level
+        logits = self._read_level(tree) if len(tree) else self._logits(self._context)[None]
+        if self._text is None or not self._heard:
+            return Level(logits)
+        paths = [tree.tokens(tree.path(node)) for node in tree.level]
+        echoes = [self._shared(self._text.after(path)) for path in paths]
+        return Level(mixed(logits, rows(echoes, self.bridge.vocab_size)))
 
-        None where the grammar allows nothing that the drafter can say.
-        """
-        path = tree.ids.tolist()
-        token = shaper.forced(committed, path)
-        if token is not None and self.bridge.has(token):
-            self._forced.append(len(path))
-            logits: Floats = np.full((1, self.bridge.vocab_size), -np.inf, np.float32)
-            logits[0, token] = 0.0
-            return logits
-        self._trunk = len(context)
-        logits = self._logits(np.concatenate([context, self.bridge.own(tree.ids)]))[None]
-        return _shaped(shaper, logits, committed, [path])
+    def _said(self, path: Sequence[int]) -> Level | None:
+        """Return what the text says behind a path, if its odds are good."""
+        if self._text is None:
+            return None
+        echo = self._shared(self._text.after(path))
+        if echo is None or (odds := self._text.odds(echo)) < _SURE:
+            return None
+        return Level(rows([echo], self.bridge.vocab_size), [odds])
 
-    def forced(self, accepted: int) -> tuple[int, ...]:
-        """Which of the first ``accepted`` tokens of the last window a grammar forced, from 0."""
-        return tuple(at for at in self._forced if at < accepted) if self._forced else ()
+    def _shared(self, echo: Echo | None) -> Echo | None:
+        """Return an echo if the model can read all its tokens, and so go on behind them."""
+        if echo is None or not all(self.bridge.has(token) for token in echo.tokens.tolist()):
+            return None
+        return echo
 
     def states(self, at: NDArray[np.int64]) -> Floats:
         """Return the hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""
@@ -337,11 +332,6 @@ class Drafter:
         last = len(self._window) - 1
         if last >= 0 and self._chain_length == self._trunk + last:
             self._read_level(self._window)
-
-    def _root(self, context: NDArray[Any]) -> Floats:
-        logits = self._logits(context)[None]
-        self._trunk = self._chain_length
-        return logits
 
     def _read_level(self, tree: Tree) -> Floats:
         """Read the deepest level of the tree and return its logits [nodes, V]."""
@@ -361,11 +351,3 @@ class Drafter:
         else:
             self._tree = tree
         return logits
-
-
-def _shaped(
-    shaper: Shaper, logits: Floats, committed: Ids, paths: Sequence[Sequence[int]]
-) -> Floats | None:
-    """Shape the rows of a level [nodes, V]; None if one is left without a token."""
-    dead = shaper.shape(logits, committed, paths)
-    return None if dead or np.isneginf(logits.max(axis=1)).any() else logits

@@ -1,0 +1,149 @@
+"""A drafter without a model: the text repeats itself, its prompt, or what this device said before.
+
+In:  committed tokens of the target's own vocabulary. Out: windows and hints, in microseconds.
+
+q is the frequency of what followed the same words (`speculation.recall`), and is shipped as it is
+sampled from, so the law is the target's under every lossless protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from typing_extensions import Self
+
+from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
+from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
+from pilotfish.device_runtime.drafting.memory import TextMemory
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.recall import Echo, Recall
+from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
+from pilotfish.wire.committed import common_prefix
+from pilotfish.wire.messages import MAX_WINDOW
+from pilotfish.wire.protocols import Exchange
+
+TEXT = "text"  # the name of this drafter where an artifact's folder is expected
+_BOUNDLESS = 1 << 31
+_NODE_S = 50e-6  # a bound that is tested; there is no model to be measured
+_OVERLAP = 2  # tokens of a continued conversation that are kept again, to find the rest by
+
+
+class Recollection(Recall):
+    """A lane's `Recall`, which knows the earlier texts of all lanes and adds its own to them."""
+
+    def __init__(self, memory: TextMemory) -> None:
+        super().__init__()
+        self._memory = memory
+        self._kept: Ids = np.empty(0, np.uint32)  # the conversation as it was kept last
+
+    def beside(self) -> Recollection:
+        """Make one for another lane."""
+        return Recollection(self._memory)
+
+    def start(self, vocabulary: str, vocab_size: int) -> None:
+        """Begin a generation in this vocabulary: search the texts that there are now."""
+        self._texts = self._memory.texts(vocabulary, vocab_size)
+        self.look(self._texts.look())
+
+    def end(self, committed: Ids) -> None:
+        """Keep what the conversation u32 [n] has gained since it was kept last."""
+        known = common_prefix(self._kept, committed)
+        self._kept = committed.copy()
+        self._texts.add(committed[max(0, known - _OVERLAP) :])
+
+
+class TextDrafter(Drafter):
+    """Drafts what followed before; see `Recall`. Drafters made `beside` it share their memory."""
+
+    name, origin, unbranched = TEXT, "", ""
+    context, hidden_size = _BOUNDLESS, 0
+    alone = False
+    pace: Mapping[int, float] = MappingProxyType({nodes: nodes * _NODE_S for nodes in (1, 2, 4)})
+
+    def __init__(self, memory: TextMemory) -> None:
+        super().__init__()
+        self._take(Recollection(memory), TrivialBridge(1), "")
+
+    def _take(self, recall: Recollection, bridge: Bridge, vocabulary: str) -> None:
+        self._recall = recall
+        self.cross(bridge, vocabulary)
+
+    def beside(self) -> Self:
+        """Make a drafter for another session."""
+        other = type(self).__new__(type(self))
+        Drafter.__init__(other)
+        other._take(self._recall.beside(), self.bridge, self._vocabulary)
+        return other
+
+    def release(self) -> None:
+        """Do nothing: there is room for any number."""
+
+    def cross(self, bridge: Bridge, vocabulary: str = "") -> None:
+        """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
+        self.bridge, self._vocabulary = bridge, vocabulary
+        self._row = np.full((1, bridge.vocab_size), -np.inf, np.float32)
+        self._written: Ids = np.empty(0, np.uint32)  # the finite ones of it
+
+    def start(self, prompt: Prompt) -> None:
+        """Begin a generation, with all that was said before it."""
+        self._recall.start(self._vocabulary, self.bridge.vocab_size)
+        self._recall.follow(prompt.ids)
+
+    def read(self, committed: Ids, between: Callable[[], None] = lambda: None) -> None:
+        """Take in the committed tokens."""
+        self._recall.follow(committed)
+
+    def end(self, committed: Ids) -> None:
+        """Keep prompt and answer, u32 [n], for later ones."""
+        self._recall.end(committed)
+
+    def room(self, committed: Ids) -> int:
+        """Return more than any window takes: it has no context of its own."""
+        return _BOUNDLESS - len(committed)
+
+    def catch_up(self, committed: Ids, drafts: Ids) -> bool:
+        """Do nothing: nothing takes long."""
+        return False
+
+    def advance(self, committed: Ids, drafts: Ids) -> Level | None:
+        """Return what followed these tokens before; None if they did not stand anywhere."""
+        self._recall.follow(committed)
+        echo = self._recall.after(drafts.tolist())
+        return None if echo is None else self._chain(echo)
+
+    def _open(self, committed: Ids, expansion: Expansion, exchange: Exchange[Any]) -> Expansion:
+        self._recall.follow(committed)
+        while nodes_at_most(expansion) > MAX_WINDOW:
+            expansion = expansion[:-1]
+        return expansion
+
+    def _level(self, tree: Tree, *, unread: bool) -> Level | None:
+        """Return what followed each node before; None if one stands nowhere."""
+        if unread:
+            echo = self._recall.after(tree.ids.tolist())
+            return None if echo is None else self._chain(echo)
+        echoes = [self._recall.after(tree.tokens(tree.path(node))) for node in tree.level]
+        known = [echo for echo in echoes if echo is not None]
+        if len(known) < len(echoes):
+            return None
+        odds = [self._recall.odds(echo) for echo in known]
+        return Level(rows(known, self.bridge.vocab_size), odds)
+
+    def _chain(self, echo: Echo) -> Level:
+        """Write the only row [1, V] of a chain's level; the next one overwrites it."""
+        self._row[0, self._written] = -np.inf
+        self._written = echo.tokens
+        self._row[0, echo.tokens] = np.log(echo.weights)
+        return Level(self._row, [self._recall.odds(echo)])
+
+
+def rows(echoes: Sequence[Echo | None], vocab_size: int) -> Floats:
+    """Return logits f32 [n, V] of echoes; of none all are −∞."""
+    logits = np.full((len(echoes), vocab_size), -np.inf, np.float32)
+    for row, echo in zip(logits, echoes, strict=True):
+        if echo is not None:
+            row[echo.tokens] = np.log(echo.weights)
+    return logits
