@@ -91,7 +91,8 @@ class Device:
                 artifact, provider=provider, threads=threads, context=context, lanes=lanes
             )
             hidden = artifact.manifest.dimensions.hidden
-            self._partners = Partners(Vocabulary.of(artifact), drafter.pace, hidden, on_fetch)
+            own = Vocabulary.of(artifact)
+            self._partners = Partners(own, artifact.kept, drafter.pace, hidden, on_fetch)
             if self._link is not None and self._patience.starts_alone:
                 self._link.look_out()
             self._occupy(drafter)
@@ -302,14 +303,19 @@ class Device:
         return met is not None and partners.expect(met) == partners.latest.vocabulary
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """The target's vocabulary; the drafter's until an edge is greeted."""
+        return self._partners.latest.pair.target
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        """The target's tokenizer; the drafter's until an edge is greeted."""
-        return self._partners.latest.pair.target.tokenizer
+        """Its tokenizer."""
+        return self.vocabulary.tokenizer
 
     @property
     def template(self) -> ChatTemplate | None:
-        """The target's template, or None; the drafter's until an edge is greeted."""
-        return self._partners.latest.pair.target.template
+        """Its template, or None."""
+        return self.vocabulary.template
 
     @property
     def context(self) -> int:

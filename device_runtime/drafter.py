@@ -47,7 +47,12 @@ class SharedModel:
         lanes: int,
     ) -> None:
         self.decoder = open_model(
-            artifact, slots=lanes, context=context, threads=threads, provider=provider
+            artifact,
+            slots=lanes,
+            context=context,
+            threads=threads,
+            provider=provider,
+            drafts=True,
         )
         self.pace = pass_times(self.decoder, _WIDTHS)
         self.turns = Turns()
@@ -101,7 +106,7 @@ class Drafter:
         self.context = shared.decoder.context
         self.trees = artifact.manifest.chained is None  # whether it drafts any
         self.pace = shared.pace  # seconds by nodes of a level
-        self.bridge: Bridge = TrivialBridge(self.manifest.vocab_size)
+        self.bridge: Bridge = TrivialBridge(self.manifest.vocab_size, artifact.kept)
         self._take(shared)
 
     def _take(self, lanes: SharedModel) -> None:
