@@ -40,7 +40,7 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
     """Which tokens a drafter's head is cut to."""
 
     keep_tokens: (
-        Annotated[int, setting("cut the head to N tokens, such as 16384 (default: all)", ge=1)]
+        Annotated[int, setting("cut the head to N tokens, such as 32768 (default: all)", ge=1)]
         | None
     ) = None
     texts: Annotated[
