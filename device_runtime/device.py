@@ -24,6 +24,7 @@ from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.families import Tools
 from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.errors import PairMismatchError, UnsupportedError
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.messages import Welcome
@@ -100,7 +101,7 @@ class Device:
         try:
             drafter = opening.load(provider=provider, threads=threads, context=context, lanes=lanes)
             self._partners = Partners(
-                opening.vocabulary, drafter.pace, self._hello.hidden_size, on_fetch
+                opening.vocabulary, opening.kept, drafter.pace, self._hello.hidden_size, on_fetch
             )
             if self._link is not None and self._patience.starts_alone:
                 self._link.look_out()
@@ -312,14 +313,19 @@ class Device:
         return met is not None and partners.expect(met) == partners.latest.vocabulary
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """The target's vocabulary; the drafter's until an edge is greeted."""
+        return self._partners.latest.pair.target
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        """The target's tokenizer; the drafter's until an edge is greeted."""
-        return self._partners.latest.pair.target.tokenizer
+        """Its tokenizer."""
+        return self.vocabulary.tokenizer
 
     @property
     def template(self) -> ChatTemplate | None:
-        """The target's template, or None; the drafter's until an edge is greeted."""
-        return self._partners.latest.pair.target.template
+        """Its template, or None."""
+        return self.vocabulary.template
 
     @property
     def context(self) -> int:

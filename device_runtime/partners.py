@@ -8,6 +8,9 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.device_runtime.bridge.arrival import Progress, target_vocabulary
 from pilotfish.device_runtime.learned import Learned
@@ -48,19 +51,21 @@ class Partner(NamedTuple):
 class Partners:
     """The partners of a device, shared by its lanes. Thread-safe.
 
-    own: the drafter's vocabulary; None: it drafts in any target's. pace: seconds of its pass by the
-    number of its tokens. hidden_size: d of its states.
+    own: the drafter's vocabulary; None: it drafts in any target's. kept: i64 [N], the tokens that
+    its head was cut to; None for a whole one. pace: seconds of its pass by the number of its
+    tokens. hidden_size: d of its states.
     """
 
     def __init__(
         self,
         own: Vocabulary | None,
+        kept: NDArray[np.int64] | None,
         pace: Mapping[int, float],
         hidden_size: int,
         progress: Progress | None,
     ) -> None:
         self._any = own is None
-        self._own = own or UNKNOWN
+        self._own, self._kept = own or UNKNOWN, kept
         self._hidden = hidden_size
         self._pace = pace
         self._progress = progress
@@ -73,7 +78,7 @@ class Partners:
         self._hopeless = ("", "")
 
     def _partner(self, name: str, target: Vocabulary) -> Partner:
-        pair = Pair(target if self._any else self._own, target)
+        pair = Pair(target if self._any else self._own, target, self._kept)
         return Partner(name, pair, Learned(self._pace, Sizes(target.vocab_size, self._hidden)))
 
     def expect(self, welcome: Welcome) -> str:

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.device_runtime.bridge import TrivialBridge
 from pilotfish.device_runtime.device import Device
-from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.language_model import LanguageModel, open_model
 from pilotfish.engines.passes import Pass
 from pilotfish.speculation.distributions import Sampling, probabilities
@@ -74,17 +75,23 @@ def try_drafters(
     Raises:
         PairMismatchError: for a drafter of another vocabulary.
     """
+    check_head(target)
     for drafter in drafters.values():
         _check_vocabulary(drafter, target)
     answers = _answers(target, prompts, progress)
     reader = open_model(target)
-    readers = {name: open_model(drafter) for name, drafter in drafters.items()}
+    readers = {name: open_model(drafter, drafts=True) for name, drafter in drafters.items()}
+    bridges = {
+        name: TrivialBridge(drafter.manifest.vocab_size, drafter.kept)
+        for name, drafter in drafters.items()
+    }
     found: dict[str, list[tuple[float, bool]]] = {name: [] for name in readers}
     for done, (text, rows) in enumerate(answers):
         progress("comparing distributions", done, len(answers))
-        p = _probabilities(reader, text, rows)
+        p = probabilities(_logits(reader, text, rows), SAMPLING)
         for name, own in readers.items():
-            q = _probabilities(own, text, rows)
+            logits = bridges[name].project(_logits(own, text, rows))
+            q = probabilities(logits, SAMPLING)
             same = p.argmax(axis=1) == q.argmax(axis=1)
             found[name] += zip(beta(p, q).tolist(), same.tolist(), strict=True)
     progress("comparing distributions", len(answers), len(answers))
@@ -148,12 +155,10 @@ def _answers(
     return found
 
 
-def _probabilities(
-    decoder: LanguageModel, text: NDArray[np.int64], rows: int
-) -> NDArray[np.floating]:
-    """Return the distributions [rows, V] after each of a text's last tokens."""
+def _logits(decoder: LanguageModel, text: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
+    """Return the logits [rows, V], or [rows, N], after each of a text's last tokens."""
     decoder.rollback(0, 0)
-    return probabilities(decoder.prefill(0, text, rows=rows).logits, SAMPLING)
+    return decoder.prefill(0, text, rows=rows).logits
 
 
 def _timed(

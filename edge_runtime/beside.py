@@ -32,6 +32,7 @@ from pilotfish.engines.passes import Pass
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.odds import Odds
+from pilotfish.speculation.projection import Projection
 from pilotfish.speculation.shaping import Shaper
 from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.errors import PairMismatchError
@@ -146,6 +147,7 @@ def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
         )
     return open_model(
         artifact,
+        drafts=True,
         slots=config.limits.sessions,
         context=config.limits.context,
         threads=config.draft_threads,
@@ -169,6 +171,8 @@ class Beside(threading.Thread):
     ) -> None:
         super().__init__(name="drafter", daemon=True)
         self._decoder, self._price = decoder, price
+        kept = decoder.artifact.kept
+        self._projection = None if kept is None else Projection(kept, decoder.vocab_size)
         self.pace = pass_times(decoder, _WIDTHS)  # seconds by tokens, while the target rests
         self.ends = frozenset(ends)
         self._tally = tally or Tally()
@@ -309,8 +313,11 @@ class Beside(threading.Thread):
             held.ids[task.held : held.length] = task.part
             task.trail.served = self._passes
             text = held.ids[: held.length]
-            if task.drafts and self._shaped(task.trail, output.logits, text):
-                self._extend(task, *drawn(output.logits[0], task.trail.law, task.length))
+            logits = output.logits
+            if task.drafts and self._projection is not None:
+                logits = self._projection(logits)
+            if task.drafts and self._shaped(task.trail, logits, text):
+                self._extend(task, *drawn(logits[0], task.trail.law, task.length))
 
     def _shaped(self, trail: Trail, logits: Floats, text: Ids) -> bool:
         """Shape a trail's row; returns whether there is something to draft."""

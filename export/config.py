@@ -133,6 +133,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         factors: of the parts of a layer (Falcon-H1).
         token_inputs: embeddings for each layer; None without.
         streams: None where there is one.
+        head_tokens: rows of the output projection where it was cut to some of the tokens, and so is
+            no embedding.
         query_growth: (β, n): q is multiplied by 1 + β · ln(1 + ⌊position / n⌋) (Ministral 3).
     """
 
@@ -165,6 +167,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     token_inputs: TokenInputs | None = None
     streams: Streams | None = None
     query_growth: tuple[float, int] | None = None
+    head_tokens: int | None = None
 
     def layer(self, index: int) -> Layer:
         """Return the kind of a layer."""

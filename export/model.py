@@ -19,6 +19,7 @@ from pilotfish.engines.errors import ProviderError
 from pilotfish.engines.manifest import (
     GENAI,
     GRAPH_NAME,
+    HEAD_TOKENS_NAME,
     HEADS,
     LLAMACPP,
     MANIFEST_NAME,
@@ -44,6 +45,7 @@ from pilotfish.export.gguf_copy import copy_gguf
 from pilotfish.export.graph import GraphWriter
 from pilotfish.export.network import write_network
 from pilotfish.export.sources import Progress, WeightSource, open_source
+from pilotfish.export.sources.cut_head import CutHead
 from pilotfish.export.sources.first_layers import FirstLayers
 
 log = logging.getLogger("pilotfish.export")
@@ -62,6 +64,7 @@ def export_model(
     dialect: str = "auto",
     first_layers: int | None = None,
     context: int | None = None,
+    kept: NDArray[np.int64] | None = None,
     ignore_keys: Collection[str] = (),
     check: bool = False,
     progress: Progress | None = None,
@@ -77,6 +80,8 @@ def export_model(
         first_layers: keep only so many of the layers, and the last norm and the head as they are.
         context: positions of the artifact, whose rotary tables grow with them; by default the
             model's, but with longrope those up to which its short factors hold.
+        kept: the tokens that the head can say, ascending, i64 [N] (`export.kept_tokens` chooses
+            them); by default all. The model still reads all, and is only good for drafts.
         ignore_keys: keys of the configuration that may stand there although nothing here knows
             them; the manifest names them. Without effect on an open source.
         check: measure what the precision costs (`export.cost`), and write it into the manifest;
@@ -89,12 +94,12 @@ def export_model(
             `first_layers` layers, or `out` holds something that is no artifact.
     """
     if dialect in COPIED:
-        kept, copy = COPIED[dialect]
-        plain = precision == "fp32" and first_layers is None and context is None and not ignore_keys
-        if not isinstance(source, str) or not plain:
+        form, copy = COPIED[dialect]
+        plain = precision == "fp32" and first_layers is None and context is None and kept is None
+        if not isinstance(source, str) or not plain or ignore_keys:
             raise ExportError(
-                f"the dialect {dialect} keeps {kept} as it is: leave --precision, --first-layers, "
-                "--context and --ignore-key out"
+                f"the dialect {dialect} keeps {form} as it is: leave --precision, --first-layers, "
+                "--context, --keep-tokens and --ignore-key out"
             )
         return copy(source, out, progress=progress)
     kind = choose_dialect(dialect, precision, _runtime())
@@ -105,6 +110,8 @@ def export_model(
             log.warning("%s: the key %s is ignored, as was asked for", weights.config.name, key)
     if first_layers is not None:
         weights = FirstLayers(weights, first_layers)
+    if kept is not None:
+        weights = CutHead(weights, kept)
     config = _within(weights.config, context)
     if precision == STORED and not weights.blocks():
         raise ExportError(
@@ -113,6 +120,8 @@ def export_model(
         )
     with replacing(Path(out)) as directory:
         digests = _write_graph(weights, config, directory, precision, kind, progress)
+        if kept is not None:
+            digests[HEAD_TOKENS_NAME] = _write_tokens(directory / HEAD_TOKENS_NAME, kept)
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(weights.tokenizer_json, encoding="utf-8")
         digests[TOKENIZER_NAME] = file_sha256(tokenizer)
@@ -232,7 +241,14 @@ def _manifest(
         window=config.window,
         states=_states(config),
         caches=_caches(config),
+        head_tokens=config.head_tokens,
     )
+
+
+def _write_tokens(path: Path, kept: NDArray[np.int64]) -> str:
+    """Write which tokens the head's rows are, <u4 [N]; return the file's SHA-256."""
+    path.write_bytes(kept.astype("<u4").tobytes())
+    return file_sha256(path)
 
 
 def _states(config: ModelConfig) -> KeptStates | None:

@@ -16,7 +16,7 @@ import msgspec
 import onnx
 from onnx import ModelProto, TensorProto
 
-from pilotfish.engines.artifact import Artifact, file_sha256, open_stages
+from pilotfish.engines.artifact import Artifact, check_head, file_sha256, open_stages
 from pilotfish.engines.cut import Cut
 from pilotfish.engines.manifest import (
     GENAI,
@@ -61,6 +61,7 @@ def split_artifact(
     artifact = Artifact.open(path)
     tell = progress or _silent
     cuts = plan_cuts(artifact, stages, layers)
+    check_head(artifact)
     if artifact.manifest.states is not None:
         raise ExportError(
             f"{path} is a model with states besides keys and values, which stages do not keep: run "

@@ -41,7 +41,7 @@ from pilotfish.export.weight_sizes import (
     size_of,
 )
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
 TOKEN_TABLE = "model.embed_tokens_per_layer.weight"
 TOKEN_PROJECTION = "model.per_layer_model_projection"
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
@@ -71,10 +71,11 @@ def weights(config: ModelConfig) -> Weights:
             yield f"model.layers.{i}.{name}", sizes
     if form.final_norm:
         yield from norm_weights(config, "model.norm", hidden)
+    said = vocabulary if config.head_tokens is None else size_of(config, "head_tokens")
     if not config.tied:
-        yield HEAD, (vocabulary, width)
+        yield HEAD, (said, width)
     if "lm_head" in form.biases:
-        yield "lm_head.bias", (vocabulary,)
+        yield HEAD_BIAS, (said,)
 
 
 def _outer_inputs(config: ModelConfig) -> Weights:

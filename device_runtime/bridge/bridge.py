@@ -1,8 +1,9 @@
 """A bridge maps between the drafter's tokens, which it reads and predicts, and the target's.
 
 If both vocabularies are the same, whatever their padding, the bridge is trivial. Otherwise the
-drafter's distribution is renormalised over the shared tokens. This is the q that is sampled and
-sent, so every protocol works as without a bridge (Timor et al. 2025, token-level intersection).
+drafter's distribution is renormalised over the shared tokens, and in both cases over those that its
+head was cut to, if it was. This is the q that is sampled and sent, so every protocol works as
+without a bridge (Timor et al. 2025, token-level intersection).
 """
 
 from abc import ABC, abstractmethod
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge.context import Context
 from pilotfish.device_runtime.bridge.prompt import Prompt
-from pilotfish.device_runtime.bridge.shared import Projection, SharedTokens
+from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.projection import Projection
 
 Ids = NDArray[np.uint32]
 
@@ -42,7 +44,8 @@ class Bridge(ABC):
 
     @abstractmethod
     def project(self, logits: Floats) -> Floats:
-        """Map the drafter's logits [n, V_d] to logits [n, V] over the target's tokens.
+        """Map the drafter's logits [n, V_d], or [n, N] of a cut head, to logits [n, V] over the
+        target's tokens.
 
         They share no memory with ``logits``, and are valid until the next call.
         """
@@ -57,12 +60,16 @@ class Bridge(ABC):
 
 
 class TrivialBridge(Bridge):
-    """Both have the same tokens."""
+    """Both have the same tokens.
+
+    kept: i64 [N], those that the drafter's head was cut to; None for a whole head.
+    """
 
     trivial = True
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, kept: NDArray[np.int64] | None = None) -> None:
         self.vocab_size = vocab_size
+        self._projection = None if kept is None else Projection(kept, vocab_size)
 
     def start(self, prompt: Prompt) -> None:
         """Do nothing."""
@@ -72,9 +79,15 @@ class TrivialBridge(Bridge):
         return committed
 
     def project(self, logits: Floats) -> Floats:
-        """Return a copy."""
+        """Return a copy; of a cut head's, with −∞ for the tokens that it cannot say."""
+        if self._projection is not None:
+            return self._projection(logits)
         copy: Floats = logits.copy()
         return copy
+
+    def has(self, token: int) -> bool:
+        """Whether the drafter's head can say it."""
+        return self._projection is None or self._projection.reaches(token)
 
     def own(self, drafted: Ids) -> NDArray[Any]:
         """Return the drafted tokens."""
@@ -86,14 +99,18 @@ class SharedTokensBridge(Bridge):
 
     The drafter's context is the prompt in the drafter's own template, then the answer's text in the
     drafter's own tokens.
+
+    kept: i64 [N], the drafter's tokens that its head was cut to; None for a whole head.
     """
 
     trivial = False
 
-    def __init__(self, shared: SharedTokens, context: Context) -> None:
+    def __init__(
+        self, shared: SharedTokens, context: Context, kept: NDArray[np.int64] | None = None
+    ) -> None:
         self.vocab_size = shared.target_size
         self._shared = shared
-        self._projection = Projection(shared)
+        self._projection = Projection(shared.places(kept), shared.target_size)
         self._answer = context
         self._after = 0  # committed tokens of the prompt
         self._ids = np.empty(256, dtype=np.int64)  # own ids: the prompt's, then the answer's
@@ -124,8 +141,8 @@ class SharedTokensBridge(Bridge):
         return self._projection(logits)
 
     def has(self, token: int) -> bool:
-        """Whether it is shared."""
-        return bool(self._shared.to_own[token] >= 0)
+        """Whether it is shared, and the drafter's head can say it."""
+        return self._projection.reaches(token)
 
     def own(self, drafted: Ids) -> NDArray[Any]:
         """Return the drafter's ids; all are shared, since others had no probability."""

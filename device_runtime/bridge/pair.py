@@ -15,16 +15,25 @@ from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.errors import TemplateError, TextTooLongError
 from pilotfish.engines.families.family import within_first_user
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.wire.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
+from pilotfish.wire.errors import (
+    PairMismatchError,
+    PromptTooLongError,
+    TokenOutOfRangeError,
+    UnsupportedError,
+)
 
 
 class Pair:
     """Makes prompts and bridges for two vocabularies. Thread-safe.
 
-    Raises `PairMismatchError` if the two have no token in common.
+    kept: i64 [N], the drafter's tokens that its head was cut to; None for a whole head.
+
+    Raises `PairMismatchError` if the two have no token in common, or the head can say none of them.
     """
 
-    def __init__(self, drafter: Vocabulary, target: Vocabulary) -> None:
+    def __init__(
+        self, drafter: Vocabulary, target: Vocabulary, kept: NDArray[np.int64] | None = None
+    ) -> None:
         self.drafter = drafter
         self.target = target
         self.trivial = (drafter.fingerprint, drafter.vocab_size) == (
@@ -32,6 +41,12 @@ class Pair:
             target.vocab_size,
         )
         self.shared = None if self.trivial else SharedTokens.between(drafter, target)
+        self._kept = kept
+        if self.shared is not None and (self.shared.places(kept) == target.vocab_size).all():
+            raise PairMismatchError(
+                f"{drafter.model} cannot draft for {target.model}: none of the tokens that its "
+                "head was cut to is a token of both. Export it again with --for this target."
+            )
 
     @property
     def digests(self) -> tuple[str, str]:
@@ -46,8 +61,8 @@ class Pair:
     def bridge(self) -> Bridge:
         """Make a bridge for one lane."""
         if self.shared is None:
-            return TrivialBridge(self.target.vocab_size)
-        return SharedTokensBridge(self.shared, self._context())
+            return TrivialBridge(self.target.vocab_size, self._kept)
+        return SharedTokensBridge(self.shared, self._context(), self._kept)
 
     def _context(self) -> Context:
         assert self.shared is not None

@@ -124,11 +124,12 @@ def report(
         raise UnsupportedError("The text has no tokens: give another one.")
     own_ids = np.array(read[:MOST_POSITIONS], np.int64)
     progress(_LABEL, 0, len(own_ids))
-    decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider)
+    decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)
+    said = shared.places(drafter.kept) < shared.target_size  # [V_d], or [N] of a cut head
     masses = []
     for logits in _logits(decoder, own_ids):
         q = probabilities(logits, Sampling(temperature=1.0))
-        masses += q[:, shared.own].sum(axis=1, dtype=np.float64).tolist()
+        masses += q[:, said].sum(axis=1, dtype=np.float64).tolist()
         progress(_LABEL, len(masses), len(own_ids))
     piece, own_piece = other.tokenizer.piece, own.tokenizer.piece
     end = other.turn_end

@@ -1,4 +1,4 @@
-"""Find the tokens that two vocabularies share, and map a drafter's logits to them.
+"""Find the tokens that two vocabularies share.
 
 Two tokens are the same if they stand for the same bytes, whatever their spelling: "Ġthe"
 (byte-level) and "▁the" (SentencePiece), "Ċ" and "<0x0A>". If several tokens of one vocabulary stand
@@ -30,7 +30,6 @@ from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
 from pilotfish.engines.foreign import UNIGRAM_UNSHARED
 from pilotfish.engines.tokenizer import BYTE_TOKEN, Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.errors import PairMismatchError
 
 _log = logging.getLogger("pilotfish.device")
@@ -79,35 +78,17 @@ class SharedTokens:
         ids[self.target] = self.own
         return ids
 
+    def places(self, kept: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Return i64 [V_d]: the target's id of each drafter's id, V_t for those not shared.
+
+        kept: the tokens that the drafter's head was cut to, i64 [N]; returns theirs only, [N].
+        """
+        places = np.full(self.own_size, self.target_size, np.int64)
+        places[self.own] = self.target
+        return places if kept is None else places[kept]
+
     def __len__(self) -> int:
         return len(self.target)
-
-
-class Projection:
-    """Maps the drafter's logits to the target's tokens; for one lane, since it reuses a buffer."""
-
-    def __init__(self, shared: SharedTokens) -> None:
-        self._size = shared.target_size
-        # [V_d] the target's id of each drafter's id; V_t for those not shared
-        self._places = np.full(shared.own_size, self._size, np.int64)
-        self._places[shared.own] = shared.target
-        # f32 [most rows so far, V_t + 1]; only shared columns and the last are ever written
-        self._buffer = self._rows(1)
-
-    def __call__(self, logits: Floats) -> Floats:
-        """Map f32 [n, V_d] to f32 [n, V_t], −∞ where not shared; the next call overwrites it.
-
-        Its softmax is the drafter's distribution, renormalised over the shared tokens.
-        """
-        if len(logits) > len(self._buffer):
-            self._buffer = self._rows(len(logits))
-        # row by row: NumPy's indexing of one axis is twice as fast as that of one of two
-        for row, out in zip(logits, self._buffer, strict=False):
-            out[self._places] = row
-        return self._buffer[: len(logits), : self._size]
-
-    def _rows(self, count: int) -> NDArray[np.float32]:
-        return np.full((count, self._size + 1), -np.inf, np.float32)
 
 
 def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:

@@ -58,7 +58,12 @@ class SharedModel:
         lanes: int,
     ) -> None:
         self.decoder = open_model(
-            artifact, slots=lanes, context=context, threads=threads, provider=provider
+            artifact,
+            slots=lanes,
+            context=context,
+            threads=threads,
+            provider=provider,
+            drafts=True,
         )
         self.pace = pass_times(self.decoder, _WIDTHS)
         self.turns = Turns()
@@ -114,7 +119,7 @@ class ModelDrafter(Drafter):
         self.hidden_size = manifest.dimensions.hidden if manifest.hidden_states else 0
         self.unbranched = manifest.chained or ""
         self.pace = shared.pace
-        self.bridge: Bridge = TrivialBridge(manifest.vocab_size)
+        self.bridge: Bridge = TrivialBridge(manifest.vocab_size, artifact.kept)
         self._text = text
         self._take(shared)
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pilotfish.device_runtime.drafting.drafter import Drafter
 from pilotfish.device_runtime.drafting.memory import TextMemory
 from pilotfish.device_runtime.drafting.model import ModelDrafter
@@ -50,6 +53,11 @@ class Opening:
     def vocabulary(self) -> Vocabulary | None:
         """The drafter's own vocabulary; None if it drafts in any target's."""
         return None if self.artifact is None else Vocabulary.of(self.artifact)
+
+    @property
+    def kept(self) -> NDArray[np.int64] | None:
+        """The tokens i64 [N] that its head was cut to; None for a whole one."""
+        return None if self.artifact is None else self.artifact.kept
 
     @property
     def hello(self) -> Hello:

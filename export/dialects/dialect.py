@@ -28,7 +28,7 @@ from pilotfish.export.dialects.kept import look_up, product, projection, rows_of
 from pilotfish.export.graph import ELEMENT, GraphWriter
 from pilotfish.export.quantize import quantize, quantize_rows
 from pilotfish.export.weight_sizes import LAYER, of_any
-from pilotfish.export.weights import XIELU
+from pilotfish.export.weights import HEAD_BIAS, XIELU
 
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
 HEAD_NORMS = ("q_norm", "k_norm")
@@ -274,7 +274,7 @@ class Dialect(Attending, ABC):
     def finish(self, hidden: str, head: str) -> None:
         """Declare the outputs for the requested rows; a tied `head` is the embedding."""
         rows = self.graph.op("Gather", hidden, self.logit_rows, axis=0)
-        bias = self.weight("lm_head.bias") if "lm_head" in self.config.form.biases else None
+        bias = self.weight(HEAD_BIAS) if "lm_head" in self.config.form.biases else None
         kept = self.blocks(head)
         if kept is not None:
             logits = product(self, rows, head, kept)
@@ -285,7 +285,7 @@ class Dialect(Attending, ABC):
             logits = self._product(rows, head, self.read(head), bias, self.head_bits)
         logits = self.capped(self.scaled(logits, self.config.logit_scale), self.config.logit_cap)
         self._output("hidden_states", rows, self.config.embedding or self.config.hidden)
-        self._output("logits", logits, self.config.vocab_size)
+        self._output("logits", logits, self.config.head_tokens or self.config.vocab_size)
 
     def _product(
         self,

@@ -5,14 +5,16 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import msgspec
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from pilotfish.cli import export_auto, export_bridge, export_split
+from pilotfish.cli import export_auto, export_bridge, export_keep, export_split
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
@@ -23,6 +25,9 @@ from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.manifest import GENAI, HEADS, LLAMACPP, Precision
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 from pilotfish.wire.settings import setting
+
+if TYPE_CHECKING:
+    from pilotfish.export.sources import WeightSource
 
 _ENGINE = """\
 Builds a TensorRT engine of each artifact on the GPU of this machine, which takes minutes, and keeps
@@ -113,6 +118,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = True
     trial: Annotated[export_auto.TrialSettings, export_auto.GROUP] = export_auto.TrialSettings()
+    keep: Annotated[export_keep.KeepSettings, export_keep.GROUP] = export_keep.KeepSettings()
 
 
 class EngineBuildSettings(Struct, frozen=True, kw_only=True):
@@ -224,7 +230,7 @@ def default_artifact(precision: Precision, first_layers: int | None = None) -> P
 
 
 def export_model(
-    source: str,
+    source: "str | WeightSource",
     out: Path,
     precision: Precision,
     dialect: str,
@@ -232,6 +238,7 @@ def export_model(
     context: int | None = None,
     ignore_keys: Sequence[str] = (),
     *,
+    kept: NDArray[np.int64] | None = None,
     check: bool = False,
 ) -> None:
     """Export with a progress bar; says which extra to install if the export tools are missing."""
@@ -246,6 +253,7 @@ def export_model(
             first_layers=first_layers,
             context=context,
             ignore_keys=ignore_keys,
+            kept=kept,
             check=check,
             progress=bars.show,
         )
@@ -264,17 +272,28 @@ def _model(args: argparse.Namespace) -> int:
     if told.dialect in {LLAMACPP, GENAI} and told.precision != "fp32":
         args.usage(f"--dialect {told.dialect} keeps the source's precision: leave --precision out")
 
+    if wrong := told.keep.wrong:
+        args.usage(wrong)
+    source: str | WeightSource = told.source
+    kept = None
+    if told.keep.keep_tokens is not None:
+        if told.dialect in {LLAMACPP, GENAI}:
+            args.usage(f"--dialect {told.dialect} keeps the source's head: leave --keep-tokens out")
+        source = _opened(told)
+        kept = export_keep.choose(source, told.keep)
+
     tried = told.precision == export_auto.AUTO and told.trial.given  # which tells it, too
 
     def export(precision: Precision, out: Path) -> None:
         export_model(
-            told.source,
+            source,
             out,
             precision,
             told.dialect,
             told.first_layers,
             told.context,
             told.ignore_keys,
+            kept=kept,
             check=told.check and not tried,
         )
 
@@ -286,6 +305,14 @@ def _model(args: argparse.Namespace) -> int:
         export(export_auto.untried(), told.out)
     print(told.out)
     return 0
+
+
+def _opened(told: ModelSettings) -> "WeightSource":
+    """The source, opened once: its tokens are counted before it is exported."""
+    with export_tools():
+        from pilotfish.export.sources import open_source
+    with Bars() as bars:
+        return open_source(told.source, bars.show, told.ignore_keys)
 
 
 def _engine(args: argparse.Namespace) -> int:

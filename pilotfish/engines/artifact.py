@@ -12,6 +12,9 @@ from collections.abc import Callable
 from io import RawIOBase
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pilotfish.engines.cut import check_chain
 from pilotfish.engines.errors import ArtifactError
 from pilotfish.engines.manifest import (
@@ -19,6 +22,7 @@ from pilotfish.engines.manifest import (
     GGUF_NAME,
     GRAPH_NAME,
     HEAD_NAME,
+    HEAD_TOKENS_NAME,
     TOKENIZER_NAME,
     Manifest,
     read_manifest,
@@ -26,17 +30,26 @@ from pilotfish.engines.manifest import (
 
 
 class Artifact:
-    """An opened artifact directory. Build one with `Artifact.open`."""
+    """An opened artifact directory. Build one with `Artifact.open`.
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    Attributes:
+        kept: i64 [N], ascending: the tokens whose logits its head computes, one a column; None
+            where it computes those of all.
+    """
+
+    def __init__(
+        self, path: Path, manifest: Manifest, kept: NDArray[np.int64] | None = None
+    ) -> None:
         self.path = path
         self.manifest = manifest
+        self.kept = kept
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, stage: bool = False) -> Artifact:
         """Read and check the manifest, and check that all its files exist.
 
-        Hashes are not computed here, since weights can be many gigabytes: see `verify`.
+        Hashes are not computed here, since weights can be many gigabytes: see `verify`. That of a
+        cut head's tokens is: another list would make other words of every answer.
 
         Args:
             stage: take a stage of a model as well as a whole one.
@@ -54,7 +67,7 @@ class Artifact:
                 raise ArtifactError(
                     f"{directory} lacks {name}, which its manifest names: export the model again"
                 )
-        return cls(directory, manifest)
+        return cls(directory, manifest, _head_tokens(directory, manifest))
 
     @property
     def graph_path(self) -> Path:
@@ -98,10 +111,7 @@ class Artifact:
 
     def altered(self, name: str) -> ArtifactError:
         """Build the error about a file that differs from the manifest."""
-        return ArtifactError(
-            f"{self.path / name} is not the file that was exported (its SHA-256 differs): export "
-            "the model again, or restore a copy of it"
-        )
+        return _altered(self.path / name)
 
 
 def open_stages(folder: str | os.PathLike[str]) -> list[Artifact]:
@@ -128,6 +138,43 @@ def check_whole(path: Path, manifest: Manifest) -> None:
             f"{path} is {manifest.stage} of {manifest.model}, which cannot run alone: name the "
             "artifact that it was cut from"
         )
+
+
+def check_head(artifact: Artifact) -> None:
+    """Raise `ArtifactError` for a model whose head was cut."""
+    if artifact.kept is not None:
+        raise ArtifactError(
+            f"{artifact.path} can say only {len(artifact.kept)} of its tokens (--keep-tokens), so "
+            "it can draft and do nothing else: name the artifact of the whole model"
+        )
+
+
+def _head_tokens(directory: Path, manifest: Manifest) -> NDArray[np.int64] | None:
+    """Read which tokens a cut head computes, i64 [N]; None for a whole one."""
+    if manifest.head_tokens is None:
+        return None
+    path = directory / HEAD_TOKENS_NAME
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from None
+    if hashlib.sha256(data).hexdigest() != manifest.files[HEAD_TOKENS_NAME]:
+        raise _altered(path)
+    kept = np.frombuffer(data[: len(data) // 4 * 4], "<u4").astype(np.int64)
+    right = len(data) == 4 * manifest.head_tokens and bool((np.diff(kept) > 0).all())
+    if not right or kept[-1] >= manifest.vocab_size:
+        raise ArtifactError(
+            f"{path} is no ascending list of {manifest.head_tokens} of {manifest.vocab_size} "
+            "tokens: export the model again"
+        )
+    return kept
+
+
+def _altered(path: Path) -> ArtifactError:
+    return ArtifactError(
+        f"{path} is not the file that was exported (its SHA-256 differs): export the model again, "
+        "or restore a copy of it"
+    )
 
 
 def file_sha256(path: Path, on_chunk: Callable[[int], None] | None = None) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Artifact, check_whole
+from pilotfish.engines.artifact import Artifact, check_head, check_whole
 from pilotfish.engines.passes import Pass
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class Output:
     """Answers to one pass; views into buffers that the next forward overwrites.
 
     Attributes:
-        logits: f32 [rows, vocab_size], padding ids cut off.
+        logits: f32 [rows, vocab_size], padding ids cut off; f32 [rows, N] of a head that was cut to
+            N tokens, which `Artifact.kept` names.
         hidden: f32 [rows, hidden_size], the last layer after the final norm; hidden_size is 0 where
             the manifest says that there are none.
     """
@@ -51,7 +52,7 @@ class LanguageModel(ABC):
         artifact: what it runs.
         slots: number of sequences.
         context: positions of each.
-        vocab_size: width of the logits.
+        vocab_size: number of tokens that it reads, and width of the logits of a whole head.
         provider: what it runs on, for people.
     """
 
@@ -130,6 +131,7 @@ def open_model(
     context: int | None = None,
     threads: int | None = None,
     provider: str = "auto",
+    drafts: bool = False,
 ) -> LanguageModel:
     """Open an artifact with the engine that runs its dialect.
 
@@ -139,13 +141,18 @@ def open_model(
         threads: per run; None = the cores that this process may use.
         provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best that works without
             building an engine first (see docs/engines.md).
+        drafts: take a model with a cut head, too: its logits are only good for drafts, and the
+            caller maps them to the whole vocabulary.
 
     Raises:
-        ArtifactError: if the directory is no artifact, or only a stage of a model.
+        ArtifactError: if the directory is no artifact, only a stage of a model, or one with a cut
+            head that is not to draft.
         ProviderError: if no inference runtime can run it.
     """
     opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact)
     check_whole(opened.path, opened.manifest)
+    if not drafts:
+        check_head(opened)
     module, _, name = ENGINES.get(opened.manifest.dialect, _GRAPHS).partition(":")
     kind: Callable[..., LanguageModel] = getattr(import_module(module), name)
     return kind(opened, slots=slots, context=context, threads=threads, provider=provider)

@@ -19,6 +19,7 @@ GRAPH_NAME = "model.onnx"
 GGUF_NAME = "model.gguf"  # in place of the graph, where llama.cpp runs the model
 GENAI_NAME = "genai_config.json"  # beside the graph, where ONNX Runtime GenAI's builder wrote it
 HEAD_NAME = "head.onnx"  # of a first stage: hidden states to logits
+HEAD_TOKENS_NAME = "head_tokens.bin"  # of a cut head: which token each of its rows is
 TOKENIZER_NAME = "tokenizer.json"
 FORMAT = 1
 
@@ -127,7 +128,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     states keep those of `dimensions`.
     `cost` is what the precision costs, None where that was not measured. `trees` is whether the
     graph has a mask for token trees, `hidden_states` whether it gives hidden states: only graphs of
-    the dialect genai may lack them.
+    the dialect genai may lack them. `head_tokens` is the number of tokens that a cut head can say,
+    and then the width of the logits; None where it can say all. Such a model reads all tokens.
     """
 
     format: int = FORMAT
@@ -155,6 +157,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cost: PrecisionCost | None = None
     trees: bool = True
     hidden_states: bool = True
+    head_tokens: Size | None = None
 
     @property
     def chained(self) -> str | None:
@@ -228,7 +231,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("ignored_keys", "left_out"):
             if not fields["source"][name]:
                 del fields["source"][name]  # likewise
-        for name in ("window", "states", "caches", "cost"):
+        for name in ("window", "states", "caches", "cost", "head_tokens"):
             if fields[name] is None:
                 del fields[name]  # likewise
         for name in ("trees", "hidden_states"):
@@ -286,6 +289,8 @@ def _check(directory: Path, manifest: Manifest) -> None:
         problem = "a graph of ONNX Runtime GenAI reads no trees, is no stage and has no states here"
     elif manifest.caches is not None and not _are_caches(manifest.caches, manifest):
         problem = "caches does not fit the dimensions"
+    elif manifest.head_tokens is not None and not _is_cut_head(manifest.head_tokens, manifest):
+        problem = "such a model cannot have a head of so many tokens"
     elif missing := _needed(manifest) - manifest.files.keys():
         problem = f"files does not name {', '.join(sorted(missing))}"
     elif manifest.stage is not None and not _fits(manifest.stage, manifest.dimensions.layers):
@@ -308,6 +313,8 @@ def _needed(manifest: Manifest) -> set[str]:
         return {GGUF_NAME, TOKENIZER_NAME}
     if manifest.dialect == GENAI:
         return {GRAPH_NAME, GENAI_NAME, TOKENIZER_NAME}
+    if manifest.head_tokens is not None:
+        return {GRAPH_NAME, HEAD_TOKENS_NAME, TOKENIZER_NAME}
     if stage is None:
         return {GRAPH_NAME, TOKENIZER_NAME}
     return {GRAPH_NAME, TOKENIZER_NAME, HEAD_NAME} if stage.first else {GRAPH_NAME}
@@ -327,6 +334,12 @@ def _are_caches(caches: list[CachedLayer], manifest: Manifest) -> bool:
     inside = all(layer < manifest.dimensions.layers for layer in layers)
     some = bool(layers) or manifest.states is not None
     return some and inside and layers == sorted(set(layers))
+
+
+def _is_cut_head(tokens: int, manifest: Manifest) -> bool:
+    """Whether a model of this vocabulary and kind can have a head of so many tokens."""
+    whole = manifest.dialect not in {LLAMACPP, GENAI} and manifest.stage is None
+    return whole and tokens < manifest.vocab_size
 
 
 def _fits(stage: Cut, layers: int) -> bool:

@@ -51,12 +51,19 @@ class Pace:
 def measured(draft: Path, target: Path, windows: Iterable[int], engine: EngineSettings) -> Pace:
     """Measure how fast the two are on this machine, with an empty context."""
     widths = sorted({1, *(width for one in windows for width in (one // 2 + 1, one + 1))})
-    return Pace(_pass_times(draft, [1], engine)[1], _pass_times(target, widths, engine))
+    drafted = _pass_times(draft, [1], engine, drafts=True)[1]
+    return Pace(drafted, _pass_times(target, widths, engine))
 
 
-def _pass_times(path: Path, widths: Sequence[int], engine: EngineSettings) -> dict[int, float]:
+def _pass_times(
+    path: Path, widths: Sequence[int], engine: EngineSettings, *, drafts: bool = False
+) -> dict[int, float]:
     decoder = open_model(
-        path, context=max(widths), threads=engine.threads, provider=engine.provider
+        path,
+        context=max(widths),
+        threads=engine.threads,
+        provider=engine.provider,
+        drafts=drafts,
     )
     sweeps = [pass_times(decoder, widths) for _ in range(_SWEEPS)]
     return {width: min(one[width] for one in sweeps) for width in widths}

@@ -53,9 +53,16 @@ Procedure = Generator[Look, Sight, R]
 class Reader:
     """One model, a slot for each text that is being read."""
 
-    def __init__(self, artifact: Path, slots: int, context: int, engine: EngineSettings) -> None:
+    def __init__(
+        self, artifact: Path, slots: int, context: int, engine: EngineSettings, *, drafts: bool
+    ) -> None:
         self._decoder = open_model(
-            artifact, slots=slots, context=context, threads=engine.threads, provider=engine.provider
+            artifact,
+            slots=slots,
+            context=context,
+            threads=engine.threads,
+            provider=engine.provider,
+            drafts=drafts,
         )
         self._held: list[Ids] = [np.empty(0, np.int64)] * slots
         self.tokens = 0  # read so far
@@ -92,9 +99,8 @@ class Readers:
         if slots < 1:
             raise UnsupportedError(f"There is at least one question at a time, not {slots}.")
         self.slots = slots
-        self.drafter, self.target = (
-            Reader(path, slots, context, engine) for path in (drafter, target)
-        )
+        self.drafter = Reader(drafter, slots, context, engine, drafts=True)
+        self.target = Reader(target, slots, context, engine, drafts=False)
 
     def run(
         self, procedures: Iterable[tuple[str, Callable[[], Procedure[R]]]]

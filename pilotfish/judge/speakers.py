@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge import Bridge, Pair, Prompt
 from pilotfish.edge_runtime.head_file import End
-from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
@@ -46,7 +46,9 @@ class OpenPair:
         self._paths = draft, target
         artifacts = [Artifact.open(path) for path in self._paths]
         self.drafter, self.target = (one.manifest for one in artifacts)
-        self.vocabularies = Pair(*(Vocabulary.of(one) for one in artifacts))
+        check_head(artifacts[1])
+        own, their = (Vocabulary.of(one) for one in artifacts)
+        self.vocabularies = Pair(own, their, artifacts[0].kept)
         self.context = min(one.manifest.dimensions.context for one in artifacts)
 
     def see(self) -> None:
@@ -99,7 +101,6 @@ class Speaker:
         self._bridge: Bridge = pair.bridge()
         self._bridge.start(self.prompt)
         self._tokenizer = pair.target.tokenizer
-        self._shared = pair.shared
 
     def text(self, answer: Sequence[int]) -> str:
         """Decode the answer, without its end token."""
@@ -142,7 +143,7 @@ class Speaker:
 
     def can_draft(self, token: int) -> bool:
         """Say whether the drafter has this token."""
-        return self._shared is None or bool(self._shared.to_own[token] >= 0)
+        return self._bridge.has(token)
 
 
 class DrafterWindow:

@@ -357,6 +357,21 @@ def test_the_drafter_does_not_keep_the_interpreter(pair: Pair) -> None:
     assert sys.getswitchinterval() == usual_s
 
 
+def test_a_drafter_with_a_cut_head_drafts_what_it_can_say(pair: Pair, tmp_path: Path) -> None:
+    kept = np.array([*range(0, VOCAB - 1, 3), VOCAB - 1])
+    said = tiny_artifact(tmp_path / "cut", vocab=VOCAB, seed=2, kept=kept.tolist())
+    whole = Decoder(tiny_artifact(tmp_path / "whole", vocab=VOCAB, seed=2), threads=1)
+    wanted = PROMPT
+    for _ in range(4):
+        whole.rollback(0, 0)
+        logits = whole.prefill(0, wanted.astype(np.int64)).logits[0]
+        wanted = np.append(wanted, np.uint32(kept[logits[kept].argmax()]))
+    with drafting(said.path) as beside:
+        trail = beside.follow(b"one", 0, PROMPT, GREEDY)
+        trail.pulled(FAR)
+        assert drafted(trail, 4) == wanted[len(PROMPT) :].tolist()
+
+
 def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair, tmp_path: Path) -> None:
     target = Artifact.open(pair.target).manifest
     tiny_artifact(tmp_path / "other", vocab=96, seed=1)

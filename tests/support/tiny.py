@@ -324,11 +324,13 @@ def tiny_artifact(
     sharpness: float = 2.0,
     template: str = TEMPLATE,
     templates: Mapping[str, str] | None = None,
+    kept: Sequence[int] | None = None,
     **changes: Any,
 ) -> Artifact:
     """Export a random model to `path`; `changes` are fields of its ModelConfig.
 
-    tokens: its vocabulary, instead of `vocab` tokens; `eos` comes after them.
+    tokens: its vocabulary, instead of `vocab` tokens; `eos` comes after them. kept: the tokens that
+    its head is cut to.
     """
     if tokens is not None:
         vocab = len(tokens) + 1
@@ -343,7 +345,8 @@ def tiny_artifact(
         template=template,
         templates=templates,
     )
-    return export_model(source, Path(path), precision=precision, dialect=dialect)
+    said = None if kept is None else np.array(kept, np.int64)
+    return export_model(source, Path(path), precision=precision, dialect=dialect, kept=said)
 
 
 def tiny_tokenizer(vocab: int, wanted: Sequence[str] | None = None, eos: str = EOS) -> str:

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pilotfish.device_runtime.drafting.drafter
-from pilotfish.device_runtime.bridge.shared import Projection, SharedTokens
+from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.speculation.confidence import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.projection import Projection
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.tree import Tree
 from pilotfish.wire.protocols import EXCHANGES, Law, Place, choose
@@ -194,7 +195,7 @@ def test_nothing_but_shared_tokens_is_drawn_and_sent(name, size, count):
         own_size=300,
         target_size=size,
     )
-    project = Projection(shared)
+    project = Projection(shared.places(), shared.target_size)
     exchange = EXCHANGES[name]
     for spread, away, sampling in product((0.0, 2.0, 1e4), (0.0, 1e4), SHAPES):
         law, tree, rows = Law(sampling=sampling, seed=7), Tree(), []

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from pilotfish.device_runtime.bridge.bridge import SharedTokensBridge
-from pilotfish.device_runtime.bridge.shared import Projection, SharedTokens
+from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.decoder import Decoder, Pass
 from pilotfish.speculation.candidates import choose
 from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.projection import Projection
 from pilotfish.speculation.rows import Row
 from pilotfish.speculation.truncation import truncate
 from pilotfish.wire.protocols import EXCHANGES, Law
@@ -35,7 +36,7 @@ TOP_2 = Sampling(temperature=1.0, top_k=2)
 
 def projected(drafter, context=(), sampling=ONE):
     """q over the target's tokens, after the drafter's own."""
-    logits = Projection(SHARED)(drafter.logits(context)[None])
+    logits = Projection(SHARED.places(), SHARED.target_size)(drafter.logits(context)[None])
     return Row(probabilities(logits, sampling)[0])
 
 

@@ -13,11 +13,12 @@ from hypothesis.extra import numpy as arrays
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from pilotfish.device_runtime.bridge import shared as module
-from pilotfish.device_runtime.bridge.shared import Projection, SharedTokens
+from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.engines.tokenizer import BYTE_OF_CHARACTER, BYTE_TOKEN
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.projection import Projection
 from pilotfish.wire.errors import PairMismatchError
 from tests.support.tiny import tiny_artifact
 from tests.support.vocabularies import sentencepiece_metadata, smollm2_metadata
@@ -273,7 +274,9 @@ def test_padding_is_no_token(tmp_path: Path) -> None:
         assert other.fingerprint == made[0].fingerprint
         shared = SharedTokens.between(made[0], other)
         assert pairs(shared) == {id: id for id in range(128)}
-        assert Projection(shared)(np.zeros((1, 128), np.float32)).shape == (1, 128)
+        assert Projection(shared.places(), shared.target_size)(
+            np.zeros((1, 128), np.float32)
+        ).shape == (1, 128)
 
 
 def test_ids_without_a_token_and_beyond_the_vocabulary_are_not_shared() -> None:
@@ -313,7 +316,7 @@ def test_projected_is_renormalised_over_the_shared_tokens(
         own_size=6,
         target_size=9,
     )
-    project = Projection(shared)
+    project = Projection(shared.places(), shared.target_size)
     for count in rows:
         projected = project(logits[:count])
         assert projected.dtype == np.float32

@@ -1,0 +1,80 @@
+"""Cut a model's head to some of its tokens.
+
+In: a `WeightSource` and the tokens to keep. Out: a `WeightSource` of the same weights, whose output
+projection has these tokens' rows alone. The embedding stays whole: prompts hold other tokens, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.manifest import Source
+from pilotfish.export.blocks import Quantized
+from pilotfish.export.config import ModelConfig
+from pilotfish.export.errors import ExportError
+from pilotfish.export.sources.source import WeightSource
+from pilotfish.export.weights import EMBEDDING, HEAD, HEAD_BIAS
+
+
+class CutHead:
+    """A `WeightSource` over another one.
+
+    Raises:
+        ExportError: unless `kept`, i64 [N], are some, but not all, of its tokens, ascending.
+    """
+
+    def __init__(self, whole: WeightSource, kept: NDArray[np.int64]) -> None:
+        config = whole.config
+        if not 0 < len(kept) < whole.vocab_size:
+            raise ExportError(
+                f"{config.name} has {whole.vocab_size} tokens: a head is cut to fewer, and to one "
+                f"at least, not to {len(kept)}"
+            )
+        if kept[0] < 0 or kept[-1] >= whole.vocab_size or (np.diff(kept) <= 0).any():
+            raise ExportError("the tokens of a cut head ascend within the vocabulary")
+        self._whole, self._kept = whole, kept
+        self._head = EMBEDDING if config.tied else HEAD
+        self.config: ModelConfig = msgspec.structs.replace(
+            config, tied=False, head_tokens=len(kept)
+        )
+        self.tokenizer_json = whole.tokenizer_json
+        self.vocab_size = whole.vocab_size
+        self.chat_template, self.chat_templates = whole.chat_template, whole.chat_templates
+        self.bos_id = whole.bos_id
+        self.eos_ids = whole.eos_ids
+
+    @property
+    def description(self) -> Source:
+        """The whole model's origin: it is the same model, and says less of what it thinks."""
+        return self._whole.description
+
+    def names(self) -> Collection[str]:
+        """Return the names of the whole model's weights, and of a head apart."""
+        return [*(name for name in self._whole.names() if name != HEAD), HEAD]
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """Read a weight; of the head, the kept tokens' rows."""
+        found = self._whole.tensor(self._head if name == HEAD else name)
+        return found[self._kept] if name in {HEAD, HEAD_BIAS} else found
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read a weight in parts; the head in one."""
+        if name in {HEAD, HEAD_BIAS}:
+            yield self.tensor(name)
+        else:
+            yield from self._whole.rows(name)
+
+    def blocks(self) -> Collection[str]:
+        """Name the kinds of blocks that the whole model's weights are stored in."""
+        return self._whole.blocks()
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Read a weight's blocks; of the head, those of the kept tokens' rows."""
+        if name != HEAD:
+            return self._whole.quantized(name)
+        found = self._whole.quantized(self._head)
+        return None if found is None else found.take(self._kept)

@@ -1,0 +1,242 @@
+"""``pilotfish export model … --keep-tokens``: a head that says only what the target says most."""
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from pilotfish.cli.extras import export_tools
+from pilotfish.cli.progress import FETCHING, Bars
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.settings import setting
+
+if TYPE_CHECKING:
+    from pilotfish.device_runtime.device import Device
+    from pilotfish.export.sources import WeightSource
+
+_TIMES, _TOKENS = 4, 128  # answers to each built-in prompt, and their length at most
+_CONTEXT = 2048  # tokens of a prompt and its answer
+_FEW = 20_000  # tokens; with fewer, most of what is kept is kept for its id
+_Show = Callable[[str, int, "int | None"], None]
+
+
+GROUP = setting(
+    "computes the logits of N tokens alone, which makes a small model's passes shorter; the others "
+    "are read, but never drafted. For drafters: no target can be cut. Kept are the tokens that "
+    "occur most in what --for names, then those of the lowest ids, and always those that end "
+    "answers and turns. Tokens that a target of another vocabulary lacks are kept last.",
+    title="--keep-tokens",
+)
+
+
+class KeepSettings(Struct, frozen=True, kw_only=True):
+    """Which tokens a drafter's head is cut to."""
+
+    keep_tokens: (
+        Annotated[int, setting("cut the head to N tokens, such as 32768 (default: all)", ge=1)]
+        | None
+    ) = None
+    texts: Annotated[
+        tuple[str, ...],
+        setting(
+            "what the target writes: text, or the answers in JSON lines (.jsonl); or the target "
+            "itself, an artifact or an edge's address, which is asked then; may be given several "
+            "times",
+            flag="for",
+            metavar="TEXT|DIR|ADDRESS",
+            repeat=True,
+        ),
+    ] = ()
+    prompts: (
+        Annotated[
+            Path,
+            setting(
+                "what a target is asked, one prompt a line or JSON lines (default: five built-in "
+                "prompts, four times each)",
+                metavar="FILE",
+            ),
+        ]
+        | None
+    ) = None
+    keys: (
+        Annotated[
+            Path,
+            setting(
+                "with device.key and edge.pub, for an edge beyond loopback",
+                form="keys",
+                metavar="DIR",
+            ),
+        ]
+        | None
+    ) = None
+
+    @property
+    def wrong(self) -> str:
+        """What makes no sense together; "" if all does."""
+        if self.keep_tokens is not None and not self.texts:
+            return "--keep-tokens needs to know what the target writes: --for TEXT|DIR|ADDRESS"
+        told = {"--for": self.texts, "--prompts": self.prompts, "--keys": self.keys}
+        named = [name for name, value in told.items() if value]
+        if named and self.keep_tokens is None:
+            return f"{named[0]} goes with --keep-tokens"
+        asked = any(_is_target(text) for text in self.texts)
+        return "" if asked or not named[1:] else f"{named[1]} needs a target, --for DIR|ADDRESS"
+
+
+class _Told(NamedTuple):
+    """Texts of a target, and its vocabulary."""
+
+    texts: list[str]
+    vocabulary: Vocabulary
+
+
+def choose(source: "WeightSource", told: KeepSettings) -> NDArray[np.int64]:
+    """The tokens to keep of a source's, ascending, i64 [N]; says how much of the texts they are."""
+    with export_tools():
+        from pilotfish.export.kept_tokens import choose_tokens, count_tokens, read_texts
+    assert told.keep_tokens is not None
+    own = _vocabulary_of(source)
+    counts = np.zeros(source.vocab_size, np.int64)
+    choose_tokens(source, told.keep_tokens, counts)  # raises for a wrong number, before any work
+    useful: NDArray[np.bool_] | None = None
+    with Bars() as bars:
+        for text in told.texts:
+            if _is_target(text):
+                said = _asked(source, text, told, bars.show)
+                shared = _shared(own, said.vocabulary)
+                if shared is not None:
+                    useful = shared if useful is None else useful | shared
+                texts: Iterator[str] = iter(said.texts)
+            else:
+                texts = read_texts(Path(text))
+            shown = _shown(texts, text, bars.show)
+            counts += count_tokens(shown, own.tokenizer, source.vocab_size)
+    kept = choose_tokens(source, told.keep_tokens, counts, useful)
+    _say(counts, kept, useful, source.vocab_size)
+    return kept
+
+
+def _is_target(text: str) -> bool:
+    return "://" in text or Path(text).is_dir()
+
+
+def _shown(texts: Iterator[str], name: str, show: _Show) -> Iterator[str]:
+    """Pass texts on, and show how far they have been read."""
+    path = Path(name)
+    size = path.stat().st_size if "://" not in name and path.is_file() else None
+    done = 0
+    for text in texts:
+        yield text
+        done += len(text)
+        show("counting tokens", done if size is None else min(done, size), size)
+
+
+def _say(
+    counts: NDArray[np.int64],
+    kept: NDArray[np.int64],
+    useful: NDArray[np.bool_] | None,
+    size: int,
+) -> None:
+    """Say on stderr what is kept."""
+    total = int(counts.sum())
+    share = counts[kept].sum() / max(total, 1)
+    lines = [
+        f"kept {len(kept):,} of {size:,} tokens, which are {share:.2%} of the {total:,} counted"
+    ]
+    if useful is not None:
+        lines.append(f"{int(useful.sum()):,} of all are tokens of the target, too")
+    if total < _FEW:
+        lines.append(
+            "that is little text, so that most are kept for their low ids alone: "
+            f"{_FEW:,} tokens of what the target writes say more"
+        )
+    print(*(f"pilotfish: {line}" for line in lines), sep="\n", file=sys.stderr)
+
+
+def _vocabulary_of(source: "WeightSource") -> Vocabulary:
+    return Vocabulary(
+        model=source.config.name,
+        tokenizer_json=source.tokenizer_json,
+        vocab_size=source.vocab_size,
+        bos_id=source.bos_id,
+        eos_ids=source.eos_ids,
+        chat_template=source.chat_template,
+    )
+
+
+def _shared(own: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:
+    """Which of the own tokens the target has, bool [V]; None where it has the same vocabulary."""
+    from pilotfish.device_runtime.bridge import Pair
+
+    shared = Pair(own, target).shared
+    if shared is None:
+        return None
+    has = np.zeros(own.vocab_size, np.bool_)
+    has[shared.own] = True
+    return has
+
+
+# What a target answers
+
+
+def _asked(source: "WeightSource", target: str, told: KeepSettings, show: _Show) -> _Told:
+    """Ask a target, on an edge or here."""
+    from pilotfish.field.prompts import BUILT_IN, read_prompts
+    from pilotfish.wire.protocols import LOCAL, STREAM
+
+    prompts = BUILT_IN * _TIMES if told.prompts is None else read_prompts(told.prompts)
+    away = "://" in target
+    with _device(source, target, told.keys, show) if away else _alone(target) as device:
+        texts = _answers(device, prompts, STREAM if away else LOCAL, show)
+        return _Told(texts, device.vocabulary)
+
+
+def _answers(device: "Device", prompts: Sequence[str], protocol: str, show: _Show) -> list[str]:
+    texts = []
+    for seed, prompt in enumerate(prompts):
+        show("the target answers", seed, len(prompts))
+        answer = device.generate(
+            prompt, protocol=protocol, temperature=1.0, seed=seed, max_tokens=_TOKENS
+        )
+        texts.append(answer.text)
+    show("the target answers", len(prompts), len(prompts))
+    return texts
+
+
+@contextmanager
+def _alone(target: str) -> "Iterator[Device]":
+    """A device whose own model is the target."""
+    from pilotfish.device_runtime.device import Device
+    from pilotfish.engines.artifact import check_head
+
+    artifact = Artifact.open(target)
+    check_head(artifact)
+    with Device(target) as device:
+        yield device
+
+
+@contextmanager
+def _device(
+    source: "WeightSource", edge: str, keys: Path | None, show: _Show
+) -> "Iterator[Device]":
+    """A device of this edge. Under `stream` its drafter makes no pass: one layer of it will do."""
+    from pilotfish.device_runtime.device import Device
+    from pilotfish.export.model import export_model
+
+    def fetched(done: int, total: int) -> None:
+        show(FETCHING, done, total)
+
+    with tempfile.TemporaryDirectory(prefix="pilotfish-export-") as folder:
+        layers = 1 if source.config.layers > 1 and not source.config.recurrent else None
+        context = min(source.config.context, _CONTEXT)
+        path = Path(folder) / "draft"
+        made = export_model(source, path, first_layers=layers, context=context)
+        with Device(made.path, edge, keys, on_fetch=fetched) as device:
+            yield device
