@@ -302,14 +302,19 @@ class Device:
         return met is not None and partners.expect(met) == partners.latest.vocabulary
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """The target's vocabulary; the drafter's until an edge is greeted."""
+        return self._partners.latest.pair.target
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The target's tokenizer; the drafter's until an edge is greeted."""
-        return self._partners.latest.pair.target.tokenizer
+        return self.vocabulary.tokenizer
 
     @property
     def template(self) -> ChatTemplate | None:
         """The target's template, or None; the drafter's until an edge is greeted."""
-        return self._partners.latest.pair.target.template
+        return self.vocabulary.template
 
     @property
     def context(self) -> int:
