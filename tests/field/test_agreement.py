@@ -1,4 +1,4 @@
-"""`field.agreement`: what one reading of an answer foretells is what rounds over the wire accept."""
+"""`field.agreement`: what one reading of an answer foretells, rounds over the wire accept."""
 
 from __future__ import annotations
 
