@@ -14,7 +14,7 @@ model (`speculation.ahead`), from α by depth. A drafter's pace is that of this 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -38,9 +38,11 @@ DEPTHS = 64  # that are told apart
 WINDOWS = 16  # the longest
 GROUPS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, DEPTHS))  # of depths, for people
 RUNS = (1, 2, 4, 8, 16)
+SPEEDS = 100  # resamples of a speed; each is a run of the model of `ahead`
 FEW = 10  # drafts; a share of fewer says too little to be shown
 _HOPE = 0.5  # α without evidence
 Floats = NDArray[np.float64]
+Progress = Callable[[str, int, "int | None"], None]
 
 
 class DepthFigures(NamedTuple):
@@ -141,6 +143,7 @@ def compare(
     rtts_s: Sequence[float],
     longest: int = WINDOWS,
     in_rounds: str = "greedy",
+    progress: Progress = lambda label, done, total: None,
 ) -> DrafterComparison:
     """Compare drafters over so many prompts, numbered from 0.
 
@@ -150,10 +153,12 @@ def compare(
     weights = resampled(prompts)
     ordered = sorted(entries, key=lambda one: one.size_bytes)
     tallies = [_Tally(one, prompts, min(longest, len(target_s) - 1), in_rounds) for one in ordered]
-    # [RTTs], each of all drafters by name
-    rates = [
-        {one.entry.name: one.rates(weights, rtt_s, target_s) for one in tallies} for rtt_s in rtts_s
-    ]
+    rates: list[dict[str, _Rates]] = []  # [RTTs], of all drafters by name
+    for rtt_s in rtts_s:
+        progress("expecting speeds", len(rates), len(rtts_s))
+        rates.append(
+            {one.entry.name: one.rates(weights[: 1 + SPEEDS], rtt_s, target_s) for one in tallies}
+        )
     return DrafterComparison(
         prompts=prompts,
         pass_s=list(target_s),

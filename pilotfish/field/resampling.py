@@ -16,7 +16,7 @@ from pilotfish.field.report.statistics import LEVEL
 
 Floats = NDArray[np.float64]
 
-RESAMPLES = 200  # of which each costs a model's run for every drafter and RTT
+RESAMPLES = 1000
 FEWEST = 3  # prompts; fewer say nothing of others
 _SEED = 0  # the same answers give the same figures
 

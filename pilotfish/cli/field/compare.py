@@ -261,14 +261,16 @@ def _compared(
         )
         for one, draft_s in zip(contenders, seconds, strict=True)
     ]
-    return compare(
-        entries,
-        prompts=len(answers),
-        target_s=target_passes(welcome, answers),
-        rtts_s=told.rtts_s,
-        longest=welcome.limits.window,
-        in_rounds="coupled" if asking.temperature else "greedy",
-    )
+    with Bars() as bars:
+        return compare(
+            entries,
+            prompts=len(answers),
+            target_s=target_passes(welcome, answers),
+            rtts_s=told.rtts_s,
+            longest=welcome.limits.window,
+            in_rounds="coupled" if asking.temperature else "greedy",
+            progress=bars.show,
+        )
 
 
 def _draw(path: Path, found: DrafterComparison) -> None:
