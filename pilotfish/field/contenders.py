@@ -53,22 +53,34 @@ class Contender:
         return self.pair.prompt(asking.prompts[prompt])
 
 
-def pairs(names: Sequence[str], target: Vocabulary) -> dict[str, tuple[Artifact, Pair]]:
-    """Match drafters with a target, which takes no model; raises `PairMismatchError`."""
-    artifacts = {name: Artifact.open(Path(name)) for name in names}
-    return {name: (one, Pair(Vocabulary.of(one), target)) for name, one in artifacts.items()}
-
-
 def open_contenders(
     names: Sequence[str], target: Vocabulary, engine: EngineSettings
 ) -> list[Contender]:
     """Open drafters, the smallest first; all are in memory at once, so that they can take turns."""
-    found = []
-    for (artifact, pair), name in zip(pairs(names, target).values(), _short(names), strict=True):
-        drafter = Drafter(artifact, provider=engine.provider, threads=engine.threads, context=None)
-        drafter.cross(pair.bridge())
-        found.append(Contender(name=name, artifact=artifact, pair=pair, drafter=drafter))
+    found = [
+        _opened(name, artifact, target, engine)
+        for name, artifact in zip(_short(names), artifacts(names), strict=True)
+    ]
     return sorted(found, key=lambda one: one.size_bytes)
+
+
+def _opened(name: str, artifact: Artifact, target: Vocabulary, engine: EngineSettings) -> Contender:
+    """Open one drafter for this target."""
+    pair = Pair(Vocabulary.of(artifact), target)
+    drafter = Drafter(artifact, provider=engine.provider, threads=engine.threads, context=None)
+    drafter.cross(pair.bridge())
+    return Contender(name=name, artifact=artifact, pair=pair, drafter=drafter)
+
+
+def artifacts(names: Sequence[str]) -> list[Artifact]:
+    """Open what drafters are made of, which takes no model."""
+    return [Artifact.open(Path(name)) for name in names]
+
+
+def expect_pairs(names: Sequence[str], target: Vocabulary) -> None:
+    """Raise `PairMismatchError` for a drafter that shares no token with the target."""
+    for artifact in artifacts(names):
+        Pair(Vocabulary.of(artifact), target)
 
 
 def _short(names: Sequence[str]) -> list[str]:

@@ -290,6 +290,13 @@ def test_no_such_artifact(pair, tmp_path, capfd, which):
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("temperature", [1e-9, 1000])
+def test_a_temperature_that_is_none(pair, edge, capsys, temperature):
+    told = run(pair.draft, "--target", edge.endpoint, "--temperature", temperature)
+    assert told not in (0, 1)
+    assert "temperature" in capsys.readouterr().err
+
+
 def test_a_drafter_of_no_shared_token(pair, strange, edge, capfd):
     assert run(pair.draft, strange / "foreign", "--target", edge.endpoint) == 76
     assert "no token" in capfd.readouterr().err

@@ -16,6 +16,7 @@ from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.quantities import duration
 from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.plan import plan
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.settings import EngineSettings
@@ -27,10 +28,17 @@ from pilotfish.field.comparison import (
     compare,
     target_passes,
 )
-from pilotfish.field.contenders import drafting_s, open_contenders, pairs, read_answers
+from pilotfish.field.contenders import (
+    artifacts,
+    drafting_s,
+    expect_pairs,
+    open_contenders,
+    read_answers,
+)
 from pilotfish.field.prompts import BUILT_IN, read_questions
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import Welcome
+from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.settings import setting
 
 _DESCRIPTION = """\
@@ -99,7 +107,11 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
     max_tokens: Annotated[int, setting("of an answer", ge=1)] = 128
     temperature: Annotated[
         float,
-        setting("0 is greedy; above, both ends draw by the same noise, as under coupled", ge=0),
+        setting(
+            "0 is greedy; above, both ends draw by the same noise, as under coupled",
+            ge=0,
+            metavar="T",
+        ),
     ] = 0.0
     seed: Annotated[int, setting("prompt p draws by N + p", ge=0)] = 0
     rtts_s: Annotated[
@@ -142,6 +154,8 @@ def _run(args: argparse.Namespace) -> int:
     if told.resume and told.out is None:
         args.usage("--resume goes with --out DIR, which holds the answers")
     names = list(dict.fromkeys(told.drafters))
+    artifacts(names)  # what is missing shows at once
+    plan(protocol=STREAM, temperature=told.temperature, seed=told.seed)
     questions = BUILT_IN if told.prompts is None else read_questions(told.prompts)
     if told.out is not None:
         told.out.mkdir(parents=True, exist_ok=True)
@@ -178,9 +192,8 @@ def _asked(
     told: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
 ) -> tuple[Asking, list[Answered], Welcome, Vocabulary]:
     """Let the target answer; the answers that there are, and what the target told of itself."""
-    artifacts = [Artifact.open(Path(name)) for name in names]
     # where drafter and target have one vocabulary, the shorter context bounds both
-    roomy = max(artifacts, key=lambda one: one.manifest.dimensions.context)
+    roomy = max(artifacts(names), key=lambda one: one.manifest.dimensions.context)
     with Bars() as bars:
         opened = Device(
             roomy.path,
@@ -193,7 +206,7 @@ def _asked(
     with opened as device:
         welcome, vocabulary = device.welcome, device.vocabulary
         assert welcome is not None
-        pairs(names, vocabulary)  # what does not fit shows before anything is asked
+        expect_pairs(names, vocabulary)  # what does not fit shows before anything is asked
         asking = Asking(
             target=welcome.model,
             digest=welcome.digest,
