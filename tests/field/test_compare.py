@@ -278,6 +278,24 @@ def test_a_target_that_dies_loses_the_running_answer_only(pair, tmp_path):
     assert [lines[number]["tokens"] for number in (0, kept, 59)] == plain
 
 
+def test_a_full_disk_keeps_whole_answers(pair, edge, tmp_path):
+    asked, out = tmp_path / "prompts.txt", tmp_path / "out"
+    asked.write_text("\n".join(f"abc {number}" for number in range(40)))
+    options = [pair.draft, "--out", out, "--prompts", asked, "--max-tokens", 60]
+    options += ["--target", edge.endpoint, "--threads", 1]
+    command = [sys.executable, "-m", "pilotfish", "field", "compare", *map(str, options)]
+    # files of 4 KiB at most stand for a disk that is full
+    limited = ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *command]
+    child = subprocess.run(limited, capture_output=True, timeout=60.0)
+    assert child.returncode not in (0, 1)
+    assert b"Traceback" not in child.stderr
+    assert b"too large" in child.stderr
+    kept = (out / "answers.jsonl").read_bytes().count(b"\n") - 1
+    assert 0 < kept < 40
+    assert run(*options, "--resume") == 0
+    assert (out / "answers.jsonl").read_bytes().count(b"\n") == 41
+
+
 # What is wrong is said in a sentence
 
 
