@@ -121,11 +121,16 @@ class DrafterComparison:
     ship: list[Shipped]
 
 
-def target_passes(welcome: Welcome, answers: Sequence[Answered]) -> list[float]:
+def target_passes(
+    welcome: Welcome, answers: Sequence[Answered], pass_ms: float | None = None
+) -> list[float]:
     """Seconds of the target's passes that take 0, 1, … drafts: as it told, at the pace as it was.
 
-    A target that told none counts as one that takes as long for many tokens as for one.
+    A target that told none counts as one that takes as long for many tokens as for one. pass_ms: so
+    long does any take.
     """
+    if pass_ms is not None:
+        return [pass_ms * 1e-3] * (WINDOWS + 1)
     seen = [one.pass_s for one in answers if one.pass_s > 0.0]
     told = {one.tokens: one.ns * 1e-9 for one in sorted(welcome.passes, key=lambda one: one.tokens)}
     if not told:

@@ -100,8 +100,10 @@ def test_rounds_over_the_wire_accept_what_is_told(pair, edge, device, asked, tmp
 def test_sampled_answers_are_compared_under_their_own_noise(pair, edge, asked, tmp_path):
     told = tmp_path / "told.json"
     options = ["--prompts", asked, "--max-tokens", 30, "--temperature", 0.9, "--seed", 3]
+    options += ["--target-ms", 40]
     assert run(pair.target, "--target", edge.endpoint, *options, "--json", told) == 0
     found = json.loads(told.read_text())
+    assert found["pass_s"] == [0.04] * 17
     assert found["drafters"][0]["acceptance"]["value"] == 1.0
     assert {one["protocol"] for one in found["drafters"][0]["expected"]} <= {"ahead", "coupled"}
 

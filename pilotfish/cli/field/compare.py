@@ -114,6 +114,18 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
         ),
     ] = 0.0
     seed: Annotated[int, setting("prompt p draws by N + p", ge=0)] = 0
+    target_ms: (
+        Annotated[
+            float,
+            setting(
+                "what a pass of the target takes where it will run, whatever drafts it takes "
+                "(default: as its edge told, at the pace at which it answered)",
+                gt=0,
+                metavar="T",
+            ),
+        ]
+        | None
+    ) = None
     rtts_s: Annotated[
         tuple[float, ...],
         setting(
@@ -278,7 +290,7 @@ def _compared(
         return compare(
             entries,
             prompts=len(answers),
-            target_s=target_passes(welcome, answers),
+            target_s=target_passes(welcome, answers, told.target_ms),
             rtts_s=told.rtts_s,
             longest=welcome.limits.window,
             in_rounds="coupled" if asking.temperature else "greedy",
