@@ -26,7 +26,7 @@ def tell(found: DrafterComparison, target: str) -> None:
 
 def _agreement(found: DrafterComparison, target: str) -> Table:
     table = Table(title=f"drafts for {escape(target)}", title_justify="left")
-    table.add_column("drafter", overflow="fold")
+    table.add_column("drafter", no_wrap=True)
     for heading in ("MiB", "ms a draft", "α", *(f"S({length})" for length in _SHOWN), "tokens"):
         table.add_column(heading, justify="right")
     for one in found.drafters:
@@ -43,7 +43,7 @@ def _agreement(found: DrafterComparison, target: str) -> Table:
 
 def _depths(found: DrafterComparison) -> Table:
     table = Table(title="α by depth: drafts right before it", title_justify="left")
-    table.add_column("drafter", overflow="fold")
+    table.add_column("drafter", no_wrap=True)
     for first, end, *_ in found.drafters[0].by_depth:
         table.add_column(f"{first}" if end == first + 1 else f"{first}–{end - 1}", justify="right")
     for one in found.drafters:
@@ -53,7 +53,7 @@ def _depths(found: DrafterComparison) -> Table:
 
 def _speeds(found: DrafterComparison) -> Table:
     table = Table(title="tokens/s to expect, by RTT", title_justify="left")
-    table.add_column("drafter", overflow="fold")
+    table.add_column("drafter", no_wrap=True)
     for one in found.ship:
         table.add_column(f"{one.rtt_s * 1e3:g} ms", justify="right")
     for drafter in found.drafters:
