@@ -22,16 +22,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.speculation.ahead import lead, price, survival, token_costs
+from pilotfish.speculation.ahead import survival
+from pilotfish.speculation.speeds import GAIN, best_window, hinted_token_s
 from pilotfish.wire.protocols.ahead import MOST_DRAFTS
 
 FASTEST = ("stream", "ahead", "rounds")  # as they lie beside each other
-GAIN = 1.05  # below it the target may as well be left alone
 WINDOWS = range(1, 17)
 RTTS_MS = np.concatenate([np.linspace(0, 10, 11)[:-1], np.geomspace(10, 300, 35)])
 PASSES_MS = np.geomspace(8, 160, 40)
 LINES = (1.2, 1.5, 2.0, 2.5, 3.0)
-DEPTHS = 400  # of a run that is followed
 POSITION = 0.01  # of a pass: what each further position in it takes
 RTT_TICKS, PASS_TICKS = (0, 5, 10, 20, 50, 100, 200), (10, 20, 40, 80, 130)
 COLOURS = ("#888888", "#0072B2", "#D55E00")  # as in `field.drawing`
@@ -58,24 +57,13 @@ class Drafter(NamedTuple):
 
 def speeds(drafter: Drafter, rtt_ms: float, pass_ms: float) -> dict[str, float]:
     """Tokens a second over those of `stream`, of each."""
-    passes = [pass_ms * (1 + POSITION * drafts) for drafts in range(1 + max(WINDOWS))]
-    run = survival(np.array([drafter.first, *[drafter.alpha] * DEPTHS]))
-    seconds = [ms * 1e-3 for ms in passes[: MOST_DRAFTS + 1]]
-    hinted = token_costs(
-        run,
-        rtt_s=rtt_ms * 1e-3,
-        draft_s=drafter.draft_ms * 1e-3,
-        pass_s=seconds,
-        lead=lead(run),
-        price=price(seconds),
-    )
-    tokens = np.cumsum(run)  # of rounds, by their window
-    round_ms = min(
-        (window * drafter.draft_ms + rtt_ms + passes[window]) / float(tokens[window])
-        for window in WINDOWS
-    )
-    ahead_ms = hinted.token_s * 1e3
-    return {"stream": 1.0, "ahead": pass_ms / ahead_ms, "rounds": pass_ms / round_ms}
+    pass_s = [pass_ms * 1e-3 * (1 + POSITION * drafts) for drafts in range(1 + max(WINDOWS))]
+    paces = {"rtt_s": rtt_ms * 1e-3, "draft_s": drafter.draft_ms * 1e-3}
+    hazards = np.array([drafter.first, *[drafter.alpha] * max(WINDOWS)])
+    ahead_s = hinted_token_s(hazards, pass_s=pass_s[: MOST_DRAFTS + 1], **paces)
+    tokens = np.cumsum(survival(hazards)).tolist()  # of rounds, by their window
+    _, round_s = best_window(tokens[1 : max(WINDOWS) + 1], pass_s=pass_s, **paces)
+    return {"stream": 1.0, "ahead": pass_s[0] / ahead_s, "rounds": pass_s[0] / round_s}
 
 
 def fields(drafter: Drafter) -> tuple[Grid, Grid]:

@@ -24,8 +24,10 @@ from pilotfish.device_runtime.bridge import TrivialBridge
 from pilotfish.device_runtime.device import Device
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.language_model import LanguageModel, open_model
+from pilotfish.engines.pace import in_turns
 from pilotfish.engines.passes import Pass
 from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.speeds import best_window
 from pilotfish.speculation.theory import beta, tokens_per_round
 from pilotfish.wire.errors import PairMismatchError
 from pilotfish.wire.protocols import LOCAL
@@ -35,8 +37,6 @@ Progress = Callable[[str, int, "int | None"], None]
 TOKENS = 48  # of each answer
 LONGEST = 16  # window
 SIZES = (1, 2, 3, 5, 9, LONGEST + 1)  # tokens of a target's pass that is timed
-TURNS, FEWEST_TURNS = 12, 3  # of each pass; the fewest where passes are slow:
-ENOUGH_S = 20.0
 SAMPLING = Sampling(temperature=1.0)
 
 
@@ -102,7 +102,7 @@ def try_drafters(
     trials = {}
     for (name, positions), draft_s in zip(found.items(), seconds, strict=False):
         acceptance, agreement = np.mean(positions, axis=0).tolist()
-        window, tokens_per_s = best_window(acceptance, draft_s, taken, rtt_s)
+        window, tokens_per_s = fastest_window(acceptance, draft_s, taken, rtt_s)
         trials[name] = DrafterTrial(
             acceptance,
             agreement,
@@ -115,16 +115,15 @@ def try_drafters(
     return trials
 
 
-def best_window(
+def fastest_window(
     acceptance: float, draft_s: float, verify_s: Sequence[float], rtt_s: float
 ) -> tuple[int, float]:
     """Find the window with the most tokens/s, and these; verify_s: of passes of `SIZES` tokens."""
-    rates = {}
-    for window in range(1, LONGEST + 1):
-        verified = float(np.interp(window + 1, SIZES, verify_s))
-        round_s = window * draft_s + rtt_s + verified
-        rates[window] = tokens_per_round(acceptance, window) / round_s
-    return max(rates.items(), key=lambda item: item[1])
+    windows = range(1, LONGEST + 1)
+    pass_s = [float(np.interp(1 + drafts, SIZES, verify_s)) for drafts in (0, *windows)]
+    tokens = [tokens_per_round(acceptance, window) for window in windows]
+    window, token_s = best_window(tokens, rtt_s=rtt_s, draft_s=draft_s, pass_s=pass_s)
+    return window, 1.0 / token_s
 
 
 def _check_vocabulary(drafter: Artifact, target: Artifact) -> None:
@@ -169,20 +168,17 @@ def _timed(
         decoder.rollback(0, 0)
         decoder.prefill(0, text, rows=0)
     more = np.resize(text, LONGEST + 1)
-    taken: list[list[float]] = [[] for _ in wanted]
-    begun = time.monotonic()
-    for turn in range(TURNS):
-        progress("timing passes", turn, TURNS)
-        if turn >= FEWEST_TURNS and time.monotonic() - begun > ENOUGH_S:
-            break
-        for (decoder, size), kept in zip(wanted, taken, strict=True):
-            passes = [Pass(0, more[:size])]
-            decoder.forward(passes)  # brings weights and threads back
+
+    def timer(decoder: LanguageModel, size: int) -> Callable[[], float]:
+        passes = [Pass(0, more[:size])]
+
+        def timed() -> float:
+            start = time.perf_counter()
+            decoder.forward(passes)
+            taken_s = time.perf_counter() - start
             decoder.rollback(0, len(text))
-            for _ in range(2):
-                start = time.perf_counter()
-                decoder.forward(passes)
-                kept.append(time.perf_counter() - start)
-                decoder.rollback(0, len(text))
-    progress("timing passes", TURNS, TURNS)
-    return [float(np.quantile(kept, 0.25)) for kept in taken]
+            return taken_s
+
+        return timed
+
+    return in_turns([timer(*one) for one in wanted], progress)

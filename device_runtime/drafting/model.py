@@ -251,6 +251,18 @@ class ModelDrafter(Drafter):
         self._append(piece)
         return True
 
+    def rows(self, own: NDArray[Any], count: int) -> Floats:
+        """Return the logits [count, V] behind each of the last ``count`` of its own ids [n].
+
+        These are read in one pass, and before them what the K/V cache lacks. They must fit into the
+        drafter's context. The logits are valid until the next call.
+        """
+        self._read(own[: len(own) - count + 1])
+        rest = own[len(own) - count :].astype(np.int64)
+        logits = self._forward(Pass(slot=self._slot, tokens=rest, rows=count))
+        self._append(rest)
+        return logits
+
     def advance(self, committed: Ids, drafts: Ids) -> Level:
         """Return what may follow these tokens, after `catch_up`."""
         if self._text is not None:

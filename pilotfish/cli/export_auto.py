@@ -15,6 +15,7 @@ from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.errors import EngineError
 from pilotfish.engines.manifest import STORED, Precision
+from pilotfish.speculation.speeds import worth_most
 from pilotfish.wire.settings import setting
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ _UNTRIED: Precision = "int8"
 _REFERENCE: Precision = "fp32"
 # The smallest first; `stored` where the source has blocks, the others wherever they can be.
 _CANDIDATES: tuple[Precision, ...] = (STORED, "int4", "int8", "fp16", _REFERENCE)
-_ALIKE = 0.97
 _COLUMNS = ("precision", "MiB", "α", "greedy", "ms a pass", "window", "tokens/s", "× stream")
 _RTT_S = 0.02
 _Export = Callable[[Precision, Path], None]
@@ -116,17 +116,11 @@ def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export
                 target_s=None if pair.target_ms is None else pair.target_ms * 1e-3,
                 progress=bars.show,
             )
-        best = _best(trials)
+        best = worth_most({name: trial.tokens_per_s for name, trial in trials.items()})
         _tell(trials, made, best, pair, target)
         for file in made[best].path.iterdir():
             file.rename(partial / file.name)
         shutil.rmtree(folder)
-
-
-def _best(trials: "dict[str, DrafterTrial]") -> str:
-    """The fastest; the smallest of those that are as fast, within what times repeat to."""
-    most = max(trial.tokens_per_s for trial in trials.values())
-    return next(name for name, trial in trials.items() if trial.tokens_per_s >= _ALIKE * most)
 
 
 def _exported(folder: Path, dialect: str, export: _Export) -> dict[str, Artifact]:

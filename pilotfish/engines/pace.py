@@ -10,6 +10,8 @@ from pilotfish.engines.passes import Pass
 
 _SWEEPS = 4  # sweep over all widths, so that other load affects all alike
 _ENOUGH_S = 0.6  # a daemon's start waits for this: sweep less often over a slow model
+_TURNS, _FEWEST_TURNS = 12, 3  # the fewest where they are slow:
+_ENOUGH_TURNS_S = 20.0
 
 
 def pass_times(decoder: LanguageModel, widths: Sequence[int]) -> dict[int, float]:
@@ -52,3 +54,27 @@ def _pass_s(decoder: LanguageModel, width: int) -> float:
     taken_s = time.perf_counter() - begun_s
     decoder.rollback(0, 0)
     return taken_s
+
+
+def in_turns(
+    timers: Sequence[Callable[[], float]],
+    progress: Callable[[str, int, int | None], None] = lambda label, done, total: None,
+) -> list[float]:
+    """Time several things in turns, so that other load affects all alike; seconds of each.
+
+    A timer does its thing and returns the seconds that it took. Three times a turn: the first time
+    brings weights and threads back, and does not count. The lower quartiles are returned, which
+    other work on the machine affects least.
+    """
+    label = "timing passes"
+    taken: list[list[float]] = [[] for _ in timers]
+    begun_s = time.monotonic()
+    for turn in range(_TURNS):
+        progress(label, turn, _TURNS)
+        if turn >= _FEWEST_TURNS and time.monotonic() - begun_s > _ENOUGH_TURNS_S:
+            break
+        for timer, kept in zip(timers, taken, strict=True):
+            _, *counted = (timer() for _ in range(3))
+            kept += counted
+    progress(label, _TURNS, _TURNS)
+    return [float(np.quantile(kept, 0.25)) for kept in taken]

@@ -71,20 +71,29 @@ def plot(
 def panels(
     path: Path,
     title: str,
-    xlabel: str,
+    xlabel: str | Sequence[str],
     ylabels: Sequence[str],
     inches: tuple[float, float] = INCHES,
 ) -> Iterator[list[Axes]]:
-    """Like `plot`, with one axes for each of ``ylabels``, stacked on a common x."""
+    """Like `plot`, with one axes for each of ``ylabels``, stacked on a common x.
+
+    Where there is an xlabel for each, each has an x of its own.
+    """
     with style.context(_STYLE):
         figure = Figure(figsize=inches, dpi=DPI)
         FigureCanvasAgg(figure)
-        axes: list[Axes] = list(figure.subplots(len(ylabels), 1, sharex=True, squeeze=False)[:, 0])
+        axes: list[Axes] = list(
+            figure.subplots(len(ylabels), 1, sharex=isinstance(xlabel, str), squeeze=False)[:, 0]
+        )
         for each, ylabel in zip(axes, ylabels, strict=True):
             each.set_ylabel(ylabel)
             each.set_axisbelow(True)
         figure.suptitle(title, x=0.01, horizontalalignment="left")
-        axes[-1].set_xlabel(xlabel)
+        if isinstance(xlabel, str):
+            axes[-1].set_xlabel(xlabel)
+        else:
+            for each, label in zip(axes, xlabel, strict=True):
+                each.set_xlabel(label)
         yield axes
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # a run's name may be in any script

@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from pilotfish.device_runtime.trial import LONGEST, SIZES, best_window, try_drafters
+from pilotfish.device_runtime.trial import LONGEST, SIZES, fastest_window, try_drafters
 from pilotfish.engines.artifact import Artifact
 from pilotfish.export.model import export_model
 from pilotfish.speculation.theory import tokens_per_round
@@ -139,7 +139,7 @@ def test_a_target_of_another_vocabulary_is_refused(target: Path, tmp_path: Path)
 def test_the_best_window_is_the_best_of_all(
     acceptance: float, draft_s: float, verify_s: float, rtt_s: float
 ) -> None:
-    window, rate = best_window(acceptance, draft_s, [verify_s] * len(SIZES), rtt_s)
+    window, rate = fastest_window(acceptance, draft_s, [verify_s] * len(SIZES), rtt_s)
     rates = [
         tokens_per_round(acceptance, length) / (length * draft_s + rtt_s + verify_s)
         for length in range(1, LONGEST + 1)

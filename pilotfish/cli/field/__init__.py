@@ -1,4 +1,4 @@
-"""``pilotfish field``: measure latency, report it, replay it, hold it against the papers."""
+"""``pilotfish field``: measure latency, compare drafters, report, replay, the papers' equations."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -6,13 +6,15 @@ from importlib import import_module
 from pilotfish.cli import named
 from pilotfish.cli.options import Commands
 
-_ACTIONS = ("measure", "report", "replay", "paper")
+_ACTIONS = ("measure", "compare", "report", "replay", "paper")
 
 
 def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
     """Register the command."""
     parser = commands.add_parser(
-        "field", help="measure latency, report it, replay it", description="Measuring in the field."
+        "field",
+        help="measure latency, compare drafters, report, replay",
+        description="Measuring in the field.",
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name in named(_ACTIONS, arguments):

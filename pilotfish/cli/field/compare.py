@@ -1,0 +1,307 @@
+"""``pilotfish field compare``: drafters side by side, on a target's own answers."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.console import Console
+
+from pilotfish.cli.countdown import Countdown
+from pilotfish.cli.field.comparison_tables import as_json, tell
+from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.cli.progress import FETCHING, Bars
+from pilotfish.cli.quantities import duration
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.drafting.text import TEXT
+from pilotfish.device_runtime.plan import plan
+from pilotfish.edge_runtime.process import EdgeServer
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.settings import EngineSettings
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.field.answering import Answered, AnswerFile, Asking, answered
+from pilotfish.field.comparison import (
+    DrafterComparison,
+    DrafterEntry,
+    compare,
+    target_passes,
+)
+from pilotfish.field.contenders import (
+    drafting_s,
+    expect_pairs,
+    open_contenders,
+    openings,
+    read_answers,
+)
+from pilotfish.field.prompts import BUILT_IN, read_questions
+from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.messages import Welcome
+from pilotfish.wire.protocols import STREAM
+from pilotfish.wire.settings import setting
+
+_DESCRIPTION = """\
+Measures which drafter to ship for a target, and at which round trip:
+
+  1. the target answers each prompt once, over the wire (protocol stream);
+  2. each drafter reads along these answers and says, token by token, what it would have drafted.
+     Drafts are compared with the target only behind accepted ones, so that this tells what every
+     protocol and window accepts;
+  3. drafters are timed in turns on this machine, behind an answer;
+  4. from these follow the tokens/s to expect at each RTT: of rounds with the best window, and of
+     ahead. `stream` is the target alone.
+
+Run it where the drafter will run: milliseconds a draft decide as much as α."""
+_EXAMPLE = """\
+example:
+  pilotfish field compare drafter-int8 drafter-int4 --target target --prompts questions.jsonl
+  pilotfish field compare drafter-* --target tcp://edge:7077 --keys --out which
+  pilotfish field compare drafter-* --target tcp://edge:7077 --keys --out which --resume
+"""
+_RTTS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+_ANSWERS, _FIGURES, _PICTURE = "answers.jsonl", "comparison.json", "comparison.png"
+
+
+def _rtts(text: str) -> tuple[float, ...]:
+    """Read ``0,5ms,20ms``."""
+    return tuple(sorted({duration(one) for one in text.split(",")}))
+
+
+class CompareSettings(EngineSettings, frozen=True, kw_only=True):
+    """What ``pilotfish field compare`` is told."""
+
+    drafters: Annotated[
+        tuple[str, ...], setting("drafters' artifacts, or text", metavar="DRAFTER", positional=True)
+    ] = ()
+    target: Annotated[
+        str,
+        setting(
+            "the target's artifact, served here meanwhile; or a running edge's tcp://HOST:PORT",
+            metavar="DIR|ADDRESS",
+        ),
+    ]
+    keys: (
+        Annotated[
+            Path,
+            setting(
+                "the folder with device.key and edge.pub; needed beyond loopback",
+                form="keys",
+                metavar="DIR",
+            ),
+        ]
+        | None
+    ) = None
+    prompts: (
+        Annotated[
+            Path,
+            setting(
+                "a prompt a line, or JSON lines with 'prompt', 'question' or 'messages' "
+                f"(default: {len(BUILT_IN)} that come with Pilotfish; 30 and more tell apart what "
+                "is close)",
+                metavar="FILE",
+            ),
+        ]
+        | None
+    ) = None
+    max_tokens: Annotated[int, setting("of an answer", ge=1)] = 128
+    temperature: Annotated[
+        float,
+        setting(
+            "0 is greedy; above, both ends draw by the same noise, as under coupled",
+            ge=0,
+            metavar="T",
+        ),
+    ] = 0.0
+    seed: Annotated[int, setting("prompt p draws by N + p", ge=0)] = 0
+    target_ms: (
+        Annotated[
+            float,
+            setting(
+                "what a pass of the target takes where it will run, whatever drafts it takes "
+                "(default: as its edge told, at the pace at which it answered)",
+                gt=0,
+                metavar="T",
+            ),
+        ]
+        | None
+    ) = None
+    rtts_s: Annotated[
+        tuple[float, ...],
+        setting(
+            "round trips (default: 0,5ms,10ms,20ms,50ms,100ms,200ms)",
+            form=_rtts,
+            metavar="TIME,TIME,…",
+            flag="rtt",
+        ),
+    ] = _RTTS_S
+    out: (
+        Annotated[
+            Path,
+            setting("keep the answers, the figures and a picture in this folder", metavar="DIR"),
+        ]
+        | None
+    ) = None
+    resume: Annotated[bool, setting("go on with the answers that are in --out")] = False
+
+
+def add_to(actions: Commands) -> None:
+    """Register the action."""
+    parser = actions.add_parser(
+        "compare",
+        help="drafters side by side on a target's answers: which to ship",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, CompareSettings)
+    json_option(parser)
+    parser.set_defaults(run=_run, usage=parser.error)
+
+
+def _run(args: argparse.Namespace) -> int:
+    told = from_args(args, CompareSettings)
+    if not told.drafters:
+        args.usage("which drafters? Name the folders of their artifacts")
+    if told.resume and told.out is None:
+        args.usage("--resume goes with --out DIR, which holds the answers")
+    names = list(dict.fromkeys(told.drafters))
+    openings(names)  # what is missing shows at once
+    plan(protocol=STREAM, temperature=told.temperature, seed=told.seed)
+    questions = BUILT_IN if told.prompts is None else read_questions(told.prompts)
+    if told.out is not None:
+        told.out.mkdir(parents=True, exist_ok=True)
+    with _edge(told) as address:
+        asking, answers, welcome, vocabulary = _asked(told, names, questions, address)
+    # the edge that was served here is gone, and its memory with it
+    found = _compared(told, names, asking, answers, welcome, vocabulary)
+    figures = as_json(asking, found)
+    if told.out is not None:
+        write_json(str(told.out / _FIGURES), figures)
+        _draw(told.out / _PICTURE, found)
+    if args.json:
+        write_json(args.json, figures)
+    if args.json != "-":
+        tell(found, asking.target)
+    return 0
+
+
+@contextmanager
+def _edge(told: CompareSettings) -> Iterator[str]:
+    """Serve the target here, or name the edge that does."""
+    if "://" in told.target:
+        yield told.target
+        return
+    Artifact.open(Path(told.target))  # its absence shows at once
+    options: dict[str, Any] = {} if told.threads is None else {"threads": told.threads}
+    print_ = Console(stderr=True, highlight=False).print
+    print_(f"serving {told.target} …", markup=False, soft_wrap=True)
+    with EdgeServer(told.target, provider=told.provider, **options) as server:
+        yield server.endpoint
+
+
+def _asked(
+    told: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
+) -> tuple[Asking, list[Answered], Welcome, Vocabulary]:
+    """Let the target answer; the answers that there are, and what the target told of itself."""
+    with Bars() as bars:
+        opened = Device(
+            TEXT,  # nothing is drafted yet
+            address,
+            told.keys if "://" in told.target else None,
+            on_fetch=partial(bars.show, FETCHING),
+        )
+    with opened as device:
+        welcome, vocabulary = device.welcome, device.vocabulary
+        assert welcome is not None
+        expect_pairs(names, vocabulary)  # what does not fit shows before anything is asked
+        asking = Asking(
+            target=welcome.model,
+            digest=welcome.digest,
+            prompts=list(questions),
+            max_tokens=told.max_tokens,
+            temperature=told.temperature,
+            seed=told.seed,
+        )
+        path = None if told.out is None else told.out / _ANSWERS
+        kept = nullcontext() if path is None else AnswerFile(path, asking, resume=told.resume)
+        with kept as file:
+            answers = _answers(device, asking, file)
+    if not any(one.tokens for one in answers):
+        raise UnsupportedError("No prompt was answered: all are too long for target and drafter.")
+    return asking, [one for one in answers if one.tokens], welcome, vocabulary
+
+
+def _answers(device: Device, asking: Asking, file: AnswerFile | None) -> list[Answered]:
+    """All answers: those that the file holds, and the rest."""
+    done = {} if file is None else dict(file.answers)
+    with Countdown("the target answers, prompts", len(asking.prompts) - len(done)) as countdown:
+        try:
+            for number, one in enumerate(answered(device, asking, dict(done)), 1):
+                if file is not None:
+                    file.add(one)
+                done[one.prompt] = one
+                if one.left_out:
+                    countdown.tell(f"Prompt {one.prompt + 1} is left out: {one.left_out}")
+                countdown.at(number)
+        except BaseException:
+            if file is not None:
+                countdown.tell("What was answered is kept: give --resume to go on.")
+            raise
+    return [done[prompt] for prompt in sorted(done)]
+
+
+def _compared(
+    told: CompareSettings,
+    names: Sequence[str],
+    asking: Asking,
+    answers: Sequence[Answered],
+    welcome: Welcome,
+    vocabulary: Vocabulary,
+) -> DrafterComparison:
+    """Read the answers with the drafters, time these, and compute what follows."""
+    with Bars() as bars:
+        bars.show("opening the drafters", 0, None)
+        contenders = open_contenders(names, vocabulary, told)
+    try:
+        with Countdown("reading, answers", len(answers) * len(contenders)) as countdown:
+            for done, _ in enumerate(read_answers(contenders, asking, answers), 1):
+                countdown.at(done)
+        with Bars() as bars:
+            seconds = drafting_s(contenders, asking, answers, bars.show)
+    finally:
+        for one in contenders:
+            one.drafter.release()
+    order = {one.prompt: at for at, one in enumerate(answers)}
+    entries = [
+        DrafterEntry(
+            name=one.name,
+            size_bytes=one.size_bytes,
+            draft_s=draft_s,
+            agreed={order[prompt]: agreed for prompt, agreed in one.agreed.items()},
+        )
+        for one, draft_s in zip(contenders, seconds, strict=True)
+    ]
+    with Bars() as bars:
+        return compare(
+            entries,
+            prompts=len(answers),
+            target_s=target_passes(welcome, answers, told.target_ms),
+            rtts_s=told.rtts_s,
+            longest=welcome.limits.window,
+            in_rounds="coupled" if asking.temperature else "greedy",
+            progress=bars.show,
+        )
+
+
+def _draw(path: Path, found: DrafterComparison) -> None:
+    """Draw where there is matplotlib; figures without a picture are better than none."""
+    notes = Console(stderr=True, highlight=False)
+    try:
+        from pilotfish.field.comparison_picture import draw
+    except UnsupportedError as error:
+        notes.print(f"No picture: {error}", markup=False, soft_wrap=True)
+        return
+    draw(path, found)
+    notes.print(f"drawn: {path}", markup=False, soft_wrap=True)

@@ -1,0 +1,143 @@
+"""A comparison of drafters, told: tables, which to ship, and JSON."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pilotfish.field.answering import Asking
+from pilotfish.field.comparison import WINDOWS, DrafterComparison, Shipped
+from pilotfish.field.resampling import FEWEST, Estimate
+
+_SHOWN = (1, 2, 4, 8)  # lengths of runs
+
+
+def tell(found: DrafterComparison, target: str) -> None:
+    """Print a comparison of drafters for this target."""
+    console = Console(highlight=False)
+    console.print(_agreement(found, target), _depths(found), _speeds(found), sep="\n")
+    for line in [*_remarks(found), "", *_verdict(found)]:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _agreement(found: DrafterComparison, target: str) -> Table:
+    table = Table(title=f"drafts for {escape(target)}", title_justify="left")
+    table.add_column("drafter", no_wrap=True)
+    for heading in ("MiB", "ms a draft", "α", *(f"S({length})" for length in _SHOWN), "tokens"):
+        table.add_column(heading, justify="right")
+    for one in found.drafters:
+        table.add_row(
+            escape(one.name),
+            f"{one.size_bytes / 2**20:.0f}",
+            f"{one.draft_s * 1e3:.1f}",
+            _share(one.acceptance),
+            *(_share(one.survival[length]) for length in _SHOWN),
+            f"{one.tokens}",
+        )
+    return table
+
+
+def _depths(found: DrafterComparison) -> Table:
+    table = Table(title="α by depth: drafts right before it", title_justify="left")
+    table.add_column("drafter", no_wrap=True)
+    for first, end, *_ in found.drafters[0].by_depth:
+        table.add_column(f"{first}" if end == first + 1 else f"{first}–{end - 1}", justify="right")
+    for one in found.drafters:
+        table.add_row(escape(one.name), *(_share(depth.seen) for depth in one.by_depth))
+    return table
+
+
+def _speeds(found: DrafterComparison) -> Table:
+    table = Table(title="tokens/s to expect, by RTT", title_justify="left")
+    table.add_column("drafter", no_wrap=True)
+    for one in found.ship:
+        table.add_column(f"{one.rtt_s * 1e3:g} ms", justify="right")
+    for drafter in found.drafters:
+        cells = [
+            f"{one.tokens_per_s.value:.1f} {_way(one.protocol, one.window)}"
+            for one in drafter.expected
+        ]
+        best = [
+            f"[bold]{cell}[/]" if ship.drafter == drafter.name else cell
+            for cell, ship in zip(cells, found.ship, strict=True)
+        ]
+        table.add_row(escape(drafter.name), *best)
+    table.add_row("stream, none", *[f"{found.streamed_per_s:.1f}"] * len(found.ship))
+    return table
+
+
+def _remarks(found: DrafterComparison) -> Iterator[str]:
+    """What the tables mean, and what they leave out."""
+    interval = "±: 95 %, by drawing the prompts again"
+    if found.prompts < FEWEST:
+        interval = f"no intervals: they take {FEWEST} prompts"
+    yield (
+        f"α: share of drafts that are the target's token; S(k): that k in a row are; {interval}. "
+        f"γ: rounds of that window, at most {WINDOWS}. Over {found.prompts} prompts; a pass of the "
+        f"target takes {found.pass_s[0] * 1e3:.1f} ms, with 4 drafts {found.pass_s[4] * 1e3:.1f}."
+    )
+    for one in found.drafters:
+        if one.left_out:
+            yield (
+                f"{one.name} had no room for {one.left_out} of the prompts and their answers: its "
+                "figures are of the others."
+            )
+
+
+def _verdict(found: DrafterComparison) -> Iterator[str]:
+    """Say what to ship: a line for RTTs in a row with the same answer."""
+    for _, alike in groupby(found.ship, key=lambda one: (one.drafter, one.protocol, one.alike)):
+        yield _shipped(list(alike))
+
+
+def _shipped(same: Sequence[Shipped]) -> str:
+    first, last = same[0], same[-1]
+    span = f"{first.rtt_s * 1e3:g}"
+    if last is not first:
+        span += f" to {last.rtt_s * 1e3:g}"
+    if first.drafter is None:
+        return f"At RTT {span} ms no drafter gains 5 %: leave the target alone (stream)."
+    gains = [f"{one.gain:.2f}" for one in same]
+    gain = gains[0] if len({*gains}) == 1 else f"{gains[0]} to {gains[-1]}"
+    others = ""
+    if first.alike:
+        others = f"; within the error as fast: {', '.join(first.alike)}"
+    return f"At RTT {span} ms ship {first.drafter}: {first.protocol}, {gain} × stream{others}."
+
+
+def _way(protocol: str, window: int) -> str:
+    return f"γ={window}" if window else protocol
+
+
+def _share(found: Estimate) -> str:
+    """A share with half its interval."""
+    value, low, high = found
+    if value is None:
+        return "–"
+    if low is None or high is None:
+        return f"{value:.2f}"
+    return f"{value:.2f} ±{(high - low) / 2:.2f}".replace("0.", ".")
+
+
+def as_json(asking: Asking, found: DrafterComparison) -> dict[str, Any]:
+    """The figures as JSON: times in seconds, shares from 0 to 1, each with its interval."""
+    return {
+        "target": asking.target,
+        "max_tokens": asking.max_tokens,
+        "temperature": asking.temperature,
+        "seed": asking.seed,
+        **_plain(asdict(found)),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples as objects, whatever they stand in."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,69 @@
+"""A comparison of drafters as one picture: α by depth, survival, and tokens/s by RTT."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pilotfish.field.comparison import DrafterComparison, DrafterFigures
+from pilotfish.field.drawing import MARKERS, PALETTE, Axes, panels
+from pilotfish.field.report.canvas import plain, shorten
+from pilotfish.field.resampling import Estimate
+
+_INCHES = (4.8, 8.0)
+_LETTERS = 34
+_XLABELS = ("drafts right before it", "drafts in a row", "RTT (ms)")
+_YLABELS = ("α, right there", "all of them right", "expected tokens/s")
+_APART = 0.06  # of the drafters' marks, so that none hides another
+
+
+def draw(path: Path, found: DrafterComparison) -> None:
+    """Draw a comparison, as a PNG."""
+    title = f"Drafters for one target (n = {found.prompts} prompts, bars: 95 %)"
+    with panels(path, title, _XLABELS, _YLABELS, _INCHES) as (depths, runs, speeds):
+        for at, one in enumerate(found.drafters):
+            _draw(depths, runs, speeds, one, plain(shorten(Path(one.name).name, _LETTERS)), at)
+        _label(depths, [_group(one.first, one.end) for one in found.drafters[0].by_depth])
+        _label(runs, [str(length) for length in found.drafters[0].survival])
+        for axes in (depths, runs):
+            axes.set_ylim(0.0, 1.0)
+        speeds.axhline(found.streamed_per_s, color="#888888", linestyle="--", label="stream alone")
+        speeds.set_ylim(bottom=0.0)
+        speeds.legend(loc="lower left")
+
+
+def _draw(depths: Axes, runs: Axes, speeds: Axes, one: DrafterFigures, name: str, at: int) -> None:
+    """Draw one drafter into all three."""
+    look: dict[str, Any] = {
+        "color": PALETTE[at % len(PALETTE)],
+        "marker": MARKERS[at % len(MARKERS)],
+    }
+    for axes, estimates in (
+        (depths, [depth.seen for depth in one.by_depth]),
+        (runs, list(one.survival.values())),
+    ):
+        _points(axes, [place + _APART * at for place in range(len(estimates))], estimates, look)
+    rates = [expected.tokens_per_s for expected in one.expected]
+    rtts_ms = [expected.rtt_s * 1e3 for expected in one.expected]
+    _points(speeds, rtts_ms, rates, look | {"label": name})
+
+
+def _points(
+    axes: Axes, places: Sequence[float], estimates: Sequence[Estimate], look: dict[str, Any]
+) -> None:
+    """Draw those that are known, each with its interval."""
+    x, y, below, above = [], [], [], []
+    for place, (value, low, high) in zip(places, estimates, strict=True):
+        if value is not None:
+            x.append(place)
+            y.append(value)
+            below.append(0.0 if low is None else max(0.0, value - low))
+            above.append(0.0 if high is None else max(0.0, high - value))
+    axes.errorbar(x, y, yerr=[below, above], capsize=2, linewidth=1.2, **look)
+
+
+def _group(first: int, end: int) -> str:
+    return str(first) if end == first + 1 else f"{first}–{end - 1}"
+
+
+def _label(axes: Axes, labels: Sequence[str]) -> None:
+    axes.set_xticks(range(len(labels)), labels)

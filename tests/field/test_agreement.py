@@ -1,0 +1,133 @@
+"""`field.agreement`: what one reading of an answer foretells, rounds over the wire accept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish import Device, EdgeServer
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.field.agreement import GREEDY, accepted, agreement, by_depth
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire.errors import PromptTooLongError
+from pilotfish.wire.protocols import Law
+from tests.support.bridged import SMALL
+from tests.support.tiny import tiny_artifact
+
+PROMPTS = ["abc", "bcd ef", "a long prompt, by these standards", "", "zzzz"]
+TOKENS = 60
+
+
+def opened(artifact, target):
+    """A drafter with its bridge to a target of this vocabulary."""
+    drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
+    pair = Pair(Vocabulary.of(artifact), target)
+    drafter.cross(pair.bridge())
+    return drafter, pair
+
+
+@pytest.fixture(scope="module")
+def reader(pair, device):
+    """The pair's drafter, outside of any device, and its pair of vocabularies."""
+    from pilotfish.engines.artifact import Artifact
+
+    drafter, vocabularies = opened(Artifact.open(pair.draft), device.vocabulary)
+    yield drafter, vocabularies
+    drafter.release()
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_rounds_accept_what_follows_from_agreement(device, reader, prompt, window):
+    drafter, pair = reader
+    options = {"protocol": "greedy", "window": window, "max_tokens": TOKENS}
+    generation = device.generate(prompt, **options)
+    agreed = agreement(drafter, pair.prompt(prompt), generation.tokens)
+    foretold = accepted(agreed, window)
+    found = [one.accepted for one in generation.rounds]
+    # the last window may be cut short, and be right beyond the answer
+    assert len(found) == len(foretold)
+    assert found[:-1] == foretold[:-1]
+    assert {*agreed.tolist()} == {True, False}
+
+
+@pytest.mark.parametrize("window", [1, 4])
+def test_under_shared_noise_too(device, reader, window):
+    drafter, pair = reader
+    sampling = {"temperature": 0.7, "seed": 11, "max_tokens": TOKENS}
+    generation = device.generate("abc", protocol="coupled", window=window, **sampling)
+    law = Law(sampling=Sampling(temperature=0.7), seed=11)
+    agreed = agreement(drafter, pair.prompt("abc"), generation.tokens, law)
+    assert [one.accepted for one in generation.rounds][:-1] == accepted(agreed, window)[:-1]
+    greedy = agreement(drafter, pair.prompt("abc"), generation.tokens)
+    assert not np.array_equal(agreed, greedy)
+
+
+@pytest.fixture(scope="module")
+def across(tmp_path_factory):
+    """A drafter of another vocabulary than its target's, in which texts grow in other steps."""
+    folder = tmp_path_factory.mktemp("across")
+    target = ["A", "B", "AB", "C", "ABC"]
+    tiny_artifact(folder / "draft", tokens=SMALL, context=256, seed=3)
+    tiny_artifact(folder / "target", tokens=target, context=256, seed=4)
+    return folder
+
+
+def test_across_a_bridge_each_round_of_one_draft(across):
+    from pilotfish.engines.artifact import Artifact
+
+    with (
+        EdgeServer(across / "target", threads=1) as edge,
+        Device(across / "draft", edge.endpoint, threads=1) as device,
+    ):
+        drafter, pair = opened(Artifact.open(across / "draft"), device.vocabulary)
+        assert not pair.trivial
+        kinds = set()
+        for prompt in ("AB", "CAB", "BBA", "C"):
+            generation = device.generate(prompt, protocol="greedy", window=1, max_tokens=TOKENS)
+            agreed = agreement(drafter, pair.prompt(prompt), generation.tokens)
+            found = [one.accepted for one in generation.rounds]
+            assert found[:-1] == accepted(agreed, 1)[:-1]
+            kinds |= {*agreed.tolist()}
+        assert kinds == {True, False}
+        drafter.release()
+
+
+def test_a_drafter_without_room_says_so(device, reader):
+    drafter, pair = reader
+    prompt = pair.prompt("abc")
+    room = drafter.context - len(prompt.ids)
+    assert len(agreement(drafter, prompt, [1] * room)) == room
+    with pytest.raises(PromptTooLongError, match="takes 256 tokens"):
+        agreement(drafter, prompt, [1] * (room + 1))
+    assert len(agreement(drafter, prompt, [])) == 0
+
+
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 9))
+def test_rounds_cover_the_answer_and_depths_count_every_token(agreed, window):
+    told = np.array(agreed, dtype=np.bool_)
+    rounds = accepted(told, window)
+    assert all(0 <= one <= window for one in rounds)
+    tokens = sum(rounds) + len(rounds)
+    assert len(told) <= tokens <= len(told) + 1  # a last bonus may lie beyond
+    at = 0
+    for one in rounds:
+        assert told[at : at + one].all()
+        if one < window and at + one < len(told):
+            assert not told[at + one]
+        at += one + 1
+    reached, right = by_depth(told, 8)
+    assert reached.sum() == len(told)
+    assert right.sum() == told.sum()
+    assert (np.diff(reached[:-1]) <= 0).all()
+
+
+def test_depths_by_hand():
+    reached, right = by_depth(np.array([1, 1, 0, 1, 0, 0, 1, 1, 1], dtype=np.bool_), 3)
+    assert reached.tolist() == [4, 3, 2]
+    assert right.tolist() == [3, 2, 1]
+    assert GREEDY.sampling.greedy

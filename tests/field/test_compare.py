@@ -1,0 +1,361 @@
+"""`pilotfish field compare`: drafters side by side, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from pilotfish import Device, EdgeServer
+from pilotfish.cli import main
+from pilotfish.field.agreement import accepted
+from pilotfish.field.answering import Answered, AnswerFile, Asking
+from pilotfish.field.comparison import DrafterEntry, compare
+from pilotfish.field.prompts import read_questions
+from pilotfish.speculation.speeds import best_window, hinted_token_s
+from pilotfish.wire.errors import RunFileError, UnsupportedError
+from tests.support.tiny import tiny_artifact
+
+VOCAB = 64
+PROMPTS = ["abc", "bcd ef", "fed", "abab", "zyx w"]
+
+
+def run(*options):
+    """The command's exit code; an RTT of 50 ms alone, unless others are named."""
+    return main(["field", "compare", "--threads", "1", "--rtt", "50ms", *map(str, options)])
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """A file of prompts."""
+    path = tmp_path_factory.mktemp("asked") / "prompts.txt"
+    path.write_text("\n".join(PROMPTS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory):
+    """Drafters: one with room for little, and one that shares no token with any other."""
+    folder = tmp_path_factory.mktemp("strange")
+    tiny_artifact(folder / "short", vocab=VOCAB, padded_vocab=72, context=40, seed=1)
+    tiny_artifact(folder / "foreign", tokens=["!", "#", "!#"], eos="<stop>", context=256)
+    return folder
+
+
+def agreeing(alpha, prompts=20, tokens=200, seed=0):
+    """Agreement that is as likely at every place."""
+    rng = np.random.default_rng(seed)
+    return {prompt: rng.random(tokens) < alpha for prompt in range(prompts)}
+
+
+def entry(name, alpha, draft_s, size=1):
+    return DrafterEntry(name=name, size_bytes=size, draft_s=draft_s, agreed=agreeing(alpha))
+
+
+def compared(*entries, rtts_s=(0.0, 0.05), pass_s=0.04):
+    return compare(entries, prompts=20, target_s=[pass_s] * 17, rtts_s=rtts_s)
+
+
+# Figures
+
+
+def test_a_target_served_here(pair, asked, tmp_path, capsys):
+    out, told = tmp_path / "out", tmp_path / "told.json"
+    options = ["--prompts", asked, "--max-tokens", 30, "--out", out, "--json", told]
+    assert run(pair.draft, pair.target, "--target", pair.target, *options, "--rtt", "0,50ms") == 0
+    found = json.loads(told.read_text())
+    by_name = {one["name"]: one for one in found["drafters"]}
+    own = by_name["target"]
+    # the target drafts for itself what it says
+    assert own["acceptance"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert own["survival"]["8"]["value"] == 1.0
+    assert own["tokens"] == 150
+    draft = by_name["draft"]
+    assert 0.1 < draft["acceptance"]["low"] < draft["acceptance"]["value"] < 1.0
+    assert draft["draft_s"] > 0.0
+    assert [one["rtt_s"] for one in found["ship"]] == [0.0, 0.05]
+    assert (out / "comparison.png").stat().st_size > 10_000
+    assert json.loads((out / "comparison.json").read_text()) == found
+    assert "At RTT" in capsys.readouterr().out
+
+
+def test_rounds_over_the_wire_accept_what_is_told(pair, edge, device, asked, tmp_path):
+    """Windows that no run outlasts: each round is a run, and its length tells α at every depth."""
+    told = tmp_path / "told.json"
+    options = ["--prompts", asked, "--max-tokens", 40, "--json", told]
+    assert run(pair.draft, "--target", edge.endpoint, *options) == 0
+    (found,) = json.loads(told.read_text())["drafters"]
+    right = 0
+    for prompt in PROMPTS:
+        answer = device.generate(prompt, protocol="greedy", window=40, max_tokens=40)
+        right += sum(one.accepted for one in answer.rounds)
+    # an answer's last token is never drafted, where its length is what ends it
+    assert 0 <= round(found["acceptance"]["value"] * found["tokens"]) - right <= len(PROMPTS)
+
+
+def test_sampled_answers_are_compared_under_their_own_noise(pair, edge, asked, tmp_path):
+    told = tmp_path / "told.json"
+    options = ["--prompts", asked, "--max-tokens", 30, "--temperature", 0.9, "--seed", 3]
+    options += ["--target-ms", 40]
+    assert run(pair.target, "--target", edge.endpoint, *options, "--json", told) == 0
+    found = json.loads(told.read_text())
+    assert found["pass_s"] == [0.04] * 17
+    assert found["drafters"][0]["acceptance"]["value"] == 1.0
+    assert {one["protocol"] for one in found["drafters"][0]["expected"]} <= {"ahead", "coupled"}
+
+
+def test_a_drafter_without_room_is_left_out_of_that_prompt(pair, strange, edge, tmp_path):
+    asked, told = tmp_path / "prompts.txt", tmp_path / "told.json"
+    asked.write_text("ab\n" + "abc " * 12 + "\nba\n")
+    options = ["--prompts", asked, "--max-tokens", 20, "--json", told]
+    assert run(pair.draft, strange / "short", "--target", edge.endpoint, *options) == 0
+    by_name = {one["name"]: one for one in json.loads(told.read_text())["drafters"]}
+    assert (by_name["draft"]["prompts"], by_name["draft"]["left_out"]) == (3, 0)
+    assert (by_name["short"]["prompts"], by_name["short"]["left_out"]) == (2, 1)
+
+
+# Which to ship
+
+
+def test_the_better_one_wins_where_both_are_as_fast():
+    found = compared(entry("worse", 0.5, 0.005), entry("better", 0.9, 0.005, size=9))
+    assert {one.drafter for one in found.ship} == {"better"}
+    assert all(one.gain > 1.5 and one.alike == [] for one in found.ship)
+
+
+def test_the_faster_one_wins_where_both_agree_as_much():
+    found = compared(entry("slow", 0.8, 0.03), entry("fast", 0.8, 0.003, size=9))
+    assert {one.drafter for one in found.ship} == {"fast"}
+
+
+def test_of_two_that_are_alike_the_smaller_one():
+    found = compared(entry("large", 0.8, 0.005, size=9), entry("small", 0.8, 0.00505, size=2))
+    assert [one.name for one in found.drafters] == ["small", "large"]
+    assert all((one.drafter, one.alike) == ("small", ["large"]) for one in found.ship)
+
+
+def test_none_where_none_gains():
+    found = compared(entry("hopeless", 0.05, 0.03), rtts_s=(0.2,))
+    (ship,) = found.ship
+    assert (ship.drafter, ship.protocol, ship.gain) == (None, "stream", 1.0)
+
+
+def test_far_away_rounds_lose_and_ahead_does_not():
+    found = compared(entry("one", 0.9, 0.005), rtts_s=(0.0, 0.3))
+    near, far = found.drafters[0].expected
+    assert far.rounds_per_s < 25.0 < far.ahead_per_s  # 25 is the target alone
+    assert near.rounds_per_s > 2 * far.rounds_per_s
+    assert far.protocol == "ahead"
+
+
+def test_rounds_are_those_of_the_answers_themselves():
+    one = entry("one", 0.7, 0.004)
+    found = compared(one, rtts_s=(0.01,)).drafters[0].expected[0]
+    rates = []
+    for window in range(1, 17):
+        rounds = sum(len(accepted(agreed, window)) for agreed in one.agreed.values())
+        rates.append(20 * 200 / rounds / (window * 0.004 + 0.01 + 0.04))
+    assert found.rounds_per_s == pytest.approx(max(rates))
+
+
+def test_intervals_hold_what_is_true():
+    found = compared(entry("one", 0.7, 0.004)).drafters[0]
+    _, low, high = found.acceptance
+    assert low < 0.7 < high
+    assert high - low < 0.06
+    assert found.survival[2].low < 0.49 < found.survival[2].high
+
+
+def test_two_prompts_have_no_interval():
+    two = DrafterEntry(name="a", size_bytes=1, draft_s=0.01, agreed=agreeing(0.7, 2))
+    found = compare([two], prompts=2, target_s=[0.04] * 17, rtts_s=[0.0])
+    assert found.drafters[0].acceptance.low is None
+    assert found.drafters[0].survival[2].value is not None
+
+
+def test_the_best_window_is_the_best_of_all():
+    tokens, passes = [1.8, 2.4, 2.9, 3.0], [0.04, 0.041, 0.042, 0.043, 0.044]
+    window, token_s = best_window(tokens, rtt_s=0.02, draft_s=0.01, pass_s=passes)
+    every = [(w * 0.01 + 0.02 + passes[w]) / tokens[w - 1] for w in range(1, 5)]
+    assert token_s == pytest.approx(min(every))
+    assert every[window - 1] == min(every)
+
+
+def test_hints_that_are_always_right_fill_every_pass():
+    token_s = hinted_token_s(np.array([1.0]), rtt_s=0.0, draft_s=0.001, pass_s=[0.04] * 16)
+    assert token_s == pytest.approx(0.04 / 16, rel=0.05)
+    alone = hinted_token_s(np.array([0.0]), rtt_s=0.05, draft_s=0.01, pass_s=[0.04] * 16)
+    assert alone == pytest.approx(0.04)
+
+
+# Answers that are kept
+
+
+def asking(**changes):
+    usual = {"target": "t", "digest": "d", "prompts": ["a", "b", "c"], "max_tokens": 4}
+    return Asking(**{**usual, "temperature": 0.0, "seed": 0, **changes})
+
+
+def test_a_broken_line_is_dropped_and_the_rest_is_kept(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with AnswerFile(path, asking(), resume=False) as file:
+        file.add(Answered(prompt=0, tokens=[1, 2], pass_s=0.04))
+        file.add(Answered(prompt=1, left_out="too long"))
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        with AnswerFile(path, asking(), resume=True) as file:
+            held = dict(file.answers)
+            file.add(Answered(prompt=2, tokens=[7]))
+        assert len(held) == max(0, whole[:cut].count(b"\n") - 1)
+        with AnswerFile(path, asking(), resume=True) as file:
+            assert file.answers == {**held, 2: Answered(prompt=2, tokens=[7])}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"prompts": ["a"]}, "other prompts"),
+        ({"max_tokens": 5}, "max tokens 4, and this is 5"),
+        ({"digest": "e"}, "digest d, and this is e"),
+        ({"temperature": 1.0}, "temperature"),
+    ],
+)
+def test_answers_to_something_else_are_refused(tmp_path, changes, said):
+    path = tmp_path / "answers.jsonl"
+    AnswerFile(path, asking(), resume=False).__exit__(None, None, None)
+    with pytest.raises(RunFileError, match=said):
+        AnswerFile(path, asking(**changes), resume=True)
+    with pytest.raises(RunFileError, match="--resume"):
+        AnswerFile(path, asking(), resume=False)
+
+
+def test_damaged_answers_and_a_second_writer_are_refused(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(b"no json\nat all\n")
+    with pytest.raises(RunFileError, match="damaged"):
+        AnswerFile(path, asking(), resume=True)
+    path.unlink()
+    with (
+        AnswerFile(path, asking(), resume=False),
+        pytest.raises(RunFileError, match="Another process"),
+    ):
+        AnswerFile(path, asking(), resume=True)
+
+
+def test_a_target_that_dies_loses_the_running_answer_only(pair, tmp_path):
+    asked, out = tmp_path / "prompts.txt", tmp_path / "out"
+    asked.write_text("\n".join(f"abc {number}" for number in range(60)))
+    command = [sys.executable, "-m", "pilotfish", "field", "compare", pair.draft, "--out", out]
+    command += ["--prompts", asked, "--max-tokens", "60", "--threads", "1", "--target"]
+    with EdgeServer(pair.target, threads=1) as first:
+        child = subprocess.Popen([*map(str, command), first.endpoint], stderr=subprocess.PIPE)
+        answers = out / "answers.jsonl"
+        until = time.monotonic() + 60.0
+        while not (answers.exists() and answers.read_bytes().count(b"\n") > 3):
+            assert child.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.005)
+    _, said = child.communicate(timeout=60.0)
+    assert child.returncode not in (0, 1)
+    assert b"--resume" in said
+    assert b"Traceback" not in said
+    kept = answers.read_bytes().count(b"\n") - 1
+    assert 3 <= kept < 60
+    with EdgeServer(pair.target, threads=1) as again:
+        code = run(pair.draft, "--out", out, "--prompts", asked, "--max-tokens", 60,
+                   "--target", again.endpoint, "--resume")  # fmt: skip
+        assert code == 0
+        with Device(pair.draft, again.endpoint, threads=1) as device:
+            plain = [
+                device.generate(f"abc {number}", protocol="stream", max_tokens=60).tokens
+                for number in (0, kept, 59)
+            ]
+    lines = [json.loads(line) for line in answers.read_text().splitlines()[1:]]
+    assert [one["prompt"] for one in lines] == list(range(60))
+    assert [lines[number]["tokens"] for number in (0, kept, 59)] == plain
+
+
+def test_a_full_disk_keeps_whole_answers(pair, edge, tmp_path):
+    asked, out = tmp_path / "prompts.txt", tmp_path / "out"
+    asked.write_text("\n".join(f"abc {number}" for number in range(40)))
+    options = [pair.draft, "--out", out, "--prompts", asked, "--max-tokens", 60]
+    options += ["--target", edge.endpoint, "--threads", 1]
+    command = [sys.executable, "-m", "pilotfish", "field", "compare", *map(str, options)]
+    # files of 4 KiB at most stand for a disk that is full
+    limited = ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *command]
+    child = subprocess.run(limited, check=False, capture_output=True, timeout=60.0)
+    assert child.returncode not in (0, 1)
+    assert b"Traceback" not in child.stderr
+    assert b"too large" in child.stderr
+    kept = (out / "answers.jsonl").read_bytes().count(b"\n") - 1
+    assert 0 < kept < 40
+    assert run(*options, "--resume") == 0
+    assert (out / "answers.jsonl").read_bytes().count(b"\n") == 41
+
+
+# What is wrong is said in a sentence
+
+
+@pytest.mark.parametrize("which", ["drafter", "target"])
+def test_no_such_artifact(pair, tmp_path, capfd, which):
+    names = {"drafter": pair.draft, "target": pair.target, which: tmp_path / "none"}
+    assert run(names["drafter"], "--target", names["target"]) not in (0, 1)
+    said = capfd.readouterr().err
+    assert "none" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 1000])
+def test_a_temperature_that_is_none(pair, edge, capsys, temperature):
+    told = run(pair.draft, "--target", edge.endpoint, "--temperature", temperature)
+    assert told not in (0, 1)
+    assert "temperature" in capsys.readouterr().err
+
+
+def test_a_drafter_of_no_shared_token(pair, strange, edge, capfd):
+    assert run(pair.draft, strange / "foreign", "--target", edge.endpoint) == 76
+    assert "no token" in capfd.readouterr().err
+
+
+def test_no_drafter_and_nothing_to_resume(pair, capsys):
+    for options in (["--target", pair.target], [pair.draft, "--target", pair.target, "--resume"]):
+        with pytest.raises(SystemExit):
+            run(*options)
+    assert "which drafters" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"\xff\xfe", "not UTF-8"),
+        (b"", "holds no prompt"),
+        (b'{"messages": []}', "no messages"),
+        (b'{"messages": [{"role": "user"}]}', "no messages"),
+        (b'{"messages": [{"role": "system", "content": "x"}]}', "no messages"),
+        (b'{"messages": "x"}', "no messages"),
+        (b'{"prompt": 3}', "no text"),
+        (b'{"prompt": "\\ud800"}', "is no text"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "is no text"),
+        (b'{"prompt": "x"}\n[1]', "no text"),
+        (b'{"prompt": "x"}\n' + b"[" * 100_000, "is not JSON"),
+    ],
+)
+def test_prompts_that_are_none(tmp_path, line, said):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(line)
+    with pytest.raises(UnsupportedError, match=said):
+        read_questions(path)
+
+
+def test_messages_end_with_the_last_users(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    path.write_text(
+        "\n".join(json.dumps(one) for one in [{"messages": talk, "id": 3}, {"question": "c"}])
+    )
+    assert read_questions(path) == (talk[:1], "c")
