@@ -1,7 +1,9 @@
 """The prompts of a run: a file's, or the built-in ones."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pilotfish.wire.errors import UnsupportedError
 
@@ -16,38 +18,66 @@ BUILT_IN = (
 _KEYS = ("prompt", "question")
 
 
+class Line(NamedTuple):
+    """A line of a file of prompts: its number, and the text or the JSON object that it is."""
+
+    number: int
+    content: str | dict[str, Any]
+
+
 def read_prompts(path: Path) -> tuple[str, ...]:
     """Read the prompts of a file: one a line, or JSON lines with ``prompt`` or ``question``.
 
     UnsupportedError says what is wrong with the file, and in which line.
     """
+    return tuple(
+        line.content if isinstance(line.content, str) else text_of(path, line)
+        for line in numbered_lines(path)
+    )
+
+
+def numbered_lines(path: Path) -> list[Line]:
+    """Read the lines that are not empty: JSON objects if the first one begins as such, else texts.
+
+    UnsupportedError says what is wrong with the file, and in which line.
+    """
     try:
         # by line feeds alone: JSON strings may hold what else ends a line in Unicode
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnsupportedError(f"The prompts in {path} are not UTF-8 text: {error}.") from error
     except OSError as error:
         raise UnsupportedError(f"The prompts cannot be read: {error}.") from error
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-    if numbered and numbered[0][1].startswith("{"):
-        return tuple(_from_json(path, number, line) for number, line in numbered)
+    if "\0" in text:
+        raise UnsupportedError(f"{path} is no text: it holds bytes of value 0.")
+    lines = enumerate(text.split("\n"), 1)
+    numbered = [Line(number, line.strip()) for number, line in lines if line.strip()]
     if not numbered:
         raise UnsupportedError(f"{path} holds no prompt: give it one a line.")
-    return tuple(line for _, line in numbered)
+    if str(numbered[0].content).startswith("{"):
+        return [Line(number, _object(path, number, str(line))) for number, line in numbered]
+    return numbered
 
 
-def _from_json(path: Path, number: int, line: str) -> str:
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnsupportedError(f"{path}, line {number} is not JSON: {error}.") from error
-    found = [entry[key] for key in _KEYS if key in entry] if isinstance(entry, dict) else []
-    if not found or not isinstance(found[0], str) or not found[0].strip():
-        raise UnsupportedError(
-            f"{path}, line {number} has no text under {' or '.join(map(repr, _KEYS))}."
-        )
+    if not isinstance(entry, dict):
+        raise UnsupportedError(f"{path}, line {number} is no JSON object.")
+    return entry
+
+
+def text_of(path: Path, line: Line, named: Sequence[str] = _KEYS) -> str:
+    """Return the text of a JSON line. named: the keys that the error tells of."""
+    assert isinstance(line.content, dict)
+    found = next((line.content[key] for key in _KEYS if key in line.content), None)
+    if not isinstance(found, str) or not found.strip():
+        told = " or ".join(map(repr, named))
+        raise UnsupportedError(f"{path}, line {line.number} has no text under {told}.")
     try:
-        found[0].encode()
+        found.encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair
-        raise UnsupportedError(f"{path}, line {number} is no text: {error}.") from error
-    return found[0]
+        raise UnsupportedError(f"{path}, line {line.number} is no text: {error}.") from error
+    return found
