@@ -69,7 +69,8 @@ class AnswerFile:
             found = msgspec.json.Decoder(Answered).decode_lines(data[:whole])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RunFileError(
-                f"{self.path} is not a file of answers, or is damaged: {error}. Name another --run."
+                f"{self.path} is not a file of answers, or is damaged: {error}. Name another "
+                "--run-folder."
             ) from error
         self.answers = {one.key: one for one in found}
         if whole < len(data):

@@ -63,7 +63,8 @@ def select(
     for one in chain(theirs, ours):
         seen.setdefault(one.key, one)
     bound = int(held * 0xFFFF)
-    out = [one for one in seen.values() if int(one.key[:4], 16) < bound]
+    # by the last digits: those that are chosen at all are those whose first digits are low
+    out = [one for one in seen.values() if int(one.key[-4:], 16) < bound]
     if len(out) < _LEAST_HELD:
         out = sorted(seen.values(), key=lambda one: one.key)[:_LEAST_HELD]
     keys = {one.key for one in out}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.device import Device
@@ -50,10 +50,11 @@ class Asker:
         left = [(one, prompt) for one, prompt in fitting if one.key not in kept.answers]
         done = len(fitting) - len(left)
         try:
-            for answered in self._answers(left, held):
-                kept.add(answered)
-                done += 1
-                progress(done, len(fitting))
+            with closing(self._answers(left, held)) as answers:  # also if one cannot be kept
+                for answered in answers:
+                    kept.add(answered)
+                    done += 1
+                    progress(done, len(fitting))
         except AWAY as error:
             raise EdgeLostError(
                 f"{error} {done} of {len(fitting)} answers are kept in {kept.path}: give the same "
@@ -71,7 +72,7 @@ class Asker:
 
     def _answers(
         self, left: Sequence[tuple[Prompting, Prompt]], held: set[str]
-    ) -> Iterator[Answered]:
+    ) -> Generator[Answered, None, None]:
         """Yield the answers as they come; at the first error all lanes stop."""
         todo: queue.SimpleQueue[tuple[Prompting, Prompt]] = queue.SimpleQueue()
         for one in left:
@@ -82,8 +83,8 @@ class Asker:
             running = [pool.submit(self._work, lane, todo, came, held) for lane in lanes]
             try:
                 for _ in running:  # each lane tells its end by None
-                    while (one := came.get()) is not None:
-                        yield one
+                    while (answered := came.get()) is not None:
+                        yield answered
                     _raise_failed(running)
             finally:
                 _drain(todo)
@@ -109,10 +110,10 @@ class Asker:
         try:
             while True:
                 try:
-                    one, prompt = todo.get_nowait()
+                    asked, prompt = todo.get_nowait()
                 except queue.Empty:
                     return
-                came.put(self._answer(lane, one, prompt, held=one.key in held))
+                came.put(self._answer(lane, asked, prompt, held=asked.key in held))
         finally:
             came.put(None)
 

@@ -53,7 +53,8 @@ class Measurer:
 
     def _choice(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
         if self._shared is None:
-            return logits.argmax(1)
+            best: NDArray[np.int64] = logits.argmax(1)
+            return best
         found: NDArray[np.int64] = self._shared[logits[:, self._shared].argmax(1)]
         return found
 

@@ -70,12 +70,14 @@ class RunFolder:
             others = [one.name for one in self.path.iterdir() if one.name != _LOCK]
             if others:
                 raise RunFileError(
-                    f"{self.path} holds {sorted(others)[0]}, but no run.json: name another --run."
+                    f"{self.path} holds {sorted(others)[0]}, but no run.json: name another "
+                    "--run-folder."
                 ) from None
             return {}
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RunFileError(
-                f"{self._facts_file} is not a run's, or is damaged: {error}. Name another --run."
+                f"{self._facts_file} is not a run's, or is damaged: {error}. Name another "
+                "--run-folder."
             ) from error
         return facts
 
@@ -95,7 +97,7 @@ class RunFolder:
             if told.get(name) != before.get(name):
                 raise RunFileError(
                     f"{self.path} was begun with {_said(name, before.get(name), what)}, not "
-                    f"{_shown(told.get(name))}: give the same again, or name another --run."
+                    f"{_shown(told.get(name))}: give the same again, or name another --run-folder."
                 )
 
     def share(self, shared: SharedTokens | None) -> None:
@@ -127,7 +129,7 @@ class RunFolder:
             kept = [line for line in lines if int(line["step"]) <= until]
         except (msgspec.DecodeError, UnicodeDecodeError, KeyError, ValueError) as error:
             raise RunFileError(
-                f"{self.learning} is damaged: {error}. Name another --run."
+                f"{self.learning} is damaged: {error}. Name another --run-folder."
             ) from error
         content = b"".join(msgspec.json.encode(line) + b"\n" for line in kept)
         if content != data:

@@ -103,7 +103,9 @@ def _answers(
             folder.expect(known, "answers")
     missing = [key for key in known["keys"] if key not in kept.answers]
     if missing:
-        raise UnsupportedError(f"{kept.path} lacks {len(missing)} answers: name another --run.")
+        raise UnsupportedError(
+            f"{kept.path} lacks {len(missing)} answers: name another --run-folder."
+        )
     return [kept.answers[key] for key in known["keys"]], known["left_out"]
 
 
@@ -114,7 +116,7 @@ def _at(progress: Told, label: str, done: int, total: int) -> None:
 @contextmanager
 def _device(told: DistillSettings, before: Artifact) -> Iterator[Device]:
     """Open a device to the edge; an edge of one's own runs as long."""
-    own = {"sessions": told.sessions, "sessions_per_client": told.sessions}
+    own: dict[str, Any] = {"sessions": told.sessions, "sessions_per_client": told.sessions}
     if told.threads is not None:
         own["threads"] = told.threads
     server = nullcontext() if told.target is None else EdgeServer(told.target, **own)

@@ -66,7 +66,7 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         Annotated[Path, setting("folder with device.key and edge.pub", form="keys", metavar="DIR")]
         | None
     ) = None
-    run: (
+    run_folder: (
         Annotated[Path, setting("the run's folder (default: beside --out, OUT-run)", metavar="DIR")]
         | None
     ) = None
@@ -103,7 +103,7 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        return self.run or self.out.with_name(f"{self.out.name}-run")
+        return self.run_folder or self.out.with_name(f"{self.out.name}-run")
 
     def prompting(self) -> tuple[asking.Selection, str]:
         """Read and choose the prompts; returns them and a digest of them."""

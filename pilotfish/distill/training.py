@@ -190,11 +190,11 @@ class Trainer:
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), _CLIP)
         self._optimizer.step()
-        if not math.isfinite(float(loss)):
+        if not math.isfinite(loss.item()):
             raise UnsupportedError(
-                f"The loss is {float(loss)} at step {self._step}: train with a lower --rate."
+                f"The loss is {loss.item()} at step {self._step}: train with a lower --rate."
             )
-        return float(loss), float(hard)
+        return loss.item(), hard.item()
 
     def _loss(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
         places = [row.learnable for row in rows]
@@ -206,14 +206,18 @@ class Trainer:
             ]
         )
         logs = torch.log_softmax(self._logits(states), -1)
-        wanted, lines, columns, shares = [], [], [], []
+        wanted: list[int] = []  # [l]
+        # of each likely token of each place: the place, the shared token, its probability
+        lines: list[int] = []
+        columns: list[int] = []
+        shares: list[float] = []
         for row, found in zip(rows, places, strict=True):
             for place in found:
                 weights = np.exp(np.array(row.weights[place], dtype=np.float64))
                 lines += [len(wanted)] * len(weights)
-                columns += [self._place[id] for id in row.likely[place]]
+                columns += [int(self._place[id]) for id in row.likely[place]]
                 shares += (weights / weights.sum()).tolist() if len(weights) else []
-                wanted.append(self._place[row.labels[place]])
+                wanted.append(int(self._place[row.labels[place]]))
         hard = -logs[torch.arange(len(wanted)), torch.tensor(wanted)].mean()
         if not lines or self._choices.hard == 1.0:
             return hard, hard.detach()
@@ -294,7 +298,7 @@ class Trainer:
     def _take_best(self) -> None:
         tensors, facts = _restore(self._folder.best)
         if facts["step"] != self._best.step:
-            raise RunFileError(f"{self._folder.best} is not this run's: name another --run.")
+            raise RunFileError(f"{self._folder.best} is not this run's: name another --run-folder.")
         self._set_weights(tensors)
 
     # Checkpoints
@@ -338,7 +342,7 @@ class Trainer:
             self._set_moments(tensors)
         except (KeyError, RuntimeError) as error:
             raise RunFileError(
-                f"{there[0][1]} does not fit this drafter: name another --run."
+                f"{there[0][1]} does not fit this drafter: name another --run-folder."
             ) from error
         self._step, self._total = int(facts["step"]), int(facts["total"])
         self._best = Look(int(facts["best"]), float(facts["alpha"]), {})
@@ -386,5 +390,5 @@ def _restore_facts(path: Path) -> dict[str, Any]:
         with safe_open(path, "pt") as file:
             found: dict[str, Any] = msgspec.json.decode(file.metadata()["facts"])
     except (SafetensorError, OSError, KeyError, TypeError, msgspec.DecodeError) as error:
-        raise RunFileError(f"{path} cannot be read: {error}. Name another --run.") from error
+        raise RunFileError(f"{path} cannot be read: {error}. Name another --run-folder.") from error
     return found
