@@ -49,19 +49,27 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def select(
-    given: Sequence[Prompting], built_in: Sequence[Prompting], *, most: int, mixed: int, held: float
+    given: Sequence[Prompting],
+    built_in: Sequence[Prompting],
+    *,
+    most: int,
+    mixed: int,
+    held: float,
+    apart: Sequence[Prompting] = (),
 ) -> Selection:
     """Choose what is learnt from and what is held out.
 
     most: prompts of ``given`` at most. mixed: of the built-in ones at most, spread over their
-    kinds, `UNTRAINED` not counted. held: the share that is held out of each kind.
+    kinds, `UNTRAINED` not counted. held: the share that is held out. apart: held out besides.
     """
     theirs = _spread(given, most)
     ours = _spread([one for one in built_in if one.kind not in UNTRAINED], mixed)
-    apart = [one for one in built_in if one.kind in UNTRAINED] if mixed else []
+    unlearnt = [one for one in built_in if one.kind in UNTRAINED] if mixed else []
+    never = {one.key: one for one in apart}
     seen: dict[str, Prompting] = {}
     for one in chain(theirs, ours):
-        seen.setdefault(one.key, one)
+        if one.key not in never:
+            seen.setdefault(one.key, one)
     bound = int(held * 0xFFFF)
     # by the last digits: those that are chosen at all are those whose first digits are low
     out = [one for one in seen.values() if int(one.key[-4:], 16) < bound]
@@ -74,8 +82,9 @@ def select(
             f"{len(seen)} prompts leave nothing to learn from once some are held out: give more."
         )
     for kind in UNTRAINED:
-        own = sorted((one for one in apart if one.kind == kind), key=lambda one: one.key)
-        out += [one for one in own[:_MOST_UNTRAINED] if one.key not in seen]
+        own = sorted((one for one in unlearnt if one.kind == kind), key=lambda one: one.key)
+        out += [one for one in own[:_MOST_UNTRAINED] if one.key not in {**seen, **never}]
+    out += never.values()
     return Selection(_mixed(learnt), _mixed(out))
 
 

@@ -80,6 +80,14 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         ),
     ] = ()
     count: Annotated[int, setting("prompts of the files, at most", ge=0)] = 400
+    measure: Annotated[
+        tuple[Path, ...],
+        setting(
+            "a file of prompts to measure by alone, all of them; may be repeated",
+            metavar="FILE",
+            repeat=True,
+        ),
+    ] = ()
     built_in: (
         Annotated[
             int,
@@ -114,7 +122,12 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         if not given and not mixed:
             raise UnsupportedError("There is nothing to ask: give --prompts, or --built-in.")
         chosen = asking.select(
-            given, asking.built_in(), most=self.count, mixed=mixed, held=self.held
+            given,
+            asking.built_in(),
+            most=self.count,
+            mixed=mixed,
+            held=self.held,
+            apart=[one for path in self.measure for one in asking.read(path)],
         )
         keys = [one.key for one in [*chosen.learnt, *chosen.held]]
         return chosen, hashlib.sha256("".join(keys).encode()).hexdigest()

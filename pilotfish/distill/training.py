@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 
 from pilotfish.distill.answers import Answered
 from pilotfish.distill.measuring import ALL, by_kind
-from pilotfish.distill.rows import Agreement, Row
+from pilotfish.distill.rows import Row
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.distill.training_choices import TrainingChoices
 from pilotfish.wire.errors import RunFileError, UnsupportedError
@@ -45,15 +45,15 @@ _CLIP = 1.0  # norm of a gradient
 _BETAS = (0.9, 0.95)
 _LAST_RATE = 0.05  # of the highest, at the end
 _AT_ONCE = 8  # rows of an evaluation
-_PACE_LEFT = 0.9  # of the minutes are for steps; the rest is for evaluations and checkpoints
+_PACE_LEFT = 0.85  # of the minutes are for steps; the rest is for looks and checkpoints
+_MOST_LOOKED = 32  # answers of a look, which takes as long as some steps
 
 
 class Look(NamedTuple):
-    """One look at the held-out prompts. alpha: over the kinds that are learnt."""
+    """A look at held-out prompts of the kinds that are learnt."""
 
     step: int
     alpha: float
-    kinds: dict[str, Agreement]
 
 
 class Learnt(NamedTuple):
@@ -90,10 +90,10 @@ class Trainer:
         if threads is not None:
             torch.set_num_threads(threads)
         self._learnt = [one for one in answers if not one.held and len(one.row.learnable)]
-        self._held = [one for one in answers if one.held]
+        held = [one for one in answers if one.held]
         kinds = {one.kind for one in self._learnt}
-        self._judged = [one for one in self._held if one.kind in kinds] or self._held
-        if not self._learnt or not self._held:
+        self._looked = ([one for one in held if one.kind in kinds] or held)[:_MOST_LOOKED]
+        if not self._learnt or not held:
             raise UnsupportedError("There is nothing to learn from: give more prompts.")
         size = model.get_output_embeddings().weight.shape[0]
         found = np.arange(size) if shared is None else shared
@@ -102,7 +102,7 @@ class Trainer:
         self._place[found] = np.arange(len(found))
         self._optimizer = self._adamw()
         self._step, self._total = 0, self._most_steps
-        self._best = Look(0, -1.0, {})
+        self._best = Look(0, -1.0)
         self._behind = 0  # looks since the best one
         self._resume()
 
@@ -279,20 +279,20 @@ class Trainer:
 
     def _look(self) -> None:
         """Measure on the held-out prompts, and keep the weights if they are the best so far."""
-        found = self.agreed([one.row for one in self._held])
-        agreed = {one.key: hits for one, hits in zip(self._held, found, strict=True)}
-        alpha = by_kind(self._judged, agreed)[ALL].alpha
-        look = Look(self._step, alpha, by_kind(self._held, agreed))
+        found = self.agreed([one.row for one in self._looked])
+        agreed = {one.key: hits for one, hits in zip(self._looked, found, strict=True)}
+        kinds = by_kind(self._looked, agreed)
+        alpha = kinds[ALL].alpha
         self._folder.note(
             {
                 "step": self._step,
                 "alpha": alpha,
-                "kinds": {kind: one.alpha for kind, one in look.kinds.items()},
+                "kinds": {kind: one.alpha for kind, one in kinds.items()},
             }
         )
         self._behind += 1
         if alpha > self._best.alpha:
-            self._best, self._behind = look, 0
+            self._best, self._behind = Look(self._step, alpha), 0
             _store(self._folder.best, self._weights(), {"step": self._step, "alpha": alpha})
 
     def _take_best(self) -> None:
@@ -345,7 +345,7 @@ class Trainer:
                 f"{there[0][1]} does not fit this drafter: name another --run-folder."
             ) from error
         self._step, self._total = int(facts["step"]), int(facts["total"])
-        self._best = Look(int(facts["best"]), float(facts["alpha"]), {})
+        self._best = Look(int(facts["best"]), float(facts["alpha"]))
         self._behind = int(facts["behind"])
         if _restore_facts(self._folder.best)["step"] != self._best.step:
             # killed between a better look and the checkpoint behind it: that look comes again

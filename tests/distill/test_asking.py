@@ -109,3 +109,11 @@ def test_of_the_built_in_kinds_two_are_never_learnt() -> None:
 def test_prompts_that_leave_nothing_to_learn_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="nothing to learn"):
         asking.select([Prompting("a", "one")], [], most=10, mixed=0, held=0.2)
+
+
+def test_what_is_to_measure_by_is_never_learnt() -> None:
+    mine = [Prompting("mine", f"prompt {number}") for number in range(30)]
+    apart = [Prompting("exam", one.asked) for one in mine[:10]]
+    chosen = asking.select(mine, [], most=30, mixed=0, held=0.2, apart=apart)
+    assert {one.key for one in apart} <= {one.key for one in chosen.held}
+    assert not {one.key for one in apart} & {one.key for one in chosen.learnt}

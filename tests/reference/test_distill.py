@@ -1,8 +1,9 @@
-"""Distilling from end to end on a tiny pair: it learns, survives kills, and refuses what it must."""
+"""Distilling from end to end on a tiny pair: it learns, survives kills, refuses what it must."""
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -41,9 +42,20 @@ class Made:
         options += ["--patience", "0"]
         return [sys.executable, "-m", "pilotfish", "distill", *options, *map(str, more)]
 
-    def run(self, out: str, *more: object, code: int = 0) -> str:
+    def run(self, out: str, *more: object, code: int = 0, room: int | None = None) -> str:
+        """Run it to its end. room: bytes that a file may have, as if the disk were full then."""
+
+        def limit() -> None:
+            if room is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
         done = subprocess.run(
-            self.command(out, *more), cwd=self.folder, capture_output=True, text=True, check=False
+            self.command(out, *more),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=limit,
         )
         assert done.returncode == code, done.stderr
         return done.stderr if code else done.stdout
@@ -130,6 +142,20 @@ def test_a_run_that_is_killed_three_times_comes_to_the_same_end(made: Made, whol
         assert (made.folder / "killed" / name).read_bytes() == (whole / name).read_bytes()
     curve = (run / "learning.jsonl").read_bytes()
     assert curve == (whole.with_name("whole-run") / "learning.jsonl").read_bytes()
+
+
+def test_a_full_disk_is_one_sentence_and_costs_nothing(made: Made, whole: Path) -> None:
+    model = (whole / "model.onnx.data").stat().st_size
+    said = made.run("full", code=74, room=2 * model).strip().splitlines()  # a checkpoint has three
+    assert len([line for line in said if line.startswith("pilotfish: ")]) == 1
+    assert "cannot be written" in said[-1]
+    run = made.folder / "full-run"
+    assert lines(run / "answers.jsonl") == 36
+    assert not list(run.glob(".*partial"))
+    made.run("full")
+    assert (made.folder / "full" / "model.onnx.data").read_bytes() == (
+        whole / "model.onnx.data"
+    ).read_bytes()
 
 
 def test_other_settings_are_refused_in_one_sentence(made: Made, whole: Path) -> None:
