@@ -11,7 +11,7 @@ from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.distill.measuring import ALL
-from pilotfish.distill.outcome import WINDOW, Outcome
+from pilotfish.distill.outcome import WINDOW, Distilled
 from pilotfish.distill.settings import DistillSettings
 
 _DESCRIPTION = """\
@@ -101,7 +101,7 @@ class _Stages:
         self._end()
 
 
-def _table(found: Outcome) -> Table:
+def _table(found: Distilled) -> Table:
     table = Table(title=f"{found.drafter} for {found.target}, answers kept out")
     table.add_column("kind")
     for name in ("places", "α before", "after", "change", f"S({WINDOW}) before", "after"):

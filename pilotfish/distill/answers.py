@@ -12,7 +12,7 @@ from threading import Lock
 import msgspec
 
 from pilotfish.distill.asking import Prompting
-from pilotfish.distill.rows import Row
+from pilotfish.distill.rows import TrainingRow
 from pilotfish.wire.errors import RunFileError
 
 
@@ -29,7 +29,7 @@ class Answered(msgspec.Struct, frozen=True):
     told: list[int]
     answer: list[int]
     finish_reason: str
-    row: Row
+    row: TrainingRow
 
     @property
     def kind(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.field.prompts import Line, numbered_lines, text_of
+from pilotfish.field.prompts import PromptLine, numbered_lines, text_of
 from pilotfish.wire.errors import UnsupportedError
 
 # built-in kinds that are never trained on: what is forgotten shows there
@@ -115,7 +115,7 @@ def read(path: Path) -> list[Prompting]:
     return [_prompting(path, line) for line in numbered_lines(path)]
 
 
-def _prompting(path: Path, line: Line) -> Prompting:
+def _prompting(path: Path, line: PromptLine) -> Prompting:
     kind = path.stem
     if isinstance(line.content, str):
         return Prompting(kind, line.content)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.distill.answers import Answered
-from pilotfish.distill.rows import Agreement, Row, agreement
+from pilotfish.distill.rows import Agreement, TrainingRow, agreement
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.passes import Pass
@@ -37,7 +37,7 @@ class Measurer:
         )
         self._shared = shared
 
-    def agreed(self, row: Row) -> NDArray[np.bool_]:
+    def agreed(self, row: TrainingRow) -> NDArray[np.bool_]:
         """Find where it says the target's token, bool [n]."""
         ids, at, labels = np.array(row.ids), np.array(row.at), np.array(row.labels)
         first = max(0, row.prompt - 1)  # nothing is asked within the prompt

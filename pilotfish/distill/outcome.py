@@ -12,7 +12,7 @@ from pilotfish.distill.rows import Agreement
 WINDOW = 4  # the default window of drafting protocols, for S(4)
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class Distilled(msgspec.Struct, frozen=True, kw_only=True):
     """A run's figures.
 
     learnt, held: answers learnt from, and kept out. tokens: of all answers. left_out: prompts that

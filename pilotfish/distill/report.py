@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from pilotfish.distill.measuring import ALL
-from pilotfish.distill.outcome import WINDOW, Outcome
+from pilotfish.distill.outcome import WINDOW, Distilled
 from pilotfish.field.drawing import MARKERS, PALETTE, plot
 from pilotfish.field.report.canvas import legend_below, plain
 from pilotfish.wire.files import write_whole
@@ -16,7 +16,7 @@ _MODE = 0o644
 _HEIGHT = 3.4  # inches
 
 
-def write(folder: Path, found: Outcome) -> Path:
+def write(folder: Path, found: Distilled) -> Path:
     """Write the report into the folder; returns the page."""
     write_whole(folder / "report.json", _json(found), _MODE)
     _depths(folder / "depths.png", found)
@@ -27,11 +27,11 @@ def write(folder: Path, found: Outcome) -> Path:
     return page
 
 
-def _json(found: Outcome) -> bytes:
+def _json(found: Distilled) -> bytes:
     return msgspec.json.format(msgspec.json.encode(found.figures())) + b"\n"
 
 
-def _page(found: Outcome) -> str:
+def _page(found: Distilled) -> str:
     before, after = found.before[ALL], found.after[ALL]
     lines = [
         f"# {found.drafter} for {found.target}",
@@ -70,7 +70,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _depths(path: Path, found: Outcome) -> None:
+def _depths(path: Path, found: Distilled) -> None:
     places = found.before[ALL].positions
     title = f"Drafts that agree so far (n = {places} places kept out)"
     with plot(path, title, "tokens in a row", "share of places") as axes:
@@ -86,7 +86,7 @@ def _depths(path: Path, found: Outcome) -> None:
         axes.legend()
 
 
-def _kinds(path: Path, found: Outcome) -> None:
+def _kinds(path: Path, found: Distilled) -> None:
     rows = found.rows
     inches = (4.8, max(_HEIGHT, 1.2 + 0.35 * len(rows)))
     title = "α by kind (○ before, ● after; * not learnt)"
@@ -103,7 +103,7 @@ def _kinds(path: Path, found: Outcome) -> None:
         axes.set_yticks(range(len(rows)), names)
 
 
-def _learning(path: Path, found: Outcome) -> None:
+def _learning(path: Path, found: Distilled) -> None:
     looks = [(line["step"], line["alpha"]) for line in found.curve if "alpha" in line]
     steps = [(line["step"], line["hard"]) for line in found.curve if "hard" in line]
     title = f"Learning ({found.learnt} answers; best at step {found.step})"

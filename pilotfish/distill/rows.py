@@ -1,7 +1,7 @@
 """An answer as the drafter reads it, and what it is to say at each place of it.
 
-In:  a prompt and the target's answer to it. Out: a `Row`: the drafter's own ids, and for each token
-     of the answer where the drafter would be asked for it and what it would have to say.
+In:  a prompt and the target's answer to it. Out: a `TrainingRow`: the drafter's own ids, and for
+     each token of the answer where the drafter is asked for it and what it has to say.
 
 A row is made by the bridge that a device drafts through, so the prompt stands in the drafter's own
 template and the answer in its own tokens, and what is learnt is what will be asked. The context
@@ -24,7 +24,7 @@ from pilotfish.wire.codecs.logprobs import TokenLogprob
 NOWHERE = -1  # a position that the row does not have; a token that the drafter does not have
 
 
-class Row(msgspec.Struct, frozen=True):
+class TrainingRow(msgspec.Struct, frozen=True):
     """One answer of n tokens.
 
     ids: the drafter's, [m]: prompt and answer. prompt: how many of them are the prompt's. at: [n],
@@ -64,7 +64,7 @@ def row_of(
     prompt: Prompt,
     answer: Sequence[int],
     told: Sequence[TokenLogprob | None],
-) -> Row:
+) -> TrainingRow:
     """Make the row. told: of each token of the answer, what the target found likely."""
     own, bridge = OwnTokens(pair), pair.bridge()
     bridge.start(prompt)
@@ -83,7 +83,7 @@ def row_of(
         kept = [(id, value) for id, value in tops if id >= 0 and np.isfinite(value)]
         likely.append([id for id, _ in kept])
         weights.append([round(float(value), 4) for _, value in kept])
-    return Row(
+    return TrainingRow(
         ids=[int(id) for id in whole],
         prompt=len(prompt.own),
         at=at,

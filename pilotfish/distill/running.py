@@ -15,7 +15,7 @@ from pilotfish.distill import asking
 from pilotfish.distill.answers import Answered, AnswerFile
 from pilotfish.distill.generating import Asker
 from pilotfish.distill.measuring import Measurer, measured
-from pilotfish.distill.outcome import Outcome
+from pilotfish.distill.outcome import Distilled
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.distill.settings import DistillSettings
 from pilotfish.edge_runtime.process import EdgeServer
@@ -31,7 +31,7 @@ _ALIKE = 0.9  # of the places: where torch's model and the artifact must choose 
 _PROBES = 3  # answers to compare them on
 
 
-def distill(told: DistillSettings, progress: Told) -> Outcome:
+def distill(told: DistillSettings, progress: Told) -> Distilled:
     """Make the drafter better; what a killed run has made is taken up."""
     if (told.edge is None) == (told.target is None):
         raise UnsupportedError("Name the target: --edge ADDRESS, or --target DIR.")
@@ -48,7 +48,7 @@ def distill(told: DistillSettings, progress: Told) -> Outcome:
         learnt = _trained(told, folder, before, answers, shared, context, progress)
         after = _exported(str(folder.trained), told.out, told, progress, again=True)
         found = read(after.path, "acceptance after")
-        return Outcome(
+        return Distilled(
             drafter=before.manifest.model,
             target=folder.facts["pair"]["target"],
             artifact=str(told.out),
@@ -165,9 +165,11 @@ def _trained(
     known: dict[str, int] | None = folder.facts.get("learnt")
     if known is not None:
         return known
-    from pilotfish.distill.weights import Drafter  # torch takes seconds, and may not be there
+    from pilotfish.distill.weights import (
+        TrainableDrafter,
+    )  # torch takes seconds, and may not be there
 
-    drafter = Drafter(
+    drafter = TrainableDrafter(
         told.draft, lambda label, done, total: progress(label, done, total or 1, None)
     )
     from pilotfish.distill.training import Trainer

@@ -14,43 +14,36 @@ from its last checkpoint as if nothing had happened.
 from __future__ import annotations
 
 import math
-import os
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from pilotfish.distill.answers import Answered
+from pilotfish.distill.checkpoints import restore, restore_facts, store
 from pilotfish.distill.measuring import ALL, by_kind
-from pilotfish.distill.rows import Row
+from pilotfish.distill.rows import TrainingRow
 from pilotfish.distill.run_folder import RunFolder
+from pilotfish.distill.schedule import rate_at, rows_at, steps_of_epoch
 from pilotfish.distill.training_choices import TrainingChoices
 from pilotfish.wire.errors import RunFileError, UnsupportedError
-from pilotfish.wire.files import beside, take_place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_SORTED = 8  # batches whose rows are sorted by length together, so that little is padding
 _TIMED = range(3, 9)  # steps by which the pace is measured; the first ones are slow
 _CLIP = 1.0  # norm of a gradient
 _BETAS = (0.9, 0.95)
-_LAST_RATE = 0.05  # of the highest, at the end
 _AT_ONCE = 8  # rows of an evaluation
 _PACE_LEFT = 0.85  # of the minutes are for steps; the rest is for looks and checkpoints
 _MOST_LOOKED = 32  # answers of a look, which takes as long as some steps
 
 
-class Look(NamedTuple):
-    """A look at held-out prompts of the kinds that are learnt."""
+class Best(NamedTuple):
+    """The step whose weights agreed most with the target on held-out prompts, and how much."""
 
     step: int
     alpha: float
@@ -64,7 +57,7 @@ class Learnt(NamedTuple):
     alpha: float
 
 
-Told = Callable[[int, int, float], None]
+Steps = Callable[[int, int, float], None]
 """Called as told(steps done, steps in all, seconds left)."""
 
 
@@ -100,9 +93,10 @@ class Trainer:
         self._shared = torch.from_numpy(found)
         self._place = np.full(size, -1)  # [V_d] → [v]
         self._place[found] = np.arange(len(found))
+        self._lessons = [one.row for one in self._learnt]
         self._optimizer = self._adamw()
         self._step, self._total = 0, self._most_steps
-        self._best = Look(0, -1.0)
+        self._best = Best(0, -1.0)
         self._behind = 0  # looks since the best one
         self._resume()
 
@@ -114,14 +108,12 @@ class Trainer:
         return self._step
 
     @property
-    def _epoch_steps(self) -> int:
-        return math.ceil(len(self._learnt) / self._choices.batch)
-
-    @property
     def _most_steps(self) -> int:
-        return max(1, round(self._epoch_steps * self._choices.epochs))
+        return max(
+            1, round(steps_of_epoch(len(self._learnt), self._choices.batch) * self._choices.epochs)
+        )
 
-    def train(self, told: Told) -> Learnt:
+    def train(self, told: Steps) -> Learnt:
         """Go on to the last step, or until it gets no better; the model holds the best weights."""
         if self._step == 0:
             self._look()
@@ -130,7 +122,9 @@ class Trainer:
         timed: list[float] = []
         while self._step < self._total and not self._stuck:
             at_s = time.monotonic()
-            loss, hard = self._learn(self._rows(self._step))
+            loss, hard = self._learn(
+                rows_at(self._step, self._lessons, self._choices.batch, self._seed)
+            )
             self._step += 1
             now_s = time.monotonic()
             if self._step in _TIMED:
@@ -159,32 +153,12 @@ class Trainer:
         limit = int(self._choices.minutes * 60 * _PACE_LEFT / (sum(timed) / len(timed)))
         self._total = max(_TIMED[-1] + 1, min(self._total, limit))
 
-    def _rate(self) -> float:
-        """Rise for a twentieth of the steps, then fall along a cosine."""
-        done = self._step / self._total
-        rise = min(1.0, (self._step + 1) / max(1.0, 0.05 * self._most_steps))
-        fall = _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-        return self._choices.rate * rise * fall
-
-    def _rows(self, step: int) -> list[Row]:
-        """Choose the rows of a step, which its number settles."""
-        epoch, at = divmod(step, self._epoch_steps)
-        draw = random.Random(f"{self._seed}:{epoch}")
-        order = draw.sample(range(len(self._learnt)), len(self._learnt))
-        rows = [self._learnt[index].row for index in order]
-        size = self._choices.batch
-        batches: list[list[Row]] = []
-        for start in range(0, len(rows), _SORTED * size):
-            group = sorted(rows[start : start + _SORTED * size], key=lambda row: len(row.ids))
-            batches += [group[at : at + size] for at in range(0, len(group), size)]
-        draw.shuffle(batches)
-        return batches[at % len(batches)]
-
-    def _learn(self, rows: Sequence[Row]) -> tuple[float, float]:
+    def _learn(self, rows: Sequence[TrainingRow]) -> tuple[float, float]:
         """Make one step; returns the loss, and its part on the target's tokens (nats)."""
         self._model.train()
+        rate = self._choices.rate * rate_at(self._step, self._total, self._most_steps)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rate()
+            group["lr"] = rate
         self._optimizer.zero_grad()
         loss, hard = self._loss(rows)
         torch.autograd.backward(loss)
@@ -196,7 +170,7 @@ class Trainer:
             )
         return loss.item(), hard.item()
 
-    def _loss(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _loss(self, rows: Sequence[TrainingRow]) -> tuple[torch.Tensor, torch.Tensor]:
         places = [row.learnable for row in rows]
         # [l, d] of all rows together, [l, v]
         states = torch.cat(
@@ -226,7 +200,7 @@ class Trainer:
         share = self._choices.hard
         return share * hard + (1 - share) * soft, hard.detach()
 
-    def _states(self, rows: Sequence[Row]) -> torch.Tensor:
+    def _states(self, rows: Sequence[TrainingRow]) -> torch.Tensor:
         """Compute the last layer's states, [b, m, d]; what follows a row's end is padding.
 
         No token sees what is behind it, so padding there needs no mask.
@@ -265,7 +239,7 @@ class Trainer:
 
     # Held-out prompts
 
-    def agreed(self, rows: Sequence[Row]) -> Iterator[NDArray[np.bool_]]:
+    def agreed(self, rows: Sequence[TrainingRow]) -> Iterator[NDArray[np.bool_]]:
         """Find where the model says the target's tokens, bool [n] a row."""
         self._model.eval()
         with torch.no_grad():
@@ -292,11 +266,11 @@ class Trainer:
         )
         self._behind += 1
         if alpha > self._best.alpha:
-            self._best, self._behind = Look(self._step, alpha), 0
-            _store(self._folder.best, self._weights(), {"step": self._step, "alpha": alpha})
+            self._best, self._behind = Best(self._step, alpha), 0
+            store(self._folder.best, self._weights(), {"step": self._step, "alpha": alpha})
 
     def _take_best(self) -> None:
-        tensors, facts = _restore(self._folder.best)
+        tensors, facts = restore(self._folder.best)
         if facts["step"] != self._best.step:
             raise RunFileError(f"{self._folder.best} is not this run's: name another --run-folder.")
         self._set_weights(tensors)
@@ -325,7 +299,7 @@ class Trainer:
             "behind": self._behind,
         }
         path = self._folder.checkpoint(self._step)
-        _store(path, tensors, facts)
+        store(path, tensors, facts)
         for _, old in older:
             if old != path:
                 old.unlink(missing_ok=True)
@@ -336,7 +310,7 @@ class Trainer:
         self._folder.curve(there[0][0] if there else -1)
         if not there:
             return
-        tensors, facts = _restore(there[0][1])
+        tensors, facts = restore(there[0][1])
         try:
             self._set_weights(tensors)
             self._set_moments(tensors)
@@ -345,9 +319,9 @@ class Trainer:
                 f"{there[0][1]} does not fit this drafter: name another --run-folder."
             ) from error
         self._step, self._total = int(facts["step"]), int(facts["total"])
-        self._best = Look(int(facts["best"]), float(facts["alpha"]))
+        self._best = Best(int(facts["best"]), float(facts["alpha"]))
         self._behind = int(facts["behind"])
-        if _restore_facts(self._folder.best)["step"] != self._best.step:
+        if restore_facts(self._folder.best)["step"] != self._best.step:
             # killed between a better look and the checkpoint behind it: that look comes again
             self._best = self._best._replace(alpha=-1.0)
 
@@ -360,35 +334,3 @@ class Trainer:
                 state.setdefault(int(number), {})[what] = value
         own = self._optimizer.state_dict()
         self._optimizer.load_state_dict({**own, "state": state})
-
-
-def _store(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, float]) -> None:
-    """Write tensors and what is to be said of them, whole or not at all."""
-    partial = beside(path)
-    try:
-        told = {"facts": msgspec.json.encode(facts).decode()}
-        save_file({name: one.contiguous() for name, one in tensors.items()}, partial, told)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        take_place(partial, path)
-    except SafetensorError as error:  # what safetensors makes of a full disk
-        partial.unlink(missing_ok=True)
-        raise OSError(f"{path} cannot be written: {error}") from error
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def _restore(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    facts = _restore_facts(path)
-    with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
-
-
-def _restore_facts(path: Path) -> dict[str, Any]:
-    try:
-        with safe_open(path, "pt") as file:
-            found: dict[str, Any] = msgspec.json.decode(file.metadata()["facts"])
-    except (SafetensorError, OSError, KeyError, TypeError, msgspec.DecodeError) as error:
-        raise RunFileError(f"{path} cannot be read: {error}. Name another --run-folder.") from error
-    return found

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TIED = "lm_head.weight"
 
 
-class Drafter:
+class TrainableDrafter:
     """A drafter's weights: ``model`` is transformers', f32, ready to be trained."""
 
     def __init__(self, source: str, progress: Progress) -> None:

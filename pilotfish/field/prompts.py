@@ -18,7 +18,7 @@ BUILT_IN = (
 _KEYS = ("prompt", "question")
 
 
-class Line(NamedTuple):
+class PromptLine(NamedTuple):
     """A line of a file of prompts: its number, and the text or the JSON object that it is."""
 
     number: int
@@ -36,7 +36,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     )
 
 
-def numbered_lines(path: Path) -> list[Line]:
+def numbered_lines(path: Path) -> list[PromptLine]:
     """Read the lines that are not empty: JSON objects if the first one begins as such, else texts.
 
     UnsupportedError says what is wrong with the file, and in which line.
@@ -51,11 +51,11 @@ def numbered_lines(path: Path) -> list[Line]:
     if "\0" in text:
         raise UnsupportedError(f"{path} is no text: it holds bytes of value 0.")
     lines = enumerate(text.split("\n"), 1)
-    numbered = [Line(number, line.strip()) for number, line in lines if line.strip()]
+    numbered = [PromptLine(number, line.strip()) for number, line in lines if line.strip()]
     if not numbered:
         raise UnsupportedError(f"{path} holds no prompt: give it one a line.")
     if str(numbered[0].content).startswith("{"):
-        return [Line(number, _object(path, number, str(line))) for number, line in numbered]
+        return [PromptLine(number, _object(path, number, str(line))) for number, line in numbered]
     return numbered
 
 
@@ -69,7 +69,7 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     return entry
 
 
-def text_of(path: Path, line: Line, named: Sequence[str] = _KEYS) -> str:
+def text_of(path: Path, line: PromptLine, named: Sequence[str] = _KEYS) -> str:
     """Return the text of a JSON line. named: the keys that the error tells of."""
     assert isinstance(line.content, dict)
     found = next((line.content[key] for key in _KEYS if key in line.content), None)

@@ -9,13 +9,13 @@ import pytest
 
 from pilotfish.distill.answers import Answered, AnswerFile
 from pilotfish.distill.asking import Prompting
-from pilotfish.distill.rows import Row
+from pilotfish.distill.rows import TrainingRow
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.wire.errors import RunFileError
 
 
 def answered(number: int) -> Answered:
-    row = Row([1, 2, number], 2, [1], [number], [[number, 4]], [[-0.5, -1.0]])
+    row = TrainingRow([1, 2, number], 2, [1], [number], [[number, 4]], [[-0.5, -1.0]])
     prompting = Prompting("kind", f"prompt {number}")
     return Answered(prompting.key, prompting, number % 2 == 0, [5, 6], [number], "length", row)
 
