@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pilotfish.device_runtime.device import Device
@@ -16,6 +17,7 @@ from pilotfish.distill.answers import Answered, AnswerFile
 from pilotfish.distill.generating import Asker
 from pilotfish.distill.measuring import Measurer, measured
 from pilotfish.distill.outcome import Distilled
+from pilotfish.distill.rows import Agreement
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.distill.settings import DistillSettings
 from pilotfish.edge_runtime.process import EdgeServer
@@ -44,7 +46,9 @@ def distill(told: DistillSettings, progress: Told) -> Distilled:
         context = max(len(one.row.ids) for one in answers) + 1
         shared = folder.shared()
         read = partial(_measured, told, context, shared, held, progress)
-        at_first = read(before.path, "acceptance before")
+        if "before" not in folder.facts:
+            folder.expect(read(before.path, "acceptance before"), "before")
+        at_first = msgspec.convert(folder.facts["before"], dict[str, Agreement])
         learnt = _trained(told, folder, before, answers, shared, context, progress)
         after = _exported(str(folder.trained), told.out, told, progress, again=True)
         found = read(after.path, "acceptance after")

@@ -10,10 +10,10 @@ from pilotfish.wire.settings import setting
 
 
 class TrainingChoices(msgspec.Struct, frozen=True, kw_only=True):
-    """How it is trained. The defaults are what served best on one real pair (docs/distill.md)."""
+    """How it is trained. The defaults are usual for models of some 100 million weights."""
 
     rate: Annotated[float, setting("AdamW's learning rate at its highest", gt=0.0, le=1.0)] = 2e-4
-    batch: Annotated[int, setting("answers a step", ge=1, le=1024)] = 8
+    batch: Annotated[int, setting("answers a step", ge=1, le=1024)] = 4
     epochs: Annotated[float, setting("times that each answer is seen", gt=0.0, le=1000.0)] = 3.0
     minutes: Annotated[
         float | None,

@@ -166,7 +166,7 @@ def test_other_settings_are_refused_in_one_sentence(made: Made, whole: Path) -> 
     ]
 
 
-def test_a_gguf_file_is_trained_as_well(made: Made, whole: Path) -> None:
+def test_a_gguf_file_is_trained_as_well(made: Made) -> None:
     write_gguf(made.folder / "drafter.gguf", CONFIG)
     said = made.run("of_gguf", "--draft", "drafter.gguf", "--epochs", "1", "--json", "-")
     found = json.loads(said)
