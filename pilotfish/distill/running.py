@@ -50,7 +50,8 @@ def distill(told: DistillSettings, progress: Told) -> Distilled:
             folder.expect(read(before.path, "acceptance before"), "before")
         at_first = msgspec.convert(folder.facts["before"], dict[str, Agreement])
         learnt = _trained(told, folder, before, answers, shared, context, progress)
-        after = _exported(str(folder.trained), told.out, told, progress, again=True)
+        trained = _trained_folder(folder, before)
+        after = _exported(str(trained), told.out, told, progress, again=True)
         found = read(after.path, "acceptance after")
         return Distilled(
             drafter=before.manifest.model,
@@ -190,11 +191,16 @@ def _trained(
     if not trainer.step:
         _expect_alike(trainer.agreed, Measurer(before.path, context, told, shared), answers)
     learnt = trainer.train(lambda done, total, left_s: progress("training", done, total, left_s))
-    drafter.save(folder.trained)
+    drafter.save(_trained_folder(folder, before))
     folder.expect({"step": learnt.step, "steps": learnt.steps}, "learnt")
     for _, path in folder.checkpoints():  # as large as three models
         path.unlink()
     return {"step": learnt.step, "steps": learnt.steps}
+
+
+def _trained_folder(folder: RunFolder, before: Artifact) -> Path:
+    """Name the folder of the trained weights, after which the artifact is called."""
+    return folder.trained / f"{Path(before.manifest.model).name}-distilled"
 
 
 def _expect_alike(agreed: Any, measurer: Measurer, answers: Sequence[Answered]) -> None:

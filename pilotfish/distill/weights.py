@@ -103,8 +103,10 @@ def _shape(file: Path) -> PretrainedConfig:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
-    config._name_or_path = ""  # it may tell of this machine
-    return config
+    # without what GGUF says besides, which no config.json has, and which may tell of this machine
+    known = type(config)().to_dict()
+    said = {name: value for name, value in config.to_dict().items() if name in known}
+    return type(config).from_dict(said)
 
 
 def _is_model(folder: Path) -> bool:

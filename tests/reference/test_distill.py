@@ -119,13 +119,15 @@ def test_the_drafter_learns_what_the_target_says(made: Made, whole: Path) -> Non
 
 def test_what_is_written_is_the_same_model_with_other_weights(made: Made, whole: Path) -> None:
     before = open_source(str(made.folder / "drafter"))
-    after = open_source(str(whole.with_name("whole-run") / "trained"))
+    folder = whole.with_name("whole-run") / "trained" / "drafter-distilled"
+    after = open_source(str(folder))
     assert after.config.layers == before.config.layers
     assert after.tokenizer_json == before.tokenizer_json
     assert (after.bos_id, after.eos_ids) == (before.bos_id, before.eos_ids)
     first = Artifact.open(whole.with_name("whole-run") / "before").manifest
     manifest = Artifact.open(whole).manifest
     assert manifest.tokenizer_fingerprint == first.tokenizer_fingerprint
+    assert manifest.model == "drafter-distilled"
     assert manifest.dimensions == first.dimensions
     assert manifest.files["model.onnx.data"] != first.files["model.onnx.data"]
 
