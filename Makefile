@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constrain
 SHORTLY := | sed -u -nE 's/^ +(Downloading|Using cached) (.*\.whl \(.*)/  \2/p; s/^Installing coll.*/  unpacking …/p'
 
 # Files whose tests take longest begin first.
-LONGEST := $(addprefix tests/reference/test_,judge_training.py flags.py families.py)
+LONGEST := $(addprefix tests/reference/test_,distill.py judge_training.py flags.py families.py)
 
 .PHONY: help venv demo test test-all test-reference lint format bench deb clean
 help:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from pilotfish.device_runtime.bridge import Asked, Prompt, Talk, are_messages
+from pilotfish.device_runtime.bridge import Asked, Pair, Prompt, Talk, are_messages
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Choosable, Conversation
 from pilotfish.device_runtime.drafting import Drafter
@@ -313,9 +313,14 @@ class Device:
         return met is not None and partners.expect(met) == partners.latest.vocabulary
 
     @property
+    def pair(self) -> Pair:
+        """The drafter's vocabulary and the target's; its own twice until an edge is greeted."""
+        return self._partners.latest.pair
+
+    @property
     def vocabulary(self) -> Vocabulary:
         """The target's vocabulary; the drafter's until an edge is greeted."""
-        return self._partners.latest.pair.target
+        return self.pair.target
 
     @property
     def tokenizer(self) -> Tokenizer:

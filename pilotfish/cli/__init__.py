@@ -14,8 +14,8 @@ from pilotfish.wire.prose import one_line
 
 # each is a module of that name here
 _COMMANDS = (
-    *("demo", "device", "edge", "probe", "field", "judge", "emulate", "export", "bundle", "flash"),
-    *("keys", "reload", "selftest"),
+    *("demo", "device", "edge", "probe", "field", "judge", "distill", "emulate", "export"),
+    *("bundle", "flash", "keys", "reload", "selftest"),
 )
 _PACKAGES = ("field", "judge")  # with a module for each action
 _IO_ERROR = 74

@@ -1,9 +1,9 @@
 """The prompts of a run: a file's, or the built-in ones."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pilotfish.wire.errors import UnsupportedError
 
@@ -17,7 +17,14 @@ BUILT_IN = (
 )
 _KEYS = ("prompt", "question")
 _MESSAGES = "messages"
-Question: TypeAlias = "str | Sequence[Mapping[str, Any]]"  # a text, or messages up to a user's
+Question: TypeAlias = "str | list[dict[str, Any]]"  # a text, or messages up to a user's
+
+
+class PromptLine(NamedTuple):
+    """A line of a file of prompts: its number, and the text or the JSON object that it is."""
+
+    number: int
+    content: str | dict[str, Any]
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
@@ -25,7 +32,10 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
     UnsupportedError says what is wrong with the file, and in which line.
     """
-    return tuple(_text(path, number, found) for number, found in _entries(path))
+    return tuple(
+        line.content if isinstance(line.content, str) else text_of(path, line)
+        for line in numbered_lines(path)
+    )
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
@@ -33,52 +43,60 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 
     Of these, what stands behind the last user's message is left out.
     """
-    return tuple(
-        _talk(path, number, found[_MESSAGES])
-        if isinstance(found, dict) and _MESSAGES in found
-        else _text(path, number, found)
-        for number, found in _entries(path)
-    )
+    return tuple(question_of(path, line) for line in numbered_lines(path))
 
 
-def _entries(path: Path) -> list[tuple[int, Any]]:
-    """List what the lines hold, and their numbers: texts, or what JSON says."""
+def numbered_lines(path: Path) -> list[PromptLine]:
+    """Read the lines that are not empty: JSON objects if the first one begins as such, else texts.
+
+    UnsupportedError says what is wrong with the file, and in which line.
+    """
     try:
         # by line feeds alone: JSON strings may hold what else ends a line in Unicode
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnsupportedError(f"The prompts in {path} are not UTF-8 text: {error}.") from error
     except OSError as error:
         raise UnsupportedError(f"The prompts cannot be read: {error}.") from error
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    if "\0" in text:
+        raise UnsupportedError(f"{path} is no text: it holds bytes of value 0.")
+    lines = enumerate(text.split("\n"), 1)
+    numbered = [PromptLine(number, line.strip()) for number, line in lines if line.strip()]
     if not numbered:
         raise UnsupportedError(f"{path} holds no prompt: give it one a line.")
-    if numbered[0][1].startswith("{"):
-        return [(number, _from_json(path, number, line)) for number, line in numbered]
-    return list(numbered)
+    if str(numbered[0].content).startswith("{"):
+        return [PromptLine(number, _object(path, number, str(line))) for number, line in numbered]
+    return numbered
 
 
-def _from_json(path: Path, number: int, line: str) -> Any:
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UnsupportedError(f"{path}, line {number} is not JSON: {error}.") from error
-    return entry if isinstance(entry, dict) else {}
+    if not isinstance(entry, dict):
+        raise UnsupportedError(f"{path}, line {number} is no JSON object.")
+    return entry
 
 
-def _text(path: Path, number: int, entry: Any) -> str:
-    found = [entry]
-    if isinstance(entry, dict):
-        found = [entry[key] for key in _KEYS if key in entry]
-    if not found or not isinstance(found[0], str) or not found[0].strip():
-        raise UnsupportedError(
-            f"{path}, line {number} has no text under {' or '.join(map(repr, _KEYS))}."
-        )
-    _encodable(path, number, found[0])
-    return found[0]
+def text_of(path: Path, line: PromptLine, named: Sequence[str] = _KEYS) -> str:
+    """Return the text of a JSON line. named: the keys that the error tells of."""
+    assert isinstance(line.content, dict)
+    found = next((line.content[key] for key in _KEYS if key in line.content), None)
+    if not isinstance(found, str) or not found.strip():
+        told = " or ".join(map(repr, named))
+        raise UnsupportedError(f"{path}, line {line.number} has no text under {told}.")
+    _expect_encodable(path, line.number, found)
+    return found
 
 
-def _talk(path: Path, number: int, messages: Any) -> Question:
+def question_of(path: Path, line: PromptLine) -> Question:
+    """Return the text or the messages of a line."""
+    if isinstance(line.content, str):
+        return line.content
+    if _MESSAGES not in line.content:
+        return text_of(path, line, (*_KEYS, _MESSAGES))
+    messages = line.content[_MESSAGES]
     texts = [
         isinstance(one, dict)
         and isinstance(one.get("role"), str)
@@ -88,16 +106,16 @@ def _talk(path: Path, number: int, messages: Any) -> Question:
     asked = [at for at, one in enumerate(messages) if one["role"] == "user"] if all(texts) else []
     if not asked:
         raise UnsupportedError(
-            f"{path}, line {number} has no messages, each with a role and a text as its content, "
-            "of which one is a user's."
+            f"{path}, line {line.number} has no messages, each with a role and a text as its "
+            "content, of which one is a user's."
         )
     talk = [{"role": one["role"], "content": one["content"]} for one in messages]
     for one in talk:
-        _encodable(path, number, one["role"] + one["content"])
+        _expect_encodable(path, line.number, one["role"] + one["content"])
     return talk[: asked[-1] + 1]
 
 
-def _encodable(path: Path, number: int, text: str) -> None:
+def _expect_encodable(path: Path, number: int, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair

@@ -1,0 +1,121 @@
+"""``pilotfish distill``: a better drafter for a target, made here."""
+
+import argparse
+from types import TracebackType
+
+from rich.console import Console
+from rich.table import Table
+
+from pilotfish.cli.countdown import Countdown
+from pilotfish.cli.extras import export_tools
+from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.distill.measuring import ALL
+from pilotfish.distill.outcome import WINDOW, Distilled
+from pilotfish.distill.settings import DistillSettings
+
+_DESCRIPTION = """\
+Makes a drafter better for one target, on this machine. It asks the target (several sessions at
+once, over the wire), trains the drafter's weights on the answers as a device would read them, and
+exports the result. It says what that brought on prompts that were kept out: α, the share of the
+target's tokens that the drafter guesses, and S(d), the tokens accepted of a window of d.
+
+Killed at any time, it goes on where it stopped when the same command is given again: all that it
+has stands in the run's folder, report included. Needs the extra 'distill' (torch, transformers)."""
+_EXAMPLE = """\
+example:
+  pilotfish distill --draft default --target target --prompts questions.jsonl --out drafter
+  pilotfish distill --draft default --edge tcp://10.0.0.2:7077 --keys --minutes 45 --out drafter
+  pilotfish device run --draft drafter --edge tcp://10.0.0.2:7077 --keys "Why is the sky blue?"
+
+The edge answers eight sessions in one pass only if its artifact takes them so: export the target
+with --dialect opset24 for that. Prompts like those that the drafter will meet help most; the
+built-in ones are short, of nine kinds, two of which are never learnt from: what is forgotten shows
+there.
+"""
+
+
+def add_to(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "distill",
+        help="make a drafter better for one target",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, DistillSettings)
+    json_option(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    told = from_args(args, DistillSettings)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    from pilotfish.distill.report import write  # first: without matplotlib nothing is begun
+
+    with export_tools():
+        from pilotfish.distill.running import distill
+
+    with _Stages() as stages:
+        found = distill(told, stages.at)
+    page = write(told.folder, found)
+    console.print(_table(found))
+    console.print(f"{found.learnt} answers learnt from; the report is {page}", markup=False)
+    if args.json:
+        write_json(args.json, found.figures())
+    if args.json != "-":
+        print(told.out)
+    return 0
+
+
+class _Stages:
+    """A countdown for each stage in turn."""
+
+    def __init__(self) -> None:
+        self._label = ""
+        self._countdown: Countdown | None = None
+
+    def at(self, label: str, done: int, total: int, left_s: float | None) -> None:
+        """So many steps of this stage are done."""
+        if self._countdown is None or self._label != label:
+            self._end()
+            self._label, self._countdown = label, Countdown(label, total)
+            self._countdown.__enter__()
+        self._countdown.at(done, left_s)
+
+    def _end(self) -> None:
+        if self._countdown is not None:
+            self._countdown.__exit__(None, None, None)
+        self._countdown = None
+
+    def __enter__(self) -> "_Stages":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+
+def _table(found: Distilled) -> Table:
+    table = Table(title=f"{found.drafter} for {found.target}, answers kept out")
+    table.add_column("kind")
+    for name in ("places", "α before", "after", "change", f"S({WINDOW}) before", "after"):
+        table.add_column(name, justify="right")
+    for kind, places, before, after, accepted, now in found.rows:
+        if kind == ALL:
+            table.add_section()
+        table.add_row(
+            f"{kind} (not learnt)" if found.unlearnt(kind) else kind,
+            f"{places}",
+            f"{before:.3f}",
+            f"{after:.3f}",
+            f"{after - before:+.3f}",
+            f"{accepted:.2f}",
+            f"{now:.2f}",
+        )
+    return table

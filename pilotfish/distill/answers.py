@@ -1,0 +1,88 @@
+"""The answers of a run: lines of a file, appended one by one, that no kill or full disk hurts.
+
+A line that was cut short is dropped when the file is opened again; all before it are whole.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from threading import Lock
+
+import msgspec
+
+from pilotfish.distill.asking import Prompting
+from pilotfish.distill.rows import TrainingRow
+from pilotfish.wire.errors import RunFileError
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """A prompt with its answer.
+
+    key: the prompt's (`Prompting.key`). held: it is not learnt from. told: the prompt in the
+    target's ids. answer: the target's. row: the same as the drafter reads it.
+    """
+
+    key: str
+    prompting: Prompting
+    held: bool
+    told: list[int]
+    answer: list[int]
+    finish_reason: str
+    row: TrainingRow
+
+    @property
+    def kind(self) -> str:
+        """What the prompt is an example of."""
+        return self.prompting.kind
+
+
+class AnswerFile:
+    """The answers that are there, and more. `add` may be called from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.answers: dict[str, Answered] = {}
+        self._lock = Lock()
+        if path.exists():
+            self._read()
+
+    def add(self, one: Answered) -> None:
+        """Append an answer; it is with the operating system when this returns.
+
+        Raises `OSError` if it cannot be written; the file is then as it was before.
+        """
+        line = msgspec.json.encode(one) + b"\n"
+        with self._lock:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                before = os.fstat(descriptor).st_size
+                _write(descriptor, line, before, self.path)
+            finally:
+                os.close(descriptor)
+            self.answers[one.key] = one
+
+    def _read(self) -> None:
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        try:
+            found = msgspec.json.Decoder(Answered).decode_lines(data[:whole])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RunFileError(
+                f"{self.path} is not a file of answers, or is damaged: {error}. Name another "
+                "--run-folder."
+            ) from error
+        self.answers = {one.key: one for one in found}
+        if whole < len(data):
+            os.truncate(self.path, whole)
+
+
+def _write(descriptor: int, line: bytes, before: int, path: Path) -> None:
+    """Write all of the line, or nothing."""
+    left = memoryview(line)
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+    except OSError as error:  # such as a full disk, after a part of the line
+        os.ftruncate(descriptor, before)
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error

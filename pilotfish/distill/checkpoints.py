@@ -1,0 +1,52 @@
+"""Files of weights in training: each is whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+
+from pilotfish.wire.errors import RunFileError
+from pilotfish.wire.files import beside, take_place
+
+if TYPE_CHECKING:
+    import torch
+
+
+def store(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, float]) -> None:
+    """Write tensors and what is to be said of them, whole or not at all."""
+    from safetensors.torch import save_file
+
+    partial = beside(path)
+    try:
+        told = {"facts": msgspec.json.encode(facts).decode()}
+        save_file({name: one.contiguous() for name, one in tensors.items()}, partial, told)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        take_place(partial, path)
+    except SafetensorError as error:  # what safetensors makes of a full disk
+        partial.unlink(missing_ok=True)
+        raise OSError(f"{path} cannot be written: {error}") from error
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def restore(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Read tensors, and what is said of them; `RunFileError` if they are damaged."""
+    facts = restore_facts(path)
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+
+
+def restore_facts(path: Path) -> dict[str, Any]:
+    """Read only what is said of them."""
+    try:
+        with safe_open(path, "pt") as file:
+            found: dict[str, Any] = msgspec.json.decode(file.metadata()["facts"])
+    except (SafetensorError, OSError, KeyError, TypeError, msgspec.DecodeError) as error:
+        raise RunFileError(f"{path} cannot be read: {error}. Name another --run-folder.") from error
+    return found

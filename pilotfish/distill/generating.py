@@ -1,0 +1,150 @@
+"""Ask the target, in several sessions at once, and keep each answer as it comes."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing, contextmanager
+
+from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.link.loss import AWAY
+from pilotfish.distill.answers import Answered, AnswerFile
+from pilotfish.distill.asking import Prompting, Selection
+from pilotfish.distill.rows import row_of
+from pilotfish.distill.settings import AnswerOptions
+from pilotfish.wire.errors import EdgeLostError, UnsupportedError
+from pilotfish.wire.protocols import STREAM
+
+_OWN_TOKENS = 2  # a drafter's for one of the target's, at most, in ordinary text
+
+Progress = Callable[[int, int], None]
+"""Called as progress(answers done, answers in all)."""
+
+
+class Asker:
+    """A device and its lanes, which ask the target."""
+
+    def __init__(self, device: Device, options: AnswerOptions, sessions: int) -> None:
+        self._device, self._options, self._sessions = device, options, sessions
+
+    def ask(
+        self, selection: Selection, kept: AnswerFile, progress: Progress
+    ) -> tuple[list[Answered], int]:
+        """Answer what has no answer yet; return all answers, and how many prompts had no room.
+
+        Raises what ended it: an edge that is gone, a disk that is full. What was answered by then
+        is kept.
+        """
+        held = {one.key for one in selection.held}
+        wanted = {one.key: one for one in [*selection.held, *selection.learnt]}
+        # in the order of the hashes, so that whatever is there is of all kinds
+        ordered = [wanted[key] for key in sorted(wanted)]
+        fitting = [(one, prompt) for one in ordered if (prompt := self._fitting(one)) is not None]
+        if not fitting:
+            raise UnsupportedError(
+                f"The drafter or the edge has {self._device.context} tokens of context, and no "
+                f"prompt fits into them with an answer of {self._options.tokens}: lower --tokens."
+            )
+        left = [(one, prompt) for one, prompt in fitting if one.key not in kept.answers]
+        done = len(fitting) - len(left)
+        try:
+            with closing(self._answers(left, held)) as answers:  # also if one cannot be kept
+                for answered in answers:
+                    kept.add(answered)
+                    done += 1
+                    progress(done, len(fitting))
+        except AWAY as error:
+            raise EdgeLostError(
+                f"{error} {done} of {len(fitting)} answers are kept in {kept.path}: give the same "
+                "command again to go on."
+            ) from error
+        return [kept.answers[one.key] for one, _ in fitting], len(ordered) - len(fitting)
+
+    def _fitting(self, one: Prompting) -> Prompt | None:
+        """Make the prompt; None if it has no room for its answer."""
+        prompt = self._device.pair.prompt(one.asked)
+        most = self._options.tokens
+        own = most if self._device.pair.trivial else _OWN_TOKENS * most
+        longest = max(len(prompt.ids) + most, len(prompt.own) + own)
+        return prompt if longest <= self._device.context else None
+
+    def _answers(
+        self, left: Sequence[tuple[Prompting, Prompt]], held: set[str]
+    ) -> Generator[Answered, None, None]:
+        """Yield the answers as they come; at the first error all lanes stop."""
+        todo: queue.SimpleQueue[tuple[Prompting, Prompt]] = queue.SimpleQueue()
+        for one in left:
+            todo.put(one)
+        came: queue.SimpleQueue[Answered | None] = queue.SimpleQueue()
+        with self._lanes(min(self._sessions, len(left))) as lanes:
+            pool = ThreadPoolExecutor(max(1, len(lanes)))
+            running = [pool.submit(self._work, lane, todo, came, held) for lane in lanes]
+            try:
+                for _ in running:  # each lane tells its end by None
+                    while (answered := came.get()) is not None:
+                        yield answered
+                    _raise_failed(running)
+            finally:
+                _drain(todo)
+                for lane in lanes:
+                    lane.interrupt()
+                pool.shutdown()
+        _raise_failed(running)
+
+    @contextmanager
+    def _lanes(self, count: int) -> Iterator[list[Device]]:
+        with ExitStack() as stack:
+            others = [stack.enter_context(self._device.beside()) for _ in range(count - 1)]
+            yield [self._device, *others][:count]
+
+    def _work(
+        self,
+        lane: Device,
+        todo: queue.SimpleQueue[tuple[Prompting, Prompt]],
+        came: queue.SimpleQueue[Answered | None],
+        held: set[str],
+    ) -> None:
+        """Answer one prompt after the other."""
+        try:
+            while True:
+                try:
+                    asked, prompt = todo.get_nowait()
+                except queue.Empty:
+                    return
+                came.put(self._answer(lane, asked, prompt, held=asked.key in held))
+        finally:
+            came.put(None)
+
+    def _answer(self, lane: Device, one: Prompting, prompt: Prompt, *, held: bool) -> Answered:
+        options = self._options
+        found = lane.generate(
+            prompt,
+            protocol=STREAM,
+            max_tokens=options.tokens,
+            temperature=options.temperature,
+            seed=(options.seed + int(one.key[:12], 16)) % 2**63,
+            logprobs=options.top,
+        )
+        row = row_of(lane.pair, prompt, found.tokens, found.logprobs)
+        return Answered(
+            key=one.key,
+            prompting=one,
+            held=held,
+            told=prompt.ids.tolist(),
+            answer=list(found.tokens),
+            finish_reason=found.finish_reason,
+            row=row,
+        )
+
+
+def _raise_failed(running: Sequence[Future[None]]) -> None:
+    done, _ = wait(running, timeout=0, return_when=FIRST_EXCEPTION)
+    for one in done:
+        one.result()
+
+
+def _drain(todo: queue.SimpleQueue[tuple[Prompting, Prompt]]) -> None:
+    while not todo.empty():
+        todo.get_nowait()

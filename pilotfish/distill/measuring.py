@@ -1,0 +1,83 @@
+"""What a drafter's artifact agrees with, on the answers that are there: what a device will see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.distill.answers import Answered
+from pilotfish.distill.rows import Agreement, TrainingRow, agreement
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.decoder import Decoder
+from pilotfish.engines.passes import Pass
+from pilotfish.engines.settings import EngineSettings
+
+_AT_ONCE = 64  # rows of logits at a time; 64 over 150,000 tokens are 40 MB
+ALL = "all"
+
+
+class Measurer:
+    """A drafter's artifact, loaded; it reads answers and says where it agrees.
+
+    shared: the drafter's ids that the target has too, of which it chooses; None: all.
+    """
+
+    def __init__(
+        self, artifact: Path, context: int, engine: EngineSettings, shared: NDArray[np.int64] | None
+    ) -> None:
+        self._decoder = Decoder(
+            Artifact.open(artifact),
+            slots=1,
+            context=context,
+            threads=engine.threads,
+            provider=engine.provider,
+        )
+        self._shared = shared
+
+    def agreed(self, row: TrainingRow) -> NDArray[np.bool_]:
+        """Find where it says the target's token, bool [n]."""
+        ids, at, labels = np.array(row.ids), np.array(row.at), np.array(row.labels)
+        first = max(0, row.prompt - 1)  # nothing is asked within the prompt
+        self._decoder.rollback(0, 0)
+        if first:
+            self._decoder.forward([Pass(0, ids[:first], rows=0)])
+        choices = np.full(len(ids), -1)
+        for start in range(first, len(ids), _AT_ONCE):
+            part = ids[start : start + _AT_ONCE]
+            [seen] = self._decoder.forward([Pass(0, part)])
+            choices[start : start + len(part)] = self._choice(seen.logits)
+        return np.where(at >= 0, choices[at] == labels, False)
+
+    def _choice(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
+        if self._shared is None:
+            best: NDArray[np.int64] = logits.argmax(1)
+            return best
+        found: NDArray[np.int64] = self._shared[logits[:, self._shared].argmax(1)]
+        return found
+
+
+def by_kind(
+    answers: Sequence[Answered], agreed: Mapping[str, NDArray[np.bool_]]
+) -> dict[str, Agreement]:
+    """Count for each kind, and for all. agreed: by the answers' keys."""
+    kinds: dict[str, list[NDArray[np.bool_]]] = {ALL: []}
+    for one in answers:
+        kinds[ALL].append(agreed[one.key])
+        kinds.setdefault(one.kind, []).append(agreed[one.key])
+    return {kind: agreement(found) for kind, found in kinds.items()}
+
+
+def measured(
+    measurer: Measurer, answers: Sequence[Answered], progress: Callable[[int], None]
+) -> dict[str, Agreement]:
+    """Read the answers; progress is told how many are read."""
+
+    def read() -> Iterator[tuple[str, NDArray[np.bool_]]]:
+        for number, one in enumerate(answers, 1):
+            yield one.key, measurer.agreed(one.row)
+            progress(number)
+
+    return by_kind(answers, dict(read()))

@@ -1,0 +1,66 @@
+"""What a run came to: acceptance before and after, by depth and by kind, and how it was learnt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pilotfish.distill.measuring import ALL
+from pilotfish.distill.rows import Agreement
+
+WINDOW = 4  # the default window of drafting protocols, for S(4)
+
+
+class Distilled(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's figures.
+
+    learnt, held: answers learnt from, and kept out. tokens: of all answers. left_out: prompts that
+    had no room. kinds: those that were learnt. before, after: by kind and for `ALL`, on answers
+    that were kept out, as the artifacts say. step: whose weights were the best, of so many steps.
+    curve: the lines of learning.jsonl.
+    """
+
+    drafter: str
+    target: str
+    artifact: str
+    learnt: int
+    held: int
+    tokens: int
+    left_out: int
+    kinds: list[str]
+    before: dict[str, Agreement]
+    after: dict[str, Agreement]
+    step: int
+    steps: int
+    curve: list[dict[str, Any]]
+
+    @property
+    def rows(self) -> list[tuple[str, int, float, float, float, float]]:
+        """Of each kind, the learnt first: positions, α and S(4) before and after."""
+        order = [*self.kinds, *(kind for kind in sorted(self.before) if kind not in self.kinds)]
+        names = [kind for kind in order if kind in self.before and kind != ALL]
+        return [
+            (
+                kind,
+                self.before[kind].positions,
+                self.before[kind].alpha,
+                self.after[kind].alpha,
+                self.before[kind].accepted[WINDOW - 1],
+                self.after[kind].accepted[WINDOW - 1],
+            )
+            for kind in [*names, ALL]
+        ]
+
+    def unlearnt(self, kind: str) -> bool:
+        """Whether a kind was never trained on, so that what is forgotten shows there."""
+        return kind != ALL and kind not in self.kinds
+
+    def figures(self) -> dict[str, Any]:
+        """Return it all for JSON, with S(d) spelt out."""
+        told: dict[str, Any] = msgspec.to_builtins(self)
+        for name, found in (("before", self.before), ("after", self.after)):
+            told[name] = {
+                kind: {**one._asdict(), "accepted": one.accepted} for kind, one in found.items()
+            }
+        return told

@@ -1,0 +1,121 @@
+"""The report of a run: a page of Markdown with three pictures, and the figures as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from pilotfish.distill.measuring import ALL
+from pilotfish.distill.outcome import WINDOW, Distilled
+from pilotfish.field.drawing import MARKERS, PALETTE, plot
+from pilotfish.field.report.canvas import legend_below, plain
+from pilotfish.wire.files import write_whole
+
+_MODE = 0o644
+_HEIGHT = 3.4  # inches
+
+
+def write(folder: Path, found: Distilled) -> Path:
+    """Write the report into the folder; returns the page."""
+    write_whole(folder / "report.json", _json(found), _MODE)
+    _depths(folder / "depths.png", found)
+    _kinds(folder / "kinds.png", found)
+    _learning(folder / "learning.png", found)
+    page = folder / "report.md"
+    write_whole(page, _page(found).encode(), _MODE)
+    return page
+
+
+def _json(found: Distilled) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(found.figures())) + b"\n"
+
+
+def _page(found: Distilled) -> str:
+    before, after = found.before[ALL], found.after[ALL]
+    lines = [
+        f"# {found.drafter} for {found.target}",
+        "",
+        f"{found.learnt} answers of the target were learnt from, {found.held} kept out; "
+        f"{found.tokens} tokens in all. {found.left_out} prompts had no room. The best weights "
+        f"were those of step {found.step} of {found.steps}.",
+        "",
+        f"On what was kept out ({after.positions} places), α went from {before.alpha:.3f} to "
+        f"{after.alpha:.3f}, and S({WINDOW}) from {before.accepted[WINDOW - 1]:.2f} to "
+        f"{after.accepted[WINDOW - 1]:.2f}, as the artifacts themselves say.",
+        "",
+        f"| kind | places | α before | α after | change | S({WINDOW}) before | S({WINDOW}) after |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for kind, places, alpha, now, accepted, then in found.rows:
+        name = f"{kind} (not learnt)" if found.unlearnt(kind) else kind
+        lines.append(
+            f"| {_cell(name)} | {places} | {alpha:.3f} | {now:.3f} | {now - alpha:+.3f} | "
+            f"{accepted:.2f} | {then:.2f} |"
+        )
+    lines += [
+        "",
+        "α: the share of places at which the drafter's likeliest token is the target's, at "
+        "temperature 0, given the target's own text. S(d): tokens accepted of a window of d.",
+        "",
+        "![acceptance by depth](depths.png)",
+        "![acceptance by kind](kinds.png)",
+        "![learning](learning.png)",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _depths(path: Path, found: Distilled) -> None:
+    places = found.before[ALL].positions
+    title = f"Drafts that agree so far (n = {places} places kept out)"
+    with plot(path, title, "tokens in a row", "share of places") as axes:
+        for index, (name, one) in enumerate(
+            (("before", found.before[ALL]), ("after", found.after[ALL]))
+        ):
+            depths = range(1, len(one.by_depth) + 1)
+            label = f"{name}, S({WINDOW}) = {one.accepted[WINDOW - 1]:.2f}"
+            axes.plot(
+                depths, one.by_depth, color=PALETTE[index], marker=MARKERS[index], label=label
+            )
+        axes.set_ylim(0.0, 1.0)
+        axes.legend()
+
+
+def _kinds(path: Path, found: Distilled) -> None:
+    rows = found.rows
+    inches = (4.8, max(_HEIGHT, 1.2 + 0.35 * len(rows)))
+    title = "α by kind (○ before, ● after; * not learnt)"
+    with plot(path, title, "α, share of places that agree", "", inches) as axes:
+        for at, (_, _, before, after, *_) in enumerate(reversed(rows)):
+            colour = PALETTE[0] if after >= before else PALETTE[1]
+            axes.plot([before, after], [at, at], color=colour)
+            axes.plot([before], [at], marker="o", color=colour, fillstyle="none")
+            axes.plot([after], [at], marker="o", color=colour)
+        names = [
+            plain(f"{kind}{'*' * found.unlearnt(kind)} (n = {places})")
+            for kind, places, *_ in reversed(rows)
+        ]
+        axes.set_yticks(range(len(rows)), names)
+
+
+def _learning(path: Path, found: Distilled) -> None:
+    looks = [(line["step"], line["alpha"]) for line in found.curve if "alpha" in line]
+    steps = [(line["step"], line["hard"]) for line in found.curve if "hard" in line]
+    title = f"Learning ({found.learnt} answers; best at step {found.step})"
+    with plot(path, title, "steps", "α on answers kept out") as axes:
+        axes.plot(*zip(*looks, strict=True), color=PALETTE[0], marker="o", label="α")
+        axes.axvline(found.step, color="#999999", linewidth=0.8)
+        if steps:
+            other = axes.twinx()
+            other.plot(
+                *zip(*steps, strict=True), color=PALETTE[1], linewidth=0.8, alpha=0.7, label="loss"
+            )
+            other.set_ylabel("loss, nats a token")
+            other.grid(visible=False)
+            other.spines["right"].set_visible(True)
+        legend_below(axes)

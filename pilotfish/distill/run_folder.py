@@ -1,0 +1,161 @@
+"""The folder of a run: what it was begun with, and what it has so far. One process at a time.
+
+run.json                  what it was begun with, drafter and target included
+shared.i64                the drafter's tokens that the target has too; empty: all
+answers.jsonl             the target's answers, one a line
+checkpoint-*.safetensors  weights, optimiser and step; the newest counts
+best.safetensors          the weights that agreed most with the target on held-out prompts
+learning.jsonl            losses, and acceptance on held-out prompts
+before/                   the drafter's artifact as it was
+trained/                  the trained weights, as a Hugging Face folder
+report.md, report.json, *.png
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.wire.errors import RunFileError
+from pilotfish.wire.files import write_whole
+
+_LOCK = ".lock"
+_MODE = 0o644
+
+
+class RunFolder:
+    """A run's folder, locked by `opened`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.answers = path / "answers.jsonl"
+        self.learning = path / "learning.jsonl"
+        self.best = path / "best.safetensors"
+        self.before = path / "before"
+        self.trained = path / "trained"
+        self._facts_file, self._shared_file = path / "run.json", path / "shared.i64"
+        self.facts: dict[str, Any] = self._read()
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path) -> Iterator[RunFolder]:
+        """Make the folder if it is not there, and hold it.
+
+        Raises `RunFileError` if another process has it, or it holds something that is no run.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunFileError(f"Another process works in {path}: wait for it.") from error
+            yield cls(path)
+        finally:
+            os.close(lock)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            facts = msgspec.json.decode(self._facts_file.read_bytes(), type=dict[str, Any])
+        except FileNotFoundError:
+            others = [one.name for one in self.path.iterdir() if one.name != _LOCK]
+            if others:
+                raise RunFileError(
+                    f"{self.path} holds {sorted(others)[0]}, but no run.json: name another "
+                    "--run-folder."
+                ) from None
+            return {}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RunFileError(
+                f"{self._facts_file} is not a run's, or is damaged: {error}. Name another "
+                "--run-folder."
+            ) from error
+        return facts
+
+    def expect(self, now: Mapping[str, Any], what: str) -> None:
+        """Check that the run was begun with this, or note it if nothing of the kind is known yet.
+
+        Raises `RunFileError` that says what differs. what: how it is called, such as "settings".
+        """
+        told = msgspec.to_builtins(dict(now))
+        before = self.facts.get(what)
+        if before is None:
+            self.facts = {**self.facts, what: told}
+            content = msgspec.json.format(msgspec.json.encode(self.facts)) + b"\n"
+            write_whole(self._facts_file, content, _MODE)
+            return
+        for name in sorted(told.keys() | before.keys()):
+            if told.get(name) != before.get(name):
+                raise RunFileError(
+                    f"{self.path} was begun with {_said(name, before.get(name), what)}, not "
+                    f"{_shown(told.get(name))}: give the same again, or name another --run-folder."
+                )
+
+    def share(self, shared: SharedTokens | None) -> None:
+        """Keep the drafter's ids that the target has too; None: all of them."""
+        own = np.empty(0, np.int64) if shared is None else np.sort(shared.own)
+        write_whole(self._shared_file, own.astype("<i8").tobytes(), _MODE)
+
+    def shared(self) -> NDArray[np.int64] | None:
+        """Return these ids, ascending; None: all."""
+        own = np.frombuffer(self._shared_file.read_bytes(), "<i8").astype(np.int64)
+        return own if len(own) else None
+
+    def note(self, line: Mapping[str, Any]) -> None:
+        """Append a line to the learning curve."""
+        with self.learning.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+    def curve(self, until: int) -> list[dict[str, Any]]:
+        """Read the learning curve up to this step; what is behind it, or torn, is dropped.
+
+        A killed run has learnt on behind its last checkpoint, and will do so again.
+        """
+        if not self.learning.exists():
+            return []
+        data = self.learning.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        try:
+            lines = msgspec.json.Decoder(dict[str, Any]).decode_lines(whole)
+            kept = [line for line in lines if int(line["step"]) <= until]
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, ValueError) as error:
+            raise RunFileError(
+                f"{self.learning} is damaged: {error}. Name another --run-folder."
+            ) from error
+        content = b"".join(msgspec.json.encode(line) + b"\n" for line in kept)
+        if content != data:
+            write_whole(self.learning, content, _MODE)
+        return kept
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """List the checkpoints, the newest first, with their steps."""
+        found = []
+        for path in self.path.glob("checkpoint-*.safetensors"):
+            number = path.stem.rpartition("-")[2]
+            if number.isdecimal():
+                found.append((int(number), path))
+        return sorted(found, reverse=True)
+
+    def checkpoint(self, step: int) -> Path:
+        """Name the checkpoint of a step."""
+        return self.path / f"checkpoint-{step:07}.safetensors"
+
+
+def _said(name: str, value: Any, what: str) -> str:
+    shown = _shown(value)
+    return f"--{name.replace('_', '-')} {shown}" if what == "settings" else f"the {name} {shown}"
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "":
+        return "none"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

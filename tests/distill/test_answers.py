@@ -1,0 +1,110 @@
+"""The file of answers, and the run's folder: kills, full disks, other settings."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from pilotfish.distill.answers import Answered, AnswerFile
+from pilotfish.distill.asking import Prompting
+from pilotfish.distill.rows import TrainingRow
+from pilotfish.distill.run_folder import RunFolder
+from pilotfish.wire.errors import RunFileError
+
+
+def answered(number: int) -> Answered:
+    row = TrainingRow([1, 2, number], 2, [1], [number], [[number, 4]], [[-0.5, -1.0]])
+    prompting = Prompting("kind", f"prompt {number}")
+    return Answered(prompting.key, prompting, number % 2 == 0, [5, 6], [number], "length", row)
+
+
+def test_answers_are_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    first = AnswerFile(path)
+    for number in range(3):
+        first.add(answered(number))
+    assert AnswerFile(path).answers == {one.key: one for one in map(answered, range(3))}
+
+
+def test_a_line_that_was_cut_off_is_dropped_wherever_that_was(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    for number in range(2):
+        AnswerFile(path).add(answered(number))
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for size in range(first, len(whole)):
+        path.write_bytes(whole[:size])
+        file = AnswerFile(path)
+        assert list(file.answers.values()) == [answered(0)]
+        file.add(answered(1))
+        assert path.read_bytes() == whole
+
+
+def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    file = AnswerFile(path)
+    file.add(answered(0))
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"answers\.jsonl"):
+            file.add(answered(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert list(file.answers.values()) == [answered(0)]
+    file.add(answered(1))
+    assert len(AnswerFile(path).answers) == 2
+
+
+def test_what_is_no_file_of_answers_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(b'{"key": 3}\n')
+    with pytest.raises(RunFileError, match="is not a file of answers"):
+        AnswerFile(path)
+
+
+def test_a_run_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with RunFolder.opened(path) as folder:
+        folder.expect({"rate": 0.1, "count": 3}, "settings")
+    with RunFolder.opened(path) as folder:
+        folder.expect({"count": 3, "rate": 0.1}, "settings")
+        with pytest.raises(RunFileError, match=r"was begun with --count 3, not 4: give the same"):
+            folder.expect({"rate": 0.1, "count": 4}, "settings")
+        folder.expect({"target": "a"}, "pair")
+        with pytest.raises(RunFileError, match="was begun with the target a, not b"):
+            folder.expect({"target": "b"}, "pair")
+
+
+def test_one_process_at_a_time_has_a_run(tmp_path: Path) -> None:
+    with (
+        RunFolder.opened(tmp_path / "run"),
+        pytest.raises(RunFileError, match="Another process"),
+        RunFolder.opened(tmp_path / "run"),
+    ):
+        pass
+    with RunFolder.opened(tmp_path / "run"):
+        pass
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("chapter 1")
+    with (
+        pytest.raises(RunFileError, match=r"holds thesis\.txt, but no run\.json"),
+        RunFolder.opened(tmp_path),
+    ):
+        pass
+
+
+def test_the_learning_curve_ends_where_the_checkpoint_is(tmp_path: Path) -> None:
+    with RunFolder.opened(tmp_path) as folder:
+        for step in range(5):
+            folder.note({"step": step, "loss": 1.0 / (step + 1)})
+        with folder.learning.open("ab") as file:
+            file.write(b'{"step": 5, "lo')
+        assert [line["step"] for line in folder.curve(2)] == [0, 1, 2]
+        assert [line["step"] for line in folder.curve(9)] == [0, 1, 2]

@@ -1,0 +1,117 @@
+"""Prompts: what files may hold, and which prompts are kept out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.distill import asking
+from pilotfish.distill.asking import UNTRAINED, Prompting
+from pilotfish.wire.errors import UnsupportedError
+
+
+def test_a_text_file_has_a_prompt_a_line_and_its_name_is_their_kind(tmp_path: Path) -> None:
+    path = tmp_path / "chats.txt"
+    path.write_text("Why?\n\n  How so?  \n")
+    assert asking.read(path) == [Prompting("chats", "Why?"), Prompting("chats", "How so?")]
+
+
+def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None:
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?", "name": "a"},
+        {"role": "assistant", "content": "Because."},
+    ]
+    lines = [{"question": "1 + 1?", "answer": "2"}, {"prompt": "Hi", "kind": "chat"}]
+    path = tmp_path / "made.jsonl"
+    path.write_text("\n".join(json.dumps(one) for one in [*lines, {"messages": talk}]))
+    first, second, third = asking.read(path)
+    assert (first, second) == (Prompting("made", "1 + 1?"), Prompting("chat", "Hi"))
+    # the answer that stands there is left out: the target gives its own
+    assert third.asked == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"\x89PNG\r\n\x1a\n\xff\xfe", "are not UTF-8 text"),
+        (b"PK\x03\x04\x00\x00\x00", "is no text: it holds bytes of value 0"),
+        (b"", "holds no prompt"),
+        (b"\n  \n", "holds no prompt"),
+        (b'{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
+        (b'{"prompt": "a"}\n[1]', "line 2 is no JSON object"),
+        (b'{"text": "a"}', "line 1 has no text under 'prompt' or 'question' or 'messages'"),
+        (b'{"messages": []}', 'line 1: "messages" is no list'),
+        (b'{"messages": [{"role": "user"}]}', 'line 1: "messages" is no list'),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', '"messages" is no list'),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}', "line 1 asks nothing"),
+    ],
+)
+def test_what_is_no_prompt_is_told_in_one_sentence(
+    tmp_path: Path, content: bytes, fault: str
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UnsupportedError, match=r"^[^\n]*$") as told:
+        asking.read(path)
+    assert fault in str(told.value)
+
+
+def test_built_in_prompts_are_a_few_hundred_of_several_kinds() -> None:
+    found = asking.built_in()
+    kinds = Counter(one.kind for one in found)
+    assert len({one.key for one in found}) == len(found) >= 250
+    assert len(kinds) >= 8
+    assert min(kinds.values()) >= 25
+    assert set(UNTRAINED) < set(kinds)
+
+
+prompts = st.lists(st.integers(0, 500), min_size=16, max_size=60, unique=True).map(
+    lambda numbers: [Prompting("abc"[number % 3], f"prompt {number}") for number in numbers]
+)
+
+
+@given(prompts, st.integers(16, 60), st.sampled_from([0.1, 0.3]))
+def test_a_prompt_is_learnt_or_held_out_and_more_prompts_change_no_choice(
+    given_: list[Prompting], fewer: int, held: float
+) -> None:
+    whole = asking.select(given_, [], most=1000, mixed=0, held=held)
+    keys = {one.key for one in given_}
+    learnt, out = ({one.key for one in ones} for ones in (whole.learnt, whole.held))
+    assert learnt | out == keys
+    assert not learnt & out
+    assert out
+    some = given_[:fewer]
+    part = asking.select(some, [], most=1000, mixed=0, held=held)
+    if len(part.held) > 1:  # a single one may be there because one has to be
+        assert {one.key for one in part.held} <= out
+
+
+def test_of_the_built_in_kinds_two_are_never_learnt() -> None:
+    mine = [Prompting("mine", f"prompt {number}") for number in range(30)]
+    chosen = asking.select(mine, asking.built_in(), most=20, mixed=40, held=0.2)
+    assert not chosen.kinds & set(UNTRAINED)
+    assert set(UNTRAINED) <= {one.kind for one in chosen.held}
+    assert sum(one.kind == "mine" for one in [*chosen.learnt, *chosen.held]) == 20
+    assert len(chosen.kinds) >= 7  # what is mixed in is of all the other kinds
+
+
+def test_prompts_that_leave_nothing_to_learn_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="nothing to learn"):
+        asking.select([Prompting("a", "one")], [], most=10, mixed=0, held=0.2)
+
+
+def test_what_is_to_measure_by_is_never_learnt() -> None:
+    mine = [Prompting("mine", f"prompt {number}") for number in range(30)]
+    apart = [Prompting("exam", one.asked) for one in mine[:10]]
+    chosen = asking.select(mine, [], most=30, mixed=0, held=0.2, apart=apart)
+    assert {one.key for one in apart} <= {one.key for one in chosen.held}
+    assert not {one.key for one in apart} & {one.key for one in chosen.learnt}

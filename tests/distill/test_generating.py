@@ -1,0 +1,114 @@
+"""Answers from a real edge: several sessions at once, edges that die, prompts without room."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pilotfish.device_runtime.device import Device
+from pilotfish.distill.answers import AnswerFile
+from pilotfish.distill.asking import Prompting, Selection
+from pilotfish.distill.generating import Asker
+from pilotfish.distill.measuring import ALL, Measurer, measured
+from pilotfish.distill.settings import AnswerOptions
+from pilotfish.edge_runtime.process import EdgeServer
+from pilotfish.engines.settings import EngineSettings
+from pilotfish.wire.errors import EdgeLostError, UnsupportedError
+from tests.conftest import Pair
+
+OPTIONS = AnswerOptions(tokens=12, top=4)
+ASKED = [Prompting("ab"[number % 2], f"say {number}") for number in range(12)]
+SELECTION = Selection(ASKED[3:], ASKED[:3])
+
+
+@pytest.fixture
+def lanes(pair: Pair, edge: EdgeServer) -> Iterator[Device]:
+    with Device(pair.draft, edge.endpoint, threads=1, lanes=3) as opened:
+        yield opened
+
+
+def test_all_are_answered_as_the_target_answers(lanes: Device, tmp_path: Path) -> None:
+    kept = AnswerFile(tmp_path / "answers.jsonl")
+    told: list[tuple[int, int]] = []
+    found, left_out = Asker(lanes, OPTIONS, 3).ask(
+        SELECTION, kept, lambda done, total: told.append((done, total))
+    )
+    assert left_out == 0
+    assert {one.key for one in found} == {one.key for one in ASKED}
+    assert [one.held for one in found] == [one.prompting in SELECTION.held for one in found]
+    assert told == [(number, 12) for number in range(1, 13)]
+    for one in found:
+        alone = lanes.generate(one.prompting.asked, protocol="stream", max_tokens=12)
+        assert one.answer == alone.tokens
+        assert all(
+            top[0] == label for top, label in zip(one.row.likely, one.row.labels, strict=True)
+        )
+    assert AnswerFile(kept.path).answers == kept.answers
+
+
+def test_what_is_answered_is_not_asked_again(lanes: Device, tmp_path: Path) -> None:
+    kept = AnswerFile(tmp_path / "answers.jsonl")
+    Asker(lanes, OPTIONS, 3).ask(Selection(ASKED[3:6], ASKED[:2]), kept, lambda *_: None)
+    before = kept.path.read_bytes()
+    found, _ = Asker(lanes, OPTIONS, 3).ask(SELECTION, AnswerFile(kept.path), lambda *_: None)
+    assert len(found) == 12
+    assert kept.path.read_bytes().startswith(before)
+    assert kept.path.read_bytes().count(b"\n") == 12
+
+
+def test_an_edge_that_dies_costs_no_answer(pair: Pair, tmp_path: Path) -> None:
+    kept = AnswerFile(tmp_path / "answers.jsonl")
+    many = Selection([Prompting("a", f"say {number}") for number in range(200)], ASKED[:1])
+
+    with (
+        EdgeServer(pair.target, threads=1) as edge,
+        Device(pair.draft, edge.endpoint, threads=1, lanes=3) as device,
+    ):
+
+        def kill(done: int, _: int) -> None:
+            if done == 5:
+                os.kill(edge.pid, signal.SIGKILL)
+
+        with pytest.raises(EdgeLostError, match=r"answers are kept in .* the same command again"):
+            Asker(device, OPTIONS, 3).ask(many, kept, kill)
+    there = AnswerFile(kept.path).answers
+    assert 5 <= len(there) < 100
+    assert there == kept.answers
+
+
+def test_prompts_without_room_are_left_out(lanes: Device, tmp_path: Path) -> None:
+    kept = AnswerFile(tmp_path / "answers.jsonl")
+    long = Prompting("a", "say " * (lanes.context // 2))
+    found, left_out = Asker(lanes, OPTIONS, 3).ask(
+        Selection([long, *ASKED[3:5]], ASKED[:1]), kept, lambda *_: None
+    )
+    assert (len(found), left_out) == (3, 1)
+    options = AnswerOptions(tokens=lanes.context)
+    with pytest.raises(UnsupportedError, match=r"no prompt fits .* lower --tokens"):
+        Asker(lanes, options, 3).ask(SELECTION, kept, lambda *_: None)
+
+
+def test_a_drafter_agrees_at_the_places_where_its_drafts_are_accepted(
+    pair: Pair, lanes: Device, tmp_path: Path
+) -> None:
+    found, _ = Asker(lanes, OPTIONS, 3).ask(
+        SELECTION, AnswerFile(tmp_path / "answers.jsonl"), lambda *_: None
+    )
+    engine = EngineSettings(threads=1)
+    measurer = Measurer(pair.draft, lanes.context, engine, None)
+    for one in found:
+        agreed = measurer.agreed(one.row).tolist()
+        # windows of one token: each round says whether one draft agreed, and then commits one more
+        drafted = lanes.generate(one.prompting.asked, protocol="greedy", window=1, max_tokens=12)
+        at = 0
+        for round_ in drafted.rounds:
+            if round_.window and at < len(agreed):
+                assert bool(round_.accepted) == agreed[at]
+            at += len(round_.tokens)
+    itself = measured(Measurer(pair.target, lanes.context, engine, None), found, lambda _: None)
+    assert itself[ALL].alpha == 1.0
+    assert set(itself) == {"a", "b", ALL}

@@ -1,0 +1,50 @@
+"""Rows hold what a device reads; agreement counts runs of agreeing tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.distill.rows import NOWHERE, agreement, row_of
+from pilotfish.wire.codecs.logprobs import TokenLogprob
+from tests.support.bridged import WORDS, ids, pair_of
+from tests.support.rounds import PROMPT
+
+
+@given(st.sampled_from(sorted(WORDS)), st.data())
+def test_each_place_is_where_the_device_asks_for_the_token(words: str, data: st.DataObject) -> None:
+    pair = pair_of(words)
+    answer = data.draw(st.lists(st.integers(0, pair.target.vocab_size - 1), max_size=12))
+    tops = data.draw(st.lists(st.integers(0, pair.target.vocab_size - 1), max_size=3, unique=True))
+    prompt = pair.prompt(PROMPT)
+    told = [TokenLogprob(-1.0, [(token, -1.0 - token) for token in tops]) for _ in answer]
+    row = row_of(pair, prompt, answer, told)
+    to_own = pair.shared.to_own
+    assert row.ids[: row.prompt] == prompt.own.tolist()
+    for place, token in enumerate(answer):
+        bridge = pair.bridge()
+        bridge.start(prompt)
+        context = bridge.context(ids([*prompt.ids, *answer[:place]])).tolist()
+        if context == row.ids[: len(context)]:
+            assert row.at[place] == len(context) - 1
+        else:
+            assert row.at[place] == NOWHERE
+        assert row.labels[place] == to_own[token]
+        assert row.likely[place] == [to_own[one] for one in tops if to_own[one] >= 0]
+        assert len(row.weights[place]) == len(row.likely[place])
+    wanted = [i for i in range(len(answer)) if row.at[i] >= 0 and row.labels[i] >= 0]
+    assert row.learnable.tolist() == wanted
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=10), max_size=5))
+def test_agreement_counts_as_the_definition_says(told: list[list[bool]]) -> None:
+    found = agreement([np.array(one, dtype=bool) for one in told], 4)
+    flat = [hit for one in told for hit in one]
+    assert found.positions == len(flat)
+    assert found.alpha == pytest.approx(sum(flat) / len(flat) if flat else 0.0)
+    for depth in range(1, 5):
+        runs = [all(one[i : i + depth]) for one in told for i in range(len(one) - depth + 1)]
+        assert found.by_depth[depth - 1] == pytest.approx(sum(runs) / len(runs) if runs else 0.0)
+    assert found.accepted == pytest.approx(np.cumsum(found.by_depth))
