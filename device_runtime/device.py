@@ -13,7 +13,7 @@ from pilotfish.device_runtime.bridge import Asked, Pair, Prompt, Talk, are_messa
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Choosable, Conversation
 from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.opening import Opening
+from pilotfish.device_runtime.drafting.source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.family import Family, load_keys
 from pilotfish.device_runtime.link.loss import AWAY, Interrupt, OnLinkLoss, Patience
@@ -87,21 +87,21 @@ class Device:
         self._on_round = on_round
         self._interrupt = Interrupt()
         self._link: EdgeLink | None = None
-        opening = Opening.of(draft, text=draft_text, kept=texts)
-        if opening.artifact is None and (edge is None or on_link_loss == "local"):
+        source = DraftSource.of(draft, text=draft_text, kept=texts)
+        if source.artifact is None and (edge is None or on_link_loss == "local"):
             raise UnsupportedError(
                 "The drafter text repeats what was said, and can say nothing by itself: give it an "
                 'edge, and on_link_loss "wait" or "fail".'
             )
-        self._hello = opening.hello
+        self._hello = source.hello
         # the edge first: its absence shows at once, while loading a model takes long
         if edge is not None:
             self._family = Family(edge, load_keys(edge, keys))
             self._link = self._dial(self._interrupt)
         try:
-            drafter = opening.load(provider=provider, threads=threads, context=context, lanes=lanes)
+            drafter = source.load(provider=provider, threads=threads, context=context, lanes=lanes)
             self._partners = Partners(
-                opening.vocabulary, opening.kept, drafter.pace, self._hello.hidden_size, on_fetch
+                source.vocabulary, source.kept, drafter.pace, self._hello.hidden_size, on_fetch
             )
             if self._link is not None and self._patience.starts_alone:
                 self._link.look_out()

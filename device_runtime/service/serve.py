@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pilotfish.device_runtime.config import ServiceConfig
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.drafting.opening import Opening
+from pilotfish.device_runtime.drafting.source import DraftSource
 from pilotfish.device_runtime.record import Round
 from pilotfish.device_runtime.service.access import Access, api_keys
 from pilotfish.device_runtime.service.tls import tls_context
@@ -42,8 +42,8 @@ def serve(
     """
     supervisor = Supervisor.from_environment()
     where = _host_and_port(config.listen)
-    opening = Opening.of(config.draft, text=config.draft_text, kept=config.texts)
-    inspection = Inspection(opening.artifact)
+    source = DraftSource.of(config.draft, text=config.draft_text, kept=config.texts)
+    inspection = Inspection(source.artifact)
     access = Access(api_keys(config.api_keys, config.listen))
     tls = tls_context(config.tls_cert, config.tls_key)
     if tls is None and not is_loopback(f"tcp://{config.listen}"):
@@ -66,7 +66,7 @@ def serve(
         from pilotfish.device_runtime.service.daemon import Daemon
 
         devices = loading.result()
-        daemon = Daemon(config, opening.name, devices, access, supervisor, reread, inspection, tls)
+        daemon = Daemon(config, source.name, devices, access, supervisor, reread, inspection, tls)
         rounds += [daemon.metrics.round, daemon.status.round]
         gc.collect()
         gc.freeze()  # loaded objects stay: exempt them from collections between rounds

@@ -16,7 +16,7 @@ from pilotfish.distill.rows import TrainingRow
 from pilotfish.wire.errors import RunFileError
 
 
-class Answered(msgspec.Struct, frozen=True):
+class Lesson(msgspec.Struct, frozen=True):
     """A prompt with its answer.
 
     key: the prompt's (`Prompting.key`). held: it is not learnt from. told: the prompt in the
@@ -37,17 +37,17 @@ class Answered(msgspec.Struct, frozen=True):
         return self.prompting.kind
 
 
-class AnswerFile:
+class LessonFile:
     """The answers that are there, and more. `add` may be called from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.answers: dict[str, Answered] = {}
+        self.answers: dict[str, Lesson] = {}
         self._lock = Lock()
         if path.exists():
             self._read()
 
-    def add(self, one: Answered) -> None:
+    def add(self, one: Lesson) -> None:
         """Append an answer; it is with the operating system when this returns.
 
         Raises `OSError` if it cannot be written; the file is then as it was before.
@@ -66,7 +66,7 @@ class AnswerFile:
         data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
         try:
-            found = msgspec.json.Decoder(Answered).decode_lines(data[:whole])
+            found = msgspec.json.Decoder(Lesson).decode_lines(data[:whole])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RunFileError(
                 f"{self.path} is not a file of answers, or is damaged: {error}. Name another "

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.link.loss import AWAY
-from pilotfish.distill.answers import Answered, AnswerFile
+from pilotfish.distill.answers import Lesson, LessonFile
 from pilotfish.distill.asking import Prompting, Selection
 from pilotfish.distill.rows import row_of
 from pilotfish.distill.settings import AnswerOptions
@@ -30,8 +30,8 @@ class Asker:
         self._device, self._options, self._sessions = device, options, sessions
 
     def ask(
-        self, selection: Selection, kept: AnswerFile, progress: Progress
-    ) -> tuple[list[Answered], int]:
+        self, selection: Selection, kept: LessonFile, progress: Progress
+    ) -> tuple[list[Lesson], int]:
         """Answer what has no answer yet; return all answers, and how many prompts had no room.
 
         Raises what ended it: an edge that is gone, a disk that is full. What was answered by then
@@ -72,12 +72,12 @@ class Asker:
 
     def _answers(
         self, left: Sequence[tuple[Prompting, Prompt]], held: set[str]
-    ) -> Generator[Answered, None, None]:
+    ) -> Generator[Lesson, None, None]:
         """Yield the answers as they come; at the first error all lanes stop."""
         todo: queue.SimpleQueue[tuple[Prompting, Prompt]] = queue.SimpleQueue()
         for one in left:
             todo.put(one)
-        came: queue.SimpleQueue[Answered | None] = queue.SimpleQueue()
+        came: queue.SimpleQueue[Lesson | None] = queue.SimpleQueue()
         with self._lanes(min(self._sessions, len(left))) as lanes:
             pool = ThreadPoolExecutor(max(1, len(lanes)))
             running = [pool.submit(self._work, lane, todo, came, held) for lane in lanes]
@@ -103,7 +103,7 @@ class Asker:
         self,
         lane: Device,
         todo: queue.SimpleQueue[tuple[Prompting, Prompt]],
-        came: queue.SimpleQueue[Answered | None],
+        came: queue.SimpleQueue[Lesson | None],
         held: set[str],
     ) -> None:
         """Answer one prompt after the other."""
@@ -117,7 +117,7 @@ class Asker:
         finally:
             came.put(None)
 
-    def _answer(self, lane: Device, one: Prompting, prompt: Prompt, *, held: bool) -> Answered:
+    def _answer(self, lane: Device, one: Prompting, prompt: Prompt, *, held: bool) -> Lesson:
         options = self._options
         found = lane.generate(
             prompt,
@@ -128,7 +128,7 @@ class Asker:
             logprobs=options.top,
         )
         row = row_of(lane.pair, prompt, found.tokens, found.logprobs)
-        return Answered(
+        return Lesson(
             key=one.key,
             prompting=one,
             held=held,

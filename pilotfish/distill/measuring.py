@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.distill.answers import Answered
+from pilotfish.distill.answers import Lesson
 from pilotfish.distill.rows import Agreement, TrainingRow, agreement
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
@@ -60,7 +60,7 @@ class Measurer:
 
 
 def by_kind(
-    answers: Sequence[Answered], agreed: Mapping[str, NDArray[np.bool_]]
+    answers: Sequence[Lesson], agreed: Mapping[str, NDArray[np.bool_]]
 ) -> dict[str, Agreement]:
     """Count for each kind, and for all. agreed: by the answers' keys."""
     kinds: dict[str, list[NDArray[np.bool_]]] = {ALL: []}
@@ -71,7 +71,7 @@ def by_kind(
 
 
 def measured(
-    measurer: Measurer, answers: Sequence[Answered], progress: Callable[[int], None]
+    measurer: Measurer, answers: Sequence[Lesson], progress: Callable[[int], None]
 ) -> dict[str, Agreement]:
     """Read the answers; progress is told how many are read."""
 

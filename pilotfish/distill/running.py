@@ -13,7 +13,7 @@ import numpy as np
 
 from pilotfish.device_runtime.device import Device
 from pilotfish.distill import asking
-from pilotfish.distill.answers import Answered, AnswerFile
+from pilotfish.distill.answers import Lesson, LessonFile
 from pilotfish.distill.generating import Asker
 from pilotfish.distill.measuring import Measurer, measured
 from pilotfish.distill.outcome import Distilled
@@ -93,9 +93,9 @@ def _answers(
     before: Artifact,
     selection: asking.Selection,
     progress: Told,
-) -> tuple[list[Answered], int]:
+) -> tuple[list[Lesson], int]:
     """Ask what was not asked yet; returns the answers, and how many prompts had no room."""
-    kept = AnswerFile(folder.answers)
+    kept = LessonFile(folder.answers)
     known = folder.facts.get("answers")
     if known is None:
         with _device(told, before) as device:
@@ -148,7 +148,7 @@ def _measured(
     told: DistillSettings,
     context: int,
     shared: Any,
-    held: Sequence[Answered],
+    held: Sequence[Lesson],
     progress: Told,
     artifact: Path,
     label: str,
@@ -161,7 +161,7 @@ def _trained(
     told: DistillSettings,
     folder: RunFolder,
     before: Artifact,
-    answers: Sequence[Answered],
+    answers: Sequence[Lesson],
     shared: Any,
     context: int,
     progress: Told,
@@ -203,7 +203,7 @@ def _trained_folder(folder: RunFolder, before: Artifact) -> Path:
     return folder.trained / f"{Path(before.manifest.model).name}-distilled"
 
 
-def _expect_alike(agreed: Any, measurer: Measurer, answers: Sequence[Answered]) -> None:
+def _expect_alike(agreed: Any, measurer: Measurer, answers: Sequence[Lesson]) -> None:
     """Raise `UnsupportedError` unless torch's model says what the artifact says."""
     rows = [one.row for one in answers[:_PROBES]]
     ours = np.concatenate([measurer.agreed(row) for row in rows])

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pilotfish.distill.answers import Answered
+from pilotfish.distill.answers import Lesson
 from pilotfish.distill.checkpoints import restore, restore_facts, store
 from pilotfish.distill.measuring import ALL, by_kind
 from pilotfish.distill.rows import TrainingRow
@@ -72,7 +72,7 @@ class Trainer:
         self,
         model: PreTrainedModel,
         folder: RunFolder,
-        answers: Sequence[Answered],
+        answers: Sequence[Lesson],
         shared: NDArray[np.int64] | None,
         choices: TrainingChoices,
         *,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge import Pair, Prompt
 from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.opening import Opening
+from pilotfish.device_runtime.drafting.source import DraftSource
 from pilotfish.engines.pace import in_turns
 from pilotfish.engines.settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
@@ -38,7 +38,7 @@ class Contender:
     """
 
     name: str
-    opening: Opening
+    source: DraftSource
     pair: Pair
     drafter: Drafter
     agreed: dict[int, Agreed] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Contender:
     @property
     def size_bytes(self) -> int:
         """What it takes on a disk."""
-        artifact = self.opening.artifact
+        artifact = self.source.artifact
         if artifact is None:
             return 0
         return sum(file.stat().st_size for file in artifact.path.rglob("*") if file.is_file())
@@ -61,29 +61,31 @@ def open_contenders(
 ) -> list[Contender]:
     """Open drafters, the smallest first; all are in memory at once, so that they can take turns."""
     found = [
-        _opened(name, opening, target, engine)
-        for name, opening in zip(_short(names), openings(names), strict=True)
+        _opened(name, source, target, engine)
+        for name, source in zip(_short(names), sources(names), strict=True)
     ]
     return sorted(found, key=lambda one: one.size_bytes)
 
 
-def _opened(name: str, opening: Opening, target: Vocabulary, engine: EngineSettings) -> Contender:
+def _opened(
+    name: str, source: DraftSource, target: Vocabulary, engine: EngineSettings
+) -> Contender:
     """Open one drafter for this target."""
-    pair = Pair(opening.vocabulary or target, target, opening.kept)
-    drafter = opening.load(provider=engine.provider, threads=engine.threads, context=None, lanes=1)
+    pair = Pair(source.vocabulary or target, target, source.kept)
+    drafter = source.load(provider=engine.provider, threads=engine.threads, context=None, lanes=1)
     drafter.cross(pair.bridge(), pair.fingerprint)
-    return Contender(name=name, opening=opening, pair=pair, drafter=drafter)
+    return Contender(name=name, source=source, pair=pair, drafter=drafter)
 
 
-def openings(names: Sequence[str]) -> list[Opening]:
+def sources(names: Sequence[str]) -> list[DraftSource]:
     """Open what drafters are made of, which takes no model."""
-    return [Opening.of(name, text=False, kept=None) for name in names]
+    return [DraftSource.of(name, text=False, kept=None) for name in names]
 
 
 def expect_pairs(names: Sequence[str], target: Vocabulary) -> None:
     """Raise `PairMismatchError` for a drafter that shares no token with the target."""
-    for opening in openings(names):
-        Pair(opening.vocabulary or target, target, opening.kept)
+    for source in sources(names):
+        Pair(source.vocabulary or target, target, source.kept)
 
 
 def _short(names: Sequence[str]) -> list[str]:

@@ -7,36 +7,36 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.distill.answers import Answered, AnswerFile
+from pilotfish.distill.answers import Lesson, LessonFile
 from pilotfish.distill.asking import Prompting
 from pilotfish.distill.rows import TrainingRow
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.wire.errors import RunFileError
 
 
-def answered(number: int) -> Answered:
+def answered(number: int) -> Lesson:
     row = TrainingRow([1, 2, number], 2, [1], [number], [[number, 4]], [[-0.5, -1.0]])
     prompting = Prompting("kind", f"prompt {number}")
-    return Answered(prompting.key, prompting, number % 2 == 0, [5, 6], [number], "length", row)
+    return Lesson(prompting.key, prompting, number % 2 == 0, [5, 6], [number], "length", row)
 
 
 def test_answers_are_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    first = AnswerFile(path)
+    first = LessonFile(path)
     for number in range(3):
         first.add(answered(number))
-    assert AnswerFile(path).answers == {one.key: one for one in map(answered, range(3))}
+    assert LessonFile(path).answers == {one.key: one for one in map(answered, range(3))}
 
 
 def test_a_line_that_was_cut_off_is_dropped_wherever_that_was(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     for number in range(2):
-        AnswerFile(path).add(answered(number))
+        LessonFile(path).add(answered(number))
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
     for size in range(first, len(whole)):
         path.write_bytes(whole[:size])
-        file = AnswerFile(path)
+        file = LessonFile(path)
         assert list(file.answers.values()) == [answered(0)]
         file.add(answered(1))
         assert path.read_bytes() == whole
@@ -44,7 +44,7 @@ def test_a_line_that_was_cut_off_is_dropped_wherever_that_was(tmp_path: Path) ->
 
 def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    file = AnswerFile(path)
+    file = LessonFile(path)
     file.add(answered(0))
     before = path.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -57,14 +57,14 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     assert list(file.answers.values()) == [answered(0)]
     file.add(answered(1))
-    assert len(AnswerFile(path).answers) == 2
+    assert len(LessonFile(path).answers) == 2
 
 
 def test_what_is_no_file_of_answers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_bytes(b'{"key": 3}\n')
     with pytest.raises(RunFileError, match="is not a file of answers"):
-        AnswerFile(path)
+        LessonFile(path)
 
 
 def test_a_run_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None
         (b'{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
         (b'{"prompt": "a"}\n[1]', "line 2 is no JSON object"),
         (b'{"text": "a"}', "line 1 has no text under 'prompt' or 'question' or 'messages'"),
-        (b'{"messages": []}', 'line 1: "messages" is no list'),
-        (b'{"messages": [{"role": "user"}]}', 'line 1: "messages" is no list'),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', '"messages" is no list'),
-        (b'{"messages": [{"role": "assistant", "content": "a"}]}', "line 1 asks nothing"),
+        (b'{"messages": []}', "line 1 has no messages"),
+        (b'{"messages": [{"role": "user"}]}', "line 1 has no messages"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "line 1 is no text"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}', "line 1 has no messages"),
     ],
 )
 def test_what_is_no_prompt_is_told_in_one_sentence(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.device_runtime.device import Device
-from pilotfish.distill.answers import AnswerFile
+from pilotfish.distill.answers import LessonFile
 from pilotfish.distill.asking import Prompting, Selection
 from pilotfish.distill.generating import Asker
 from pilotfish.distill.measuring import ALL, Measurer, measured
@@ -32,7 +32,7 @@ def lanes(pair: Pair, edge: EdgeServer) -> Iterator[Device]:
 
 
 def test_all_are_answered_as_the_target_answers(lanes: Device, tmp_path: Path) -> None:
-    kept = AnswerFile(tmp_path / "answers.jsonl")
+    kept = LessonFile(tmp_path / "answers.jsonl")
     told: list[tuple[int, int]] = []
     found, left_out = Asker(lanes, OPTIONS, 3).ask(
         SELECTION, kept, lambda done, total: told.append((done, total))
@@ -47,21 +47,21 @@ def test_all_are_answered_as_the_target_answers(lanes: Device, tmp_path: Path) -
         assert all(
             top[0] == label for top, label in zip(one.row.likely, one.row.labels, strict=True)
         )
-    assert AnswerFile(kept.path).answers == kept.answers
+    assert LessonFile(kept.path).answers == kept.answers
 
 
 def test_what_is_answered_is_not_asked_again(lanes: Device, tmp_path: Path) -> None:
-    kept = AnswerFile(tmp_path / "answers.jsonl")
+    kept = LessonFile(tmp_path / "answers.jsonl")
     Asker(lanes, OPTIONS, 3).ask(Selection(ASKED[3:6], ASKED[:2]), kept, lambda *_: None)
     before = kept.path.read_bytes()
-    found, _ = Asker(lanes, OPTIONS, 3).ask(SELECTION, AnswerFile(kept.path), lambda *_: None)
+    found, _ = Asker(lanes, OPTIONS, 3).ask(SELECTION, LessonFile(kept.path), lambda *_: None)
     assert len(found) == 12
     assert kept.path.read_bytes().startswith(before)
     assert kept.path.read_bytes().count(b"\n") == 12
 
 
 def test_an_edge_that_dies_costs_no_answer(pair: Pair, tmp_path: Path) -> None:
-    kept = AnswerFile(tmp_path / "answers.jsonl")
+    kept = LessonFile(tmp_path / "answers.jsonl")
     many = Selection([Prompting("a", f"say {number}") for number in range(200)], ASKED[:1])
 
     with (
@@ -75,13 +75,13 @@ def test_an_edge_that_dies_costs_no_answer(pair: Pair, tmp_path: Path) -> None:
 
         with pytest.raises(EdgeLostError, match=r"answers are kept in .* the same command again"):
             Asker(device, OPTIONS, 3).ask(many, kept, kill)
-    there = AnswerFile(kept.path).answers
+    there = LessonFile(kept.path).answers
     assert 5 <= len(there) < 100
     assert there == kept.answers
 
 
 def test_prompts_without_room_are_left_out(lanes: Device, tmp_path: Path) -> None:
-    kept = AnswerFile(tmp_path / "answers.jsonl")
+    kept = LessonFile(tmp_path / "answers.jsonl")
     long = Prompting("a", "say " * (lanes.context // 2))
     found, left_out = Asker(lanes, OPTIONS, 3).ask(
         Selection([long, *ASKED[3:5]], ASKED[:1]), kept, lambda *_: None
@@ -96,7 +96,7 @@ def test_a_drafter_agrees_at_the_places_where_its_drafts_are_accepted(
     pair: Pair, lanes: Device, tmp_path: Path
 ) -> None:
     found, _ = Asker(lanes, OPTIONS, 3).ask(
-        SELECTION, AnswerFile(tmp_path / "answers.jsonl"), lambda *_: None
+        SELECTION, LessonFile(tmp_path / "answers.jsonl"), lambda *_: None
     )
     engine = EngineSettings(threads=1)
     measurer = Measurer(pair.draft, lanes.context, engine, None)

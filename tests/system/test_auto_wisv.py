@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.drafting.opening import Opening
+from pilotfish.device_runtime.drafting.source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.probing import ping, refresh
 from pilotfish.device_runtime.plan import Auto
@@ -122,7 +122,7 @@ def test_predictive_takes_a_head_into_account(device: Device, road: Emulator) ->
 def test_a_ping_behind_unread_replies_is_sent_again(pair: Pair, edge: EdgeServer) -> None:
     link = EdgeLink(edge.endpoint, None)
     try:
-        link.introduce(Opening.of(pair.draft, text=False, kept=None).hello)
+        link.introduce(DraftSource.of(pair.draft, text=False, kept=None).hello)
         link.greet()
         for _ in range(3):
             ping(link)

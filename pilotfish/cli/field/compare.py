@@ -33,8 +33,8 @@ from pilotfish.field.contenders import (
     drafting_s,
     expect_pairs,
     open_contenders,
-    openings,
     read_answers,
+    sources,
 )
 from pilotfish.field.prompts import BUILT_IN, read_questions
 from pilotfish.wire.errors import UnsupportedError
@@ -167,7 +167,7 @@ def _run(args: argparse.Namespace) -> int:
     if told.resume and told.out is None:
         args.usage("--resume goes with --out DIR, which holds the answers")
     names = list(dict.fromkeys(told.drafters))
-    openings(names)  # what is missing shows at once
+    sources(names)  # what is missing shows at once
     plan(protocol=STREAM, temperature=told.temperature, seed=told.seed)
     questions = BUILT_IN if told.prompts is None else read_questions(told.prompts)
     if told.out is not None:

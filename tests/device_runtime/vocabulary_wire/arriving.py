@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.device_runtime.bridge.arrival import target_vocabulary
-from pilotfish.device_runtime.drafting.opening import Opening
+from pilotfish.device_runtime.drafting.source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import FAIL, Patience
 from pilotfish.engines.artifact import Artifact
@@ -56,7 +56,7 @@ def greeted(pair: Pair, endpoint: str, patience: Patience = FAIL) -> Iterator[Ed
     """A link of a device whose drafter has the tiny pair's vocabulary."""
     link = EdgeLink(endpoint, None, patience)
     try:
-        link.introduce(Opening.of(pair.draft, text=False, kept=None).hello)
+        link.introduce(DraftSource.of(pair.draft, text=False, kept=None).hello)
         link.greet()
         yield link
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish import EdgeServer
-from pilotfish.device_runtime.drafting.opening import Opening
+from pilotfish.device_runtime.drafting.source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.loss import FAIL, Interrupt
 from pilotfish.engines.vocabulary import Vocabulary
@@ -146,7 +146,7 @@ def test_a_wait_for_a_part_can_be_interrupted(pair: Pair, liar, cache: Path) -> 
     interrupt = Interrupt()
     link = EdgeLink(edge.endpoint, None, FAIL, interrupt)
     try:
-        link.introduce(Opening.of(pair.draft, text=False, kept=None).hello)
+        link.introduce(DraftSource.of(pair.draft, text=False, kept=None).hello)
         link.greet()
         threading.Timer(0.2, interrupt.strike).start()
         with pytest.raises(InterruptedGenerationError):

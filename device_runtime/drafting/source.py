@@ -23,14 +23,14 @@ from pilotfish.wire.messages import VERSION, Hello
 
 
 @dataclass(frozen=True)
-class Opening:
+class DraftSource:
     """A drafter before it is loaded. artifact: None for "text". memory: None for a model alone."""
 
     artifact: Artifact | None
     memory: TextMemory | None
 
     @classmethod
-    def of(cls, draft: str | Path, *, text: bool, kept: str | Path | None) -> Opening:
+    def of(cls, draft: str | Path, *, text: bool, kept: str | Path | None) -> DraftSource:
         """Open what is called ``draft``.
 
         text: a model drafts by the text as well. kept: see `TextMemory`. Raises `ArtifactError`
