@@ -8,17 +8,23 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.speculation.shaping import Grammar
 from pilotfish.wire.errors import EdgeUnreachableError, UnsupportedError
 from tests.conftest import Pair
 from tests.support.daemons import free_port
+from tests.support.relay import Relay
 from tests.support.serving import chat, serving
 from tests.support.tiny import tiny_artifact
+from tests.support.writing import OBJECT, writers
+
+assert writers  # a fixture
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6], [5, 3, 5]]
 EXACT: list[dict[str, Any]] = [
@@ -140,6 +146,38 @@ def test_texts_are_known_to_the_next_device(server: EdgeServer, tmp_path: Path) 
         device.generate(PROMPTS[1], **wish)
         with pytest.raises(UnsupportedError, match="Another device keeps its texts"):
             other.generate(PROMPTS[1], **wish)
+
+
+def test_a_link_that_breaks_changes_nothing(server: EdgeServer) -> None:
+    relay = Relay(server.endpoint)
+    with closing(relay), Device("text", relay.endpoint, on_link_loss="wait") as device:
+        for wish in EXACT:
+            whole = {**wish, "seed": 1, "max_tokens": 60}
+            wanted = streamed(device, PROMPTS[2], whole)
+            for at, _ in enumerate(device.stream(PROMPTS[2], **whole)):
+                if at in (1, 9, 10):
+                    relay.cut()
+            assert device.last is not None
+            assert device.last.tokens == wanted
+        assert relay.connections > 6
+
+
+@pytest.mark.parametrize("draft_text", [False, True])
+def test_what_a_grammar_allows_is_that_of_stream(writers: Pair, draft_text: bool) -> None:
+    draft = writers.draft if draft_text else "text"
+    grammar = Grammar.of_schema(OBJECT)
+    with (
+        EdgeServer(writers.target, threads=1) as server,
+        Device(draft, server.endpoint, threads=1, draft_text=draft_text) as device,
+    ):
+        for wish in [*EXACT, {"protocol": "tree", "temperature": 0.0, "expansion": (2, 2)}]:
+            whole = {**wish, "seed": 2, "max_tokens": 80, "grammar": grammar}
+            stream = {"protocol": "stream", "temperature": wish["temperature"]}
+            wanted = device.generate(
+                PROMPTS[0], **{**stream, "seed": 2}, max_tokens=80, grammar=grammar
+            )
+            for _ in range(2):
+                assert device.generate(PROMPTS[0], **whole).tokens == wanted.tokens
 
 
 # Other edges
