@@ -86,6 +86,7 @@ class Forerunner:
         found = self._next(committed, drafts)
         if found is None:
             self._stuck = True
+            self._tell()
             return False
         lead.grow(*found)
         now_s = time.monotonic()

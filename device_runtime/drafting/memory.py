@@ -46,6 +46,7 @@ class TextMemory:
         self._folder = None if kept is None or self._off else Path(kept)
         self._most = most
         self._lock = threading.Lock()
+        self._lanes = 0
         self._vocabulary = ""
         self._texts: Texts = Texts(0)
         if self._folder is not None:
@@ -55,9 +56,9 @@ class TextMemory:
         """Return the texts in the vocabulary of this fingerprint and size."""
         with self._lock:
             if vocabulary != self._vocabulary:
+                opened = self._opened(vocabulary, vocab_size)  # may raise; then nothing changes
                 self._texts.close()
-                self._texts = self._opened(vocabulary, vocab_size)
-                self._vocabulary = vocabulary
+                self._texts, self._vocabulary = opened, vocabulary
             return self._texts
 
     def _opened(self, vocabulary: str, vocab_size: int) -> Texts:
@@ -68,10 +69,25 @@ class TextMemory:
         name = hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
         return KeptTexts(self._folder / f"{name}{_SUFFIX}", self._most, vocab_size)
 
+    def join(self) -> None:
+        """Count a lane that uses these texts."""
+        with self._lock:
+            self._lanes += 1
+
+    def leave(self) -> None:
+        """Note that a lane uses them no longer; the last one closes the file."""
+        with self._lock:
+            self._lanes -= 1
+            last = self._lanes <= 0
+        if last:
+            self.close()
+
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, so that another device may have it."""
         with self._lock:
             self._texts.close()
+            if self._folder is not None:
+                self._texts, self._vocabulary = Texts(0), ""
 
 
 def _expect_usable(folder: Path) -> None:
@@ -137,7 +153,8 @@ class KeptTexts(Texts):
                 return
             try:
                 if self._size > 8 * self._most:
-                    self._rewrite()
+                    self._rewrite()  # with this text
+                    return
                 record = _record(text[-self._most :])
                 if os.pwrite(self._file, record, self._size) < len(record):
                     raise OSError(0, "the disk is full")

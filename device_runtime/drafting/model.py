@@ -140,8 +140,8 @@ class ModelDrafter(Drafter):
     def beside(self) -> Self:
         """Make a drafter for another session; `UnsupportedError` if no lane is free."""
         other = copy(self)
-        other._text = self._text.beside() if self._text else None
         other._take(self._lanes)
+        other._text = self._text.beside() if self._text else None
         return other
 
     def release(self) -> None:
@@ -149,6 +149,8 @@ class ModelDrafter(Drafter):
         if not self._released:
             self._released = True
             self._lanes.give_back(self._slot)
+            if self._text is not None:
+                self._text.release()
 
     def cross(self, bridge: Bridge, vocabulary: str = "") -> None:
         """Use this bridge from now on, to the target's vocabulary of this fingerprint."""

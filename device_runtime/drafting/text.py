@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
 from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
-from pilotfish.device_runtime.drafting.memory import TextMemory
+from pilotfish.device_runtime.drafting.memory import TextMemory, Texts
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.recall import Echo, Recall
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
@@ -37,20 +37,34 @@ class Recollection(Recall):
     def __init__(self, memory: TextMemory) -> None:
         super().__init__()
         self._memory = memory
+        self._texts, self._vocabulary = Texts(0), ""
         self._kept: Ids = np.empty(0, np.uint32)  # the conversation as it was kept last
+        self._released = False
+        memory.join()
 
     def beside(self) -> Recollection:
         """Make one for another lane."""
         return Recollection(self._memory)
 
+    def release(self) -> None:
+        """Use the memory no longer."""
+        if not self._released:
+            self._released = True
+            self._memory.leave()
+
     def start(self, vocabulary: str, vocab_size: int) -> None:
         """Begin a generation in this vocabulary: search the texts that there are now."""
         self._texts = self._memory.texts(vocabulary, vocab_size)
+        if vocabulary != self._vocabulary:
+            self._vocabulary = vocabulary
+            self._kept = np.empty(0, np.uint32)  # ids of another one are other words
         self.look(self._texts.look())
 
     def end(self, committed: Ids) -> None:
         """Keep what the conversation u32 [n] has gained since it was kept last."""
         known = common_prefix(self._kept, committed)
+        if known == len(committed):
+            return
         self._kept = committed.copy()
         self._texts.add(committed[max(0, known - _OVERLAP) :])
 
@@ -79,7 +93,8 @@ class TextDrafter(Drafter):
         return other
 
     def release(self) -> None:
-        """Do nothing: there is room for any number."""
+        """Leave the memory; there is room for any number of lanes."""
+        self._recall.release()
 
     def cross(self, bridge: Bridge, vocabulary: str = "") -> None:
         """Use this bridge from now on, to the target's vocabulary of this fingerprint."""

@@ -140,7 +140,8 @@ class Recall:
 
     def _followed(self, echo: Echo | None, token: int, end: int) -> Echo | None:
         """Go on to the first ``end`` tokens, of which ``token`` is the last; or search anew."""
-        if echo is not None:
+        # of one token there are fewer places than of the two that they now are
+        if echo is not None and echo.length > 1:
             earlier = _that_had(self._earlier.ids, echo.earlier, token)
             here = _that_had(self._text, echo.here, token)
             if found := self._echo(earlier, here, echo.length + 1, end):
@@ -151,8 +152,10 @@ class Recall:
         """Find the places with the longest match with the end of the first ``end`` tokens."""
         text, earlier = self._text[:end], self._earlier
         before = earlier.places(text, _MANY)
+        before = before[earlier.ids.take(before) != BREAK]
         here = places(text, text, 1, _SCANNED)
-        pairs = here[text.take(here - 2) == text[-2]] if len(here) and end > 1 else _NOWHERE
+        pairs = here[here > 1]
+        pairs = pairs[text.take(pairs - 2) == text[-2]] if len(pairs) else _NOWHERE
         here = pairs[-_MANY:] if len(pairs) or len(before) else here[-_ALONE:]
         if not len(here) and not len(before):
             return None

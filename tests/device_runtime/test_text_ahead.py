@@ -1,0 +1,58 @@
+"""What the text knows is told to the edge at once, though the text knows nothing further."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from pilotfish.device_runtime.bridge import TrivialBridge
+from pilotfish.device_runtime.drafting import TextDrafter
+from pilotfish.device_runtime.drafting.memory import TextMemory
+from pilotfish.device_runtime.forerunner import Forerunner
+from pilotfish.device_runtime.plan import plan
+from pilotfish.speculation.odds import HOPEFUL, Odds
+
+PROMPT = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint32)
+
+
+class Sent:
+    """An edge that only notes its hints."""
+
+    incarnation = 1
+    limits = SimpleNamespace(window=64)
+
+    def __init__(self) -> None:
+        self.frames: list[Any] = []
+
+    def hint(self, *told: Any) -> int:
+        self.frames.append(told)
+        return 1
+
+
+def test_drafts_before_an_unknown_place_are_told() -> None:
+    memory, edge = TextMemory(), Sent()
+    for _ in range(3):  # 9 to 12 followed, and then the text ended
+        memory.texts("words", 64).add(np.arange(1, 13, dtype=np.uint32))
+    drafter = TextDrafter(memory)
+    drafter.cross(TrivialBridge(64), "words")
+    drafter._recall.start("words", 64)
+    drafter._recall.follow(PROMPT[:4])
+    for end in range(5, 9):  # so that long matches are trusted
+        drafter._recall.follow(PROMPT[:end])
+    runner = Forerunner(
+        drafter,
+        edge,  # type: ignore[arg-type]
+        plan(protocol="ahead", temperature=0.0),
+        Odds(HOPEFUL),
+        PROMPT,
+        None,
+        last=100,
+        ends=(),
+    )
+    runner._pace_s = 10.0  # of a pass of the target's: hints are far between
+    while runner.step():
+        pass
+    assert runner._lead.drafts.tolist() == [9, 10, 11, 12]
+    assert runner._lead.untold == 0

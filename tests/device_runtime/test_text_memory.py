@@ -1,0 +1,300 @@
+"""Earlier texts on disk: whole ones survive whatever happens to their file; one device has it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.device_runtime.drafting.memory import TextMemory
+from pilotfish.device_runtime.drafting.text import Recollection
+from pilotfish.speculation.corpus import BREAK
+from pilotfish.wire.errors import UnsupportedError
+from tests.support.examples import examples
+
+SIZE = 100  # of the vocabulary
+TEXTS = [[1, 2, 3], [4], [5, 6, 99, 7], [8, 9]]
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.uint32)
+
+
+def kept(memory: TextMemory, vocabulary: str = "words") -> list[list[int]]:
+    """All texts that a device searches."""
+    held = memory.texts(vocabulary, SIZE).look().ids
+    parts = np.split(held, np.flatnonzero(held == BREAK) + 1)
+    return [part[:-1].tolist() for part in parts if len(part)]
+
+
+def written(folder: Path, texts: list[list[int]] = TEXTS, vocabulary: str = "words") -> Path:
+    """Keep texts there; returns their file."""
+    memory = TextMemory(folder)
+    for text in texts:
+        memory.texts(vocabulary, SIZE).add(ids(*text))
+    memory.close()
+    (path,) = folder.glob("*.texts")
+    return path
+
+
+def reopened(folder: Path, vocabulary: str = "words", **options: int) -> list[list[int]]:
+    memory = TextMemory(folder, **options)
+    try:
+        return kept(memory, vocabulary)
+    finally:
+        memory.close()
+
+
+@given(st.lists(st.lists(st.integers(0, SIZE - 1), max_size=20), min_size=1, max_size=9))
+@examples(50)
+def test_texts_come_back(tmp_path_factory, texts):
+    folder = tmp_path_factory.mktemp("texts")
+    written(folder, texts)
+    assert reopened(folder) == [text for text in texts if text]
+
+
+def test_torn_at_any_byte_whole_texts_remain(tmp_path):
+    path = written(tmp_path)
+    blob = path.read_bytes()
+    ends = np.cumsum([8 + 4 * len(text) for text in TEXTS])
+    assert ends[-1] == len(blob)
+    for length in range(len(blob) + 1):
+        path.write_bytes(blob[:length])
+        whole = [text for text, end in zip(TEXTS, ends, strict=True) if end <= length]
+        memory = TextMemory(tmp_path)
+        assert kept(memory) == whole
+        memory.texts("words", SIZE).add(ids(50, 51))  # what is added next is not lost behind it
+        memory.close()
+        assert reopened(tmp_path) == [*whole, [50, 51]]
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 3, b"\0" * 4096, b"\xff" * 4096, os.urandom(500)])
+def test_what_a_power_cut_left_behind_is_no_text(tmp_path, tail):
+    path = written(tmp_path)
+    path.write_bytes(path.read_bytes() + tail)
+    memory = TextMemory(tmp_path)
+    assert kept(memory) == TEXTS
+    memory.texts("words", SIZE).add(ids(50, 51))
+    memory.close()
+    assert reopened(tmp_path) == [*TEXTS, [50, 51]]
+
+
+def test_a_changed_byte_is_noticed_wherever_it_is(tmp_path):
+    path = written(tmp_path)
+    blob = path.read_bytes()
+    for at in range(len(blob)):
+        path.write_bytes(blob[:at] + bytes([blob[at] ^ 0x40]) + blob[at + 1 :])
+        found = reopened(tmp_path)
+        assert found == TEXTS[: len(found)]
+        assert len(found) < len(TEXTS)
+
+
+def test_ids_beyond_the_vocabulary_are_left_out(tmp_path):
+    written(tmp_path, [[1, 2], [3, SIZE], [0xFFFF_FFFF, 4], [5, SIZE - 1]])
+    assert reopened(tmp_path) == [[1, 2], [5, SIZE - 1]]
+
+
+def test_each_vocabulary_has_its_own(tmp_path):
+    written(tmp_path, [[1, 2]])
+    memory = TextMemory(tmp_path)
+    assert kept(memory, "others") == []
+    memory.texts("others", SIZE).add(ids(3, 4))
+    assert kept(memory) == [[1, 2]]
+    assert kept(memory, "others") == [[3, 4]]
+    memory.close()
+    assert len(list(tmp_path.glob("*.texts"))) == 2
+    assert reopened(tmp_path, "a third") == []
+
+
+def test_off_keeps_nothing_and_none_keeps_it_in_memory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words, wanted in (("off", []), (None, [[1, 2]])):
+        memory = TextMemory(words)
+        memory.texts("words", SIZE).add(ids(1, 2))
+        assert kept(memory) == wanted
+        memory.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+# One device at a time
+
+HOLDS = """
+import sys
+from pilotfish.device_runtime.drafting.memory import TextMemory
+memory = TextMemory(sys.argv[1])
+memory.texts(sys.argv[2], 100)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def holder(folder: Path, vocabulary: str) -> subprocess.Popen[str]:
+    """Another process, which has this vocabulary's texts open."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(folder), vocabulary],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_another_process_has_them(tmp_path):
+    written(tmp_path)
+    memory = TextMemory(tmp_path)
+    with holder(tmp_path, "words") as process:
+        with pytest.raises(UnsupportedError, match="Another device keeps its texts in"):
+            memory.texts("words", SIZE)
+        process.kill()  # however it ends
+        process.wait()
+        assert kept(memory) == TEXTS
+    memory.close()
+
+
+def test_texts_that_another_process_has_take_nothing_from_the_others(tmp_path):
+    """A device meets an edge of another vocabulary in vain, and is led back to the first one."""
+    memory = TextMemory(tmp_path)
+    memory.texts("words", SIZE).add(ids(1, 2))
+    with holder(tmp_path, "others") as process:
+        with pytest.raises(UnsupportedError, match="Another device"):
+            memory.texts("others", SIZE)
+        memory.texts("words", SIZE).add(ids(3, 4))
+        process.kill()
+        process.wait()
+    memory.close()
+    assert reopened(tmp_path) == [[1, 2], [3, 4]]
+
+
+# Disks
+
+FILLS = """
+import resource, sys
+import numpy as np
+from pilotfish.device_runtime.drafting.memory import TextMemory
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+memory = TextMemory(sys.argv[1])
+for at in range(50):
+    memory.texts("words", 100).add(np.full(10, at, np.uint32))
+print(len(memory.texts("words", 100).look().ids))
+"""
+
+
+def test_a_full_disk_costs_no_text_that_is_there_already(tmp_path):
+    found = subprocess.run(
+        [sys.executable, "-c", FILLS, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "550\n"  # in memory all go on
+    (warning,) = found.stderr.splitlines()
+    assert warning.startswith("texts are kept in memory alone from now on: ")
+    assert reopened(tmp_path) == [[at] * 10 for at in range(1000 // 48)]
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_size == 1000 // 48 * 48
+
+
+def test_a_file_is_written_anew_when_it_is_twice_what_is_used(tmp_path):
+    most, sizes = 300, []
+    memory = TextMemory(tmp_path, most=most)
+    for at in range(400):
+        memory.texts("words", SIZE).add(ids(*[at % SIZE] * 9))
+        (path,) = tmp_path.iterdir()  # and nothing is left beside it
+        sizes.append(path.stat().st_size)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert max(sizes) <= 8 * most + 44
+    assert any(after < before for before, after in pairwise(sizes))
+    memory.close()
+    found = reopened(tmp_path, most=most)
+    assert len(found) >= 22  # three quarters of 30
+    assert found == [[at % SIZE] * 9 for at in range(400 - len(found), 400)]
+
+
+def test_a_file_that_was_written_anew_is_still_held(tmp_path):
+    memory = TextMemory(tmp_path, most=50)
+    for at in range(60):
+        memory.texts("words", SIZE).add(ids(*[at] * 9))
+    other = TextMemory(tmp_path, most=50)
+    with pytest.raises(UnsupportedError, match="Another device"):
+        other.texts("words", SIZE)
+    memory.close()
+    assert kept(other)[-1] == [59] * 9
+    other.close()
+
+
+def test_it_is_readable_by_its_owner_alone(tmp_path):
+    folder = tmp_path / "a" / "b"
+    before = os.umask(0)
+    try:
+        path = written(folder)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UnsupportedError, match=r"Texts cannot be kept in .*: name another"):
+            TextMemory(folder)
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path):
+    path = written(tmp_path / "texts")
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsupportedError, match="cannot be kept"):
+        reopened(tmp_path / "texts")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+# What a lane keeps of its conversations
+
+
+def test_a_conversation_that_goes_on_is_kept_once():
+    memory = TextMemory()
+    lane = Recollection(memory)
+    for end in (4, 9, 9, 12):
+        lane.start("words", SIZE)
+        lane.end(np.arange(end, dtype=np.uint32))
+    assert kept(memory) == [[0, 1, 2, 3], [2, 3, 4, 5, 6, 7, 8], [7, 8, 9, 10, 11]]
+
+
+def test_another_conversation_is_kept_whole_in_another_vocabulary():
+    memory = TextMemory()
+    lane = Recollection(memory)
+    for vocabulary in ("words", "others"):
+        lane.start(vocabulary, SIZE)
+        lane.end(np.arange(9, dtype=np.uint32))
+        assert kept(memory, vocabulary) == [list(range(9))]
+
+
+def test_an_answer_that_never_began_is_not_kept():
+    lane = Recollection(TextMemory())
+    lane.end(ids())
+    lane.end(ids(1, 2))
+
+
+def test_the_last_lane_that_is_released_closes_the_file(tmp_path):
+    first = Recollection(TextMemory(tmp_path))
+    second = first.beside()
+    for lane in (first, second):
+        lane.start("words", SIZE)
+    first.end(ids(1, 2))
+    for _ in range(2):  # twice is once
+        first.release()
+    second.end(ids(3, 4))
+    other = TextMemory(tmp_path)
+    with pytest.raises(UnsupportedError, match="Another device"):
+        kept(other)
+    second.release()
+    assert kept(other) == [[1, 2], [3, 4]]
+    other.close()
