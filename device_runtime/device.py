@@ -101,7 +101,12 @@ class Device:
         try:
             drafter = source.load(provider=provider, threads=threads, context=context, lanes=lanes)
             self._partners = Partners(
-                source.vocabulary, source.kept, drafter.pace, self._hello.hidden_size, on_fetch
+                source.vocabulary,
+                source.kept,
+                drafter.pace,
+                drafter.hope,
+                self._hello.hidden_size,
+                on_fetch,
             )
             if self._link is not None and self._patience.starts_alone:
                 self._link.look_out()

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from pilotfish.device_runtime.choice import POLICIES, Evidence
+from pilotfish.device_runtime.choice.acceptance import HOPE
 from pilotfish.device_runtime.choice.costs import compare, link_known
 from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Choice, Round
@@ -23,16 +24,17 @@ _log = logging.getLogger("pilotfish.choice")
 class Learned:
     """Collects evidence and applies the policies of "auto".
 
-    drafter_pace: seconds of a pass by the number of its tokens, measured at start.
+    drafter_pace: seconds of a pass by the number of its tokens, measured at start. hope: α until
+    there is evidence.
     """
 
-    def __init__(self, drafter_pace: Mapping[int, float], sizes: Sizes) -> None:
-        self._pace = drafter_pace
+    def __init__(self, drafter_pace: Mapping[int, float], sizes: Sizes, hope: float = HOPE) -> None:
+        self._pace, self._hope = drafter_pace, hope
         self._sizes = sizes
         self._policies = {name: policy() for name, policy in POLICIES.items()}
         self._lock = threading.Lock()
         self._met = False
-        self.evidence = Evidence(drafter_pace, {}, sizes)
+        self.evidence = Evidence(drafter_pace, {}, sizes, hope=hope)
 
     def meet(self, welcome: Welcome | None) -> None:
         """Take the target's pass times from the first edge's welcome."""
@@ -42,7 +44,7 @@ class Learned:
             self._met = True
             pace = {told.tokens: told.ns * 1e-9 for told in welcome.passes}
             beside = {told.tokens: told.ns * 1e-9 for told in welcome.drafts}
-            self.evidence = Evidence(self._pace, pace, self._sizes, beside)
+            self.evidence = Evidence(self._pace, pace, self._sizes, beside, self._hope)
 
     def check(self, policy: str) -> None:
         """Raise `UnsupportedError` for an unknown policy."""

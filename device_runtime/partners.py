@@ -53,7 +53,7 @@ class Partners:
 
     own: the drafter's vocabulary; None: it drafts in any target's. kept: i64 [N], the tokens that
     its head was cut to; None for a whole one. pace: seconds of its pass by the number of its
-    tokens. hidden_size: d of its states.
+    tokens. hope: its α on a pair that has shown none. hidden_size: d of its states.
     """
 
     def __init__(
@@ -61,13 +61,14 @@ class Partners:
         own: Vocabulary | None,
         kept: NDArray[np.int64] | None,
         pace: Mapping[int, float],
+        hope: float,
         hidden_size: int,
         progress: Progress | None,
     ) -> None:
         self._any = own is None
         self._own, self._kept = own or UNKNOWN, kept
         self._hidden = hidden_size
-        self._pace = pace
+        self._pace, self._hope = pace, hope
         self._progress = progress
         # the drafter by itself, until an edge is greeted
         self.latest = self._alone = self._partner(self._own.digest, self._own)
@@ -79,7 +80,8 @@ class Partners:
 
     def _partner(self, name: str, target: Vocabulary) -> Partner:
         pair = Pair(target if self._any else self._own, target, self._kept)
-        return Partner(name, pair, Learned(self._pace, Sizes(target.vocab_size, self._hidden)))
+        sizes = Sizes(target.vocab_size, self._hidden)
+        return Partner(name, pair, Learned(self._pace, sizes, self._hope))
 
     def expect(self, welcome: Welcome) -> str:
         """Return the digest of the target's vocabulary; "" if it cannot be fetched.

@@ -25,7 +25,7 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import EXCHANGES, Exchange, counters
 
-_HOPE = 0.8  # α of a pair without evidence
+HOPE = 0.8  # α of a pair without evidence, where a model drafts
 _HOPE_WEIGHT = 4.0  # positions, or rounds, that this counts for
 _POOL_WEIGHT = 16.0  # and the evidence on other depths or protocols
 _FADE = 0.97  # an answer
@@ -72,9 +72,13 @@ class DepthCounts:
 
 
 class Acceptance:
-    """What past rounds tell of the acceptance of the device's own drafts."""
+    """What past rounds tell of the acceptance of the device's own drafts.
 
-    def __init__(self) -> None:
+    hope: α where they tell nothing yet.
+    """
+
+    def __init__(self, hope: float = HOPE) -> None:
+        self._hope = hope
         self._counts: dict[Kind, DepthCounts] = defaultdict(DepthCounts)
         self._hazards: dict[Kind, NDArray[np.float64]] = {}  # computed from these
 
@@ -113,7 +117,7 @@ class Acceptance:
         own = self._counts[kind, greedy]
         expected = np.minimum(
             _MOST,
-            smoothed(reached, agreed, _HOPE)
+            smoothed(reached, agreed, self._hope)
             * (scale[kind] if members[kind].lossless else members[kind].agreement),
         )
         return (_POOL_WEIGHT * expected + own.accepted) / (_POOL_WEIGHT + own.reached)

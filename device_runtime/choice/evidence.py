@@ -16,7 +16,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.choice.acceptance import Acceptance
+from pilotfish.device_runtime.choice.acceptance import HOPE, Acceptance
 from pilotfish.device_runtime.choice.hints import EdgeHints, whose
 from pilotfish.device_runtime.choice.outcomes import Outcomes
 from pilotfish.device_runtime.choice.pace import PassPace, Recent, pass_s
@@ -36,7 +36,8 @@ class Evidence:
     """Evidence on one device and one edge.
 
     drafter_pace, target_pace, beside_pace: seconds of a pass by the number of its tokens, measured
-    at start; the target's may be missing, and so may the drafter's beside it.
+    at start; the target's may be missing, and so may the drafter's beside it. hope: α until there
+    is evidence.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Evidence:
         target_pace: Mapping[int, float],
         sizes: Sizes,
         beside_pace: Mapping[int, float] | None = None,
+        hope: float = HOPE,
     ) -> None:
         self._drafter_pace = drafter_pace
         # without times of the edge: slower than the drafter, and as fast for many tokens as for one
@@ -52,7 +54,7 @@ class Evidence:
         self._target_pace = dict(sorted(target_pace.items())) or {1: slow_s, MAX_WINDOW: slow_s}
         self._beside_pace = dict(sorted((beside_pace or {}).items()))
         self._sizes = sizes
-        self._acceptance, self.edge_hints = Acceptance(), EdgeHints()
+        self._acceptance, self.edge_hints = Acceptance(hope), EdgeHints()
         self.outcomes = Outcomes()  # of forecasts
         self._drafting, self._verifying = PassPace(), PassPace()
         self._around_s: dict[str, Recent] = defaultdict(Recent)  # encode, settle

@@ -43,7 +43,7 @@ class Drafter(ABC):
     name: of the model, for people. origin: of its weights, "" without any. context: the most tokens
     that it reads. hidden_size: d of its states, 0 without any. unbranched: why it drafts no trees,
     "" if it does. alone: whether it can generate without a target. pace: seconds by the nodes of a
-    level. bridge: to the target's vocabulary.
+    level. hope: α on a target that has shown none yet. bridge: to the target's vocabulary.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Drafter(ABC):
     unbranched: str
     alone: bool
     pace: Mapping[int, float]
+    hope: float
     bridge: Bridge
 
     def __init__(self) -> None:

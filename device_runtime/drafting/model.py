@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
+from pilotfish.device_runtime.choice.acceptance import HOPE
 from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
 from pilotfish.device_runtime.drafting.text import Recollection, rows
 from pilotfish.device_runtime.drafting.turns import Turns
@@ -97,7 +98,7 @@ class ModelDrafter(Drafter):
     take turns at the model.
     """
 
-    alone = True
+    alone, hope = True, HOPE
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ class TextDrafter(Drafter):
 
     name, origin, unbranched = TEXT, "", ""
     context, hidden_size = _BOUNDLESS, 0
-    alone = False
+    alone, hope = False, 0.2  # chats: 0.1; where an answer repeats, far more
     pace: Mapping[int, float] = MappingProxyType({nodes: nodes * _NODE_S for nodes in (1, 2, 4)})
 
     def __init__(self, memory: TextMemory) -> None:

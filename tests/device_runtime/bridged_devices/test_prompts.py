@@ -161,7 +161,7 @@ def test_ever_new_vocabularies_do_not_fill_the_memory(
         link, welcome = device._link, device.welcome
         assert link is not None
         assert welcome is not None
-        partners = Partners(own, {1: 0.01}, 64, None)
+        partners = Partners(own, None, {1: 0.01}, 0.8, 64, None)
         pairs: list[weakref.ref[Pair]] = []
         for it in arriving:
             monkeypatch.setattr(
