@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt
 from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
@@ -20,6 +19,9 @@ from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.shaping import Shaper
 from pilotfish.speculation.tree import Expansion, Tree
 from pilotfish.wire.protocols import Draft, Exchange, Law, Place
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Ids = NDArray[np.uint32]
 

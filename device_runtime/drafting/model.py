@@ -13,11 +13,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
 from pilotfish.device_runtime.choice.acceptance import HOPE
@@ -35,6 +34,9 @@ from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.errors import UnsupportedError
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import Exchange
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _WIDTHS = (1, 2, 4)
 _SURE = 0.8  # odds by which the text takes the place of a pass

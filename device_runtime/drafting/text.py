@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from typing_extensions import Self
 
 from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
 from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
@@ -24,6 +23,9 @@ from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
 from pilotfish.wire.committed import common_prefix
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import Exchange
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 TEXT = "text"  # the name of this drafter where an artifact's folder is expected
 _BOUNDLESS = 1 << 31
