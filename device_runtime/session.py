@@ -128,8 +128,8 @@ class Session:
             )
         if plan.needs and not drafter.hidden_size:
             raise UnsupportedError(
-                f"The drafter {drafter.name} has no hidden states, which protocol {plan.protocol} "
-                "needs: use greedy or tslt."
+                f"The drafter {drafter.name} drafts without hidden states, which protocol "
+                f"{plan.protocol} needs: use greedy or tslt."
             )
         if plan.protocol == LOCAL and not drafter.alone:
             raise UnsupportedError(

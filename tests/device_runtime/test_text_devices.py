@@ -252,8 +252,8 @@ def test_what_does_not_fit_is_one_sentence(pair: Pair, edge: EdgeServer, tmp_pat
     ("options", "reason"),
     [
         ({"protocol": "local"}, "protocol local needs a model"),
-        ({"protocol": "wisv-full"}, "has no hidden states"),
-        ({"protocol": "wisv-selective"}, "has no hidden states"),
+        ({"protocol": "wisv-full"}, "without hidden states"),
+        ({"protocol": "wisv-selective"}, "without hidden states"),
     ],
 )
 def test_a_protocol_that_needs_a_model_is_refused(
