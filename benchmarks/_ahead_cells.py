@@ -21,6 +21,8 @@ from _parting import TIE, scores_at
 
 from pilotfish import Auto, Device, EdgeServer, Generation
 from pilotfish.cli.cores import kept_to
+from pilotfish.device_runtime.drafting.memory import OFF
+from pilotfish.device_runtime.drafting.text import TEXT
 from pilotfish.device_runtime.record import Round
 from pilotfish.engines.decoder import Decoder
 from pilotfish.wire.emulation.emulator import Conditions, Emulator
@@ -29,6 +31,7 @@ from pilotfish.wire.protocols import STREAM
 WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16)
 SCOUTS, KEPT = 2, 2  # prompts that try all windows, and windows that go on after them
 DRAFTING = {0.0: "greedy", 1.0: "coupled"}
+AND_TEXT = "+text"  # behind a drafter's name: `--draft-text`
 
 
 def cores() -> tuple[set[int], set[int]]:
@@ -75,10 +78,17 @@ def ends(
         server = stack.enter_context(edge(target, keys=folder, cores=theirs, **told))
         link = stack.enter_context(Emulator(server.endpoint))
         devices = {
-            name: stack.enter_context(Device(path, link.endpoint, folder, threads=1))
+            name: stack.enter_context(_device(name, path, link.endpoint, folder))
             for name, path in drafters.items()
         }
         yield Ends(server, link, devices)
+
+
+def _device(name: str, path: Path, endpoint: str, folder: Path) -> Device:
+    """A device; earlier answers are not searched, for the ways repeat each other's."""
+    text = name.endswith(AND_TEXT)
+    texts = OFF if text or str(path) == TEXT else None
+    return Device(path, endpoint, folder, threads=1, draft_text=text, texts=texts)
 
 
 class Way(NamedTuple):

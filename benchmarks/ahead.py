@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _ahead_cells import WINDOWS, Texts, ends
+from _ahead_cells import AND_TEXT, WINDOWS, Texts, ends
 from _ahead_crowd import fleets, hostile
 from _ahead_edge import BenchEdge
 from _ahead_grid import Grid, Place, Report, forecasts, goals, shown
@@ -40,6 +40,7 @@ from msgspec import structs
 
 from pilotfish.cli.export import default_artifact
 from pilotfish.cli.options import write_json
+from pilotfish.device_runtime.drafting.text import TEXT
 from pilotfish.wire.emulation.emulator import Conditions
 
 RTTS_MS = (0.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
@@ -137,6 +138,10 @@ def _recorded(args: argparse.Namespace, grid: Grid, temperature: float) -> Any:
     return record(drafter, args.target, grid.asked, args.tokens, temperature)
 
 
+def _drafter(name: str) -> Path:
+    return Path(name) if "/" in name or name == TEXT else default_artifact(name)
+
+
 def _pace(text: str) -> Pace:
     """From "130+9": milliseconds of a pass, and of each row more."""
     base, _, slope = text.partition("+")
@@ -170,7 +175,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rtt", **numbers, help="round trips of rtt, paced, big, own, fleet")
     parser.add_argument("--pace", nargs="+", metavar="MS[+MS]", help="of a replayed pass, by row")
     parser.add_argument(
-        "--drafter", nargs="+", metavar="PRECISION|DIR", help="(default: int4 int8)"
+        "--drafter",
+        nargs="+",
+        metavar="PRECISION|DIR[+text]|text",
+        help="(default: int4 int8); +text: with --draft-text",
     )
     parser.add_argument("--temperature", type=float, nargs="+", choices=(0.0, 1.0), default=[0.0])
     parser.add_argument("--windows", type=int, nargs="+", metavar="γ", help="of stop-and-wait")
@@ -189,9 +197,7 @@ def _arguments() -> argparse.Namespace:
     args.windows = args.windows or ((2, 4, 8) if args.quick else WINDOWS)
     args.target = args.target or default_artifact("fp32")
     names = args.drafter or (["int4"] if args.quick else ["int4", "int8"])
-    args.drafters = {
-        Path(name).name: Path(name) if "/" in name else default_artifact(name) for name in names
-    }
+    args.drafters = {Path(name).name: _drafter(name.removesuffix(AND_TEXT)) for name in names}
     if args.draft:
         args.drafters = {args.draft.name: args.draft}
     return args

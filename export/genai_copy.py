@@ -30,7 +30,7 @@ from pilotfish.export.atomic import link_or_copy, replacing
 from pilotfish.export.errors import ExportError
 from pilotfish.export.genai_graph import GenaiGraph, read_graph
 from pilotfish.export.sources.hashing import hash_files
-from pilotfish.export.sources.huggingface_tokenizer import read_templates, read_tokenizer
+from pilotfish.export.sources.huggingface_tokenizer import read_templates, read_tokenizer, within
 from pilotfish.export.sources.source import Progress
 
 log = logging.getLogger("pilotfish.export")
@@ -57,7 +57,9 @@ def copy_genai(source: str, out: str | Path, *, progress: Progress | None = None
     graph = read_graph(folder, config)
     if graph.reason:
         log.warning("%s: only %d positions, for %s", folder.name, graph.context, graph.reason)
+    template, named = read_templates(folder)
     text, tokenizer_files = read_tokenizer(folder)
+    text, beyond = within(text, graph.form.widths["logits"], [template or "", *named.values()])
     with replacing(Path(out)) as directory:
         [name, *data] = graph.files
         taken = {name: GRAPH_NAME, GENAI_NAME: GENAI_NAME, **{each: each for each in data}}
@@ -75,8 +77,10 @@ def copy_genai(source: str, out: str | Path, *, progress: Progress | None = None
             kind="directory",
             location=folder.resolve().name,
             sha256=read | hash_files(tokenizer_files, _silent),
+            left_out=beyond,
         )
-        manifest = _manifest(folder, config, graph, origin, digests, _checked(tokenizer, graph))
+        checked = _checked(tokenizer, graph)
+        manifest = _manifest(folder, config, graph, origin, digests, checked, (template, named))
         (directory / MANIFEST_NAME).write_bytes(manifest.encode())
     return Artifact.open(out)
 
@@ -102,9 +106,9 @@ def _manifest(
     source: Source,
     digests: dict[str, str],
     tokenizer: Tokenizer,
+    templates: tuple[str | None, dict[str, str]],
 ) -> Manifest:
     section, size = config.model.decoder, tokenizer.vocab_size
-    template, named = read_templates(folder)
     begin = config.model.bos_token_id
     return Manifest(
         model=source.location,
@@ -127,8 +131,8 @@ def _manifest(
         kv_dtype=graph.form.kv_dtype,
         bos_id=begin if begin is not None and 0 <= begin < size else None,
         eos_ids=_ends(folder, config, size),
-        chat_template=template,
-        chat_templates=named,
+        chat_template=templates[0],
+        chat_templates=templates[1],
         tokenizer_fingerprint=tokenizer.fingerprint,
         files=digests,
         window=graph.window,

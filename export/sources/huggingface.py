@@ -24,7 +24,7 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.errors import ExportError
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
-from pilotfish.export.sources.huggingface_tokenizer import read_templates, read_tokenizer
+from pilotfish.export.sources.huggingface_tokenizer import read_templates, read_tokenizer, within
 from pilotfish.export.sources.packed import PackedMatrix, join_packed
 from pilotfish.export.sources.packing import Packing
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
@@ -77,10 +77,10 @@ class DirectorySource:
         self._places = self._find_places(wrapped=text_config(values, str(path)) is not None)
         self._taker = Taker(self._names, self.config)
         self._origins = self._find_weights()
-        self.tokenizer_json, self._tokenizer_files = read_tokenizer(path)
+        self.chat_template, self.chat_templates = read_templates(path)
+        self.tokenizer_json, self._tokenizer_files = self._read_tokenizer()
         self.vocab_size = self._checked_vocabulary()
         self._check_shapes(described.settings)
-        self.chat_template, self.chat_templates = read_templates(path)
         generation = _read_object(path / "generation_config.json")
         self.bos_id = self._begin_id(generation, values)
         self.eos_ids = self._end_ids(generation, values)
@@ -250,6 +250,16 @@ class DirectorySource:
             tensor = self._places[stored]
             return tensor.name if isinstance(tensor, PlainTensor) else stored
         return stored_name(self._names, name)
+
+    def _read_tokenizer(self) -> tuple[str, list[Path]]:
+        """Read the tokenizer, without special tokens that the model has no embedding of."""
+        text, files = read_tokenizer(self._path)
+        templates = [self.chat_template or "", *self.chat_templates.values()]
+        text, beyond = within(text, self.config.vocab_size, templates)
+        if beyond:
+            self._left_out = [*self._left_out, *beyond]
+            log.warning("%s has no embedding of %s: left out", self._location, ", ".join(beyond))
+        return text, files
 
     def _checked_vocabulary(self) -> int:
         """Return the number of tokens; refuse a tokenizer that does not fit the model."""

@@ -7,8 +7,11 @@ chat_template.json name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from pilotfish.export.errors import ExportError
 from pilotfish.export.tokenizers.added import read_object
@@ -32,6 +35,23 @@ FORMS: tuple[tuple[tuple[str, ...], Callable[[Path], str]], ...] = (
 _ALSO = ("vocab.json", "merges.txt")
 
 
+class _AddedToken(msgspec.Struct):
+    content: str
+    id: int
+    special: bool = False
+
+
+class _Words(msgspec.Struct):
+    vocab: dict[str, int]
+
+
+class _Stated(msgspec.Struct):
+    """What a tokenizer.json says of its tokens, of those kinds that have a table of ids."""
+
+    model: _Words
+    added_tokens: list[_AddedToken] = []
+
+
 def read_tokenizer(path: Path) -> tuple[str, list[Path]]:
     """Return the content of a tokenizer.json, and the files that it was made of.
 
@@ -48,6 +68,31 @@ def read_tokenizer(path: Path) -> tuple[str, list[Path]]:
             return text, [path / name for name in used]
     forms = ", ".join(" and ".join(names) for names, _ in FORMS)
     raise ExportError(f"{path} holds no tokenizer.json, nor another form of it ({forms})")
+
+
+def within(text: str, rows: int, templates: Collection[str]) -> tuple[str, list[str]]:
+    """Leave out special tokens that the embedding has no row for; their names are returned, too.
+
+    So it is with Gemma 3's `<image_soft_token>`, which stands for what its text models do not read.
+    A token that a template writes stays: without it, prompts would be others.
+    """
+    try:
+        values = msgspec.json.decode(text, type=_Stated)
+    except (msgspec.MsgspecError, RecursionError):
+        return text, []  # damaged, or of another kind: the tokenizer's own reader says how
+    beyond = {token.content for token in values.added_tokens if token.id >= rows}
+    special = {token.content for token in values.added_tokens if token.special}
+    words = {id for word, id in values.model.vocab.items() if word not in beyond}
+    if not beyond or not beyond <= special or max(words, default=0) >= rows:
+        return text, []
+    if any(name in template for name in beyond for template in templates):
+        return text, []
+    kept: dict[str, Any] = msgspec.json.decode(text)
+    kept["added_tokens"] = [one for one in kept["added_tokens"] if one["content"] not in beyond]
+    kept["model"]["vocab"] = {
+        word: id for word, id in kept["model"]["vocab"].items() if word not in beyond
+    }
+    return msgspec.json.encode(kept).decode(), sorted(beyond)
 
 
 def read_templates(path: Path) -> tuple[str | None, dict[str, str]]:

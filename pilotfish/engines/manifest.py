@@ -49,7 +49,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     the machine. `sha256` covers the files that were read. `first_layers` is the number of layers
     kept of a model that was cut down. `ignored_keys` are keys of its configuration that the
     exporter did not know and was told to ignore. `left_out` are parts of a multimodal checkpoint
-    that are not of its text model.
+    that are not of its text model, and special tokens that this one has no embedding of.
     """
 
     kind: Literal["default", "gguf", "directory", "hub", "random"]

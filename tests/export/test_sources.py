@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.support.small_checkpoints import (
     TOKENS,
     VOCAB,
     tiny_weights,
+    tokenizer_json,
     write_directory,
     write_gguf,
 )
@@ -79,6 +81,31 @@ def test_directory(tmp_path: Path, config: dict[str, Any], dtype: str, shards: i
     description = source.description
     assert (description.kind, description.location) == ("directory", "m")
     assert len(description.sha256) == 2 + shards  # config.json, tokenizer.json, weights
+
+
+def with_image(path: Path, **files: str) -> Path:
+    """As Gemma 3's text models: a special token more than the embedding has rows."""
+    config = LLAMA | {"vocab_size": len(TOKENS)}
+    own = json.loads(tokenizer_json())
+    own["added_tokens"].append(own["added_tokens"][0] | {"id": len(TOKENS), "content": "<image>"})
+    texts = {"tokenizer.json": json.dumps(own), **files}
+    return write_directory(path, config, files=texts)
+
+
+def test_a_special_token_without_embedding_is_left_out(tmp_path: Path) -> None:
+    source = open_source(str(with_image(tmp_path / "m")))
+    plain = open_source(str(write_directory(tmp_path / "p")))
+    assert source.vocab_size == len(TOKENS)
+    assert source.description.left_out == ["<image>"]
+    ours, theirs = (Tokenizer.from_json(one.tokenizer_json) for one in (source, plain))
+    assert ours.fingerprint == theirs.fingerprint
+    assert ours.encode("an <image>") == theirs.encode("an <image>")
+
+
+def test_a_special_token_that_a_template_writes_is_missed(tmp_path: Path) -> None:
+    path = with_image(tmp_path / "m", **{"chat_template.jinja": "<image>{{ messages }}"})
+    with pytest.raises(ExportError, match="knows 261 tokens, the embedding only 260"):
+        open_source(str(path))
 
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3, TIED])
