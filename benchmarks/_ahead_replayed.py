@@ -26,6 +26,7 @@ from pilotfish.engines.decoder import Decoder, Output, Pass
 
 BEST = 8  # of the drafter's scores at each position
 _LOW = -1e4  # all others
+_NOTHING = np.empty((0, BEST), np.int64), np.empty((0, BEST), np.float32)
 _PROMPT = 32  # a pass with more tokens of one session reads a prompt
 
 Ids = NDArray[np.int64]
@@ -35,7 +36,8 @@ Ids = NDArray[np.int64]
 class Recorded:
     """One prompt: its ids i64 [n] and the whole text [n + m]; ids and scores [m, BEST] of drafts.
 
-    Row i of these is what the drafter says behind the first n + i tokens.
+    Row i of these is what the drafter says behind the first n + i tokens; there are none of a
+    drafter of another vocabulary.
     """
 
     prompt: Ids
@@ -72,7 +74,6 @@ def record(
 ) -> list[Recorded]:
     """Let the real pair say it; the seed of each prompt is its number."""
     found = []
-    reader = Decoder(drafter)
     with EdgeServer(target) as edge, Device(drafter, edge.endpoint) as device:
         for seed, one in enumerate(asked):
             prompt = device.prompt(one).ids.astype(np.int64)
@@ -80,12 +81,19 @@ def record(
                 one, protocol="stream", temperature=temperature, seed=seed, max_tokens=tokens
             )
             text = np.concatenate([prompt, np.array(answer.tokens, np.int64)])
-            reader.rollback(0, 0)
-            logits = reader.prefill(0, text[:-1], rows=len(answer.tokens)).logits
-            best = np.argsort(logits, axis=1)[:, : -BEST - 1 : -1]
-            scores = np.take_along_axis(logits, best, axis=1)
-            found.append(Recorded(prompt, text, best.astype(np.int64), scores.copy()))
-    return found
+            found.append(Recorded(prompt, text, *_NOTHING))
+        if not device.pair.trivial:
+            return found  # of another vocabulary: such drafters are not replayed
+    reader = Decoder(drafter)
+    return [_with_drafts(reader, one) for one in found]
+
+
+def _with_drafts(reader: Decoder, one: Recorded) -> Recorded:
+    reader.rollback(0, 0)
+    logits = reader.prefill(0, one.text[:-1], rows=len(one.text) - len(one.prompt)).logits
+    best = np.argsort(logits, axis=1)[:, : -BEST - 1 : -1]
+    scores = np.take_along_axis(logits, best, axis=1)
+    return Recorded(one.prompt, one.text, best.astype(np.int64), scores.copy())
 
 
 def save(path: Path, recording: Sequence[Recorded]) -> Path:
