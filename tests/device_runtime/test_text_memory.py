@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import subprocess
 import sys
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from pilotfish.device_runtime.drafting.memory import TextMemory
 from pilotfish.device_runtime.drafting.text import Recollection
 from pilotfish.speculation.corpus import BREAK
 from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.files import write_whole
 from tests.support.examples import examples
 
 SIZE = 100  # of the vocabulary
@@ -79,12 +83,34 @@ def test_torn_at_any_byte_whole_texts_remain(tmp_path):
 @pytest.mark.parametrize("tail", [b"\0" * 3, b"\0" * 4096, b"\xff" * 4096, os.urandom(500)])
 def test_what_a_power_cut_left_behind_is_no_text(tmp_path, tail):
     path = written(tmp_path)
+    whole = path.stat().st_size
     path.write_bytes(path.read_bytes() + tail)
     memory = TextMemory(tmp_path)
     assert kept(memory) == TEXTS
+    assert path.stat().st_size == whole
     memory.texts("words", SIZE).add(ids(50, 51))
     memory.close()
     assert reopened(tmp_path) == [*TEXTS, [50, 51]]
+
+
+@pytest.mark.parametrize("text", [[], [5]])
+def test_a_file_of_any_size_is_opened_in_little_memory(tmp_path, text):
+    """Texts of one token, and a hole of 50 GB; more than 16 bytes a token are never written."""
+    most = 10_000
+    path = written(tmp_path, [text])
+    path.write_bytes(path.read_bytes() * 2 * most)
+    os.truncate(path, 50 << 30)
+    memory = TextMemory(tmp_path, most=most)
+    tracemalloc.start()
+    try:
+        held = memory.texts("words", SIZE).look().ids
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(held) == len(text) * most
+    assert peak < 2 << 20
+    assert path.stat().st_size <= 16 * most
+    memory.close()
 
 
 def test_a_changed_byte_is_noticed_wherever_it_is(tmp_path):
@@ -175,6 +201,33 @@ def test_texts_that_another_process_has_take_nothing_from_the_others(tmp_path):
     assert reopened(tmp_path) == [[1, 2], [3, 4]]
 
 
+def test_a_file_that_its_holder_writes_anew_in_this_moment_is_not_taken(tmp_path, monkeypatch):
+    """It was opened before it was replaced, and is locked when its holder has left it."""
+    path = written(tmp_path)
+    real = fcntl.flock
+
+    def late(file: int, how: int) -> None:
+        write_whole(path, path.read_bytes(), 0o600)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(UnsupportedError, match="Another device"):
+        reopened(tmp_path)
+    monkeypatch.undo()
+    assert reopened(tmp_path) == TEXTS
+
+
+def test_a_disk_without_locks_is_called_so(tmp_path, monkeypatch):
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UnsupportedError, match=r"cannot be kept in .* \(No locks available\)"):
+        reopened(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
 # Disks
 
 FILLS = """
@@ -238,6 +291,21 @@ def test_it_is_readable_by_its_owner_alone(tmp_path):
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_file_that_all_could_read_is_closed_to_them(tmp_path):
+    path = written(tmp_path)
+    path.chmod(0o644)
+    assert reopened(tmp_path) == TEXTS
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    path = written(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UnsupportedError, match="it is no file"):
+        reopened(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path):
