@@ -56,10 +56,11 @@ class Recollection(Recall):
 
     def start(self, vocabulary: str, vocab_size: int) -> None:
         """Begin a generation in this vocabulary: search the texts that there are now."""
-        self._texts = self._memory.texts(vocabulary, vocab_size)
-        if vocabulary != self._vocabulary:
+        if vocabulary != self._vocabulary:  # ids of another one are other words
             self._vocabulary = vocabulary
-            self._kept = np.empty(0, np.uint32)  # ids of another one are other words
+            self._kept = np.empty(0, np.uint32)
+            self._texts = Texts(0)  # if these cannot be had, nothing is kept
+        self._texts = self._memory.texts(vocabulary, vocab_size)
         self.look(self._texts.look())
 
     def end(self, committed: Ids) -> None:

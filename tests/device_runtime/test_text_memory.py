@@ -345,6 +345,24 @@ def test_another_conversation_is_kept_whole_in_another_vocabulary():
         assert kept(memory, vocabulary) == [list(range(9))]
 
 
+def test_what_is_said_where_its_texts_cannot_be_had_is_not_kept_among_others(tmp_path):
+    """Its ids are other words, and may be none at all."""
+    memory = TextMemory(tmp_path)
+    lane = Recollection(memory)
+    lane.start("words", SIZE)
+    lane.end(ids(1, 2, 3))
+    with holder(tmp_path, "others") as process:
+        with pytest.raises(UnsupportedError, match="Another device"):
+            lane.start("others", 2 * SIZE)
+        lane.end(ids(1, 2, SIZE + 1))  # an answer ends, however it does
+        process.kill()
+        process.wait()
+    lane.start("words", SIZE)
+    lane.end(ids(4, 5))
+    assert kept(memory) == [[1, 2, 3], [4, 5]]
+    lane.release()
+
+
 def test_an_answer_that_never_began_is_not_kept():
     lane = Recollection(TextMemory())
     lane.end(ids())
