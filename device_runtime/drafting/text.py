@@ -1,6 +1,7 @@
 """A drafter without a model: the text repeats itself, its prompt, or what this device said before.
 
-In:  committed tokens of the target's own vocabulary. Out: windows and hints, in microseconds.
+In:  committed tokens of the target's own vocabulary. Out: windows and hints. What may follow is
+     found in microseconds; to sample of it takes longer, as of any drafter's row.
 
 q is the frequency of what followed the same words (`speculation.recall`), and is shipped as it is
 sampled from, so the law is the target's under every lossless protocol.
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 TEXT = "text"  # the name of this drafter where an artifact's folder is expected
 _BOUNDLESS = 1 << 31
-_NODE_S = 50e-6  # a bound that is tested; there is no model to be measured
+_NODE_S = 50e-6  # to find what may follow: a bound that is tested; no model has to be measured
 _OVERLAP = 2  # tokens of a continued conversation that are kept again, to find the rest by
 
 
