@@ -86,9 +86,9 @@ class Partners:
     def expect(self, welcome: Welcome) -> str:
         """Return the digest of the target's vocabulary; "" if it cannot be fetched.
 
-        An older edge names none: it must have the drafter's tokens.
+        An older edge names none: it must have the drafter's tokens, if that has its own.
         """
-        alike = welcome.tokenizer in ("", self._own.fingerprint)
+        alike = not self._any and welcome.tokenizer in ("", self._own.fingerprint)
         return welcome.vocabulary or (self._own.digest if alike else "")
 
     def meet(self, link: EdgeLink, welcome: Welcome) -> Partner:

@@ -9,10 +9,12 @@ torn is cut off when it is opened. It is readable by its owner alone: it holds w
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import logging
 import os
+import stat
 import struct
 import threading
 import zlib
@@ -31,6 +33,8 @@ OFF = "off"
 _HEAD = struct.Struct("<II")
 _SUFFIX = ".texts"
 _MODE = 0o600
+_USED_TWICE = 8  # bytes of a file for each token of memory
+_LARGEST = 16  # likewise; more is never written
 
 
 class TextMemory:
@@ -94,9 +98,13 @@ def _expect_usable(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UnsupportedError(
-            f"Texts cannot be kept in {folder} ({error.strerror}): name another folder."
-        ) from error
+        raise _unusable(folder, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> UnsupportedError:
+    return UnsupportedError(
+        f"Texts cannot be kept in {path} ({error.strerror}): name another folder."
+    )
 
 
 class Texts:
@@ -117,31 +125,34 @@ class Texts:
 
 
 class KeptTexts(Texts):
-    """The same in a file, too. Raises `UnsupportedError` if another process has it."""
+    """The same in a file, too; `UnsupportedError` if it cannot be, or another process has it."""
 
     def __init__(self, path: Path, most: int, vocab_size: int) -> None:
         self._path = path
         self._lock = threading.Lock()
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _MODE)
-        except OSError as error:
-            raise UnsupportedError(
-                f"Texts cannot be kept in {path} ({error.strerror}): name another folder."
-            ) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._file)
+            self._file = _held(path)
+            found = self._found(_LARGEST * most, vocab_size)
+        except BlockingIOError as error:
             raise UnsupportedError(
                 f"Another device keeps its texts in {path.parent}: name another folder."
             ) from error
-        with os.fdopen(os.dup(self._file), "rb") as file:
-            blob = file.read()
-        found, self._size = _read(blob, vocab_size)
-        if self._size < len(blob):
-            _log.warning("%s ends in a torn text, which is left out", path)
-            os.ftruncate(self._file, self._size)
+        except OSError as error:
+            raise _unusable(path, error) from error
         super().__init__(most, found)
+
+    def _found(self, most_bytes: int, vocab_size: int) -> Ids:
+        """Read all whole texts, and cut off what is torn, or more than is ever written."""
+        try:
+            with os.fdopen(os.dup(self._file), "rb") as file:
+                found, self._size = _read(file.read(most_bytes), vocab_size)
+            if self._size < os.fstat(self._file).st_size:
+                _log.warning("%s ends in a torn text, which is left out", self._path)
+                os.ftruncate(self._file, self._size)
+        except BaseException:
+            os.close(self._file)
+            raise
+        return found
 
     def add(self, text: Ids) -> None:
         """Add a text u32 [n]; where the disk takes no more it is kept in memory alone."""
@@ -152,7 +163,7 @@ class KeptTexts(Texts):
             if self._file < 0:
                 return
             try:
-                if self._size > 8 * self._most:
+                if self._size > _USED_TWICE * self._most:
                     self._rewrite()  # with this text
                     return
                 record = _record(text[-self._most :])
@@ -169,8 +180,7 @@ class KeptTexts(Texts):
         texts = np.split(ids, np.flatnonzero(ids == BREAK) + 1)
         blob = b"".join(_record(text[:-1]) for text in texts if len(text) > 1)
         write_whole(self._path, blob, _MODE)
-        fresh = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW)
-        fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fresh = _held(self._path)
         os.close(self._file)
         self._file, self._size = fresh, len(blob)
 
@@ -192,6 +202,23 @@ class KeptTexts(Texts):
                 self._file = -1
 
 
+def _held(path: Path) -> int:
+    """Open a file of texts for this process and its owner alone; `BlockingIOError` if taken."""
+    # O_NONBLOCK: nobody writes to a pipe that stands in its place
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, _MODE)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(file), os.lstat(path)):
+            raise BlockingIOError(errno.EAGAIN, "its holder has just written it anew")
+        os.fchmod(file, _MODE)  # it may come from elsewhere
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
 def _record(text: Ids) -> bytes:
     data = text.astype("<u4").tobytes()
     return _HEAD.pack(len(text), zlib.crc32(data)) + data
@@ -199,16 +226,19 @@ def _record(text: Ids) -> bytes:
 
 def _read(blob: bytes, vocab_size: int) -> tuple[Ids, int]:
     """Return all whole texts, with `BREAK` behind each, and the bytes up to the first torn one."""
-    found: list[Ids] = []
-    at = 0
+    found = np.empty(len(blob) // 4, np.uint32)  # a head is longer than `BREAK`: that is enough
+    at = used = 0
     while at + _HEAD.size <= len(blob):
         count, checksum = _HEAD.unpack_from(blob, at)
         end = at + _HEAD.size + 4 * count
         data = blob[at + _HEAD.size : end]
-        if end > len(blob) or zlib.crc32(data) != checksum:
+        # none is empty: where a disk lost its blocks there are zeros
+        if not count or end > len(blob) or zlib.crc32(data) != checksum:
             break
-        ids = np.frombuffer(data, "<u4").astype(np.uint32)
-        if len(ids) and ids.max() < vocab_size:
-            found += [ids, np.array([BREAK])]
+        ids = np.frombuffer(data, "<u4")
+        if ids.max() < vocab_size:
+            found[used : used + count] = ids
+            found[used + count] = BREAK
+            used += count + 1
         at = end
-    return np.concatenate([np.empty(0, np.uint32), *found]), at
+    return found[:used], at

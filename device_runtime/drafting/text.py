@@ -1,6 +1,7 @@
 """A drafter without a model: the text repeats itself, its prompt, or what this device said before.
 
-In:  committed tokens of the target's own vocabulary. Out: windows and hints, in microseconds.
+In:  committed tokens of the target's own vocabulary. Out: windows and hints. What may follow is
+     found in microseconds; to sample of it takes longer, as of any drafter's row.
 
 q is the frequency of what followed the same words (`speculation.recall`), and is shipped as it is
 sampled from, so the law is the target's under every lossless protocol.
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 TEXT = "text"  # the name of this drafter where an artifact's folder is expected
 _BOUNDLESS = 1 << 31
-_NODE_S = 50e-6  # a bound that is tested; there is no model to be measured
+_NODE_S = 50e-6  # to find what may follow: a bound that is tested; no model has to be measured
 _OVERLAP = 2  # tokens of a continued conversation that are kept again, to find the rest by
 
 
@@ -56,10 +57,11 @@ class Recollection(Recall):
 
     def start(self, vocabulary: str, vocab_size: int) -> None:
         """Begin a generation in this vocabulary: search the texts that there are now."""
-        self._texts = self._memory.texts(vocabulary, vocab_size)
-        if vocabulary != self._vocabulary:
+        if vocabulary != self._vocabulary:  # ids of another one are other words
             self._vocabulary = vocabulary
-            self._kept = np.empty(0, np.uint32)  # ids of another one are other words
+            self._kept = np.empty(0, np.uint32)
+            self._texts = Texts(0)  # if these cannot be had, nothing is kept
+        self._texts = self._memory.texts(vocabulary, vocab_size)
         self.look(self._texts.look())
 
     def end(self, committed: Ids) -> None:

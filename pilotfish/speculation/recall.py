@@ -29,7 +29,7 @@ from pilotfish.speculation.repeats import Ids, matches, places
 _MANY = 64  # places that are compared: the latest
 _SCANNED = 4096  # places in this text that had the last token, of which some had the last two
 _ALONE = 8  # the latest of them, where none had
-_LEARNT = 64  # tokens that come at once and are still compared one by one; more are a prompt
+_LEARNT = 65  # tokens that come at once, a window and one more, are learnt from; more are a prompt
 _LENGTHS = 64  # a longer match is not told from this
 _NOWHERE = np.empty(0, np.int64)
 

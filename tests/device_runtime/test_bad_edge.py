@@ -101,6 +101,16 @@ def liar(pair: Pair) -> Iterator[Callable[..., tuple[LyingEdge, Device]]]:
         each.close() if isinstance(each, Device) else each.stop()
 
 
+def test_the_text_drafts_for_no_edge_that_keeps_its_vocabulary(pair: Pair) -> None:
+    edge = LyingEdge(pair, lambda request: [])
+    edge.start()
+    try:
+        with pytest.raises(PairMismatchError, match="does not hand it out"):
+            Device("text", edge.endpoint)
+    finally:
+        edge.stop()
+
+
 def verdict(request: m.Window, **changes: int | None) -> m.Verdict:
     values = {"generation": request.generation, "start": request.start, "accepted": 0, "token": 1}
     return m.Verdict(session=request.session, times=TIMES, **{**values, **changes})

@@ -131,6 +131,21 @@ def test_lanes_say_what_each_would_say_alone(server: EdgeServer, tmp_path: Path)
             lane.close()
 
 
+@pytest.mark.parametrize("texts", ["off", None])
+def test_off_is_as_if_nothing_had_been_said_before(server: EdgeServer, texts: Any) -> None:
+    """Neither in this lane nor in another; each answer takes the rounds of the first."""
+    wish = {**EXACT[0], "seed": 1, "max_tokens": 60}
+    rounds = []
+    with (
+        Device("text", server.endpoint, texts=texts, lanes=2) as device,
+        device.beside() as other,
+    ):
+        for lane in (device, device, other, other):
+            answer = lane.generate(PROMPTS[1], **wish)
+            rounds.append([(each.nodes, each.accepted) for each in answer.rounds])
+    assert [each == rounds[0] for each in rounds[1:]] == [texts == "off"] * 3
+
+
 def test_texts_are_known_to_the_next_device(server: EdgeServer, tmp_path: Path) -> None:
     wish = {**EXACT[0], "seed": 1, "max_tokens": 60, "window": 8}
     rounds = []

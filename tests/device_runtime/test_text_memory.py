@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import subprocess
 import sys
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from pilotfish.device_runtime.drafting.memory import TextMemory
 from pilotfish.device_runtime.drafting.text import Recollection
 from pilotfish.speculation.corpus import BREAK
 from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.files import write_whole
 from tests.support.examples import examples
 
 SIZE = 100  # of the vocabulary
@@ -79,12 +83,34 @@ def test_torn_at_any_byte_whole_texts_remain(tmp_path):
 @pytest.mark.parametrize("tail", [b"\0" * 3, b"\0" * 4096, b"\xff" * 4096, os.urandom(500)])
 def test_what_a_power_cut_left_behind_is_no_text(tmp_path, tail):
     path = written(tmp_path)
+    whole = path.stat().st_size
     path.write_bytes(path.read_bytes() + tail)
     memory = TextMemory(tmp_path)
     assert kept(memory) == TEXTS
+    assert path.stat().st_size == whole
     memory.texts("words", SIZE).add(ids(50, 51))
     memory.close()
     assert reopened(tmp_path) == [*TEXTS, [50, 51]]
+
+
+@pytest.mark.parametrize("text", [[], [5]])
+def test_a_file_of_any_size_is_opened_in_little_memory(tmp_path, text):
+    """Texts of one token, and a hole of 50 GB; more than 16 bytes a token are never written."""
+    most = 10_000
+    path = written(tmp_path, [text])
+    path.write_bytes(path.read_bytes() * 2 * most)
+    os.truncate(path, 50 << 30)
+    memory = TextMemory(tmp_path, most=most)
+    tracemalloc.start()
+    try:
+        held = memory.texts("words", SIZE).look().ids
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(held) == len(text) * most
+    assert peak < 2 << 20
+    assert path.stat().st_size <= 16 * most
+    memory.close()
 
 
 def test_a_changed_byte_is_noticed_wherever_it_is(tmp_path):
@@ -175,6 +201,33 @@ def test_texts_that_another_process_has_take_nothing_from_the_others(tmp_path):
     assert reopened(tmp_path) == [[1, 2], [3, 4]]
 
 
+def test_a_file_that_its_holder_writes_anew_in_this_moment_is_not_taken(tmp_path, monkeypatch):
+    """It was opened before it was replaced, and is locked when its holder has left it."""
+    path = written(tmp_path)
+    real = fcntl.flock
+
+    def late(file: int, how: int) -> None:
+        write_whole(path, path.read_bytes(), 0o600)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(UnsupportedError, match="Another device"):
+        reopened(tmp_path)
+    monkeypatch.undo()
+    assert reopened(tmp_path) == TEXTS
+
+
+def test_a_disk_without_locks_is_called_so(tmp_path, monkeypatch):
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UnsupportedError, match=r"cannot be kept in .* \(No locks available\)"):
+        reopened(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
 # Disks
 
 FILLS = """
@@ -240,6 +293,21 @@ def test_it_is_readable_by_its_owner_alone(tmp_path):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+def test_a_file_that_all_could_read_is_closed_to_them(tmp_path):
+    path = written(tmp_path)
+    path.chmod(0o644)
+    assert reopened(tmp_path) == TEXTS
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    path = written(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UnsupportedError, match="it is no file"):
+        reopened(tmp_path)
+
+
 def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -275,6 +343,24 @@ def test_another_conversation_is_kept_whole_in_another_vocabulary():
         lane.start(vocabulary, SIZE)
         lane.end(np.arange(9, dtype=np.uint32))
         assert kept(memory, vocabulary) == [list(range(9))]
+
+
+def test_what_is_said_where_its_texts_cannot_be_had_is_not_kept_among_others(tmp_path):
+    """Its ids are other words, and may be none at all."""
+    memory = TextMemory(tmp_path)
+    lane = Recollection(memory)
+    lane.start("words", SIZE)
+    lane.end(ids(1, 2, 3))
+    with holder(tmp_path, "others") as process:
+        with pytest.raises(UnsupportedError, match="Another device"):
+            lane.start("others", 2 * SIZE)
+        lane.end(ids(1, 2, SIZE + 1))  # an answer ends, however it does
+        process.kill()
+        process.wait()
+    lane.start("words", SIZE)
+    lane.end(ids(4, 5))
+    assert kept(memory) == [[1, 2, 3], [4, 5]]
+    lane.release()
 
 
 def test_an_answer_that_never_began_is_not_kept():

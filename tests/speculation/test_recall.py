@@ -173,6 +173,20 @@ def test_odds_are_learnt_from_what_is_committed():
     assert odds[1] < 0.4
 
 
+def test_a_whole_window_and_the_token_after_it_are_learnt_from():
+    """64 drafts that are all right teach as much as the same tokens one by one."""
+    text = [1, 2, 3, 4, 5] * 40
+    at_once, each = Recall(), Recall()
+    for recall, step in ((at_once, 65), (each, 1)):
+        recall.follow(ids(text[:70]))
+        for end in range(70, 201, step):
+            recall.follow(ids(text[:end]))
+    one, other = at_once.after([]), each.after([])
+    assert one is not None
+    assert other is not None
+    assert at_once.odds(one) == each.odds(other)
+
+
 def test_nothing_is_known_of_what_was_never_said():
     recall = Recall()
     assert recall.after([]) is None
