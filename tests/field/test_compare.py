@@ -138,6 +138,20 @@ def test_a_drafter_without_room_is_left_out_of_that_prompt(pair, strange, edge, 
     assert (by_name["short"]["prompts"], by_name["short"]["left_out"]) == (2, 1)
 
 
+@pytest.mark.parametrize(("prompt", "known"), [("abc " * 12, 0), ("x" * 34, 2)])
+def test_a_drafter_with_little_room_is_timed_all_the_same(
+    pair, strange, edge, tmp_path, prompt, known
+):
+    """With none for any prompt, or with just enough for the answers: its drafts fit in, too."""
+    asked, told = tmp_path / "prompts.txt", tmp_path / "told.json"
+    asked.write_text(f"{prompt}\n{prompt}\n")
+    options = ["--prompts", asked, "--max-tokens", 4, "--json", told]
+    assert run(pair.draft, strange / "short", "--target", edge.endpoint, *options) == 0
+    by_name = {one["name"]: one for one in json.loads(told.read_text())["drafters"]}
+    assert by_name["short"]["prompts"] == known
+    assert by_name["short"]["draft_s"] > 0.0
+
+
 # Which to ship
 
 
