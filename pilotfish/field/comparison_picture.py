@@ -7,7 +7,7 @@ from typing import Any
 from pilotfish.field.comparison import DrafterComparison
 from pilotfish.field.drafter_figures import DrafterFigures
 from pilotfish.field.drawing import Axes, panels
-from pilotfish.field.report.canvas import Looks, plain
+from pilotfish.field.report.canvas import Looks, legend_below, plain
 from pilotfish.field.resampling import Estimate
 
 _INCHES = (4.8, 8.0)
@@ -31,7 +31,7 @@ def draw(path: Path, found: DrafterComparison) -> None:
             axes.set_ylim(0.0, 1.0)
         speeds.axhline(found.streamed_per_s, color="#888888", linestyle="--", label="stream alone")
         speeds.set_ylim(bottom=0.0)
-        speeds.legend(loc="lower left")
+        legend_below(speeds, columns=2)
 
 
 def _draw(
