@@ -1,9 +1,10 @@
 """Report how much a drafter and a target of another vocabulary share, and whether it suffices.
 
-Two figures on a text. *Coverage*: the share of the text's target tokens that are shared. Only those
-can be drafted, and a draft is accepted with probability Σ min(p, q) ≤ p(shared), so coverage bounds
-acceptance α on such a text, for any drafter. *Mass*: the average probability that the drafter's own
-distribution gives to shared tokens. It bounds nothing, since q is renormalised; but q differs from
+Two figures on a text. *Coverage*: the share of the text's target tokens that are shared, and that
+the drafter's head can say, if it was cut. Only those can be drafted, and a draft is accepted with
+probability Σ min(p, q) ≤ p(shared), so coverage bounds acceptance α on such a text, however good
+the drafter is. *Mass*: the average probability that the drafter's own distribution gives to shared
+tokens. It bounds nothing, since q is renormalised; but q differs from
 the drafter's own distribution by 1 − mass (total variation), and a distribution that has lost most
 of its mass is seldom close to the target's.
 
@@ -125,7 +126,8 @@ def report(
     own_ids = np.array(read[:MOST_POSITIONS], np.int64)
     progress(_LABEL, 0, len(own_ids))
     decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)
-    said = shared.places(drafter.kept) < shared.target_size  # [V_d], or [N] of a cut head
+    places = shared.places(drafter.kept)  # [V_d], or [N] of a cut head
+    said = places < shared.target_size
     masses = []
     for logits in _logits(decoder, own_ids):
         q = probabilities(logits, Sampling(temperature=1.0))
@@ -142,7 +144,7 @@ def report(
         specials={piece(id): own_piece(its) for id, its in shared.specials.items()},
         turn_end=None if end is None else piece(end),
         target_tokens=len(ids),
-        coverage=float(np.mean(shared.to_own[ids] >= 0)),
+        coverage=float(np.mean(np.isin(ids, places))),
         positions=len(masses),
         mass=float(np.mean(masses)),
     )

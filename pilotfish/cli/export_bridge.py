@@ -28,8 +28,9 @@ A drafter can draft for a target of another vocabulary: it proposes tokens that 
 own distribution renormalised over these. The output stays the target's; what is not shared costs
 speed. This says how much: how many tokens are shared and, on a text, two figures:
 
-  coverage   the share of the target's tokens of the text that are shared. No other can be drafted:
-             acceptance is at most this, however good the drafter is.
+  coverage   the share of the target's tokens of the text that are shared, and that the drafter's
+             head can say, if it was cut (--keep-tokens). No other can be drafted: acceptance is at
+             most this, however good the drafter is.
   mass       the probability that the drafter, run over the text, has on shared tokens (average).
              The rest is what it would rather have said.
 
@@ -143,9 +144,12 @@ def _same(own: Manifest, other: Manifest) -> str:
     apart = ""
     if padded[0] != padded[1]:
         apart = f", padded to {padded[0]:,} and {padded[1]:,}, which makes no difference"
+    drafted = "every token can be drafted"
+    if own.head_tokens is not None:
+        drafted = f"the {own.head_tokens:,} tokens that the head was cut to can be drafted"
     return (
-        f"The same vocabulary: {own.vocab_size:,} tokens{apart}. The bridge is trivial, and every "
-        "token can be drafted."
+        f"The same vocabulary: {own.vocab_size:,} tokens{apart}. The bridge is trivial, and "
+        f"{drafted}."
     )
 
 

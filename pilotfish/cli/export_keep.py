@@ -91,10 +91,10 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
 
 
 class _Told(NamedTuple):
-    """Texts of a target, and its vocabulary."""
+    """Texts of a target; which of the own tokens it has, bool [V]: None where it has all."""
 
     texts: list[str]
-    vocabulary: Vocabulary
+    shared: NDArray[np.bool_] | None
 
 
 def choose(source: "WeightSource", told: KeepSettings) -> NDArray[np.int64]:
@@ -105,19 +105,20 @@ def choose(source: "WeightSource", told: KeepSettings) -> NDArray[np.int64]:
     own = _vocabulary_of(source)
     counts = np.zeros(source.vocab_size, np.int64)
     choose_tokens(source, told.keep_tokens, counts)  # raises for a wrong number, before any work
-    useful: NDArray[np.bool_] | None = None
+    targets: list[NDArray[np.bool_] | None] = []  # what each has
     with Bars() as bars:
         for text in told.texts:
             if _is_target(text):
-                said = _asked(source, text, told, bars.show)
-                shared = _shared(own, said.vocabulary)
-                if shared is not None:
-                    useful = shared if useful is None else useful | shared
+                said = _asked(source, own, text, told, bars.show)
+                targets.append(said.shared)
                 texts: Iterator[str] = iter(said.texts)
             else:
                 texts = read_texts(Path(text))
             shown = _shown(texts, text, bars.show)
             counts += count_tokens(shown, own.tokenizer, source.vocab_size)
+    some = [shared for shared in targets if shared is not None]
+    # where one target has all tokens, each of them can be drafted
+    useful = np.logical_or.reduce(some) if some and len(some) == len(targets) else None
     kept = choose_tokens(source, told.keep_tokens, counts, useful)
     _say(counts, kept, useful, source.vocab_size)
     return kept
@@ -186,7 +187,9 @@ def _shared(own: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:
 # What a target answers
 
 
-def _asked(source: "WeightSource", target: str, told: KeepSettings, show: _Show) -> _Told:
+def _asked(
+    source: "WeightSource", own: Vocabulary, target: str, told: KeepSettings, show: _Show
+) -> _Told:
     """Ask a target, on an edge or here."""
     from pilotfish.field.prompts import BUILT_IN, read_prompts
     from pilotfish.wire.protocols import LOCAL, STREAM
@@ -194,8 +197,8 @@ def _asked(source: "WeightSource", target: str, told: KeepSettings, show: _Show)
     prompts = BUILT_IN * _TIMES if told.prompts is None else read_prompts(told.prompts)
     away = "://" in target
     with _device(source, target, told.keys, show) if away else _alone(target) as device:
-        texts = _answers(device, prompts, STREAM if away else LOCAL, show)
-        return _Told(texts, device.vocabulary)
+        shared = _shared(own, device.vocabulary)  # what has none in common is not asked
+        return _Told(_answers(device, prompts, STREAM if away else LOCAL, show), shared)
 
 
 def _answers(device: "Device", prompts: Sequence[str], protocol: str, show: _Show) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pilotfish.engines.artifact import Artifact, check_whole
 from pilotfish.engines.backends import Binding
-from pilotfish.engines.errors import ProviderError
+from pilotfish.engines.errors import ArtifactError, ProviderError
 from pilotfish.engines.language_model import ENGINES, LanguageModel, Output
 from pilotfish.engines.passes import Pass, fill_positions, fill_rows, fill_tokens
 from pilotfish.engines.slots import Slots
@@ -32,7 +32,8 @@ class Decoder(Slots, LanguageModel):
             building an engine first (see docs/engines.md).
 
     Raises:
-        ArtifactError: if the directory is no artifact, or only a stage of a model.
+        ArtifactError: if the directory is no artifact, only a stage of a model, or contradicts
+            itself.
         ProviderError: if no inference runtime can run it.
     """
 
@@ -64,6 +65,17 @@ class Decoder(Slots, LanguageModel):
             provider=provider,
             vocabulary=self.vocab_size,
         )
+        self._check_head()
+
+    def _check_head(self) -> None:
+        """Raise `ArtifactError` where the graph's logits are not those that the manifest tells."""
+        kept, width = self.artifact.kept, self._backend.widths["logits"]
+        told = self.vocab_size if kept is None else len(kept)
+        if width < told or (kept is not None and width > told):  # only a whole head is padded
+            raise ArtifactError(
+                f"{self.artifact.path} contradicts itself: its graph has logits of {width} tokens, "
+                f"its manifest tells of {told}: export the model again"
+            )
 
     @property
     def hidden_size(self) -> int:

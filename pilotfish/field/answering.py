@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -53,9 +53,9 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
     """One answer. pass_s: the median of the target's passes; left_out: why there is no answer."""
 
-    prompt: int
-    tokens: list[int] = []
-    pass_s: float = 0.0
+    prompt: Annotated[int, msgspec.Meta(ge=0)]
+    tokens: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+    pass_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     left_out: str = ""
 
 
@@ -85,11 +85,13 @@ def _answer(device: Device, asking: Asking, prompt: int, asked: Any) -> Answered
 class AnswerFile:
     """Answers on the disk; one writer at a time. ``answers``: those that it holds, by prompt.
 
+    vocab_size: of the target, whose tokens they are.
+
     Raises `RunFileError` for a file that is there, unless it is resumed; for one that is none, or
     was begun with something else; and while another process writes it.
     """
 
-    def __init__(self, path: Path, asking: Asking, *, resume: bool) -> None:
+    def __init__(self, path: Path, asking: Asking, vocab_size: int, *, resume: bool) -> None:
         if path.exists() and not resume:
             raise RunFileError(
                 f"{path} is there: go on with it by --resume, or name another place."
@@ -99,7 +101,7 @@ class AnswerFile:
         self._file = os.fdopen(descriptor, "r+b", buffering=0)  # a full disk is heard of at once
         try:
             self._lock(path)
-            if self._read(path, asking):
+            if self._read(path, asking, vocab_size):
                 self._write(asking)
                 sync(path.parent)
         except BaseException:
@@ -112,7 +114,7 @@ class AnswerFile:
         except BlockingIOError:
             raise RunFileError(f"Another process writes {path}: wait for it.") from None
 
-    def _read(self, path: Path, asking: Asking) -> bool:
+    def _read(self, path: Path, asking: Asking, vocab_size: int) -> bool:
         """Read what is there, and cut off a line that was broken off; returns whether it is new."""
         if path.stat().st_size > _MOST_BYTES:
             raise RunFileError(f"{path} is larger than a file of answers can be.")
@@ -126,6 +128,8 @@ class AnswerFile:
             raise RunFileError(f"{path} is no file of answers, or is damaged: {error}.") from error
         for before in begun:
             _expect_same(path, before, asking)
+        if any(token >= vocab_size for one in found for token in one.tokens):
+            raise RunFileError(f"{path} is damaged: it has tokens that {asking.target} lacks.")
         self.answers = {one.prompt: one for one in found if one.prompt < len(asking.prompts)}
         return not lines
 
@@ -156,8 +160,12 @@ def _expect_same(path: Path, before: Asking, now: Asking) -> None:
     for name in Asking.__struct_fields__:
         was, told = getattr(before, name), getattr(now, name)
         if was != told:
-            said = "other prompts" if name == "prompts" else f"{name} {was or 'unknown'}"
-            instead = "" if name == "prompts" else f", and this is {told or 'unknown'}"
-            raise RunFileError(
-                f"{path} was begun with {said.replace('_', ' ')}{instead}: name another place."
-            )
+            said, instead = "other prompts", ""
+            if name != "prompts":
+                said = f"{name.replace('_', ' ')} {_said(was)}"
+                instead = f", and this is {_said(told)}"
+            raise RunFileError(f"{path} was begun with {said}{instead}: name another place.")
+
+
+def _said(value: str | float) -> str:
+    return "unknown" if value == "" else str(value)

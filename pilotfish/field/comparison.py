@@ -1,15 +1,11 @@
-"""What drafters are worth, by where they agree with the target's answers, and by their pace.
+"""What drafters are worth beside each other, and which to ship at which RTT.
 
-In:  of each drafter, agreement by prompt and the seconds of a draft; the target's passes. Out:
-     figures with 95 % intervals, and which drafter to ship at which RTT.
+In:  of each drafter, agreement by prompt and the seconds of a draft; the target's passes. Out: each
+     one's figures (`field.drafter_figures`), and the one to take at each RTT.
 
 Intervals are percentile bootstraps over *prompts* (Efron 1979): the tokens of an answer depend on
 each other, answers to different prompts do not. All drafters are drawn with the same prompts, so
 two are compared on the same ground. With fewer than 3 prompts there are none.
-
-Expected tokens/s are of one session in its steady state, without the reading of the prompt: of
-rounds as they would have gone along these very answers, with the best window; of `ahead` by its
-model (`speculation.ahead`), from α by depth. A drafter's pace is that of this machine at rest.
 """
 
 from __future__ import annotations
@@ -17,84 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pilotfish.device_runtime.choice.acceptance import smoothed
 from pilotfish.device_runtime.choice.pace import pass_s
-from pilotfish.field.agreement import Agreed, accepted, by_depth
 from pilotfish.field.answering import Answered
-from pilotfish.field.resampling import Estimate, estimate, resampled
-from pilotfish.speculation.ahead import survival
-from pilotfish.speculation.speeds import ALIKE, GAIN, best_window, hinted_token_s, worth_most
+from pilotfish.field.drafter_figures import SPEEDS, DrafterEntry, DrafterFigures, Rates, Tally
+from pilotfish.field.resampling import estimate, resampled
+from pilotfish.speculation.speeds import ALIKE, GAIN, worth_most
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
-from pilotfish.wire.protocols.ahead import MOST_DRAFTS
 
-AHEAD = "ahead"
-DEPTHS = 64  # that are told apart
 WINDOWS = 16  # the longest
-GROUPS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, DEPTHS))  # of depths, for people
-RUNS = (1, 2, 4, 8, 16)
-SPEEDS = 100  # resamples of a speed; each is a run of the model of `ahead`
-FEW = 10  # drafts; a share of fewer says too little to be shown
-_HOPE = 0.5  # α without evidence
-Floats = NDArray[np.float64]
 Progress = Callable[[str, int, "int | None"], None]
-
-
-class DepthFigures(NamedTuple):
-    """α at depths from ``first`` to below ``end`` of a run, and how many drafts stood there."""
-
-    first: int
-    end: int
-    reached: int
-    acceptance: Estimate
-
-    @property
-    def seen(self) -> Estimate:
-        """α, where enough was seen of it to be shown."""
-        return self.acceptance if self.reached >= FEW else Estimate(None)
-
-
-class Expected(NamedTuple):
-    """Tokens a second at an RTT, and over those of `stream`; window: of rounds, 0 under `ahead`."""
-
-    rtt_s: float
-    protocol: str
-    window: int
-    tokens_per_s: Estimate
-    gain: float
-    ahead_per_s: float
-    rounds_per_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrafterEntry:
-    """What there is to compare of a drafter. agreed: by prompt; draft_s: of a draft."""
-
-    name: str
-    size_bytes: int
-    draft_s: float
-    agreed: Mapping[int, Agreed]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrafterFigures:
-    """A drafter's figures. survival: by length, that so many drafts in a row are right."""
-
-    name: str
-    size_bytes: int
-    draft_s: float
-    prompts: int
-    left_out: int  # prompts without room for their answers
-    tokens: int
-    acceptance: Estimate
-    by_depth: list[DepthFigures]
-    survival: dict[int, Estimate]
-    expected: list[Expected]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +86,8 @@ def compare(
     """
     weights = resampled(prompts)
     ordered = sorted(entries, key=lambda one: one.size_bytes)
-    tallies = [_Tally(one, prompts, min(longest, len(target_s) - 1), in_rounds) for one in ordered]
-    rates: list[dict[str, _Rates]] = []  # [RTTs], of all drafters by name
+    tallies = [Tally(one, prompts, min(longest, len(target_s) - 1), in_rounds) for one in ordered]
+    rates: list[dict[str, Rates]] = []  # [RTTs], of all drafters by name
     for rtt_s in rtts_s:
         progress("expecting speeds", len(rates), len(rtts_s))
         rates.append(
@@ -176,116 +105,13 @@ def compare(
     )
 
 
-class _Rates(NamedTuple):
-    """Of a drafter at an RTT: tokens/s of every resample, f64 [1 + resamples], and the best way."""
-
-    rtt_s: float
-    protocol: str
-    window: int
-    best: Floats
-    ahead_per_s: float
-    rounds_per_s: float
-
-
-class _Tally:
-    """A drafter's counts by prompt."""
-
-    def __init__(self, entry: DrafterEntry, prompts: int, longest: int, in_rounds: str) -> None:
-        self.entry = entry
-        self._in_rounds = in_rounds
-        self._reached = np.zeros((prompts, DEPTHS))
-        self._right = np.zeros((prompts, DEPTHS))
-        self._tokens = np.zeros(prompts)
-        self._rounds = np.zeros((prompts, longest))
-        for prompt, agreed in entry.agreed.items():
-            self._reached[prompt], self._right[prompt] = by_depth(agreed, DEPTHS)
-            self._tokens[prompt] = len(agreed)
-            self._rounds[prompt] = [len(accepted(agreed, 1 + at)) for at in range(longest)]
-
-    def rates(self, weights: Floats, rtt_s: float, target_s: Sequence[float]) -> _Rates:
-        """Compute tokens/s at an RTT, in each resample of the way that is best in all prompts."""
-        draft_s = self.entry.draft_s
-        reached, right = weights @ self._reached, weights @ self._right
-        ahead = np.array(
-            [
-                1.0
-                / hinted_token_s(
-                    smoothed(seen, true, _HOPE),
-                    rtt_s=rtt_s,
-                    draft_s=draft_s,
-                    pass_s=target_s[: MOST_DRAFTS + 1],
-                )
-                for seen, true in zip(reached, right, strict=True)
-            ]
-        )
-        # a prompt's answer may be drawn never: then nothing is known, and none is drafted
-        tokens = (weights @ self._tokens)[:, None] / np.maximum(weights @ self._rounds, 1.0)
-        window, round_s = best_window(
-            np.maximum(tokens[0], 1.0).tolist(), rtt_s=rtt_s, draft_s=draft_s, pass_s=target_s
-        )
-        rounds = np.maximum(tokens[:, window - 1], 1.0) / (
-            window * draft_s + rtt_s + target_s[window]
-        )
-        hinted = bool(ahead[0] * round_s >= 1.0)
-        return _Rates(
-            rtt_s,
-            AHEAD if hinted else self._in_rounds,
-            0 if hinted else window,
-            ahead if hinted else rounds,
-            float(ahead[0]),
-            1.0 / round_s,
-        )
-
-    def figures(
-        self, weights: Floats, found: Sequence[_Rates], target_s: Sequence[float]
-    ) -> DrafterFigures:
-        """Compute all figures."""
-        entry = self.entry
-        reached, right = weights @ self._reached, weights @ self._right
-        with np.errstate(invalid="ignore", divide="ignore"):
-            hazards = right / reached  # [resamples, depths]
-            whole = right.sum(axis=1) / reached.sum(axis=1)
-            grouped = [
-                right[:, first:end].sum(axis=1) / reached[:, first:end].sum(axis=1)
-                for first, end in GROUPS
-            ]
-        runs = np.array([survival(row) for row in hazards])
-        return DrafterFigures(
-            name=entry.name,
-            size_bytes=entry.size_bytes,
-            draft_s=entry.draft_s,
-            prompts=len(entry.agreed),
-            left_out=len(self._tokens) - len(entry.agreed),
-            tokens=int(self._tokens.sum()),
-            acceptance=estimate(whole),
-            by_depth=[
-                DepthFigures(first, end, int(self._reached[:, first:end].sum()), estimate(values))
-                for (first, end), values in zip(GROUPS, grouped, strict=True)
-            ],
-            survival={length: estimate(runs[:, length]) for length in RUNS},
-            expected=[
-                Expected(
-                    one.rtt_s,
-                    one.protocol,
-                    one.window,
-                    estimate(one.best),
-                    float(one.best[0]) * target_s[0],
-                    one.ahead_per_s,
-                    one.rounds_per_s,
-                )
-                for one in found
-            ],
-        )
-
-
-def _shipped(rates: Mapping[str, _Rates], target_s: Sequence[float]) -> Shipped:
-    """Choose at an RTT; rates: of drafters, the smallest first."""
-    name = worth_most({name: float(one.best[0]) for name, one in rates.items()})
-    won = rates[name]
-    gain = float(won.best[0]) * target_s[0]
-    if gain < GAIN:
+def _shipped(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Shipped:
+    """Choose at an RTT, of those that gain enough; rates: of drafters, the smallest first."""
+    fast = {name: float(one.best[0]) for name, one in rates.items()}
+    worth = {name: rate for name, rate in fast.items() if rate * target_s[0] >= GAIN}
+    if not worth:
         return Shipped(
-            rtt_s=won.rtt_s,
+            rtt_s=next(iter(rates.values())).rtt_s,
             drafter=None,
             protocol=STREAM,
             window=0,
@@ -293,18 +119,20 @@ def _shipped(rates: Mapping[str, _Rates], target_s: Sequence[float]) -> Shipped:
             gain=1.0,
             alike=[],
         )
+    name = worth_most(worth)
+    won = rates[name]
     return Shipped(
         rtt_s=won.rtt_s,
         drafter=name,
         protocol=won.protocol,
         window=won.window,
-        tokens_per_s=float(won.best[0]),
-        gain=gain,
+        tokens_per_s=worth[name],
+        gain=worth[name] * target_s[0],
         alike=[other for other, one in rates.items() if other != name and _alike(one, won)],
     )
 
 
-def _alike(one: _Rates, won: _Rates) -> bool:
+def _alike(one: Rates, won: Rates) -> bool:
     """Whether a drafter cannot be told from the one that is taken: by times, or by prompts."""
     ratio = estimate(one.best / won.best)
     assert ratio.value is not None

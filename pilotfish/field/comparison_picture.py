@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pilotfish.field.comparison import DrafterComparison, DrafterFigures
-from pilotfish.field.drawing import MARKERS, PALETTE, Axes, panels
-from pilotfish.field.report.canvas import plain, shorten
+from pilotfish.field.comparison import DrafterComparison
+from pilotfish.field.drafter_figures import DrafterFigures
+from pilotfish.field.drawing import Axes, panels
+from pilotfish.field.report.canvas import Looks, legend_below, plain
 from pilotfish.field.resampling import Estimate
 
 _INCHES = (4.8, 8.0)
@@ -20,31 +21,31 @@ def draw(path: Path, found: DrafterComparison) -> None:
     """Draw a comparison, as a PNG."""
     title = f"Drafters for one target (n = {found.prompts} prompts, bars: 95 %)"
     with panels(path, title, _XLABELS, _YLABELS, _INCHES) as (depths, runs, speeds):
+        looks = Looks(one.name for one in found.drafters)
         for at, one in enumerate(found.drafters):
-            _draw(depths, runs, speeds, one, plain(shorten(Path(one.name).name, _LETTERS)), at)
+            look = {"color": looks.colour(one.name), "marker": looks.marker(one.name)}
+            _draw(depths, runs, speeds, one, look, at)
         _label(depths, [_group(one.first, one.end) for one in found.drafters[0].by_depth])
         _label(runs, [str(length) for length in found.drafters[0].survival])
         for axes in (depths, runs):
             axes.set_ylim(0.0, 1.0)
         speeds.axhline(found.streamed_per_s, color="#888888", linestyle="--", label="stream alone")
         speeds.set_ylim(bottom=0.0)
-        speeds.legend(loc="lower left")
+        legend_below(speeds, columns=2)
 
 
-def _draw(depths: Axes, runs: Axes, speeds: Axes, one: DrafterFigures, name: str, at: int) -> None:
+def _draw(
+    depths: Axes, runs: Axes, speeds: Axes, one: DrafterFigures, look: dict[str, Any], at: int
+) -> None:
     """Draw one drafter into all three."""
-    look: dict[str, Any] = {
-        "color": PALETTE[at % len(PALETTE)],
-        "marker": MARKERS[at % len(MARKERS)],
-    }
     for axes, estimates in (
         (depths, [depth.seen for depth in one.by_depth]),
         (runs, list(one.survival.values())),
     ):
         _points(axes, [place + _APART * at for place in range(len(estimates))], estimates, look)
-    rates = [expected.tokens_per_s for expected in one.expected]
+    rates = [expected.tokens_per_s if one.prompts else Estimate(None) for expected in one.expected]
     rtts_ms = [expected.rtt_s * 1e3 for expected in one.expected]
-    _points(speeds, rtts_ms, rates, look | {"label": name})
+    _points(speeds, rtts_ms, rates, look | {"label": plain(_last(one.name))})
 
 
 def _points(
@@ -59,6 +60,11 @@ def _points(
             below.append(0.0 if low is None else max(0.0, value - low))
             above.append(0.0 if high is None else max(0.0, high - value))
     axes.errorbar(x, y, yerr=[below, above], capsize=2, linewidth=1.2, **look)
+
+
+def _last(name: str) -> str:
+    """Shorten a name to its last letters, by which paths differ."""
+    return name if len(name) <= _LETTERS else "…" + name[1 - _LETTERS :]
 
 
 def _group(first: int, end: int) -> str:

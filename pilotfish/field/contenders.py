@@ -27,7 +27,7 @@ from pilotfish.wire.protocols.ahead import drawn
 
 Progress = Callable[[str, int, "int | None"], None]
 
-_RUN = 8  # drafts that are timed one behind the other
+_RUN = 8  # drafts that are timed one behind the other, at most
 
 
 @dataclass(kw_only=True)
@@ -129,7 +129,8 @@ def drafting_s(
 ) -> list[float]:
     """Time a draft of each, all behind the same answer, in turns; seconds.
 
-    The answer is the one of median length among those that all have room for, or each one's own.
+    The answer is the one of median length among those that all have room for, or each one's own;
+    one that has room for none is timed behind a token.
     """
     told = {one.prompt: one.tokens for one in answers}
     common = set.intersection(*(set(one.agreed) for one in contenders))
@@ -140,20 +141,25 @@ def drafting_s(
             middle = within[len(within) // 2]
             timers.append(_timer(one.drafter, one.prompt(asking, middle), told[middle]))
         else:
-            timers.append(_timer(one.drafter, one.prompt(asking, answers[0].prompt), []))
+            first = one.prompt(asking, answers[0].prompt).ids[:1]
+            timers.append(_timer(one.drafter, one.pair.prompt(first.tolist()), []))
     return in_turns(timers, progress)
 
 
 def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[[], float]:
-    """Make a timer of one draft after the other; what they are does not matter."""
+    """Make a timer of one draft after the other; what they are does not matter.
+
+    They take the place of the answer's last tokens, for which there is room.
+    """
     drafter.start(prompt)
-    most = len(prompt.ids) + max(0, len(answer) - _RUN)
+    run = min(_RUN, max(1, len(answer)))
+    most = len(prompt.ids) + max(0, len(answer) - run)
     committed = np.concatenate([prompt.ids, np.asarray(answer, np.uint32)])[:most]
     drafter.read(committed)
     drafts: list[int] = []
 
     def timed() -> float:
-        if len(drafts) == _RUN:
+        if len(drafts) == run:
             drafts.clear()
         known: NDArray[np.uint32] = np.array(drafts, dtype=np.uint32)
         begun_s = time.perf_counter()

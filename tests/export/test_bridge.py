@@ -72,6 +72,15 @@ def naive_mass(drafter: Artifact, text: str, window: int, shared: Sequence[int])
     return float(np.mean(masses))
 
 
+def test_of_a_cut_head_only_what_it_can_say_is_covered(target: Artifact, tmp_path: Path) -> None:
+    kept = [OWN.index(letter) for letter in "aeh"]
+    cut = tiny_artifact(tmp_path / "cut", tokens=OWN, eos="[end]", kept=sorted(kept))
+    found = report(cut, target, TEXT)
+    pieces = [Tokenizer(target).piece(id) for id in Tokenizer(target).encode(TEXT)]
+    assert found.coverage == pytest.approx(sum(piece in "aeh" for piece in pieces) / len(pieces))
+    assert found.mass == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("text", [TEXT, TEXT * 9])  # the latter is longer than the context
 def test_the_figures_are_what_they_are_called(
     drafter: Artifact, target: Artifact, text: str
@@ -170,6 +179,16 @@ def test_the_same_vocabulary_needs_no_model(
     assert run(one.path, one.path, "--json", "-") == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures == {"trivial": True, "hopeless": False, "shared": 100}
+
+
+def test_of_a_cut_head_it_says_what_can_be_drafted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tiny_artifact(tmp_path / "cut", vocab=100, kept=[1, 2, 99])
+    whole = tiny_artifact(tmp_path / "whole", vocab=100)
+    assert run(cut.path, whole.path) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "the 3 tokens that the head was cut to can be drafted" in out
 
 
 def test_the_text_may_come_from_a_pipe(drafter: Artifact, target: Artifact) -> None:

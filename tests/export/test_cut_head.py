@@ -150,6 +150,24 @@ def _with_head_tokens(path: Path, content: bytes | None, tokens: int = 3) -> Pat
     return path
 
 
+@pytest.mark.parametrize("kept", [None, [1, 2], [1, 2, 3, 4]])
+def test_a_graph_with_another_head_than_the_manifests_is_refused(
+    tmp_path: Path, kept: list[int] | None
+) -> None:
+    path = tiny_artifact(tmp_path / "a", vocab=10, kept=[1, 2, 3]).path
+    manifest = json.loads((path / "manifest.json").read_text())
+    if kept is None:
+        del manifest["head_tokens"], manifest["files"]["head_tokens.bin"]
+    else:
+        content = np.array(kept, "<u4").tobytes()
+        (path / "head_tokens.bin").write_bytes(content)
+        manifest["head_tokens"] = len(kept)
+        manifest["files"]["head_tokens.bin"] = hashlib.sha256(content).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match="its graph has logits of 3 tokens"):
+        open_model(path, drafts=True)
+
+
 def test_a_whole_head_is_written_as_before(tmp_path: Path) -> None:
     made = tiny_artifact(tmp_path / "a")
     assert b"head_tokens" not in (made.path / "manifest.json").read_bytes()

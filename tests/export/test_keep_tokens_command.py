@@ -12,6 +12,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.tokenizer import Tokenizer
+from tests.device_runtime.test_unigram import artifact as unigram_artifact
 from tests.support.small_checkpoints import LLAMA, write_gguf
 from tests.support.tiny import tiny_artifact
 
@@ -99,6 +100,27 @@ def test_of_another_vocabulary_what_it_lacks_is_kept_last(
     assert cut.kept is not None
     own = Tokenizer(cut)
     assert {own.encode(letter)[-1] for letter in "abcdefgh"} <= {*cut.kept.tolist()}
+
+
+def test_beside_a_target_that_has_all_tokens_none_is_useless(
+    source: Path, whole: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = tiny_artifact(tmp_path / "some", tokens=[*"abcdefgh", "Ġ"], sharpness=0.1)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a\n")
+    options = ("--keep-tokens", 20, "--for", some.path, "--for", whole.path, "--prompts", prompts)
+    assert export(source, tmp_path / "out", *options) == 0
+    assert "tokens of the target, too" not in capsys.readouterr().err
+
+
+def test_a_target_that_it_cannot_draft_for_is_not_asked(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = unigram_artifact(tmp_path / "target", 1)
+    assert export(source, tmp_path / "out", "--keep-tokens", 20, "--for", target) == 76
+    told = capsys.readouterr().err
+    assert "the target answers" not in told
+    assert "a Unigram vocabulary is only used by" in told
 
 
 @pytest.mark.parametrize(

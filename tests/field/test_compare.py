@@ -6,18 +6,24 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.cli import main
+from pilotfish.cli.field.comparison_tables import tell
+from pilotfish.field import comparison, comparison_picture
 from pilotfish.field.agreement import accepted
 from pilotfish.field.answering import Answered, AnswerFile, Asking
-from pilotfish.field.comparison import DrafterEntry, compare
+from pilotfish.field.comparison import compare
+from pilotfish.field.drafter_figures import DrafterEntry
+from pilotfish.field.drawing import panels
 from pilotfish.field.prompts import read_questions
 from pilotfish.speculation.speeds import best_window, hinted_token_s
 from pilotfish.wire.errors import RunFileError, UnsupportedError
+from tests.device_runtime.test_unigram import artifact as unigram_artifact
 from tests.support.tiny import tiny_artifact
 
 VOCAB = 64
@@ -108,6 +114,20 @@ def test_sampled_answers_are_compared_under_their_own_noise(pair, edge, asked, t
     assert {one["protocol"] for one in found["drafters"][0]["expected"]} <= {"ahead", "coupled"}
 
 
+def test_a_vocabulary_that_no_edge_hands_out(tmp_path):
+    """A drafter of the same one has it."""
+    target, draft = unigram_artifact(tmp_path / "a", 1), unigram_artifact(tmp_path / "b", 2)
+    asked, told = tmp_path / "prompts.txt", tmp_path / "told.json"
+    asked.write_text("The quick\nbrown fox\n")
+    options = ["--prompts", asked, "--max-tokens", 10, "--json", told]
+    with EdgeServer(target, threads=1) as edge:
+        options += ["--target", edge.endpoint]
+        assert run("text", *options) == 65
+        assert run("text", draft, target, *options) == 0
+    by_name = {one["name"]: one for one in json.loads(told.read_text())["drafters"]}
+    assert by_name["a"]["acceptance"]["value"] == 1.0
+
+
 def test_a_drafter_without_room_is_left_out_of_that_prompt(pair, strange, edge, tmp_path):
     asked, told = tmp_path / "prompts.txt", tmp_path / "told.json"
     asked.write_text("ab\n" + "abc " * 12 + "\nba\n")
@@ -116,6 +136,20 @@ def test_a_drafter_without_room_is_left_out_of_that_prompt(pair, strange, edge, 
     by_name = {one["name"]: one for one in json.loads(told.read_text())["drafters"]}
     assert (by_name["draft"]["prompts"], by_name["draft"]["left_out"]) == (3, 0)
     assert (by_name["short"]["prompts"], by_name["short"]["left_out"]) == (2, 1)
+
+
+@pytest.mark.parametrize(("prompt", "known"), [("abc " * 12, 0), ("x" * 34, 2)])
+def test_a_drafter_with_little_room_is_timed_all_the_same(
+    pair, strange, edge, tmp_path, prompt, known
+):
+    """With none for any prompt, or with just enough for the answers: its drafts fit in, too."""
+    asked, told = tmp_path / "prompts.txt", tmp_path / "told.json"
+    asked.write_text(f"{prompt}\n{prompt}\n")
+    options = ["--prompts", asked, "--max-tokens", 4, "--json", told]
+    assert run(pair.draft, strange / "short", "--target", edge.endpoint, *options) == 0
+    by_name = {one["name"]: one for one in json.loads(told.read_text())["drafters"]}
+    assert by_name["short"]["prompts"] == known
+    assert by_name["short"]["draft_s"] > 0.0
 
 
 # Which to ship
@@ -142,6 +176,46 @@ def test_none_where_none_gains():
     found = compared(entry("hopeless", 0.05, 0.03), rtts_s=(0.2,))
     (ship,) = found.ship
     assert (ship.drafter, ship.protocol, ship.gain) == (None, "stream", 1.0)
+
+
+def test_a_small_one_that_gains_too_little_does_not_hide_one_that_gains():
+    """Both are alike; one is just below the gain from which a drafter is worth having."""
+    small, large = entry("small", 0.5, 0.015, size=2), entry("large", 0.5, 0.01, size=9)
+    found = compared(small, large, rtts_s=(0.05,))
+    rates = {one.name: one.expected[0].gain for one in found.drafters}
+    assert 0.97 * rates["large"] < rates["small"] < 1.05 < rates["large"]
+    assert found.ship[0].drafter == "large"
+
+
+def test_of_what_was_never_seen_nothing_is_expected():
+    unseen = DrafterEntry(name="unseen", size_bytes=1, draft_s=0.001, agreed={})
+    found = compared(unseen, entry("seen", 0.2, 0.005, size=9))
+    assert all(one.gain <= 1.0 for one in found.drafters[0].expected)
+    assert all(one.drafter != "unseen" and one.alike == [] for one in found.ship)
+
+
+def test_of_one_that_is_never_right_no_run_is_either():
+    never = {prompt: np.zeros(30, dtype=np.bool_) for prompt in range(20)}
+    one = DrafterEntry(name="never", size_bytes=1, draft_s=0.01, agreed=never)
+    found = compared(one).drafters[0]
+    assert all(each == (0.0, 0.0, 0.0) for each in found.survival.values())
+
+
+def test_runs_that_no_answer_was_long_enough_for_are_unknown():
+    always = {prompt: np.ones(5, dtype=np.bool_) for prompt in range(20)}
+    one = DrafterEntry(name="always", size_bytes=1, draft_s=0.01, agreed=always)
+    found = compared(one).drafters[0].survival
+    assert found[4].value == 1.0
+    assert found[8].value is None
+
+
+def test_a_run_that_few_prompts_have_may_be_none():
+    """In draws without that prompt no run is so long: these count."""
+    rare = {prompt: np.tile([True, False], 10) for prompt in range(20)}
+    rare[0] = np.tile([True, True, True, True, False], 4)
+    one = DrafterEntry(name="rare", size_bytes=1, draft_s=0.01, agreed=rare)
+    _, low, high = compared(one).drafters[0].survival[4]
+    assert low == 0.0 < high
 
 
 def test_far_away_rounds_lose_and_ahead_does_not():
@@ -202,17 +276,17 @@ def asking(**changes):
 
 def test_a_broken_line_is_dropped_and_the_rest_is_kept(tmp_path):
     path = tmp_path / "answers.jsonl"
-    with AnswerFile(path, asking(), resume=False) as file:
+    with AnswerFile(path, asking(), VOCAB, resume=False) as file:
         file.add(Answered(prompt=0, tokens=[1, 2], pass_s=0.04))
         file.add(Answered(prompt=1, left_out="too long"))
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
-        with AnswerFile(path, asking(), resume=True) as file:
+        with AnswerFile(path, asking(), VOCAB, resume=True) as file:
             held = dict(file.answers)
             file.add(Answered(prompt=2, tokens=[7]))
         assert len(held) == max(0, whole[:cut].count(b"\n") - 1)
-        with AnswerFile(path, asking(), resume=True) as file:
+        with AnswerFile(path, asking(), VOCAB, resume=True) as file:
             assert file.answers == {**held, 2: Answered(prompt=2, tokens=[7])}
 
 
@@ -222,29 +296,50 @@ def test_a_broken_line_is_dropped_and_the_rest_is_kept(tmp_path):
         ({"prompts": ["a"]}, "other prompts"),
         ({"max_tokens": 5}, "max tokens 4, and this is 5"),
         ({"digest": "e"}, "digest d, and this is e"),
-        ({"temperature": 1.0}, "temperature"),
+        ({"temperature": 1.0}, r"temperature 0\.0, and this is 1\.0"),
+        ({"target": ""}, "target t, and this is unknown"),
     ],
 )
 def test_answers_to_something_else_are_refused(tmp_path, changes, said):
     path = tmp_path / "answers.jsonl"
-    AnswerFile(path, asking(), resume=False).__exit__(None, None, None)
+    AnswerFile(path, asking(), VOCAB, resume=False).__exit__(None, None, None)
     with pytest.raises(RunFileError, match=said):
-        AnswerFile(path, asking(**changes), resume=True)
+        AnswerFile(path, asking(**changes), VOCAB, resume=True)
     with pytest.raises(RunFileError, match="--resume"):
-        AnswerFile(path, asking(), resume=False)
+        AnswerFile(path, asking(), VOCAB, resume=False)
 
 
 def test_damaged_answers_and_a_second_writer_are_refused(tmp_path):
     path = tmp_path / "answers.jsonl"
     path.write_bytes(b"no json\nat all\n")
     with pytest.raises(RunFileError, match="damaged"):
-        AnswerFile(path, asking(), resume=True)
+        AnswerFile(path, asking(), VOCAB, resume=True)
     path.unlink()
     with (
-        AnswerFile(path, asking(), resume=False),
+        AnswerFile(path, asking(), VOCAB, resume=False),
         pytest.raises(RunFileError, match="Another process"),
     ):
-        AnswerFile(path, asking(), resume=True)
+        AnswerFile(path, asking(), VOCAB, resume=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"prompt": 0, "tokens": [-1]},
+        {"prompt": 0, "tokens": [VOCAB]},
+        {"prompt": 0, "tokens": [1 << 40]},
+        {"prompt": -1, "tokens": [1]},
+        {"prompt": 0, "tokens": [1], "pass_s": -0.1},
+    ],
+)
+def test_answers_that_cannot_be_are_refused(tmp_path, line):
+    path = tmp_path / "answers.jsonl"
+    with AnswerFile(path, asking(), VOCAB, resume=False):
+        pass
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(RunFileError, match="damaged"):
+        AnswerFile(path, asking(), VOCAB, resume=True)
 
 
 def test_a_target_that_dies_loses_the_running_answer_only(pair, tmp_path):
@@ -298,6 +393,61 @@ def test_a_full_disk_keeps_whole_answers(pair, edge, tmp_path):
     assert (out / "answers.jsonl").read_bytes().count(b"\n") == 41
 
 
+def test_figures_are_told_though_the_disk_is_full(pair, edge, asked, tmp_path):
+    options = [pair.draft, "--prompts", asked, "--max-tokens", 8, "--threads", 1]
+    options += ["--target", edge.endpoint, "--out", tmp_path / "out"]
+    command = [sys.executable, "-m", "pilotfish", "field", "compare", *map(str, options)]
+    # 4 KiB hold the answers, and not the figures
+    limited = ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *command]
+    child = subprocess.run(limited, check=False, capture_output=True, timeout=120.0)
+    assert child.returncode == 74
+    assert b"too large" in child.stderr
+    assert b"At RTT" in child.stdout
+
+
+# Tables and the picture
+
+
+def test_no_figure_is_cut_where_names_are_long(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(comparison, "SPEEDS", 2)
+    names = ["folder/a-drafter-of-a-long-name-int4", "text"]
+    rtts_s = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+    tell(compared(*(entry(name, 0.7, 0.004) for name in names), rtts_s=rtts_s), "target")
+    told = capsys.readouterr().out
+    assert "…" not in told
+    tables = [line for line in told.splitlines() if line.startswith("│")]
+    assert {len(line) for line in tables} <= {*range(81)}
+
+
+def test_of_one_without_room_no_figure_is_told(capsys):
+    unseen = DrafterEntry(name="unseen", size_bytes=1, draft_s=0.001, agreed={})
+    tell(compared(unseen, entry("seen", 0.7, 0.005, size=9), rtts_s=(0.0,)), "target")
+    told = capsys.readouterr().out
+    assert "unseen had no room for any prompt" in told
+    assert "of the others" not in told
+
+
+def test_no_two_drafters_look_alike(tmp_path, monkeypatch):
+    drawn = []
+
+    @contextmanager
+    def kept(*args):
+        with panels(*args) as axes:
+            drawn.extend(axes)
+            yield axes
+
+    monkeypatch.setattr(comparison_picture, "panels", kept)
+    monkeypatch.setattr(comparison, "SPEEDS", 2)
+    names = [f"{'long/' * 9}{at}/int4" for at in range(9)]
+    found = compared(*(entry(name, 0.7, 0.004) for name in names), rtts_s=(0.0,))
+    comparison_picture.draw(tmp_path / "picture.png", found)
+    bars, labels = drawn[-1].get_legend_handles_labels()
+    assert len({*labels}) == 10  # the target alone among them
+    lines = [bar[0] for bar in bars if not hasattr(bar, "get_color")]
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 9
+
+
 # What is wrong is said in a sentence
 
 
@@ -308,6 +458,14 @@ def test_no_such_artifact(pair, tmp_path, capfd, which):
     said = capfd.readouterr().err
     assert "none" in said
     assert "Traceback" not in said
+
+
+def test_a_target_whose_head_was_cut(pair, tmp_path, capsys):
+    cut = tiny_artifact(tmp_path / "cut", kept=[1, 2, 127])
+    assert run(pair.draft, "--target", cut.path) == 66
+    told = capsys.readouterr().err
+    assert "can say only 3 of its tokens" in told
+    assert "serving" not in told
 
 
 @pytest.mark.parametrize("temperature", [1e-9, 1000])

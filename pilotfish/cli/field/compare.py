@@ -2,33 +2,27 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich.console import Console
 
 from pilotfish.cli.countdown import Countdown
+from pilotfish.cli.field.compare_settings import CompareSettings
 from pilotfish.cli.field.comparison_tables import as_json, tell
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import FETCHING, Bars
-from pilotfish.cli.quantities import duration
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.drafting.text import TEXT
 from pilotfish.device_runtime.plan import plan
 from pilotfish.edge_runtime.process import EdgeServer
-from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.settings import EngineSettings
+from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.field.answering import Answered, AnswerFile, Asking, answered
-from pilotfish.field.comparison import (
-    DrafterComparison,
-    DrafterEntry,
-    compare,
-    target_passes,
-)
+from pilotfish.field.comparison import DrafterComparison, compare, target_passes
 from pilotfish.field.contenders import (
     drafting_s,
     expect_pairs,
@@ -36,11 +30,11 @@ from pilotfish.field.contenders import (
     read_answers,
     sources,
 )
+from pilotfish.field.drafter_figures import DrafterEntry
 from pilotfish.field.prompts import BUILT_IN, read_questions
-from pilotfish.wire.errors import UnsupportedError
+from pilotfish.wire.errors import MalformedError, PairMismatchError, UnsupportedError
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
-from pilotfish.wire.settings import setting
 
 _DESCRIPTION = """\
 Measures which drafter to ship for a target, and at which round trip:
@@ -60,90 +54,7 @@ example:
   pilotfish field compare drafter-* --target tcp://edge:7077 --keys --out which
   pilotfish field compare drafter-* --target tcp://edge:7077 --keys --out which --resume
 """
-_RTTS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _ANSWERS, _FIGURES, _PICTURE = "answers.jsonl", "comparison.json", "comparison.png"
-
-
-def _rtts(text: str) -> tuple[float, ...]:
-    """Read ``0,5ms,20ms``."""
-    return tuple(sorted({duration(one) for one in text.split(",")}))
-
-
-class CompareSettings(EngineSettings, frozen=True, kw_only=True):
-    """What ``pilotfish field compare`` is told."""
-
-    drafters: Annotated[
-        tuple[str, ...], setting("drafters' artifacts, or text", metavar="DRAFTER", positional=True)
-    ] = ()
-    target: Annotated[
-        str,
-        setting(
-            "the target's artifact, served here meanwhile; or a running edge's tcp://HOST:PORT",
-            metavar="DIR|ADDRESS",
-        ),
-    ]
-    keys: (
-        Annotated[
-            Path,
-            setting(
-                "the folder with device.key and edge.pub; needed beyond loopback",
-                form="keys",
-                metavar="DIR",
-            ),
-        ]
-        | None
-    ) = None
-    prompts: (
-        Annotated[
-            Path,
-            setting(
-                "a prompt a line, or JSON lines with 'prompt', 'question' or 'messages' "
-                f"(default: {len(BUILT_IN)} that come with Pilotfish; 30 and more tell apart what "
-                "is close)",
-                metavar="FILE",
-            ),
-        ]
-        | None
-    ) = None
-    max_tokens: Annotated[int, setting("of an answer", ge=1)] = 128
-    temperature: Annotated[
-        float,
-        setting(
-            "0 is greedy; above, both ends draw by the same noise, as under coupled",
-            ge=0,
-            metavar="T",
-        ),
-    ] = 0.0
-    seed: Annotated[int, setting("prompt p draws by N + p", ge=0)] = 0
-    target_ms: (
-        Annotated[
-            float,
-            setting(
-                "what a pass of the target takes where it will run, whatever drafts it takes "
-                "(default: as its edge told, at the pace at which it answered)",
-                gt=0,
-                metavar="T",
-            ),
-        ]
-        | None
-    ) = None
-    rtts_s: Annotated[
-        tuple[float, ...],
-        setting(
-            "round trips (default: 0,5ms,10ms,20ms,50ms,100ms,200ms)",
-            form=_rtts,
-            metavar="TIME,TIME,…",
-            flag="rtt",
-        ),
-    ] = _RTTS_S
-    out: (
-        Annotated[
-            Path,
-            setting("keep the answers, the figures and a picture in this folder", metavar="DIR"),
-        ]
-        | None
-    ) = None
-    resume: Annotated[bool, setting("go on with the answers that are in --out")] = False
 
 
 def add_to(actions: Commands) -> None:
@@ -176,14 +87,14 @@ def _run(args: argparse.Namespace) -> int:
         asking, answers, welcome, vocabulary = _asked(told, names, questions, address)
     # the edge that was served here is gone, and its memory with it
     found = _compared(told, names, asking, answers, welcome, vocabulary)
+    if args.json != "-":
+        tell(found, asking.target)  # before any file is written: the disk may be full
     figures = as_json(asking, found)
+    if args.json:
+        write_json(args.json, figures)
     if told.out is not None:
         write_json(str(told.out / _FIGURES), figures)
         _draw(told.out / _PICTURE, found)
-    if args.json:
-        write_json(args.json, figures)
-    if args.json != "-":
-        tell(found, asking.target)
     return 0
 
 
@@ -193,7 +104,7 @@ def _edge(told: CompareSettings) -> Iterator[str]:
     if "://" in told.target:
         yield told.target
         return
-    Artifact.open(Path(told.target))  # its absence shows at once
+    check_head(Artifact.open(Path(told.target)))  # that it is none shows at once
     options: dict[str, Any] = {} if told.threads is None else {"threads": told.threads}
     print_ = Console(stderr=True, highlight=False).print
     print_(f"serving {told.target} …", markup=False, soft_wrap=True)
@@ -205,14 +116,7 @@ def _asked(
     told: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
 ) -> tuple[Asking, list[Answered], Welcome, Vocabulary]:
     """Let the target answer; the answers that there are, and what the target told of itself."""
-    with Bars() as bars:
-        opened = Device(
-            TEXT,  # nothing is drafted yet
-            address,
-            told.keys if "://" in told.target else None,
-            on_fetch=partial(bars.show, FETCHING),
-        )
-    with opened as device:
+    with _device(told, names, address) as device:
         welcome, vocabulary = device.welcome, device.vocabulary
         assert welcome is not None
         expect_pairs(names, vocabulary)  # what does not fit shows before anything is asked
@@ -225,12 +129,30 @@ def _asked(
             seed=told.seed,
         )
         path = None if told.out is None else told.out / _ANSWERS
-        kept = nullcontext() if path is None else AnswerFile(path, asking, resume=told.resume)
-        with kept as file:
+        with ExitStack() as stack:
+            file = None
+            if path is not None:
+                kept = AnswerFile(path, asking, vocabulary.vocab_size, resume=told.resume)
+                file = stack.enter_context(kept)
             answers = _answers(device, asking, file)
     if not any(one.tokens for one in answers):
         raise UnsupportedError("No prompt was answered: all are too long for target and drafter.")
     return asking, [one for one in answers if one.tokens], welcome, vocabulary
+
+
+def _device(told: CompareSettings, names: Sequence[str], address: str) -> Device:
+    """Open a device that drafts nothing yet, and so may have any of the drafters."""
+    keys = told.keys if "://" in told.target else None
+    with Bars() as bars:
+        open_ = partial(Device, edge=address, keys=keys, on_fetch=partial(bars.show, FETCHING))
+        try:
+            return open_(TEXT)
+        except (MalformedError, PairMismatchError):
+            models = [name for name in names if name != TEXT]
+            if not models:
+                raise
+            # no edge hands out such a vocabulary; a drafter of the same one has it
+            return open_(models[0], provider=told.provider, threads=told.threads)
 
 
 def _answers(device: Device, asking: Asking, file: AnswerFile | None) -> list[Answered]:

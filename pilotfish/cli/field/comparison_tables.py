@@ -25,10 +25,8 @@ def tell(found: DrafterComparison, target: str) -> None:
 
 
 def _agreement(found: DrafterComparison, target: str) -> Table:
-    table = Table(title=f"drafts for {escape(target)}", title_justify="left")
-    table.add_column("drafter", no_wrap=True)
-    for heading in ("MiB", "ms a draft", "α", *(f"S({length})" for length in _SHOWN), "tokens"):
-        table.add_column(heading, justify="right")
+    survival = (f"S({length})" for length in _SHOWN)
+    table = _table(f"drafts for {target}", ["MiB", "ms a\ndraft", "α", *survival, "tokens"])
     for one in found.drafters:
         table.add_row(
             escape(one.name),
@@ -42,23 +40,24 @@ def _agreement(found: DrafterComparison, target: str) -> Table:
 
 
 def _depths(found: DrafterComparison) -> Table:
-    table = Table(title="α by depth: drafts right before it", title_justify="left")
-    table.add_column("drafter", no_wrap=True)
-    for first, end, *_ in found.drafters[0].by_depth:
-        table.add_column(f"{first}" if end == first + 1 else f"{first}–{end - 1}", justify="right")
+    depths = [
+        f"{first}" if end == first + 1 else f"{first}–{end - 1}"
+        for first, end, *_ in found.drafters[0].by_depth
+    ]
+    table = _table("α by depth: drafts right before it", depths)
     for one in found.drafters:
         table.add_row(escape(one.name), *(_share(depth.seen) for depth in one.by_depth))
     return table
 
 
 def _speeds(found: DrafterComparison) -> Table:
-    table = Table(title="tokens/s to expect, by RTT", title_justify="left")
-    table.add_column("drafter", no_wrap=True)
-    for one in found.ship:
-        table.add_column(f"{one.rtt_s * 1e3:g} ms", justify="right")
+    rtts = [f"{one.rtt_s * 1e3:g} ms" for one in found.ship]
+    table = _table("tokens/s to expect, by RTT", rtts)
     for drafter in found.drafters:
         cells = [
-            f"{one.tokens_per_s.value:.1f} {_way(one.protocol, one.window)}"
+            f"{one.tokens_per_s.value:.1f}\n{_way(one.protocol, one.window)}"
+            if drafter.prompts
+            else "–"
             for one in drafter.expected
         ]
         best = [
@@ -70,6 +69,15 @@ def _speeds(found: DrafterComparison) -> Table:
     return table
 
 
+def _table(title: str, headings: Sequence[str]) -> Table:
+    """A table of figures by drafter: where room is short, names are folded and no figure is cut."""
+    table = Table(title=escape(title), title_justify="left")
+    table.add_column("drafter", overflow="fold")
+    for heading in headings:
+        table.add_column(escape(heading), justify="right", no_wrap=True)
+    return table
+
+
 def _remarks(found: DrafterComparison) -> Iterator[str]:
     """What the tables mean, and what they leave out."""
     interval = "±: 95 %, by drawing the prompts again"
@@ -77,15 +85,22 @@ def _remarks(found: DrafterComparison) -> Iterator[str]:
         interval = f"no intervals: they take {FEWEST} prompts"
     yield (
         f"α: share of drafts that are the target's token; S(k): that k in a row are; {interval}. "
-        f"γ: rounds of that window, at most {WINDOWS}. Over {found.prompts} prompts; a pass of the "
-        f"target takes {found.pass_s[0] * 1e3:.1f} ms, with 4 drafts {found.pass_s[4] * 1e3:.1f}."
+        f"γ: rounds of that window, at most {WINDOWS}. Over {_prompts(found.prompts)}; a pass of "
+        f"the target takes {found.pass_s[0] * 1e3:.1f} ms, with 4 drafts "
+        f"{found.pass_s[4] * 1e3:.1f}."
     )
     for one in found.drafters:
-        if one.left_out:
+        if not one.prompts:
+            yield f"{one.name} had no room for any prompt and its answer: nothing is known of it."
+        elif one.left_out:
             yield (
                 f"{one.name} had no room for {one.left_out} of the prompts and their answers: its "
                 "figures are of the others."
             )
+
+
+def _prompts(count: int) -> str:
+    return "1 prompt" if count == 1 else f"{count} prompts"
 
 
 def _verdict(found: DrafterComparison) -> Iterator[str]:
@@ -114,13 +129,13 @@ def _way(protocol: str, window: int) -> str:
 
 
 def _share(found: Estimate) -> str:
-    """A share with half its interval."""
+    """A share with half its interval, below it."""
     value, low, high = found
     if value is None:
         return "–"
     if low is None or high is None:
         return f"{value:.2f}"
-    return f"{value:.2f} ±{(high - low) / 2:.2f}".replace("0.", ".")
+    return f"{value:.2f}\n±{(high - low) / 2:.2f}".replace("0.", ".")
 
 
 def as_json(asking: Asking, found: DrafterComparison) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""What ``pilotfish field compare`` is told."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pilotfish.cli.quantities import duration
+from pilotfish.engines.settings import EngineSettings
+from pilotfish.field.prompts import BUILT_IN
+from pilotfish.wire.settings import setting
+
+_RTTS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+
+
+def _rtts(text: str) -> tuple[float, ...]:
+    """Read ``0,5ms,20ms``."""
+    return tuple(sorted({duration(one) for one in text.split(",")}))
+
+
+class CompareSettings(EngineSettings, frozen=True, kw_only=True):
+    """What ``pilotfish field compare`` is told."""
+
+    drafters: Annotated[
+        tuple[str, ...], setting("drafters' artifacts, or text", metavar="DRAFTER", positional=True)
+    ] = ()
+    target: Annotated[
+        str,
+        setting(
+            "the target's artifact, served here meanwhile; or a running edge's tcp://HOST:PORT",
+            metavar="DIR|ADDRESS",
+        ),
+    ]
+    keys: (
+        Annotated[
+            Path,
+            setting(
+                "the folder with device.key and edge.pub; needed beyond loopback",
+                form="keys",
+                metavar="DIR",
+            ),
+        ]
+        | None
+    ) = None
+    prompts: (
+        Annotated[
+            Path,
+            setting(
+                "a prompt a line, or JSON lines with 'prompt', 'question' or 'messages' "
+                f"(default: {len(BUILT_IN)} that come with Pilotfish; 30 and more tell apart what "
+                "is close)",
+                metavar="FILE",
+            ),
+        ]
+        | None
+    ) = None
+    max_tokens: Annotated[int, setting("of an answer", ge=1)] = 128
+    temperature: Annotated[
+        float,
+        setting(
+            "0 is greedy; above, both ends draw by the same noise, as under coupled",
+            ge=0,
+            metavar="T",
+        ),
+    ] = 0.0
+    seed: Annotated[int, setting("prompt p draws by N + p", ge=0)] = 0
+    target_ms: (
+        Annotated[
+            float,
+            setting(
+                "what a pass of the target takes where it will run, whatever drafts it takes "
+                "(default: as its edge told, at the pace at which it answered)",
+                gt=0,
+                metavar="T",
+            ),
+        ]
+        | None
+    ) = None
+    rtts_s: Annotated[
+        tuple[float, ...],
+        setting(
+            "round trips (default: 0,5ms,10ms,20ms,50ms,100ms,200ms)",
+            form=_rtts,
+            metavar="TIME,TIME,…",
+            flag="rtt",
+        ),
+    ] = _RTTS_S
+    out: (
+        Annotated[
+            Path,
+            setting("keep the answers, the figures and a picture in this folder", metavar="DIR"),
+        ]
+        | None
+    ) = None
+    resume: Annotated[bool, setting("go on with the answers that are in --out")] = False

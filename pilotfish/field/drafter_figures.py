@@ -1,0 +1,190 @@
+"""A drafter's figures, by where it agrees with the target's answers, and by its pace.
+
+In:  its agreement by prompt, the seconds of a draft, and the target's passes. Out: figures with
+     95 % intervals (`field.resampling`).
+
+Expected tokens/s are of one session in its steady state, without the reading of the prompt: of
+rounds as they would have gone along these very answers, with the best window; of `ahead` by its
+model (`speculation.ahead`), from α by depth. A drafter's pace is that of this machine at rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.device_runtime.choice.acceptance import smoothed
+from pilotfish.field.agreement import Agreed, accepted, by_depth
+from pilotfish.field.resampling import Estimate, estimate
+from pilotfish.speculation.ahead import survival
+from pilotfish.speculation.speeds import best_window, hinted_token_s
+from pilotfish.wire.protocols.ahead import MOST_DRAFTS
+
+AHEAD = "ahead"
+DEPTHS = 64  # that are told apart
+GROUPS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, DEPTHS))  # of depths, for people
+RUNS = (1, 2, 4, 8, 16)
+SPEEDS = 100  # resamples of a speed; each is a run of the model of `ahead`
+FEW = 10  # drafts; a share of fewer says too little to be shown
+_HOPE = 0.0  # α without evidence: of what was never seen nothing is expected
+Floats = NDArray[np.float64]
+
+
+class DepthFigures(NamedTuple):
+    """α at depths from ``first`` to below ``end`` of a run, and how many drafts stood there."""
+
+    first: int
+    end: int
+    reached: int
+    acceptance: Estimate
+
+    @property
+    def seen(self) -> Estimate:
+        """α, where enough was seen of it to be shown."""
+        return self.acceptance if self.reached >= FEW else Estimate(None)
+
+
+class Expected(NamedTuple):
+    """Tokens a second at an RTT, and over those of `stream`; window: of rounds, 0 under `ahead`."""
+
+    rtt_s: float
+    protocol: str
+    window: int
+    tokens_per_s: Estimate
+    gain: float
+    ahead_per_s: float
+    rounds_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterEntry:
+    """What there is to compare of a drafter. agreed: by prompt; draft_s: of a draft."""
+
+    name: str
+    size_bytes: int
+    draft_s: float
+    agreed: Mapping[int, Agreed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterFigures:
+    """A drafter's figures. survival: by length, that so many drafts in a row are right."""
+
+    name: str
+    size_bytes: int
+    draft_s: float
+    prompts: int
+    left_out: int  # prompts without room for their answers
+    tokens: int
+    acceptance: Estimate
+    by_depth: list[DepthFigures]
+    survival: dict[int, Estimate]
+    expected: list[Expected]
+
+
+class Rates(NamedTuple):
+    """Of a drafter at an RTT: tokens/s of every resample, f64 [1 + resamples], and the best way."""
+
+    rtt_s: float
+    protocol: str
+    window: int
+    best: Floats
+    ahead_per_s: float
+    rounds_per_s: float
+
+
+class Tally:
+    """A drafter's counts by prompt."""
+
+    def __init__(self, entry: DrafterEntry, prompts: int, longest: int, in_rounds: str) -> None:
+        self.entry = entry
+        self._in_rounds = in_rounds
+        self._reached = np.zeros((prompts, DEPTHS))
+        self._right = np.zeros((prompts, DEPTHS))
+        self._tokens = np.zeros(prompts)
+        self._rounds = np.zeros((prompts, longest))
+        for prompt, agreed in entry.agreed.items():
+            self._reached[prompt], self._right[prompt] = by_depth(agreed, DEPTHS)
+            self._tokens[prompt] = len(agreed)
+            self._rounds[prompt] = [len(accepted(agreed, 1 + at)) for at in range(longest)]
+
+    def rates(self, weights: Floats, rtt_s: float, target_s: Sequence[float]) -> Rates:
+        """Compute tokens/s at an RTT, in each resample of the way that is best in all prompts."""
+        draft_s = self.entry.draft_s
+        reached, right = weights @ self._reached, weights @ self._right
+        ahead = np.array(
+            [
+                1.0
+                / hinted_token_s(
+                    smoothed(seen, true, _HOPE),
+                    rtt_s=rtt_s,
+                    draft_s=draft_s,
+                    pass_s=target_s[: MOST_DRAFTS + 1],
+                )
+                for seen, true in zip(reached, right, strict=True)
+            ]
+        )
+        # a prompt's answer may be drawn never: then nothing is known, and none is drafted
+        tokens = (weights @ self._tokens)[:, None] / np.maximum(weights @ self._rounds, 1.0)
+        window, round_s = best_window(
+            np.maximum(tokens[0], 1.0).tolist(), rtt_s=rtt_s, draft_s=draft_s, pass_s=target_s
+        )
+        rounds = np.maximum(tokens[:, window - 1], 1.0) / (
+            window * draft_s + rtt_s + target_s[window]
+        )
+        hinted = bool(ahead[0] * round_s >= 1.0)
+        return Rates(
+            rtt_s,
+            AHEAD if hinted else self._in_rounds,
+            0 if hinted else window,
+            ahead if hinted else rounds,
+            float(ahead[0]),
+            1.0 / round_s,
+        )
+
+    def figures(
+        self, weights: Floats, found: Sequence[Rates], target_s: Sequence[float]
+    ) -> DrafterFigures:
+        """Compute all figures."""
+        entry = self.entry
+        reached, right = weights @ self._reached, weights @ self._right
+        with np.errstate(invalid="ignore", divide="ignore"):
+            hazards = right / reached  # [resamples, depths], NaN where nothing was seen
+            whole = right.sum(axis=1) / reached.sum(axis=1)
+            grouped = [
+                right[:, first:end].sum(axis=1) / reached[:, first:end].sum(axis=1)
+                for first, end in GROUPS
+            ]
+        # none goes on behind a depth at which all ended, though nothing was seen there
+        hazards[np.logical_or.accumulate(hazards == 0.0, axis=1)] = 0.0
+        runs = np.array([survival(row) for row in hazards])
+        return DrafterFigures(
+            name=entry.name,
+            size_bytes=entry.size_bytes,
+            draft_s=entry.draft_s,
+            prompts=len(entry.agreed),
+            left_out=len(self._tokens) - len(entry.agreed),
+            tokens=int(self._tokens.sum()),
+            acceptance=estimate(whole),
+            by_depth=[
+                DepthFigures(first, end, int(self._reached[:, first:end].sum()), estimate(values))
+                for (first, end), values in zip(GROUPS, grouped, strict=True)
+            ],
+            survival={length: estimate(runs[:, length]) for length in RUNS},
+            expected=[
+                Expected(
+                    one.rtt_s,
+                    one.protocol,
+                    one.window,
+                    estimate(one.best),
+                    float(one.best[0]) * target_s[0],
+                    one.ahead_per_s,
+                    one.rounds_per_s,
+                )
+                for one in found
+            ],
+        )
