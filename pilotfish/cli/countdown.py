@@ -48,7 +48,7 @@ class Countdown:
         if left_s is None and made >= self._wave:
             left_s = (now_s - self._begun_s) / made * (self.total - done)
         left = "" if left_s is None else f"about {duration(left_s)} left"
-        self._progress.update(self._task, completed=done, left=left)
+        self._progress.update(self._task, completed=done, total=self.total, left=left)
         if not self._console.is_terminal and now_s - self._line_s > _LINE_EVERY_S:
             self._line_s = now_s
             self.tell(", ".join(filter(None, (f"{self._label}: {done} of {self.total}", left))))
