@@ -112,10 +112,10 @@ def _answers(
     selection: asking.Selection,
     progress: Told,
 ) -> tuple[list[Lesson], int]:
-    """Ask what was not asked yet; returns the answers, and how many prompts had no room."""
+    """Ask what has no answer yet; returns the answers, and how many prompts had no room."""
     kept = LessonFile(folder.answers)
     known = folder.facts.get("answers")
-    if known is None:
+    if known is None or any(key not in kept.answers for key in known["keys"]):
         progress("opening the target", 0, 1, None)
         with _device(told, before) as device:
             folder.expect(_pair(device, before), "pair", binding=bool(kept.answers))
@@ -124,12 +124,7 @@ def _answers(
             at = partial(_at, progress, ANSWERS)
             found, left_out = asker.ask(selection, kept, at)
             known = {"keys": [one.key for one in found], "left_out": left_out}
-            folder.expect(known, "answers")
-    missing = [key for key in known["keys"] if key not in kept.answers]
-    if missing:
-        raise UnsupportedError(
-            f"{kept.path} lacks {len(missing)} answers: name another --run-folder."
-        )
+            folder.expect(known, "answers", binding=False)
     return [kept.answers[key] for key in known["keys"]], known["left_out"]
 
 

@@ -47,7 +47,6 @@ class Learnt(NamedTuple):
 
     step: int
     steps: int
-    alpha: float
 
 
 class Trainer:
@@ -118,7 +117,7 @@ class Trainer:
             left_s = self._left_s(time.monotonic() - began_s, timed_steps)
             told("training", self._step, self._total, left_s)
         self._take_best()
-        return Learnt(self._best.step, self._step, self._best.alpha)
+        return Learnt(self._best.step, self._step)
 
     @property
     def _stuck(self) -> bool:

@@ -63,9 +63,12 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path: Path) -> None:
 
 def test_what_is_no_file_of_answers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    path.write_bytes(b'{"key": 3}\n')
-    with pytest.raises(RunFileError, match="is not a file of answers"):
-        LessonFile(path)
+    LessonFile(path).add(answered(0))
+    whole = path.read_bytes()
+    for damage in (b'{"key": 3}\n', b"\xff\xfe\n", b"\n"):
+        path.write_bytes(whole + damage + whole)
+        with pytest.raises(RunFileError, match="is not a file of answers, or its line 2 is damag"):
+            LessonFile(path)
 
 
 def test_a_run_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:

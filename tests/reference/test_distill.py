@@ -193,10 +193,11 @@ def test_what_nothing_was_made_by_can_be_put_right(made: Made, whole: Path) -> N
     said = made.run("righted", "--rate", "0.02", "--epochs", "1")
     assert said.strip() == "righted"
     run = made.folder / "righted-run"
-    answers = (run / "answers.jsonl").read_bytes()
+    answers = (run / "answers.jsonl").read_bytes().splitlines()
+    (run / "answers.jsonl").write_bytes(b"".join(line + b"\n" for line in answers[1:]))
     shutil.rmtree(run / "trained")
-    made.run("righted")  # trained anew on the same answers
-    assert (run / "answers.jsonl").read_bytes() == answers
+    made.run("righted")  # asks what is missing, and trains anew
+    assert sorted((run / "answers.jsonl").read_bytes().splitlines()) == sorted(answers)
     name = "model.onnx.data"
     assert (made.folder / "righted" / name).read_bytes() == (whole / name).read_bytes()
 
