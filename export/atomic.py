@@ -39,8 +39,7 @@ def replacing(
             written is not valid.
     """
     _tidy_up(out)
-    if out.exists() and not (out.is_dir() and (_is_empty(out) or ours(out))):
-        raise ExportError(f"{out} holds something that no export wrote: choose another --out")
+    expect_replaceable(out, ours)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     partial.mkdir()
@@ -53,6 +52,12 @@ def replacing(
         _take_place(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def expect_replaceable(out: Path, ours: Callable[[Path], bool] = is_artifact) -> None:
+    """Raise `ExportError` if `out` is there, and neither empty nor accepted by `ours`."""
+    if out.exists() and not (out.is_dir() and (_is_empty(out) or ours(out))):
+        raise ExportError(f"{out} holds something that no export wrote: choose another --out")
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -37,6 +37,12 @@ def beside(path: Path) -> Path:
     return partial
 
 
+def tidy(folder: Path) -> None:
+    """Remove what kills left in a folder of files that were made `beside` others."""
+    for partial in folder.glob(f".*{_PARTIAL}"):
+        partial.unlink(missing_ok=True)
+
+
 def take_place(partial: Path, path: Path) -> None:
     """Rename the file made `beside` into its place, durably."""
     os.replace(partial, path)

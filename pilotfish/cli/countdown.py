@@ -19,11 +19,14 @@ _QUIET_S = 2.0  # what is done by then needs no line
 class Countdown:
     """``total`` steps of one kind, and how long the rest will take at the speed so far.
 
-    Enter it, call `at` after each step; `tell` writes a line that stays.
+    Enter it, call `at` after each step; `tell` writes a line that stays. begun: steps that were
+    done before, which say nothing of the speed. wave: steps that are under way at once; until as
+    many are done, the speed is not known.
     """
 
-    def __init__(self, label: str, total: int) -> None:
+    def __init__(self, label: str, total: int, *, begun: int = 0, wave: int = 1) -> None:
         self.total = total
+        self._begun, self._wave = begun, max(1, min(wave, total - begun))
         self._label = label
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._progress = Progress(
@@ -41,14 +44,14 @@ class Countdown:
 
     def at(self, done: int, left_s: float | None = None) -> None:
         """So many steps are done; the rest takes ``left_s``, where the caller knows better."""
-        now_s = time.monotonic()
-        if left_s is None:
-            left_s = (now_s - self._begun_s) / done * (self.total - done)
-        left = f"about {duration(left_s)} left"
-        self._progress.update(self._task, completed=done, left=left)
+        now_s, made = time.monotonic(), done - self._begun
+        if left_s is None and made >= self._wave:
+            left_s = (now_s - self._begun_s) / made * (self.total - done)
+        left = "" if left_s is None else f"about {duration(left_s)} left"
+        self._progress.update(self._task, completed=done, total=self.total, left=left)
         if not self._console.is_terminal and now_s - self._line_s > _LINE_EVERY_S:
             self._line_s = now_s
-            self.tell(f"{self._label}: {done} of {self.total}, {left}")
+            self.tell(", ".join(filter(None, (f"{self._label}: {done} of {self.total}", left))))
 
     def tell(self, line: str) -> None:
         """A line above the bar."""

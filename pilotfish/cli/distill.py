@@ -1,10 +1,12 @@
 """``pilotfish distill``: a better drafter for a target, made here."""
 
 import argparse
+from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.extras import export_tools
@@ -13,6 +15,7 @@ from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.distill.measuring import ALL
 from pilotfish.distill.outcome import WINDOW, Distilled
 from pilotfish.distill.settings import DistillSettings
+from pilotfish.distill.stages import ANSWERS
 
 _DESCRIPTION = """\
 Makes a drafter better for one target, on this machine. It asks the target (several sessions at
@@ -57,7 +60,7 @@ def _run(args: argparse.Namespace) -> int:
     with export_tools():
         from pilotfish.distill.running import distill
 
-    with _Stages() as stages:
+    with _Stages({ANSWERS: told.sessions}) as stages:
         found = distill(told, stages.at)
     page = write(told.folder, found)
     console.print(_table(found))
@@ -70,18 +73,21 @@ def _run(args: argparse.Namespace) -> int:
 
 
 class _Stages:
-    """A countdown for each stage in turn."""
+    """A countdown for each stage in turn. waves: of stages whose steps come several at once."""
 
-    def __init__(self) -> None:
-        self._label = ""
+    def __init__(self, waves: Mapping[str, int]) -> None:
+        self._label, self._waves = "", waves
         self._countdown: Countdown | None = None
 
     def at(self, label: str, done: int, total: int, left_s: float | None) -> None:
         """So many steps of this stage are done."""
         if self._countdown is None or self._label != label:
             self._end()
-            self._label, self._countdown = label, Countdown(label, total)
+            wave = self._waves.get(label, 1)
+            self._label = label
+            self._countdown = Countdown(label, total, begun=done, wave=wave)
             self._countdown.__enter__()
+        self._countdown.total = total  # of training it is settled on the way
         self._countdown.at(done, left_s)
 
     def _end(self) -> None:
@@ -102,7 +108,7 @@ class _Stages:
 
 
 def _table(found: Distilled) -> Table:
-    table = Table(title=f"{found.drafter} for {found.target}, answers kept out")
+    table = Table(title=Text(f"{found.drafter} for {found.target}, answers kept out"))
     table.add_column("kind")
     for name in ("places", "α before", "after", "change", f"S({WINDOW}) before", "after"):
         table.add_column(name, justify="right")
@@ -110,7 +116,7 @@ def _table(found: Distilled) -> Table:
         if kind == ALL:
             table.add_section()
         table.add_row(
-            f"{kind} (not learnt)" if found.unlearnt(kind) else kind,
+            Text(f"{kind} (not learnt)" if found.unlearnt(kind) else kind),  # no markup
             f"{places}",
             f"{before:.3f}",
             f"{after:.3f}",

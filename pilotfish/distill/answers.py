@@ -65,14 +65,17 @@ class LessonFile:
     def _read(self) -> None:
         data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
-        try:
-            found = msgspec.json.Decoder(Lesson).decode_lines(data[:whole])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RunFileError(
-                f"{self.path} is not a file of answers, or is damaged: {error}. Name another "
-                "--run-folder."
-            ) from error
-        self.answers = {one.key: one for one in found}
+        decoder = msgspec.json.Decoder(Lesson)
+        for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
+            try:
+                one = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise RunFileError(
+                    f"{self.path} is not a file of answers, or its line {number} is damaged: "
+                    f"{error}. Delete that line, and its prompt is asked again, or name another "
+                    "--run-folder."
+                ) from error
+            self.answers[one.key] = one
         if whole < len(data):
             os.truncate(self.path, whole)
 

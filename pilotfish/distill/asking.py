@@ -7,7 +7,7 @@ begun again with more prompts, keeps the same prompts out of training.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
@@ -62,14 +62,13 @@ def select(
     most: prompts of ``given`` at most. mixed: of the built-in ones at most, spread over their
     kinds, `UNTRAINED` not counted. held: the share that is held out. apart: held out besides.
     """
-    theirs = _spread(given, most)
-    ours = _spread([one for one in built_in if one.kind not in UNTRAINED], mixed)
-    unlearnt = [one for one in built_in if one.kind in UNTRAINED] if mixed else []
     never = {one.key: one for one in apart}
+    theirs = _spread(given, most, never)
+    ours = _spread([one for one in built_in if one.kind not in UNTRAINED], mixed, never)
+    unlearnt = [one for one in built_in if one.kind in UNTRAINED] if mixed else []
     seen: dict[str, Prompting] = {}
     for one in chain(theirs, ours):
-        if one.key not in never:
-            seen.setdefault(one.key, one)
+        seen.setdefault(one.key, one)
     bound = int(held * 0xFFFF)
     # by the last digits: those that are chosen at all are those whose first digits are low
     out = [one for one in seen.values() if int(one.key[-4:], 16) < bound]
@@ -88,10 +87,17 @@ def select(
     return Selection(_mixed(learnt), _mixed(out))
 
 
-def _spread(prompts: Sequence[Prompting], most: int) -> list[Prompting]:
-    """Take ``most`` of the prompts, the kinds in turn, each in the order of its hashes."""
+def _spread(prompts: Sequence[Prompting], most: int, never: Container[str]) -> list[Prompting]:
+    """Take ``most`` of the prompts, the kinds in turn, each in the order of its hashes.
+
+    Each only once, however often it is given, and none whose key is among ``never``.
+    """
+    once: dict[str, Prompting] = {}
+    for one in prompts:
+        if one.key not in never:
+            once.setdefault(one.key, one)
     kinds: dict[str, list[Prompting]] = {}
-    for one in sorted(prompts, key=lambda one: one.key):
+    for one in sorted(once.values(), key=lambda one: one.key):
         kinds.setdefault(one.kind, []).append(one)
     deep = max(map(len, kinds.values()), default=0)
     turns = (own[at] for at in range(deep) for own in kinds.values() if at < len(own))

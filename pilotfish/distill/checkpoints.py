@@ -48,5 +48,8 @@ def restore_facts(path: Path) -> dict[str, Any]:
         with safe_open(path, "pt") as file:
             found: dict[str, Any] = msgspec.json.decode(file.metadata()["facts"])
     except (SafetensorError, OSError, KeyError, TypeError, msgspec.DecodeError) as error:
-        raise RunFileError(f"{path} cannot be read: {error}. Name another --run-folder.") from error
+        raise RunFileError(
+            f"{path} cannot be read: {error}. Delete checkpoint-* and best.safetensors there to "
+            "train from the start; the answers stay."
+        ) from error
     return found

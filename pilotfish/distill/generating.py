@@ -42,13 +42,10 @@ class Asker:
         # in the order of the hashes, so that whatever is there is of all kinds
         ordered = [wanted[key] for key in sorted(wanted)]
         fitting = [(one, prompt) for one in ordered if (prompt := self._fitting(one)) is not None]
-        if not fitting:
-            raise UnsupportedError(
-                f"The drafter or the edge has {self._device.context} tokens of context, and no "
-                f"prompt fits into them with an answer of {self._options.tokens}: lower --tokens."
-            )
+        self._expect_any(fitting)
         left = [(one, prompt) for one, prompt in fitting if one.key not in kept.answers]
         done = len(fitting) - len(left)
+        progress(done, len(fitting))
         try:
             with closing(self._answers(left, held)) as answers:  # also if one cannot be kept
                 for answered in answers:
@@ -60,7 +57,18 @@ class Asker:
                 f"{error} {done} of {len(fitting)} answers are kept in {kept.path}: give the same "
                 "command again to go on."
             ) from error
-        return [kept.answers[one.key] for one, _ in fitting], len(ordered) - len(fitting)
+        found = [kept.answers[one.key] for one, _ in fitting]
+        # some come to more of the drafter's tokens than was expected
+        read = [one for one in found if len(one.row.ids) <= self._device.context]
+        self._expect_any(read)
+        return read, len(ordered) - len(read)
+
+    def _expect_any(self, fitting: Sequence[object]) -> None:
+        if not fitting:
+            raise UnsupportedError(
+                f"The drafter or the edge has {self._device.context} tokens of context, and no "
+                f"prompt fits into them with an answer of {self._options.tokens}: lower --tokens."
+            )
 
     def _fitting(self, one: Prompting) -> Prompt | None:
         """Make the prompt; None if it has no room for its answer."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.distill.answers import Lesson
-from pilotfish.distill.rows import Agreement, TrainingRow, agreement
+from pilotfish.distill.rows import NOWHERE, Agreement, TrainingRow, agreement
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.decoder import Decoder
 from pilotfish.engines.passes import Pass
@@ -37,19 +37,19 @@ class Measurer:
         )
         self._shared = shared
 
-    def agreed(self, row: TrainingRow) -> NDArray[np.bool_]:
-        """Find where it says the target's token, bool [n]."""
-        ids, at, labels = np.array(row.ids), np.array(row.at), np.array(row.labels)
+    def choices(self, row: TrainingRow) -> NDArray[np.int64]:
+        """Find what it says, [n]: ids; NOWHERE where it is not asked."""
+        ids = np.array(row.ids)
         first = max(0, row.prompt - 1)  # nothing is asked within the prompt
         self._decoder.rollback(0, 0)
         if first:
             self._decoder.forward([Pass(0, ids[:first], rows=0)])
-        choices = np.full(len(ids), -1)
+        choices = np.full(len(ids), NOWHERE)
         for start in range(first, len(ids), _AT_ONCE):
             part = ids[start : start + _AT_ONCE]
             [seen] = self._decoder.forward([Pass(0, part)])
             choices[start : start + len(part)] = self._choice(seen.logits)
-        return np.where(at >= 0, choices[at] == labels, False)
+        return np.where(row.places >= 0, choices[row.places], NOWHERE)
 
     def _choice(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
         if self._shared is None:
@@ -62,11 +62,14 @@ class Measurer:
 def by_kind(
     answers: Sequence[Lesson], agreed: Mapping[str, NDArray[np.bool_]]
 ) -> dict[str, Agreement]:
-    """Count for each kind, and for all. agreed: by the answers' keys."""
-    kinds: dict[str, list[NDArray[np.bool_]]] = {ALL: []}
+    """Count for each kind, and for all. agreed: by the answers' keys.
+
+    A kind that is called like all (a file's name may be) has no entry of its own.
+    """
+    kinds: dict[str, list[NDArray[np.bool_]]] = {}
     for one in answers:
-        kinds[ALL].append(agreed[one.key])
         kinds.setdefault(one.kind, []).append(agreed[one.key])
+    kinds[ALL] = [agreed[one.key] for one in answers]
     return {kind: agreement(found) for kind, found in kinds.items()}
 
 
@@ -77,7 +80,7 @@ def measured(
 
     def read() -> Iterator[tuple[str, NDArray[np.bool_]]]:
         for number, one in enumerate(answers, 1):
-            yield one.key, measurer.agreed(one.row)
+            yield one.key, one.row.agreed(measurer.choices(one.row))
             progress(number)
 
     return by_kind(answers, dict(read()))

@@ -42,10 +42,19 @@ class TrainingRow(msgspec.Struct, frozen=True):
     weights: list[list[float]]
 
     @property
+    def places(self) -> NDArray[np.int64]:
+        """Return ``at`` as an array, [n]; of whole numbers even if n is 0."""
+        return np.array(self.at, np.int64)
+
+    @property
     def learnable(self) -> NDArray[np.int64]:
         """The places [l] that something can be learnt at, as numbers below n."""
-        at, labels = np.array(self.at), np.array(self.labels)
-        return np.flatnonzero((at >= 0) & (labels >= 0))
+        return np.flatnonzero((self.places >= 0) & (np.array(self.labels, np.int64) >= 0))
+
+    def agreed(self, choices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Find which of a drafter's choices [n] are the target's, bool [n]; NOWHERE never is."""
+        said: NDArray[np.bool_] = choices == np.array(self.labels, np.int64)
+        return (choices >= 0) & said
 
 
 class OwnTokens:

@@ -26,10 +26,12 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.wire.errors import RunFileError
-from pilotfish.wire.files import write_whole
+from pilotfish.wire.files import tidy, write_whole
 
 _LOCK = ".lock"
 _MODE = 0o644
+_FLAGS = ("settings", "training")  # what is told by flags of these names
+_OTHERWISE = {"training": "delete checkpoint-* and trained there to train anew, "}
 
 
 class RunFolder:
@@ -59,6 +61,7 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RunFileError(f"Another process works in {path}: wait for it.") from error
+            tidy(path)
             yield cls(path)
         finally:
             os.close(lock)
@@ -81,23 +84,29 @@ class RunFolder:
             ) from error
         return facts
 
-    def expect(self, now: Mapping[str, Any], what: str) -> None:
+    @property
+    def begun(self) -> bool:
+        """Whether anything is there that took long to make."""
+        return self.before.exists() or self.answers.exists()
+
+    def expect(self, now: Mapping[str, Any], what: str, *, binding: bool = True) -> None:
         """Check that the run was begun with this, or note it if nothing of the kind is known yet.
 
         Raises `RunFileError` that says what differs. what: how it is called, such as "settings".
+        binding: whether anything was made by it; if not, it may be another now.
         """
         told = msgspec.to_builtins(dict(now))
         before = self.facts.get(what)
-        if before is None:
+        if before is None or not binding:
             self.facts = {**self.facts, what: told}
             content = msgspec.json.format(msgspec.json.encode(self.facts)) + b"\n"
             write_whole(self._facts_file, content, _MODE)
             return
-        for name in sorted(told.keys() | before.keys()):
-            if told.get(name) != before.get(name):
+        for name in sorted(told.keys() & before.keys()):
+            if told[name] != before[name]:
                 raise RunFileError(
-                    f"{self.path} was begun with {_said(name, before.get(name), what)}, not "
-                    f"{_shown(told.get(name))}: give the same again, or name another --run-folder."
+                    f"{self.path} was begun with {_said(name, before[name], told[name], what)}: "
+                    f"give the same again, {_OTHERWISE.get(what, '')}or name another --run-folder."
                 )
 
     def share(self, shared: SharedTokens | None) -> None:
@@ -150,9 +159,11 @@ class RunFolder:
         return self.path / f"checkpoint-{step:07}.safetensors"
 
 
-def _said(name: str, value: Any, what: str) -> str:
-    shown = _shown(value)
-    return f"--{name.replace('_', '-')} {shown}" if what == "settings" else f"the {name} {shown}"
+def _said(name: str, before: Any, now: Any, what: str) -> str:
+    if name == "prompts":
+        return "other prompts (by --prompts, --count, --built-in, --held or --measure)"
+    flag = f"--{name.replace('_', '-')}" if what in _FLAGS else f"the {name.replace('_', ' ')}"
+    return f"{flag} {_shown(before)}, not {_shown(now)}"
 
 
 def _shown(value: Any) -> str:

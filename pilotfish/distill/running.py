@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from pilotfish.device_runtime.device import Device
 from pilotfish.distill import asking
@@ -17,33 +18,37 @@ from pilotfish.distill.answers import Lesson, LessonFile
 from pilotfish.distill.generating import Asker
 from pilotfish.distill.measuring import Measurer, measured
 from pilotfish.distill.outcome import Distilled
-from pilotfish.distill.rows import Agreement
+from pilotfish.distill.rows import NOWHERE, Agreement, TrainingRow
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.distill.settings import DistillSettings
+from pilotfish.distill.stages import ANSWERS, Told
+from pilotfish.distill.weights import TrainableDrafter, expect_torch
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import MANIFEST_NAME
+from pilotfish.export.atomic import expect_replaceable
 from pilotfish.export.model import export_model
 from pilotfish.wire.errors import UnsupportedError
 
-Told = Callable[[str, int, int, float | None], None]
-"""Called as told(what is done, steps done, steps in all, seconds left if that is known)."""
-
-_ALIKE = 0.9  # of the places: where torch's model and the artifact must choose the same
+# of the places: where torch's model and the artifact must choose the same. Other weights or another
+# forward pass leave next to nothing alike; int4 leaves most
+_ALIKE = 0.5
 _PROBES = 3  # answers to compare them on
 
 
 def distill(told: DistillSettings, progress: Told) -> Distilled:
     """Make the drafter better; what a killed run has made is taken up."""
-    if (told.edge is None) == (told.target is None):
-        raise UnsupportedError("Name the target: --edge ADDRESS, or --target DIR.")
+    _expect_possible(told)
     selection, digest = told.prompting()
     with RunFolder.opened(told.folder) as folder:
-        folder.expect(told.kept(digest), "settings")
+        folder.expect(told.asked_by(digest), "settings", binding=folder.begun)
+        if told.target is not None and "pair" in folder.facts:
+            now = {"target_digest": Artifact.open(told.target).manifest.digest}
+            folder.expect(now, "pair", binding=folder.answers.exists())
         before = _exported(told.draft, folder.before, told, progress)
         answers, left_out = _answers(told, folder, before, selection, progress)
         held = [one for one in answers if one.held]
-        context = max(len(one.row.ids) for one in answers) + 1
+        context = max(len(one.row.ids) for one in answers)
         shared = folder.shared()
         read = partial(_measured, told, context, shared, held, progress)
         if "before" not in folder.facts:
@@ -70,6 +75,19 @@ def distill(told: DistillSettings, progress: Told) -> Distilled:
         )
 
 
+def _expect_possible(told: DistillSettings) -> None:
+    """Raise what would end the run later, while nothing is made yet."""
+    if (told.edge is None) == (told.target is None):
+        raise UnsupportedError("Name the target: --edge ADDRESS, or --target DIR.")
+    if not told.answering.top and not told.training.hard:
+        raise UnsupportedError("--top 0 and --hard 0 leave nothing to learn from: raise one.")
+    for flag, path in (("--target", told.target), ("--run-folder", told.folder)):
+        if path is not None and path.resolve() == told.out.resolve():
+            raise UnsupportedError(f"--out is the folder of {flag}: name another.")
+    expect_replaceable(told.out)
+    expect_torch()
+
+
 def _exported(
     source: str, out: Path, told: DistillSettings, progress: Told, *, again: bool = False
 ) -> Artifact:
@@ -94,23 +112,19 @@ def _answers(
     selection: asking.Selection,
     progress: Told,
 ) -> tuple[list[Lesson], int]:
-    """Ask what was not asked yet; returns the answers, and how many prompts had no room."""
+    """Ask what has no answer yet; returns the answers, and how many prompts had no room."""
     kept = LessonFile(folder.answers)
     known = folder.facts.get("answers")
-    if known is None:
+    if known is None or any(key not in kept.answers for key in known["keys"]):
+        progress("opening the target", 0, 1, None)
         with _device(told, before) as device:
-            folder.expect(_pair(device, before), "pair")
+            folder.expect(_pair(device, before), "pair", binding=bool(kept.answers))
             folder.share(device.pair.shared)
             asker = Asker(device, told.answering, told.sessions)
-            at = partial(_at, progress, "answers")
+            at = partial(_at, progress, ANSWERS)
             found, left_out = asker.ask(selection, kept, at)
             known = {"keys": [one.key for one in found], "left_out": left_out}
-            folder.expect(known, "answers")
-    missing = [key for key in known["keys"] if key not in kept.answers]
-    if missing:
-        raise UnsupportedError(
-            f"{kept.path} lacks {len(missing)} answers: name another --run-folder."
-        )
+            folder.expect(known, "answers", binding=False)
     return [kept.answers[key] for key in known["keys"]], known["left_out"]
 
 
@@ -133,11 +147,13 @@ def _device(told: DistillSettings, before: Artifact) -> Iterator[Device]:
 
 
 def _pair(device: Device, before: Artifact) -> dict[str, str]:
-    target = device.pair.target
+    target, welcome = device.pair.target, device.welcome
+    assert welcome is not None  # it is open
     return {
         "drafter": before.manifest.model,
         "target": target.model,
         "vocabulary": target.fingerprint,
+        "target_digest": welcome.digest,
     }
 
 
@@ -168,31 +184,28 @@ def _trained(
 ) -> dict[str, int]:
     """Train, and write the best weights as a Hugging Face folder."""
     known: dict[str, int] | None = folder.facts.get("learnt")
-    if known is not None:
+    done = known is not None and _trained_folder(folder, before).exists()
+    folder.expect(told.trained_by(), "training", binding=done or bool(folder.checkpoints()))
+    if known is not None and done:
         return known
-    from pilotfish.distill.weights import (
-        TrainableDrafter,
-    )  # torch takes seconds, and may not be there
-
+    progress("opening the drafter", 0, 1, None)
     drafter = TrainableDrafter(
         told.draft, lambda label, done, total: progress(label, done, total or 1, None)
     )
+    # torch takes seconds
+    from pilotfish.distill.objective import Objective
     from pilotfish.distill.training import Trainer
 
-    trainer = Trainer(
-        drafter.model,
-        folder,
-        answers,
-        shared,
-        told.training,
-        seed=told.answering.seed,
-        threads=told.threads,
-    )
-    if not trainer.step:
-        _expect_alike(trainer.agreed, Measurer(before.path, context, told, shared), answers)
-    learnt = trainer.train(lambda done, total, left_s: progress("training", done, total, left_s))
+    progress("comparing it with its artifact", 0, 1, None)
+    # its head may have rows behind the vocabulary, which an artifact never says
+    own = np.arange(before.manifest.vocab_size) if shared is None else shared
+    objective = Objective(drafter.model, own, told.training.hard, told.threads)
+    _expect_alike(objective.choices, Measurer(before.path, context, told, shared).choices, answers)
+    trainer = Trainer(objective, folder, answers, told.training, seed=told.answering.seed)
+    learnt = trainer.train(progress)
+    progress("writing the weights", 0, 1, None)
     drafter.save(_trained_folder(folder, before))
-    folder.expect({"step": learnt.step, "steps": learnt.steps}, "learnt")
+    folder.expect({"step": learnt.step, "steps": learnt.steps}, "learnt", binding=False)
     for _, path in folder.checkpoints():  # as large as three models
         path.unlink()
     return {"step": learnt.step, "steps": learnt.steps}
@@ -203,14 +216,22 @@ def _trained_folder(folder: RunFolder, before: Artifact) -> Path:
     return folder.trained / f"{Path(before.manifest.model).name}-distilled"
 
 
-def _expect_alike(agreed: Any, measurer: Measurer, answers: Sequence[Lesson]) -> None:
-    """Raise `UnsupportedError` unless torch's model says what the artifact says."""
+def _expect_alike(
+    trained: Callable[[list[TrainingRow]], Iterator[NDArray[np.int64]]],
+    artifact: Callable[[TrainingRow], NDArray[np.int64]],
+    answers: Sequence[Lesson],
+) -> None:
+    """Raise `UnsupportedError` unless torch's model says what the artifact says.
+
+    Of a resumed run, too: the drafter's files may be others by now.
+    """
     rows = [one.row for one in answers[:_PROBES]]
-    ours = np.concatenate([measurer.agreed(row) for row in rows])
-    share = float(np.mean(ours == np.concatenate(list(agreed(rows)))))
+    ours, theirs = np.concatenate(list(trained(rows))), np.concatenate(list(map(artifact, rows)))
+    asked = ours != NOWHERE
+    share = float(np.mean(ours[asked] == theirs[asked])) if asked.any() else 1.0
     if share < _ALIKE:
         raise UnsupportedError(
-            "transformers reads these weights otherwise than the artifact does: they agree at "
-            f"{share:.0%} of the places, and training would make another model of it. Give the "
-            "checkpoint's Hugging Face folder."
+            "transformers reads these weights otherwise than the artifact does (they agree at "
+            f"{share:.0%} of the places), or they are others than when the run was begun. Give the "
+            "checkpoint's Hugging Face folder, and another --run-folder if the weights are others."
         )

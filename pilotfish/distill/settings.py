@@ -132,9 +132,13 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         keys = [one.key for one in [*chosen.learnt, *chosen.held]]
         return chosen, hashlib.sha256("".join(keys).encode()).hexdigest()
 
-    def kept(self, prompts: str) -> dict[str, Any]:
-        """Return what a run must be resumed with. prompts: their digest."""
+    def asked_by(self, prompts: str) -> dict[str, Any]:
+        """Return what the answers of a run depend on. prompts: their digest."""
         told: dict[str, Any] = msgspec.to_builtins(self.answering)
-        told |= msgspec.to_builtins(self.training)
-        told.pop("checkpoint_s")
         return {**told, "draft": self.draft, "precision": self.precision, "prompts": prompts}
+
+    def trained_by(self) -> dict[str, Any]:
+        """Return what its training depends on besides."""
+        told: dict[str, Any] = msgspec.to_builtins(self.training)
+        told.pop("checkpoint_s")
+        return told

@@ -8,6 +8,7 @@ not taken on trust: `training` compares its first answers with the artifact's.
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,19 +26,23 @@ if TYPE_CHECKING:
 _TIED = "lm_head.weight"
 
 
+def expect_torch() -> None:
+    """Raise `EngineError` if something is not installed that training needs."""
+    for name in ("torch", "transformers"):
+        if find_spec(name) is None:
+            raise EngineError(
+                f"Training needs {name}, which is not installed: pip install 'pilotfish[distill]'."
+            )
+
+
 class TrainableDrafter:
     """A drafter's weights: ``model`` is transformers', f32, ready to be trained."""
 
     def __init__(self, source: str, progress: Progress) -> None:
-        try:
-            import torch
-            from transformers import AutoModelForCausalLM
-            from transformers.utils import logging
-        except ModuleNotFoundError as error:
-            raise EngineError(
-                f"Training needs {error.name}, which is not installed: "
-                "pip install 'pilotfish[distill]'."
-            ) from error
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         self.source: WeightSource = open_source(source, progress)

@@ -12,6 +12,7 @@ from pilotfish.distill.asking import Prompting
 from pilotfish.distill.rows import TrainingRow
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.wire.errors import RunFileError
+from pilotfish.wire.files import beside
 
 
 def answered(number: int) -> Lesson:
@@ -62,9 +63,12 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path: Path) -> None:
 
 def test_what_is_no_file_of_answers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    path.write_bytes(b'{"key": 3}\n')
-    with pytest.raises(RunFileError, match="is not a file of answers"):
-        LessonFile(path)
+    LessonFile(path).add(answered(0))
+    whole = path.read_bytes()
+    for damage in (b'{"key": 3}\n', b"\xff\xfe\n", b"\n"):
+        path.write_bytes(whole + damage + whole)
+        with pytest.raises(RunFileError, match="is not a file of answers, or its line 2 is damag"):
+            LessonFile(path)
 
 
 def test_a_run_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:
@@ -108,3 +112,28 @@ def test_the_learning_curve_ends_where_the_checkpoint_is(tmp_path: Path) -> None
             file.write(b'{"step": 5, "lo')
         assert [line["step"] for line in folder.curve(2)] == [0, 1, 2]
         assert [line["step"] for line in folder.curve(9)] == [0, 1, 2]
+
+
+def test_what_made_nothing_yet_binds_nobody(tmp_path: Path) -> None:
+    with RunFolder.opened(tmp_path / "run") as folder:
+        folder.expect({"draft": "defualt"}, "settings", binding=folder.begun)
+        folder.expect({"draft": "default"}, "settings", binding=folder.begun)
+        folder.before.mkdir()
+        with pytest.raises(RunFileError, match="with --draft default, not mine: give the same"):
+            folder.expect({"draft": "mine"}, "settings", binding=folder.begun)
+
+
+def test_other_prompts_are_called_so(tmp_path: Path) -> None:
+    with RunFolder.opened(tmp_path / "run") as folder:
+        folder.expect({"prompts": "5ab"}, "settings")
+        with pytest.raises(RunFileError, match="with other prompts"):
+            folder.expect({"prompts": "92d"}, "settings")
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
+    with RunFolder.opened(tmp_path / "run") as folder:
+        folder.expect({}, "settings")
+        left = beside(folder.checkpoint(7))
+        left.write_bytes(b"half")
+    with RunFolder.opened(tmp_path / "run"):
+        assert not left.exists()

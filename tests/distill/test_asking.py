@@ -115,3 +115,11 @@ def test_what_is_to_measure_by_is_never_learnt() -> None:
     chosen = asking.select(mine, [], most=30, mixed=0, held=0.2, apart=apart)
     assert {one.key for one in apart} <= {one.key for one in chosen.held}
     assert not {one.key for one in apart} & {one.key for one in chosen.learnt}
+
+
+def test_a_prompt_that_is_given_twice_counts_once() -> None:
+    mine = [Prompting("mine", f"prompt {number}") for number in range(30)]
+    exam = [Prompting("exam", f"question {number}") for number in range(10)]
+    chosen = asking.select([*mine, *mine, *exam], [], most=30, mixed=0, held=0.2, apart=exam)
+    keys = [one.key for one in [*chosen.learnt, *chosen.held]]
+    assert sorted(keys) == sorted(one.key for one in [*mine, *exam])

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
 from pilotfish.device_runtime.device import Device
@@ -14,6 +16,7 @@ from pilotfish.distill.answers import LessonFile
 from pilotfish.distill.asking import Prompting, Selection
 from pilotfish.distill.generating import Asker
 from pilotfish.distill.measuring import ALL, Measurer, measured
+from pilotfish.distill.rows import TrainingRow
 from pilotfish.distill.settings import AnswerOptions
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.settings import EngineSettings
@@ -40,7 +43,7 @@ def test_all_are_answered_as_the_target_answers(lanes: Device, tmp_path: Path) -
     assert left_out == 0
     assert {one.key for one in found} == {one.key for one in ASKED}
     assert [one.held for one in found] == [one.prompting in SELECTION.held for one in found]
-    assert told == [(number, 12) for number in range(1, 13)]
+    assert told == [(number, 12) for number in range(13)]
     for one in found:
         alone = lanes.generate(one.prompting.asked, protocol="stream", max_tokens=12)
         assert one.answer == alone.tokens
@@ -101,7 +104,7 @@ def test_a_drafter_agrees_at_the_places_where_its_drafts_are_accepted(
     engine = EngineSettings(threads=1)
     measurer = Measurer(pair.draft, lanes.context, engine, None)
     for one in found:
-        agreed = measurer.agreed(one.row).tolist()
+        agreed = one.row.agreed(measurer.choices(one.row)).tolist()
         # windows of one token: each round says whether one draft agreed, and then commits one more
         drafted = lanes.generate(one.prompting.asked, protocol="greedy", window=1, max_tokens=12)
         at = 0
@@ -112,3 +115,20 @@ def test_a_drafter_agrees_at_the_places_where_its_drafts_are_accepted(
     itself = measured(Measurer(pair.target, lanes.context, engine, None), found, lambda _: None)
     assert itself[ALL].alpha == 1.0
     assert set(itself) == {"a", "b", ALL}
+
+
+def test_an_answer_too_long_for_the_drafter_is_left_out(lanes: Device, tmp_path: Path) -> None:
+    kept = LessonFile(tmp_path / "answers.jsonl")
+    found, _ = Asker(lanes, OPTIONS, 3).ask(SELECTION, kept, lambda *_: None)
+    row = msgspec.structs.replace(found[0].row, ids=[1] * (lanes.context + 1))
+    kept.add(msgspec.structs.replace(found[0], row=row))
+    again, left_out = Asker(lanes, OPTIONS, 3).ask(SELECTION, kept, lambda *_: None)
+    assert again == found[1:]
+    assert left_out == 1
+
+
+def test_of_an_answer_without_tokens_nothing_is_said(pair: Pair) -> None:
+    measurer = Measurer(pair.draft, 32, EngineSettings(threads=1), None)
+    row = TrainingRow([1, 2, 3], 3, [], [], [], [])
+    assert row.agreed(measurer.choices(row)).dtype == np.bool_
+    assert len(measurer.choices(row)) == len(row.learnable) == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.distill.rows import NOWHERE, agreement, row_of
+from pilotfish.distill.rows import NOWHERE, TrainingRow, agreement, row_of
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 from tests.support.bridged import WORDS, ids, pair_of
 from tests.support.rounds import PROMPT
@@ -48,3 +48,10 @@ def test_agreement_counts_as_the_definition_says(told: list[list[bool]]) -> None
         runs = [all(one[i : i + depth]) for one in told for i in range(len(one) - depth + 1)]
         assert found.by_depth[depth - 1] == pytest.approx(sum(runs) / len(runs) if runs else 0.0)
     assert found.accepted == pytest.approx(np.cumsum(found.by_depth))
+
+
+def test_where_the_drafter_is_not_asked_or_has_no_such_token_it_does_not_agree() -> None:
+    row = TrainingRow([7, 8, 9], 1, [0, NOWHERE, 2], [8, 9, NOWHERE], [[]] * 3, [[]] * 3)
+    said = np.array([8, NOWHERE, NOWHERE])
+    assert row.agreed(said).tolist() == [True, False, False]
+    assert row.learnable.tolist() == [0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.export.sources import open_source
-from tests.support.small_checkpoints import LLAMA, write_directory, write_gguf
+from tests.support.small_checkpoints import LLAMA, tiny_weights, write_directory, write_gguf
 from tests.support.tiny import tiny_artifact
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
@@ -163,9 +164,42 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(made: Made, whole: Path) 
 def test_other_settings_are_refused_in_one_sentence(made: Made, whole: Path) -> None:
     said = made.run("whole", "--rate", "0.02", code=65).strip().splitlines()
     assert said == [
-        "pilotfish: whole-run was begun with --rate 0.01, not 0.02: give the same again, or name "
-        "another --run-folder."
+        "pilotfish: whole-run was begun with --rate 0.01, not 0.02: give the same again, delete "
+        "checkpoint-* and trained there to train anew, or name another --run-folder."
     ]
+
+
+def test_another_target_or_other_weights_are_refused(made: Made, whole: Path) -> None:
+    tiny_artifact(made.folder / "other", vocab=128, seed=4, context=256, sharpness=4.0)
+    said = made.run("whole", "--target", "other", code=65).strip().splitlines()
+    assert len(said) == 1
+    assert "was begun with the target digest" in said[0]
+    made.kill("swapped", lambda run: newest(run) >= 7)
+    write_directory(made.folder / "twin" / "drafter", CONFIG, weights=tiny_weights(CONFIG, 2))
+    drafter = made.folder / "drafter"
+    drafter.rename(made.folder / "kept")
+    try:
+        (made.folder / "twin" / "drafter").rename(drafter)
+        said = made.run("swapped", code=64).strip().splitlines()
+        assert "they are others than when the run was begun" in said[-1]
+    finally:
+        shutil.rmtree(drafter, ignore_errors=True)
+        (made.folder / "kept").rename(drafter)
+
+
+def test_what_nothing_was_made_by_can_be_put_right(made: Made, whole: Path) -> None:
+    made.run("righted", "--draft", "draftre", code=65)
+    made.kill("righted", lambda run: lines(run / "answers.jsonl") >= 36)
+    said = made.run("righted", "--rate", "0.02", "--epochs", "1")
+    assert said.strip() == "righted"
+    run = made.folder / "righted-run"
+    answers = (run / "answers.jsonl").read_bytes().splitlines()
+    (run / "answers.jsonl").write_bytes(b"".join(line + b"\n" for line in answers[1:]))
+    shutil.rmtree(run / "trained")
+    made.run("righted")  # asks what is missing, and trains anew
+    assert sorted((run / "answers.jsonl").read_bytes().splitlines()) == sorted(answers)
+    name = "model.onnx.data"
+    assert (made.folder / "righted" / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_a_gguf_file_is_trained_as_well(made: Made) -> None:

@@ -1,0 +1,51 @@
+"""What ``pilotfish distill`` refuses before anything is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Pair
+from tests.support.commands import refusal
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--out", "{target}"], 64, "--out is the folder of --target: name another."),
+        (["--out", "run", "--run-folder", "./run"], 64, "--out is the folder of --run-folder"),
+        (["--out", "thesis"], 65, "thesis holds something that no export wrote"),
+        (["--out", "out", "--top", "0", "--hard", "0"], 64, "leave nothing to learn from"),
+        (["--out", "out", "--edge", "tcp://127.0.0.1:1"], 64, "Name the target"),
+    ],
+)
+def test_what_would_end_a_run_late_is_refused_at_once(
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("thesis").mkdir()
+    Path("thesis/chapter").write_text("1")
+    told = [one.format(target=pair.target) for one in more]
+    line = refusal(capsys, code, "distill", "--draft", "d", "--target", pair.target, *told)
+    assert said in line
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
+
+
+def test_without_torch_nobody_is_asked(
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pilotfish.distill.weights.find_spec", lambda _: None)
+    told = ["--draft", "d", "--target", pair.target, "--out", "out"]
+    assert "Training needs torch" in refusal(capsys, 70, "distill", *told)
+    assert not list(tmp_path.iterdir())
