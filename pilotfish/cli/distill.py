@@ -13,7 +13,7 @@ from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.distill.measuring import ALL
-from pilotfish.distill.outcome import WINDOW, Distilled
+from pilotfish.distill.outcome import DEPTH, Distilled
 from pilotfish.distill.settings import DistillSettings
 from pilotfish.distill.stages import ANSWERS
 
@@ -21,7 +21,7 @@ _DESCRIPTION = """\
 Makes a drafter better for one target, on this machine. It asks the target (several sessions at
 once, over the wire), trains the drafter's weights on the answers as a device would read them, and
 exports the result. It says what that brought on prompts that were kept out: α, the share of the
-target's tokens that the drafter guesses, and S(d), the tokens accepted of a window of d.
+target's tokens that the drafter guesses, and S(k), the share of runs that reach k drafts.
 
 Killed at any time, it goes on where it stopped when the same command is given again: all that it
 has stands in the run's folder, report included. Needs the extra 'distill' (torch, transformers)."""
@@ -110,9 +110,9 @@ class _Stages:
 def _table(found: Distilled) -> Table:
     table = Table(title=Text(f"{found.drafter} for {found.target}, answers kept out"))
     table.add_column("kind")
-    for name in ("places", "α before", "after", "change", f"S({WINDOW}) before", "after"):
+    for name in ("places", "α before", "after", "change", f"S({DEPTH}) before", "after"):
         table.add_column(name, justify="right")
-    for kind, places, before, after, accepted, now in found.rows:
+    for kind, places, before, after, reach, now in found.rows:
         if kind == ALL:
             table.add_section()
         table.add_row(
@@ -121,7 +121,7 @@ def _table(found: Distilled) -> Table:
             f"{before:.3f}",
             f"{after:.3f}",
             f"{after - before:+.3f}",
-            f"{accepted:.2f}",
-            f"{now:.2f}",
+            f"{reach:.3f}",
+            f"{now:.3f}",
         )
     return table

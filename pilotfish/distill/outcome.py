@@ -9,7 +9,7 @@ import msgspec
 from pilotfish.distill.measuring import ALL
 from pilotfish.distill.rows import Agreement
 
-WINDOW = 4  # the default window of drafting protocols, for S(4)
+DEPTH = 4  # of the S that tables show: the default window of drafting protocols
 
 
 class Distilled(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +46,8 @@ class Distilled(msgspec.Struct, frozen=True, kw_only=True):
                 self.before[kind].positions,
                 self.before[kind].alpha,
                 self.after[kind].alpha,
-                self.before[kind].accepted[WINDOW - 1],
-                self.after[kind].accepted[WINDOW - 1],
+                self.before[kind].survival[DEPTH - 1],
+                self.after[kind].survival[DEPTH - 1],
             )
             for kind in [*names, ALL]
         ]
@@ -57,10 +57,8 @@ class Distilled(msgspec.Struct, frozen=True, kw_only=True):
         return kind != ALL and kind not in self.kinds
 
     def figures(self) -> dict[str, Any]:
-        """Return it all for JSON, with S(d) spelt out."""
+        """Return it all for JSON, names spelt out."""
         told: dict[str, Any] = msgspec.to_builtins(self)
         for name, found in (("before", self.before), ("after", self.after)):
-            told[name] = {
-                kind: {**one._asdict(), "accepted": one.accepted} for kind, one in found.items()
-            }
+            told[name] = {kind: one._asdict() for kind, one in found.items()}
         return told

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from pilotfish.distill.measuring import ALL
-from pilotfish.distill.outcome import WINDOW, Distilled
+from pilotfish.distill.outcome import DEPTH, Distilled
 from pilotfish.field.drawing import MARKERS, PALETTE, plot
 from pilotfish.field.report.canvas import legend_below, plain
 from pilotfish.wire.files import write_whole
@@ -41,22 +41,23 @@ def _page(found: Distilled) -> str:
         f"were those of step {found.step} of {found.steps}.",
         "",
         f"On what was kept out ({after.positions} places), α went from {before.alpha:.3f} to "
-        f"{after.alpha:.3f}, and S({WINDOW}) from {before.accepted[WINDOW - 1]:.2f} to "
-        f"{after.accepted[WINDOW - 1]:.2f}, as the artifacts themselves say.",
+        f"{after.alpha:.3f}, and S({DEPTH}) from {before.survival[DEPTH - 1]:.3f} to "
+        f"{after.survival[DEPTH - 1]:.3f}, as the artifacts themselves say.",
         "",
-        f"| kind | places | α before | α after | change | S({WINDOW}) before | S({WINDOW}) after |",
+        f"| kind | places | α before | α after | change | S({DEPTH}) before | S({DEPTH}) after |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for kind, places, alpha, now, accepted, then in found.rows:
+    for kind, places, alpha, now, reach, then in found.rows:
         name = f"{kind} (not learnt)" if found.unlearnt(kind) else kind
         lines.append(
             f"| {_cell(name)} | {places} | {alpha:.3f} | {now:.3f} | {now - alpha:+.3f} | "
-            f"{accepted:.2f} | {then:.2f} |"
+            f"{reach:.3f} | {then:.3f} |"
         )
     lines += [
         "",
         "α: the share of places at which the drafter's likeliest token is the target's, at "
-        "temperature 0, given the target's own text. S(d): tokens accepted of a window of d.",
+        "temperature 0, given the target's own text. S(k): the share of "
+        "runs that reach k drafts; a run begins behind each token that was not drafted.",
         "",
         "![acceptance by depth](depths.png)",
         "![acceptance by kind](kinds.png)",
@@ -72,15 +73,15 @@ def _cell(text: str) -> str:
 
 def _depths(path: Path, found: Distilled) -> None:
     places = found.before[ALL].positions
-    title = f"Drafts that agree so far (n = {places} places kept out)"
-    with plot(path, title, "tokens in a row", "share of places") as axes:
+    title = f"Runs of right drafts (n = {places} places kept out)"
+    with plot(path, title, "k, drafts in a row", "S(k), share of runs") as axes:
         for index, (name, one) in enumerate(
             (("before", found.before[ALL]), ("after", found.after[ALL]))
         ):
-            depths = range(1, len(one.by_depth) + 1)
-            label = f"{name}, S({WINDOW}) = {one.accepted[WINDOW - 1]:.2f}"
+            depths = range(1, len(one.survival) + 1)
+            label = f"{name}, S({DEPTH}) = {one.survival[DEPTH - 1]:.3f}"
             axes.plot(
-                depths, one.by_depth, color=PALETTE[index], marker=MARKERS[index], label=label
+                depths, one.survival, color=PALETTE[index], marker=MARKERS[index], label=label
             )
         axes.set_ylim(0.0, 1.0)
         axes.legend()

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.bridge import Pair, Prompt
+from pilotfish.field.agreement import by_depth
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 
 NOWHERE = -1  # a position that the row does not have; a token that the drafter does not have
@@ -105,35 +106,27 @@ def row_of(
 class Agreement(NamedTuple):
     """How often a drafter says what the target says, at temperature 0.
 
-    positions: how many places were looked at. alpha: the share of them at which it does. by_depth:
-    entry k − 1 is the share of places from which k tokens in a row agree, of those that have k.
+    positions: how many places were looked at. alpha: the share of them at which it does. survival:
+    S(1) to S(8); S(k) is the share of runs that reach k drafts, where a run begins with an answer
+    and behind each token that was not drafted.
     """
 
     positions: int
     alpha: float
-    by_depth: list[float]
-
-    @property
-    def accepted(self) -> list[float]:
-        """S(d) = Σ_{k ≤ d} by_depth: tokens that are accepted of a window of d, on average."""
-        return [float(one) for one in np.cumsum(self.by_depth)]
+    survival: list[float]
 
 
 DEPTHS = 8
 
 
-def agreement(agreed: Sequence[NDArray[np.bool_]], depths: int = DEPTHS) -> Agreement:
+def agreement(agreed: Sequence[NDArray[np.bool_]]) -> Agreement:
     """Count over answers. agreed: bool [n] each: did the drafter say the target's token there?"""
-    positions = sum(map(len, agreed))
-    if not positions:
-        return Agreement(0, 0.0, [0.0] * depths)
-    hits, places = np.zeros(depths), np.zeros(depths)
+    positions, hits = sum(map(len, agreed)), sum(int(one.sum()) for one in agreed)
+    reached, right = np.zeros(DEPTHS), np.zeros(DEPTHS)
     for one in agreed:
-        run = np.ones(len(one), dtype=bool)
-        for depth in range(min(depths, len(one))):
-            # [n − depth]: places from which depth + 1 tokens follow, and whether all agree
-            run = run[: len(one) - depth] & one[depth:]
-            hits[depth] += run.sum()
-            places[depth] += len(run)
-    shares = np.divide(hits, places, out=np.zeros(depths), where=places > 0)
-    return Agreement(positions, float(hits[0] / positions), shares.tolist())
+        # one depth more, which takes all that are deeper
+        there, good = by_depth(one, DEPTHS + 1)
+        reached += there[:DEPTHS]
+        right += good[:DEPTHS]
+    alphas = np.divide(right, reached, out=np.zeros(DEPTHS), where=reached > 0)
+    return Agreement(positions, hits / max(1, positions), np.cumprod(alphas).tolist())

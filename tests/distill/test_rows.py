@@ -40,14 +40,23 @@ def test_each_place_is_where_the_device_asks_for_the_token(words: str, data: st.
 
 @given(st.lists(st.lists(st.booleans(), max_size=10), max_size=5))
 def test_agreement_counts_as_the_definition_says(told: list[list[bool]]) -> None:
-    found = agreement([np.array(one, dtype=bool) for one in told], 4)
+    found = agreement([np.array(one, dtype=bool) for one in told])
     flat = [hit for one in told for hit in one]
     assert found.positions == len(flat)
     assert found.alpha == pytest.approx(sum(flat) / len(flat) if flat else 0.0)
-    for depth in range(1, 5):
-        runs = [all(one[i : i + depth]) for one in told for i in range(len(one) - depth + 1)]
-        assert found.by_depth[depth - 1] == pytest.approx(sum(runs) / len(runs) if runs else 0.0)
-    assert found.accepted == pytest.approx(np.cumsum(found.by_depth))
+    # runs: what stands between two misses; the last one of an answer may be cut off by its end
+    ended = [len(run) for one in told for run in _text(one).split("-")[:-1]]
+    cut = [len(_text(one).split("-")[-1]) for one in told]
+    survival = 1.0
+    for depth in range(1, 9):
+        right = sum(run >= depth for run in [*ended, *cut])
+        wrong = sum(run == depth - 1 for run in ended)
+        survival *= right / (right + wrong) if right else 0.0
+        assert found.survival[depth - 1] == pytest.approx(survival)
+
+
+def _text(hits: list[bool]) -> str:
+    return "".join("+" if hit else "-" for hit in hits)
 
 
 def test_where_the_drafter_is_not_asked_or_has_no_such_token_it_does_not_agree() -> None:
